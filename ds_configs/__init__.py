@@ -1,0 +1,1 @@
+"""Recipes and DeepSpeed configs that come with ds_distill, as files."""

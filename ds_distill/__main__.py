@@ -1,0 +1,3 @@
+from ds_distill.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Teachers' words on disk."""

@@ -1,0 +1,159 @@
+"""`ds-distill`: one thin function per command."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+# Two processes on few cores lose half their speed to spinning; must be set before torch.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns and disables itself in forks
+
+import typer
+
+from ds_distill.errors import UserError
+
+app = typer.Typer(
+    name="ds-distill",
+    help="Distil large encoder teachers into a small student, in one DeepSpeed engine.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a built-in recipe.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Change keys of the recipe, e.g. training.epochs=1 phases.distil.teachers=live",
+    ),
+]
+FolderOption = Annotated[
+    Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue the run in the folder where it stopped.")
+]
+
+
+@app.command(epilog="Example: ds-distill run tweeteval-emotion task.data.path=my/tweets seed=1")
+def run(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    folder: FolderOption = None,
+    resume: ResumeOption = False,
+) -> None:
+    """Run a recipe: all its phases, in this process (or as one rank of a launched run)."""
+    _execute(recipe, overrides or [], folder, resume)
+
+
+@app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")
+def quickstart(
+    overrides: Overrides = None, folder: FolderOption = None, resume: ResumeOption = False
+) -> None:
+    """Two teachers, one student, real text, minutes on two CPU cores."""
+    _execute("quickstart", overrides or [], folder, resume)
+
+
+@app.command(epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16")
+def launch(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    num_gpus: Annotated[
+        int | None, typer.Option(help="Ranks on this machine; without GPUs, CPU processes.")
+    ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(help="DeepSpeed hostfile: lines `host slots=N`.")
+    ] = None,
+    folder: FolderOption = None,
+    resume: ResumeOption = False,
+) -> None:
+    """Run a recipe on many ranks through the deepspeed launcher.
+
+    With --hostfile the folder must be on a file system that all hosts see.
+    """
+    from ds_distill.launching import launch_run
+
+    loaded = _load(recipe, overrides or [])
+    path = (folder or Path("runs") / loaded.name).absolute()
+    launch_run(recipe, loaded, overrides or [], path, resume, num_gpus, hostfile)
+
+
+@app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")
+def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Find all that is wrong with a recipe, its data and models, before anything starts."""
+    from ds_distill.data.sources import open_source
+    from ds_distill.phases.check import check_data, check_recipe
+
+    loaded = _load(recipe, overrides or [])
+    _quiet_libraries()
+    check_recipe(loaded)
+    check_data(loaded, open_source(loaded.task))
+    typer.echo(f"{recipe}: no mistakes found. {len(loaded.phases)} phases: ", nl=False)
+    typer.echo(", ".join(loaded.phase_names()) + ".")
+
+
+@app.command(epilog="Example: ds-distill recipes quickstart > my.yaml")
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe.", metavar="NAME")] = None,
+) -> None:
+    """List the built-in recipes, or print one to start your own from."""
+    from ds_distill.recipe import builtin_recipes, load_recipe, recipe_path
+
+    if name is not None:
+        typer.echo(recipe_path(name).read_text(encoding="utf-8"), nl=False)
+        return
+    width = max(len(name) for name in builtin_recipes())
+    for name in builtin_recipes():
+        typer.echo(f"{name:<{width}}  {load_recipe(name).description}")
+
+
+def _load(recipe, overrides):  # type: ignore[no-untyped-def]
+    from ds_distill.recipe import load_recipe
+
+    return load_recipe(recipe, overrides)
+
+
+def _execute(recipe: str, overrides: list[str], folder: Path | None, resume: bool) -> None:
+    loaded = _load(recipe, overrides)
+    from ds_distill.phases.execute import execute  # imports deepspeed: seconds
+
+    path = execute(loaded, folder or Path("runs") / loaded.name, resume=resume)
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(f"\nReport   {path / 'report.html'}")
+        typer.echo(f"Results  {path / 'results.json'}")
+        typer.echo(f"Student  {path / 'student'}")
+
+
+def _quiet_libraries() -> None:
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.utils.logging.set_verbosity_error()
+
+
+def main() -> None:
+    """Exit codes: 0 done, 2 the user's input is wrong, 1 a fault of ours."""
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = f" while writing {error.filename}" if error.filename else ""
+        _fail(f"no space left on the disk{place}. Free some, then continue with --resume.")
+
+
+def _fail(message: str) -> None:
+    print(f"ds-distill: {message}", file=sys.stderr, flush=True)
+    # Other ranks may wait for this one; do not wait for them on the way out.
+    os._exit(2) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else sys.exit(2)

@@ -1,0 +1,78 @@
+"""From example numbers to batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import datasets
+import numpy as np
+import torch
+
+from ds_distill.data.tokenise import TokenTable
+from ds_distill.types import Batch, PaddedView, Signals
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What is known of a split's examples beside their text."""
+
+    keys: torch.Tensor
+    """int64 [N, 2]."""
+    labels: np.ndarray
+    """int64 [N]; -1 where an example has none."""
+
+    @staticmethod
+    def of(split: datasets.Dataset) -> Examples:
+        columns = [split.data.column(name).to_numpy() for name in ("key_hi", "key_lo")]
+        labels = split.data.column("label").to_numpy()
+        return Examples(torch.from_numpy(np.stack(columns, axis=1)), labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def at(self, indices: np.ndarray) -> Examples:
+        return Examples(self.keys[torch.from_numpy(indices)], self.labels[indices])
+
+
+class SequenceCollator:
+    """Batches of a sequence-level task: one row per example."""
+
+    def __init__(
+        self,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        cached: Callable[[torch.Tensor], dict[str, Signals]] | None = None,
+    ) -> None:
+        """
+        examples: the split's N examples.
+        tables: a token table over the same N examples for each model that runs; models
+            with the same tokenizer share one.
+        cached: content keys int64 [B, 2] -> cached teachers' signals, by teacher.
+        """
+        self._examples = examples
+        self._tables = dict(tables)
+        self._cached = cached
+        self.lengths = np.max([table.lengths for table in self._tables.values()], axis=0)
+        """int32 [N]: tokens of each example in the view where it is longest."""
+
+    def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
+        """The batch of examples `indices` (int [B]). No examples give a batch of one filler
+        row that no loss counts, because every rank must run every model in each step."""
+        filler = len(indices) == 0
+        chosen = np.zeros(1, dtype=np.int64) if filler else indices
+        views: dict[int, PaddedView] = {}
+        for table in self._tables.values():
+            if id(table) not in views:
+                views[id(table)] = table.view(chosen)
+        examples = self._examples.at(chosen)
+        labels = torch.from_numpy(examples.labels)
+        counted = torch.full((len(chosen),), not filler)
+        return Batch(
+            keys=examples.keys,
+            views={name: views[id(table)] for name, table in self._tables.items()},
+            labels=torch.where(labels < 0, -100, labels),
+            row_sets={"all": counted, "labelled": counted & (labels >= 0)},
+            epoch=epoch,
+            signals=self._cached(examples.keys) if self._cached else {},
+        )

@@ -1,0 +1,252 @@
+"""Real text without a download: the docstrings of installed packages.
+
+`docstrings:scipy,sympy` makes one example of each paragraph, labelled with its package. The
+files are parsed, never imported. Names of the packages are masked, so that a paragraph has
+to be told by what it says. Files, not paragraphs, are spread over the splits: paragraphs of
+one file are so alike that a random split would leak.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import gc
+import importlib.util
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from ds_distill.data.examples import EXAMPLES, build_once
+from ds_distill.data.keys import content_keys
+from ds_distill.errors import UserError
+
+PREFIX = "docstrings:"
+
+SHARES = {"train": 0.3, "transfer": 0.3, "validation": 0.1, "test": 0.3}
+"""Split to its share of the files. Transfer has no labels."""
+
+UNLABELLED = ("transfer",)
+
+VERSION = 1
+"""Part of the cached corpus's name: raise it when the same packages give other examples."""
+
+MIN_WORDS = 6
+MASK = "library"
+
+Progress = Callable[[int, int], None]
+"""Called as (files read, files in all)."""
+
+_SKIPPED_FOLDERS = re.compile(
+    r"tests?|testing|externals?|_external|extern|_?vendor(ed)?|third_party|_numpy"
+    r"|array_api_compat|array_api_extra|__pycache__|node_modules"
+)
+_ALIASES = {  # how a package is also called: in prose, and in code before a dot
+    "numpy": (("NumPy",), ("np",)),
+    "networkx": ((), ("nx",)),
+    "pandas": ((), ("pd",)),
+    "scipy": ((), ("sp",)),
+    "skimage": (("scikit-image",), ()),
+    "sklearn": (("scikit-learn", "scikit learn", "scikits.learn"), ()),
+    "tensorflow": ((), ("tf",)),
+    "torch": (("pytorch", "libtorch"), ()),
+    "transformers": (("Hugging Face", "HuggingFace"), ()),
+}
+_DISTRIBUTIONS = {"sklearn": "scikit-learn", "skimage": "scikit-image", "cv2": "opencv-python"}
+_UNDERLINE = re.compile(r"\s*([-=~^*#+.'\"_])\1{2,}\s*")
+_FENCED = re.compile(r"^[ \t]*```.*?^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+_CODE_DIRECTIVES = (".. code", ".. plot", ".. math", ".. ipython", ".. doctest")
+
+
+def parse_packages(path: str) -> list[str]:
+    """The packages that a path `docstrings:PACKAGE,PACKAGE` names, in its order.
+
+    Raises UserError when none is named, one stands twice, or one is no top-level name.
+    """
+    packages = [name.strip() for name in path.removeprefix(PREFIX).split(",")]
+    for name in packages:
+        if not name.isidentifier():
+            raise UserError(
+                f"task.data.path={path}: {name!r} is not the import name of a package. "
+                f"Write {PREFIX}PACKAGE,PACKAGE with names as in `import PACKAGE`."
+            )
+        if packages.count(name) > 1:
+            raise UserError(f"task.data.path={path}: package {name!r} stands twice. Keep one.")
+    return packages
+
+
+def docstring_corpus(packages: list[str], folder: Path, progress: Progress | None = None) -> Path:
+    """Extract the packages' docstrings once; later calls and other ranks find the file.
+
+    The result is an Arrow stream file in `folder` with the columns of `examples.EXAMPLES`
+    (label: the package's position in `packages`) and `split`, int8: position in SHARES. Rows
+    of a split stand together. The file's name is a hash of all it depends on: VERSION, the
+    packages, and the names, sizes and times of their files.
+
+    Raises UserError when a package is not installed or has no docstrings.
+    """
+    files = [(label, *file) for label, name in enumerate(packages) for file in _files(name)]
+    state = xxhash.xxh3_128(f"{VERSION} {packages} {SHARES}".encode())
+    for label, name, path in files:
+        status = path.stat()
+        state.update(f"{label} {name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    target = folder / f"docstrings-{state.hexdigest()}.arrow"
+
+    def write(temporary: Path) -> None:
+        table = _extract(packages, files, progress)
+        with (
+            pa.OSFile(str(temporary), "wb") as sink,
+            pa.ipc.new_stream(sink, table.schema) as writer,
+        ):
+            writer.write_table(table, max_chunksize=10_000)
+
+    return build_once(target, write)
+
+
+def split_of_file(name: str) -> int:
+    """The split (position in SHARES) of a file, from its package and path alone."""
+    uniform = xxhash.xxh3_64_intdigest(name.encode()) / 2**64
+    return int(np.searchsorted(np.cumsum(list(SHARES.values()))[:-1], uniform, side="right"))
+
+
+def paragraphs(docstring: str) -> Iterator[str]:
+    """Prose paragraphs of a docstring, white space collapsed; no code, no underlines."""
+    literal_margin: int | None = None  # indentation of the line that ended with `::`
+    for block in re.split(r"\n[ \t]*\n", _FENCED.sub("\n", docstring)):
+        lines = [line for line in block.split("\n") if line.strip()]
+        lines = [line for line in lines if not _UNDERLINE.fullmatch(line)]
+        if not lines:
+            continue
+        margin = len(lines[0]) - len(lines[0].lstrip())
+        if literal_margin is not None and margin > literal_margin:
+            continue
+        literal_margin = margin if lines[-1].rstrip().endswith("::") else None
+        if lines[0].lstrip().startswith(_CODE_DIRECTIVES):
+            literal_margin = margin
+            continue
+        if any(line.lstrip().startswith((">>>", "...", "In [")) for line in lines):
+            continue
+        text = " ".join(" ".join(lines).split())
+        if len(text.split()) >= MIN_WORDS:
+            yield text
+
+
+def name_mask(packages: list[str]) -> Callable[[str], str]:
+    """A function that replaces the packages' names and usual aliases by a neutral word."""
+    words: list[str] = []
+    prefixes: list[str] = []
+    for package in packages:
+        prose, code = _ALIASES.get(package, ((), ()))
+        words += [package, *prose]
+        prefixes += code
+    longest_first = sorted(map(re.escape, words), key=len, reverse=True)
+    # The next letter may be a capital: TorchScript, NetworkXError.
+    pattern = rf"(?<![A-Za-z0-9])(?i:{'|'.join(longest_first)})(?![a-z0-9])"
+    if prefixes:
+        pattern += rf"|(?<![\w.])(?:{'|'.join(prefixes)})(?=\.\w)"
+    compiled = re.compile(pattern)
+    return lambda text: compiled.sub(MASK, text)
+
+
+def _files(package: str) -> list[tuple[str, Path]]:
+    """(name, path) of a package's modules, tests and vendored folders left out.
+
+    The name is the path from the package on, the same on every machine.
+    """
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        nearest = difflib.get_close_matches(package, [*_DISTRIBUTIONS, *_ALIASES], n=1)
+        hint = f" Did you mean `{nearest[0]}`?" if nearest and nearest[0] != package else ""
+        raise UserError(
+            f"task.data.path: package {package!r} is not installed in {sys.prefix}.{hint} "
+            f"Install it with `pip install {_DISTRIBUTIONS.get(package, package)}` or take it "
+            f"out of the list after `{PREFIX}`."
+        )
+    files: dict[str, Path] = {}
+    for folder in map(Path, spec.submodule_search_locations or []):
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).parts
+            if not any(_SKIPPED_FOLDERS.fullmatch(part) for part in parts[:-1]):
+                files.setdefault("/".join((package, *parts)), path)
+    if not spec.submodule_search_locations and spec.origin and spec.origin.endswith(".py"):
+        files[f"{package}.py"] = Path(spec.origin)
+    if not files:
+        raise UserError(
+            f"task.data.path: package {package!r} has no Python files to read docstrings from. "
+            f"Take it out of the list after `{PREFIX}`."
+        )
+    return sorted(files.items())
+
+
+def _extract(
+    packages: list[str], files: list[tuple[int, str, Path]], progress: Progress | None
+) -> pa.Table:
+    mask = name_mask(packages)
+    found: dict[str, tuple[int, int]] = {}  # text -> (label, split); the first file has it
+    shared: set[str] = set()
+    with _parsing():
+        for count, (label, name, path) in enumerate(files, start=1):
+            split = split_of_file(name)
+            for docstring in _docstrings(path):
+                for paragraph in paragraphs(docstring):
+                    text = mask(paragraph)
+                    if found.setdefault(text, (label, split))[0] != label:
+                        shared.add(text)
+            if progress is not None and (count % 50 == 0 or count == len(files)):
+                progress(count, len(files))
+    rows = [(text, *place) for text, place in found.items() if text not in shared]
+    counts = np.bincount([label for _, label, _ in rows], minlength=len(packages))
+    for package, count in zip(packages, counts, strict=True):
+        if count == 0:
+            raise UserError(
+                f"task.data.path: package {package!r} has no docstring paragraphs of its own "
+                f"with {MIN_WORDS} words or more. Take it out of the list after `{PREFIX}`."
+            )
+    rows.sort(key=lambda row: row[2])  # stable: within a split the order of the files stays
+    texts = [text for text, _, _ in rows]
+    keys = content_keys(texts)
+    columns = [texts, [label for _, label, _ in rows], keys[:, 0], keys[:, 1]]
+    schema = EXAMPLES.append(pa.field("split", pa.int8()))
+    return pa.table([*columns, [split for _, _, split in rows]], schema=schema)
+
+
+def _docstrings(path: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # a template, or written for another Python: nothing to read here
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node)
+            if docstring is not None:
+                # An escape may make a lone surrogate, which is no text.
+                yield docstring.encode("utf-8", "replace").decode()
+        # Only statements hold definitions: a walk through the expressions too takes longer
+        # than parsing.
+        for block in ("finalbody", "orelse", "cases", "handlers", "body"):
+            todo += reversed(getattr(node, block, ()))
+
+
+@contextmanager
+def _parsing() -> Iterator[None]:
+    """No garbage collection: it walks all of torch again and again and doubles the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes in other people's docstrings
+            yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,304 @@
+"""From a reader's rows to a file of checked examples.
+
+The fast way takes Arrow's batches as they are. When anything at all is odd, the rows are read
+again one by one, which finds the first mistake and says where it is: so there is one place
+for messages, and good files never pay for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from filelock import FileLock
+
+from ds_distill.data.keys import content_keys, hash_keys
+from ds_distill.data.readers import BATCH, Reader, kind_of, nearest
+from ds_distill.errors import UserError
+from ds_distill.recipe.schema import Columns
+
+EXAMPLES = pa.schema(
+    [
+        ("text", pa.string()),
+        ("label", pa.int64()),
+        ("key_hi", pa.int64()),
+        ("key_lo", pa.int64()),
+    ]
+)
+"""Columns of converted examples; pairs have `text_b` after `text`."""
+
+_KEEP_PER_CLASS = 0x6B656570  # stream of hash_keys: which examples a cap keeps
+_WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
+
+
+class _Odd(Exception):
+    """The fast way met something that the exact way has to look at."""
+
+
+def convert(reader: Reader, columns: Columns, labels: list[str], path: Path) -> None:
+    """Write a reader's rows as examples to an Arrow stream file.
+
+    Columns: those of EXAMPLES. `label` is the position in `labels`, and -1 in all rows when no
+    row has a label (or `labels` is empty: the split has no such column).
+
+    Raises UserError naming the place of the first row that breaks a rule.
+    """
+    names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
+    ids = LabelIds(labels, reader, columns.label) if labels else None
+    try:
+        count = _write(path, names, _fast_batches(reader, names, columns.label, ids))
+    except (_Odd, pa.ArrowException, OSError, ValueError):
+        count = _write(path, names, _exact_batches(reader, names, columns.label, ids))
+    if count == 0:
+        raise UserError(f"{reader.name}: there are no rows. Put at least one example there.")
+
+
+def distinct_labels(reader: Reader, column: str) -> list[str]:
+    """Names of the labels in a column, sorted: as numbers where all are whole numbers.
+
+    Raises UserError when a row cannot be read or its label is neither text nor a whole number.
+    """
+    found: set[Any] = set()
+    try:
+        for table in reader.tables([column]):
+            values = _plain(table[column])
+            if not (_is_text(values.type) or pa.types.is_integer(values.type)):
+                raise _Odd
+            found.update(pc.unique(values).to_pylist())
+    except (_Odd, pa.ArrowException, OSError, ValueError):
+        found = set()
+        for place, row in reader.rows([column]):
+            value = row.get(column)
+            if value is not None and type(value) not in (str, int):
+                raise UserError(_not_a_label(place, column, value)) from None
+            found.add(value)
+    found -= {None, ""} if reader.numbers_are_text else {None}
+    names = {str(value) for value in found} if found != {-1} else set()
+    if all(_WHOLE_NUMBER.fullmatch(name) for name in names):
+        return sorted(names, key=int)
+    return sorted(names)
+
+
+def keep_per_class(classes: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
+    """Positions of `count` examples of each class (all, where there are fewer), ascending.
+
+    classes: int64 [N]. keys: int64 [N, 2], content keys. Those with the smallest hashes are
+    kept, so the choice does not depend on the order, and a smaller count keeps a subset of
+    what a larger one keeps.
+    """
+    hashes = hash_keys(torch.from_numpy(np.ascontiguousarray(keys)), _KEEP_PER_CLASS).numpy()
+    order = np.lexsort((hashes, classes))
+    ordered = classes[order]
+    starts = np.searchsorted(ordered, ordered)  # where each row's class begins
+    return np.sort(order[np.arange(len(order)) - starts < count])
+
+
+def build_once(target: Path, write: Callable[[Path], None]) -> Path:
+    """Make a file with `write(temporary path)` unless it is there; returns `target`.
+
+    Of several processes one writes and the others wait. The file appears whole or not at all.
+
+    Raises UserError when the folder cannot be written or its disk is full.
+    """
+    if target.exists():
+        return target
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            if not target.exists():
+                write(temporary)
+                os.replace(temporary, target)
+    except OSError as error:
+        raise UserError(
+            f"{target.parent}: converted data cannot be written here: "
+            f"{error.strerror or error}. Free some space or choose another folder."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+class LabelIds:
+    """Class ids of labels as they stand in a file: names, or whole numbers.
+
+    A number is a class id, except where names are numbers themselves: then it is a name. Where
+    the format names its class ids, their names count. -1, null, and in CSV nothing mean no label.
+    """
+
+    def __init__(self, labels: list[str], reader: Reader, column: str) -> None:
+        self.labels = labels
+        self.column = column
+        self.names = {name: number for number, name in enumerate(labels)}
+        self.class_names = reader.label_names(column)
+        if self.class_names is not None:
+            self.numbers = {
+                number: self.names[name]
+                for number, name in enumerate(self.class_names)
+                if name in self.names
+            }
+        elif any(map(_WHOLE_NUMBER.fullmatch, labels)):
+            whole = [name for name in labels if _WHOLE_NUMBER.fullmatch(name)]
+            self.numbers = {int(name): self.names[name] for name in whole}
+        else:
+            self.numbers = {number: number for number in range(len(labels))}
+        self.numbers.setdefault(-1, -1)
+        if reader.numbers_are_text:
+            for number, label in self.numbers.items():
+                self.names.setdefault(str(number), label)
+            self.names.setdefault("", -1)
+
+    def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
+        """Class ids [N], int64, -1 for no label. Raises _Odd where one is not known."""
+        values = _plain(values)
+        if _is_text(values.type):
+            known: dict[Any, int] = self.names
+        elif pa.types.is_integer(values.type):
+            known, values = self.numbers, values.cast(pa.int64())
+        elif pa.types.is_null(values.type):
+            return np.full(len(values), -1, dtype=np.int64)
+        else:
+            raise _Odd
+        places = pc.index_in(values, value_set=pa.array(list(known), type=values.type))
+        if places.null_count != values.null_count:
+            raise _Odd
+        ids = np.array([*known.values(), -1], dtype=np.int64)
+        return ids[pc.fill_null(places, len(known)).to_numpy()]
+
+    def of_value(self, value: object, place: str) -> int:
+        """Class id of one label, -1 for none. Raises UserError where it is not known."""
+        if value is None:
+            return -1
+        if type(value) is str and value in self.names:
+            return self.names[value]
+        if type(value) is int and value in self.numbers:
+            return self.numbers[value]
+        if type(value) not in (str, int):
+            raise UserError(_not_a_label(place, self.column, value))
+        given = repr(value)
+        if type(value) is int and self.class_names and 0 <= value < len(self.class_names):
+            given = f"{value} ({self.class_names[value]!r})"
+        shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
+        numbers = "" if type(value) is str else f" Class ids go from 0 to {len(self.labels) - 1}."
+        raise UserError(
+            f"{place}: label {given} (column {self.column!r}) is not one of the "
+            f"{len(self.labels)} labels: {shown}.{nearest(str(value), self.labels)}{numbers} "
+            "Correct the row, or list all labels in their order with task.labels=[A, B]."
+        )
+
+
+def _fast_batches(
+    reader: Reader, names: list[str], label: str, ids: LabelIds | None
+) -> Iterator[tuple[list[pa.ChunkedArray], np.ndarray]]:
+    """(text columns, class ids) in batches. Raises _Odd, ArrowException, OSError, ValueError."""
+    labelled: set[bool] = set()
+    for table in reader.tables([*names, label] if ids else names):
+        table.validate(full=True)  # Arrow reads JSON that is not UTF-8 without a word
+        texts = [_plain(table[name]) for name in names]
+        if any(not _is_text(column.type) or column.null_count for column in texts):
+            raise _Odd
+        if ids is None:
+            classes = np.full(len(table), -1, dtype=np.int64)
+        else:
+            if label not in table.column_names:
+                raise _Odd
+            classes = ids.of_column(table[label])
+            labelled.update(np.unique(classes >= 0).tolist())
+            if len(labelled) > 1:
+                raise _Odd
+        yield [column.cast(pa.string()) for column in texts], classes
+
+
+def _exact_batches(
+    reader: Reader, names: list[str], label: str, ids: LabelIds | None
+) -> Iterator[tuple[list[pa.ChunkedArray], np.ndarray]]:
+    """The same, row by row. Raises UserError with the place of the first mistake."""
+    first: dict[bool, str] = {}  # has a label or not -> place of the first such row
+
+    def checked() -> Iterator[tuple[list[str], int]]:
+        for place, row in reader.rows([*names, label] if ids else names):
+            texts = [_text(row, name, place) for name in names]
+            number = -1 if ids is None else ids.of_value(row.get(label), place)
+            first.setdefault(number >= 0, place)
+            if len(first) > 1:
+                raise UserError(
+                    f"{first[False]}: no label in {label!r}, though {first[True]} has one. Give "
+                    "every row of a split a label, or none."
+                )
+            yield texts, number
+
+    rows = checked()
+    while batch := list(islice(rows, BATCH)):
+        columns = zip(*(texts for texts, _ in batch), strict=True)
+        texts = [pa.chunked_array([pa.array(column, pa.string())]) for column in columns]
+        yield texts, np.array([number for _, number in batch], dtype=np.int64)
+
+
+def _write(
+    path: Path,
+    names: list[str],
+    batches: Iterator[tuple[list[pa.ChunkedArray], np.ndarray]],
+) -> int:
+    """Returns the number of rows."""
+    schema = EXAMPLES
+    if len(names) > 1:
+        schema = schema.insert(1, pa.field("text_b", pa.string()))
+    count = 0
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for texts, classes in batches:
+            keys = content_keys(*(column.to_pylist() for column in texts))
+            table = pa.table([*texts, classes, keys[:, 0], keys[:, 1]], schema=schema)
+            writer.write_table(table, max_chunksize=BATCH)
+            count += len(table)
+    return count
+
+
+def _text(row: dict[str, Any], name: str, place: str) -> str:
+    if name not in row:
+        there = ", ".join(map(repr, row)) or "nothing"
+        raise UserError(
+            f"{place}: no {name!r}; it holds {there}.{nearest(name, row)} Every row needs it."
+        )
+    value = row[name]
+    if not isinstance(value, str):
+        raise UserError(
+            f"{place}: {name!r} must be a text, got {kind_of(value)}. Write the text in quotes, "
+            "or take the row out."
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{place}: {name!r} holds half of a surrogate pair ({value[error.start]!r}), which is "
+            "no character. Correct the text or take the row out."
+        ) from error
+    return value
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column without dictionary encoding."""
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _not_a_label(place: str, column: str, value: object) -> str:
+    return (
+        f"{place}: the label (column {column!r}) must be a name or a whole number, got "
+        f"{kind_of(value)}. Write the label's name in quotes."
+    )

@@ -1,0 +1,62 @@
+"""Content keys of examples, and random numbers as functions of them.
+
+A key is the xxh3-128 of the raw text fields: the same example has the same key in every
+file, order, process and machine. Every random choice about an example is a hash of (seed,
+epoch, purpose, key), never a draw from a generator, so that it does not depend on rank,
+worker or order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import xxhash
+
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64  # splitmix64's constants, as signed 64-bit integers
+_MIX_2 = 0x94D049BB133111EB - 2**64
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+
+
+def content_keys(texts: list[str], texts_b: list[str] | None = None) -> np.ndarray:
+    """Keys of examples given their raw text fields: int64 [N, 2].
+
+    A pair's fields are joined by a zero byte after the first field's length, so that
+    ("ab", "c") and ("a", "bc") differ.
+    """
+    keys = np.empty((len(texts), 2), dtype=">u8")
+    for row, text in enumerate(texts):
+        raw = text.encode("utf-8", "surrogatepass")
+        if texts_b is not None:
+            second = texts_b[row].encode("utf-8", "surrogatepass")
+            raw = len(raw).to_bytes(8, "big") + raw + b"\0" + second
+        keys[row] = np.frombuffer(xxhash.xxh3_128_digest(raw), dtype=">u8")
+    return keys.astype(np.uint64).view(np.int64)
+
+
+def hash_keys(keys: torch.Tensor, *stream: int) -> torch.Tensor:
+    """Mix keys with integers (seed, epoch, purpose, position...) to uniform 64-bit hashes.
+
+    keys: int64 [..., 2], on any device. Returns int64 [...]. Splitmix64's finaliser, once
+    per word; the same on every device.
+    """
+    state = _mix(keys[..., 0]) ^ keys[..., 1]
+    for word in stream:
+        state = _mix(state + _GOLDEN) ^ word
+    return _mix(_mix(state + _GOLDEN))
+
+
+def uniform(keys: torch.Tensor, *stream: int) -> torch.Tensor:
+    """Uniform numbers in [0, 1) from keys and a stream: float64 [...], exact on any device."""
+    top_53_bits = (hash_keys(keys, *stream) >> 11) & (2**53 - 1)
+    return top_53_bits.double() * 2.0**-53
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift: torch's is arithmetic and would copy the sign bit."""
+    return (x >> bits) & (2 ** (64 - bits) - 1)

@@ -1,0 +1,86 @@
+"""Which examples each optimizer step, micro-step and rank sees.
+
+Plans are made globally and then dealt to ranks, as functions of (seed, epoch, example key):
+the same examples meet in the same optimizer step for every number of ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ds_distill.data.keys import hash_keys, uniform
+
+SHUFFLE, PER_CLASS, SHARE = 1, 2, 3
+"""Purposes: streams of random numbers that must not repeat each other."""
+
+POOL_BATCHES = 50
+"""Batches whose examples are sorted by length together: enough for little padding, few
+enough that batches stay random."""
+
+
+def plan_epoch(
+    lengths: np.ndarray, keys: torch.Tensor, batch_size: int, seed: int, epoch: int
+) -> list[np.ndarray]:
+    """Global batches of one epoch: each example once, like lengths together, random order.
+
+    lengths: int [N], keys: int64 [N, 2]. Each batch is int64 [<= batch_size], longest
+    example first, so that a batch that does not fit in memory fails at once.
+    """
+    order = np.argsort(uniform(keys, seed, epoch, SHUFFLE).numpy(), kind="stable")
+    batches = []
+    pool_size = batch_size * POOL_BATCHES
+    for start in range(0, len(order), pool_size):
+        pool = order[start : start + pool_size]
+        pool = pool[np.argsort(-lengths[pool], kind="stable")]
+        batches += [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
+    firsts = torch.from_numpy(np.array([batch[0] for batch in batches], dtype=np.int64))
+    batch_order = np.argsort(uniform(keys[firsts], seed, epoch, SHUFFLE, 1).numpy(), kind="stable")
+    return [batches[number] for number in batch_order]
+
+
+def plan_once(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
+    """Global batches that visit every example once, longest first, for inference."""
+    order = np.argsort(-lengths, kind="stable")
+    return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+
+
+def deal(batch: np.ndarray, micro_steps: int, num_ranks: int, rank: int) -> list[np.ndarray]:
+    """This rank's share of a global batch: one array of examples per micro-step.
+
+    Neighbours in length meet in the same micro-step, so that no rank waits for another's
+    long example. Shares differ by at most one example and may be empty.
+    """
+    shares = np.array_split(batch, micro_steps * num_ranks)
+    return [shares[step * num_ranks + rank] for step in range(micro_steps)]
+
+
+def padding_share(lengths: np.ndarray, batches: list[np.ndarray], shares: int = 1) -> float:
+    """Share of token positions that are padding when each batch is padded in `shares` parts."""
+    real = padded = 0
+    for batch in batches:
+        for part in np.array_split(batch, shares):
+            if len(part):
+                real += int(lengths[part].sum())
+                padded += int(lengths[part].max()) * len(part)
+    return 1.0 - real / padded if padded else 0.0
+
+
+def cap_per_class(labels: np.ndarray, keys: torch.Tensor, cap: int) -> np.ndarray:
+    """Indices, in order, of at most `cap` examples of each class: those with the lowest hash
+    of their key. labels: int [N]; keys: int64 [N, 2]."""
+    rank_in_class = hash_keys(keys, PER_CLASS).numpy()
+    kept = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        kept.append(members[np.argsort(rank_in_class[members], kind="stable")[:cap]])
+    return np.sort(np.concatenate(kept)) if kept else np.empty(0, dtype=np.int64)
+
+
+def keep_share_of_others(
+    labels: np.ndarray, keys: torch.Tensor, classes: list[int], share: float
+) -> np.ndarray:
+    """Indices of all examples of `classes` and a `share` of each other class's."""
+    others = ~np.isin(labels, classes)
+    dropped = others & (uniform(keys, SHARE).numpy() >= share)
+    return np.flatnonzero(~dropped)

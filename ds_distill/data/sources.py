@@ -1,0 +1,366 @@
+"""Where examples come from: files, hub data sets, docstrings; all alike once opened.
+
+A split is converted once to an Arrow file (text, class id, content key), which `datasets`
+maps into memory; the file's name is a hash of all it depends on.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import datasets
+import numpy as np
+import xxhash
+
+from ds_distill.data import docstrings
+from ds_distill.data.examples import build_once, convert, distinct_labels, keep_per_class
+from ds_distill.data.readers import SUFFIXES, HubSplit, Reader, file_suffix, nearest, open_file
+from ds_distill.errors import UserError
+from ds_distill.recipe.schema import Task
+
+VERSION = 1
+"""Part of the converted files' names: raise it when the same input gives other rows."""
+
+USUAL_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
+
+
+def open_source(
+    task: Task,
+    cache_folder: Path | None = None,
+    progress: docstrings.Progress | None = None,
+) -> Source:
+    """The source that `task.data.path` names; nothing large is read yet.
+
+    A single file is the split train. Label names are looked for in labels.json beside the
+    files, then in the files (parquet written by `datasets`), then among the labels of train.
+
+    cache_folder: where downloads and converted files are kept, the default being the cache
+    of `datasets`. progress: called while docstrings are extracted.
+
+    Raises UserError when the path or a split that the recipe names is not there.
+    """
+    path = task.data.path
+    if path.startswith(docstrings.PREFIX):
+        return DocstringSource(task, cache_folder, progress)
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return ReaderSource(task, cache_folder, _folder_splits(task, local), local)
+    if local.is_file():
+        for split, name in task.data.splits.items():
+            raise UserError(
+                f"task.data.splits.{split}={name}: task.data.path={path} is one file, which is "
+                "split train. Give the folder as the path to name several files in it."
+            )
+        return ReaderSource(task, cache_folder, {"train": local}, local.parent)
+    return ReaderSource(task, cache_folder, _hub_splits(task, cache_folder), None)
+
+
+class Source(ABC):
+    """Splits of labelled or unlabelled examples."""
+
+    splits: list[str]
+    """Names of the splits that are there."""
+
+    def __init__(self, task: Task, cache_folder: Path | None) -> None:
+        self.task = task
+        self.cache_folder = cache_folder or Path(datasets.config.HF_DATASETS_CACHE) / "ds_distill"
+
+    @property
+    @abstractmethod
+    def labels(self) -> list[str]:
+        """Label names in the order of the class ids. Raises UserError when there are none."""
+
+    @abstractmethod
+    def _examples(self, split: str) -> datasets.Dataset:
+        """All examples of a split; a column `class` where `label` hides the class."""
+
+    @abstractmethod
+    def _no_labels(self, split: str) -> UserError:
+        """Why a split has no labels, and what to do."""
+
+    def read(self, split: str, need_labels: bool = False) -> datasets.Dataset:
+        """A split's examples, in the order of the file.
+
+        Columns: `text`, str; `text_b`, str, where the recipe names its column; `label`,
+        int64: class id, or -1 in every row of a split without labels; `key_hi` and `key_lo`,
+        int64: the content key. `task.data.per_class` is applied.
+
+        Raises UserError when the split is not there, a row breaks a rule, or the split has
+        no labels and `need_labels` is set.
+        """
+        self._check_split(split, f"Pick one of these with e.g. phases.PHASE.split={self.splits[0]}")
+        data = self._examples(split)
+        if need_labels and data[0]["label"] < 0:
+            raise self._no_labels(split)
+        cap = self.task.data.per_class.get(split)
+        hidden = "class" in data.column_names
+        if cap is not None:
+            classes = _numpy(data, "class" if hidden else "label")
+            if classes[0] < 0:
+                raise self._no_labels(split)
+            keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)
+            data = data.select(keep_per_class(classes, keys, cap))
+        names = ("text", "text_b", "label", "key_hi", "key_lo")
+        return data.select_columns([name for name in names if name in data.column_names])
+
+    def _check_split(self, split: str, fix: str) -> None:
+        if split not in self.splits:
+            path = self.task.data.path
+            raise UserError(
+                f"task.data.path={path}: there is no split {split!r}. It has: "
+                f"{', '.join(self.splits)}.{nearest(split, self.splits)} {fix}, or say where it "
+                f"is with task.data.splits.{split}=NAME."
+            )
+
+    def _check_named_splits(self) -> None:
+        for split in self.task.data.per_class:
+            self._check_split(split, f"Take task.data.per_class.{split} out of the recipe")
+
+
+class ReaderSource(Source):
+    """Files or hub splits, one reader per split."""
+
+    def __init__(
+        self,
+        task: Task,
+        cache_folder: Path | None,
+        places: Mapping[str, Path | Reader],
+        folder: Path | None,
+    ) -> None:
+        """places: split to a file's path or to a reader. folder: where labels.json may be."""
+        super().__init__(task, cache_folder)
+        if folder is not None and task.data.config is not None:
+            raise UserError(
+                f"task.data.config={task.data.config}: only hub data sets have configurations, "
+                f"and task.data.path={task.data.path} is local. Take the key out."
+            )
+        self.splits = list(places)
+        self._places = places
+        self._folder = folder
+        self._readers: dict[str, Reader] = {}
+        self._check_named_splits()
+
+    @cached_property
+    def labels(self) -> list[str]:
+        return self.task.labels or self._declared_labels() or self._labels_in_train()
+
+    def _declared_labels(self) -> list[str] | None:
+        if self._folder is not None and (self._folder / "labels.json").is_file():
+            return _read_labels(self._folder / "labels.json")
+        for split in self.splits:
+            names = self._reader(split).label_names(self.task.data.columns.label)
+            if names is not None:
+                return names
+        return None
+
+    def _labels_in_train(self) -> list[str]:
+        column = self.task.data.columns.label
+        self._check_split("train", "Without it the label names must be given: task.labels=[A, B]")
+        reader = self._reader("train")
+        if column not in reader.columns():
+            raise self._no_labels("train")
+        names = distinct_labels(reader, column)
+        if len(names) < 2:
+            raise UserError(
+                f"{reader.name}: column {column!r} holds {len(names)} different label(s) "
+                f"({', '.join(names)}), and a task needs at least two. Give all of them with "
+                "task.labels=[A, B], or the right column with task.data.columns.label=NAME."
+            )
+        return names
+
+    def _reader(self, split: str) -> Reader:
+        if split not in self._readers:
+            place = self._places[split]
+            self._readers[split] = open_file(place) if isinstance(place, Path) else place
+        return self._readers[split]
+
+    def _examples(self, split: str) -> datasets.Dataset:
+        reader = self._reader(split)
+        columns = self.task.data.columns
+        present = reader.columns()
+        for key in ("text", "text_b"):
+            name = getattr(columns, key)
+            if name is not None and name not in present:
+                raise _missing_column(reader, key, name)
+        labels = self.labels if columns.label in present else []
+        class_names = reader.label_names(columns.label)
+        state = [VERSION, reader.fingerprint(), columns.model_dump(), labels, class_names]
+        digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
+        path = self.cache_folder / f"examples-{digest}.arrow"
+        build_once(path, lambda temporary: convert(reader, columns, labels, temporary))
+        return datasets.Dataset.from_file(str(path))
+
+    def _no_labels(self, split: str) -> UserError:
+        reader = self._reader(split)
+        column = self.task.data.columns.label
+        if column not in reader.columns():
+            return _missing_column(reader, "label", column)
+        return UserError(
+            f"{reader.name}: split {split!r} has no labels (column {column!r} is empty), and "
+            "they are needed here. Choose a split with labels, or fill the column."
+        )
+
+
+class DocstringSource(Source):
+    """Paragraphs of docstrings, labelled with their package."""
+
+    def __init__(
+        self, task: Task, cache_folder: Path | None, progress: docstrings.Progress | None
+    ) -> None:
+        super().__init__(task, cache_folder)
+        data = task.data
+        packages = docstrings.parse_packages(data.path)
+        if task.labels is not None and set(task.labels) != set(packages):
+            odd = sorted(set(task.labels) ^ set(packages))[0]
+            raise UserError(
+                f"task.labels: {odd!r} must stand both in task.labels and in "
+                f"task.data.path={data.path}: the labels are the packages. Leave task.labels out "
+                "or list the same names."
+            )
+        for key, value in (("config", data.config), ("columns.text_b", data.columns.text_b)):
+            if value is not None:
+                raise UserError(f"task.data.{key}={value}: docstrings have none. Take the key out.")
+        self._packages = task.labels or packages
+        self._progress = progress
+        self._names = dict(data.splits) or {name: name for name in docstrings.SHARES}
+        for split, name in self._names.items():
+            if name not in docstrings.SHARES:
+                raise _wrong_split(split, name, list(docstrings.SHARES))
+        self.splits = list(self._names)
+        self._check_named_splits()
+
+    @property
+    def labels(self) -> list[str]:
+        return list(self._packages)
+
+    def _examples(self, split: str) -> datasets.Dataset:
+        path = docstrings.docstring_corpus(self._packages, self.cache_folder, self._progress)
+        data = datasets.Dataset.from_file(str(path))
+        number = list(docstrings.SHARES).index(self._names[split])
+        rows = np.flatnonzero(_numpy(data, "split") == number)
+        if len(rows) == 0:
+            raise UserError(
+                f"task.data.path={self.task.data.path}: split {split!r} got no files; the packages "
+                "are too small for four splits. Add larger ones."
+            )
+        # The split's rows stand together, so this is a slice without an index.
+        data = data.select(range(rows[0], rows[-1] + 1)).remove_columns("split")
+        if self._names[split] in docstrings.UNLABELLED:
+            data = data.rename_column("label", "class")
+            data = data.add_column("label", np.full(len(data), -1, dtype=np.int64))
+        return data
+
+    def _no_labels(self, split: str) -> UserError:
+        labelled = [s for s, name in self._names.items() if name not in docstrings.UNLABELLED]
+        return UserError(
+            f"task.data.path={self.task.data.path}: split {split!r} has no labels, and they are "
+            f"needed here. With labels: {', '.join(labelled)}."
+        )
+
+
+# ------------------------------------------------------------------------ finding the splits
+
+
+def _folder_splits(task: Task, folder: Path) -> dict[str, Path]:
+    files = {
+        path.name: path
+        for path in sorted(folder.iterdir())
+        if file_suffix(path) and path.is_file() and path.name[0] != "."
+        if path.name != "labels.json"
+    }
+    if not files:
+        there = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
+        raise UserError(
+            f"task.data.path={folder}: no data file in this folder (it holds: {there}). Put one "
+            f"file per split there, e.g. train.jsonl; endings: {', '.join(SUFFIXES)}."
+        )
+    stems = {name: name[: -len(file_suffix(path) or "")] for name, path in files.items()}
+    found: dict[str, list[str]] = {}
+    if task.data.splits:
+        for split, wanted in task.data.splits.items():
+            found[split] = [name for name in files if wanted in (name, stems[name])]
+            if not found[split]:
+                raise _wrong_split(split, wanted, list(files), [*files, *stems.values()])
+    else:
+        for name, stem in stems.items():
+            usual = USUAL_NAMES.get(stem.lower(), stem)
+            found.setdefault(usual, []).append(name)
+    for split, names in found.items():
+        if len(names) > 1:
+            raise UserError(
+                f"task.data.path={folder}: several files could be split {split!r}: "
+                f"{', '.join(names)}. Choose with task.data.splits.{split}={names[0]}."
+            )
+    order = ("train", "validation", "test")  # these first, then the others as they come
+    ordered = [s for s in order if s in found] + [s for s in found if s not in order]
+    return {split: files[found[split][0]] for split in ordered}
+
+
+def _hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
+    path, config = task.data.path, task.data.config
+    no_hub_id = path.startswith((".", "/", "~")) or path.count("/") > 1 or ":" in path
+    # `csv` and the like are loaders of `datasets`, which would take files of this folder.
+    loaders = getattr(datasets.packaged_modules, "_PACKAGED_DATASETS_MODULES", ())
+    if no_hub_id or path in loaders or file_suffix(Path(path)):
+        parent = Path(path).expanduser().parent
+        there = [str(item) for item in parent.iterdir()] if parent.is_dir() else []
+        raise UserError(
+            f"task.data.path={path}: no such file or folder.{nearest(path, there)} "
+            "Give a folder, a file, the id of a hub data set, or docstrings:PACKAGE,PACKAGE."
+        )
+    try:
+        splits = datasets.load_dataset(
+            path, config, cache_dir=str(cache_folder) if cache_folder else None
+        )
+    except Exception as error:  # many kinds: connection, authentication, not found, config
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        name = f"{path} (configuration {config})" if config else path
+        raise UserError(
+            f"task.data.path={path}: this is no local file or folder, and the hub data set "
+            f"{name} could not be loaded: {reason}. Check the name and the connection, or give "
+            "a local path."
+        ) from error
+    names = dict(task.data.splits) or {USUAL_NAMES.get(name, name): name for name in splits}
+    for split, name in names.items():
+        if name not in splits:
+            raise _wrong_split(split, name, list(splits))
+    return {split: HubSplit(splits[name], f"{path}, split {name}") for split, name in names.items()}
+
+
+def _wrong_split(
+    split: str, wanted: str, there: list[str], accepted: list[str] | None = None
+) -> UserError:
+    return UserError(
+        f"task.data.splits.{split}={wanted}: not there.{nearest(wanted, accepted or there)} "
+        f"Choose one of: {', '.join(there)}."
+    )
+
+
+def _missing_column(reader: Reader, key: str, name: str) -> UserError:
+    present = reader.columns()
+    return UserError(
+        f"{reader.name}: no column {name!r} (task.data.columns.{key}).{nearest(name, present)} "
+        f"It has: {', '.join(present)}. Choose one with task.data.columns.{key}=NAME."
+    )
+
+
+def _read_labels(path: Path) -> list[str]:
+    try:
+        labels = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable as JSON: {error}. Write a list of names.") from error
+    names = labels if isinstance(labels, list) else []
+    if len(names) < 2 or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+        raise UserError(
+            f"{path}: must be a list of two or more different label names in the order of the "
+            f'class ids, e.g. ["no", "yes"]; got {str(labels)[:100]}.'
+        )
+    return names
+
+
+def _numpy(data: datasets.Dataset, column: str) -> np.ndarray:
+    return np.asarray(data.with_format("numpy")[column][:])

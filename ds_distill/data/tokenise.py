@@ -1,0 +1,116 @@
+"""Examples to token tables: once per tokenizer, on disk, memory-mapped by `datasets`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from ds_distill.types import PaddedView
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """16 hex digits that change when the tokenizer would split or number text differently."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
+    for setting in ("truncation", "padding"):  # left over from the last call
+        rules.pop(setting, None)
+    what = [rules, tokenizer.special_tokens_map, tokenizer.model_input_names]
+    return xxhash.xxh3_64_hexdigest(json.dumps(what, sort_keys=True, default=str).encode())
+
+
+def tokenise(
+    examples: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, file: Path
+) -> None:
+    """Write the token ids of each example, special tokens included, cut at `max_length`.
+
+    The Arrow file `file` is there whole or not at all. It has `input_ids` (list of int32)
+    and, for pairs, `token_type_ids` (list of int8) where the model has them.
+    """
+    pairs = "text_b" in examples.column_names
+    token_types = pairs and "token_type_ids" in tokenizer.model_input_names
+    features = {"input_ids": datasets.List(datasets.Value("int32"))}
+    if token_types:
+        features["token_type_ids"] = datasets.List(datasets.Value("int8"))
+
+    def encode(rows: dict[str, list[str]]) -> dict[str, Any]:
+        encoded = tokenizer(
+            rows["text"],
+            rows["text_b"] if pairs else None,
+            truncation=True,
+            max_length=max_length,
+            return_attention_mask=False,
+            return_token_type_ids=token_types,
+        )
+        return {name: encoded[name] for name in features}
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_name(f".{file.name}.tmp")
+    try:
+        examples.map(
+            encode,
+            batched=True,
+            remove_columns=examples.column_names,
+            features=datasets.Features(features),
+            cache_file_name=str(aside),
+            load_from_cache_file=False,
+        )
+        os.replace(aside, file)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+class TokenTable:
+    """Padded views of examples by number, from a memory-mapped file of tokens."""
+
+    def __init__(self, file: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+        """file: as `tokenise` wrote it."""
+        tokens = datasets.Dataset.from_file(str(file))
+        self._tokens = tokens.with_format("arrow")
+        self._pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self._token_types = "token_type_ids" in tokenizer.model_input_names
+        column = tokens.data.column("input_ids")
+        self.lengths: np.ndarray = pc.list_value_length(column).to_numpy().astype(np.int32)
+        """Tokens of each example: int32 [N]."""
+        self._chosen: np.ndarray | None = None
+
+    def at(self, indices: np.ndarray) -> TokenTable:
+        """The table of some examples, numbered anew; the file stays shared."""
+        part = copy.copy(self)
+        part.lengths = self.lengths[indices]
+        part._chosen = indices if self._chosen is None else self._chosen[indices]
+        return part
+
+    def view(self, indices: np.ndarray) -> PaddedView:
+        """The examples `indices` (int [B]) as one padded view."""
+        table = self._tokens[indices if self._chosen is None else self._chosen[indices]]
+        lengths = self.lengths[indices].astype(np.int64)
+        shape = (len(indices), int(lengths.max()))
+        filled = np.arange(shape[1])[None, :] < lengths[:, None]
+        input_ids = self._pad(table, "input_ids", filled, self._pad_id)
+        token_types = None
+        if self._token_types:
+            stored = "token_type_ids" in table.column_names
+            token_types = (
+                self._pad(table, "token_type_ids", filled, 0)
+                if stored
+                else torch.zeros(shape, dtype=torch.int64)
+            )
+        return PaddedView(input_ids, torch.from_numpy(filled.astype(np.int64)), token_types)
+
+    @staticmethod
+    def _pad(table: pa.Table, name: str, filled: np.ndarray, pad: int) -> torch.Tensor:
+        values = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        padded = np.full(filled.shape, pad, dtype=np.int64)
+        padded[filled] = values
+        return torch.from_numpy(padded)

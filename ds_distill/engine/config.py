@@ -1,0 +1,103 @@
+"""DeepSpeed configs: found, checked against the recipe, completed."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from pathlib import Path
+from typing import Any
+
+from ds_distill.errors import UserError
+from ds_distill.recipe.schema import Training
+
+OURS = {
+    "train_batch_size": "batch_size",
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "batch_size and micro_batch_size",
+    "gradient_clipping": "max_grad_norm",
+}
+"""DeepSpeed keys that the recipe sets, and the recipe's keys for them."""
+
+NOT_OURS = {
+    "optimizer": "learning_rate, weight_decay and warmup of the recipe",
+    "scheduler": "learning_rate, warmup and epochs of the recipe",
+    "fp16": "bf16: losses and routing are not scaled for fp16",
+    "elasticity": "a fixed number of ranks; DeepSpeed 0.19 took elastic training out",
+    "pipeline": "ZeRO stages 0 to 3",
+    "tensor_parallel": "ZeRO stages 0 to 3",
+}
+"""DeepSpeed keys that a run cannot honour, and what to use instead."""
+
+
+def find_config(reference: str) -> tuple[str, dict[str, Any]]:
+    """Read a DeepSpeed config by built-in name or path: (where, content).
+
+    Raises UserError when it is not there, is no JSON object, or holds keys of `NOT_OURS`.
+    """
+    folder = Path(str(importlib.resources.files("ds_configs"))) / "deepspeed"
+    path = Path(reference)
+    if not path.is_file():
+        path = folder / f"{reference}.json"
+    if not path.is_file():
+        names = ", ".join(sorted(found.stem for found in folder.glob("*.json")))
+        raise UserError(
+            f"deepspeed: {reference!r} is neither a file nor a built-in config. Built-in: {names}."
+        )
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"deepspeed: {path} cannot be read as JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise UserError(f"deepspeed: {path} must hold a JSON object.")
+    for key, instead in NOT_OURS.items():
+        section = config.get(key)
+        if section and not (isinstance(section, dict) and section.get("enabled") is False):
+            raise UserError(f"deepspeed: {path} sets {key!r}. Take it out and use {instead}.")
+    stage = config.get("zero_optimization", {}).get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        raise UserError(
+            f"deepspeed: {path} sets zero_optimization.stage={stage!r}; stages are 0, 1, 2 and 3."
+        )
+    return str(path), config
+
+
+def batch_shape(training: Training, num_ranks: int) -> tuple[int, int]:
+    """(examples per rank and forward pass, micro-steps per optimizer step)."""
+    wanted = training.micro_batch_size or -(-training.batch_size // num_ranks)
+    micro_steps = max(1, -(-training.batch_size // (wanted * num_ranks)))
+    return -(-training.batch_size // (micro_steps * num_ranks)), micro_steps
+
+
+def deepspeed_config(reference: str, training: Training | None, num_ranks: int) -> dict[str, Any]:
+    """The config that the engine gets: the file's, with what the recipe decides.
+
+    training: of the phase; None for a phase that only asks teachers.
+
+    Raises UserError where the file contradicts the recipe.
+    """
+    path, config = find_config(reference)
+    micro_batch, micro_steps = batch_shape(training, num_ranks) if training else (1, 1)
+    ours: dict[str, Any] = {
+        "train_batch_size": micro_batch * micro_steps * num_ranks,
+        "train_micro_batch_size_per_gpu": micro_batch,
+        "gradient_accumulation_steps": micro_steps,
+        "gradient_clipping": training.max_grad_norm if training else 0.0,
+    }
+    if training:
+        for key, recipe_key in OURS.items():
+            given = config.get(key, "auto")
+            if given not in ("auto", ours[key]):
+                raise UserError(
+                    f"deepspeed: {path} sets {key}={given}, and the recipe's {recipe_key} with "
+                    f"{num_ranks} rank(s) make it {ours[key]}. Take {key} out of the file, or "
+                    f"change {recipe_key} of the recipe."
+                )
+    return {**config, **ours}
+
+
+def zero_stage(config: dict[str, Any]) -> int:
+    return int(config.get("zero_optimization", {}).get("stage", 0))
+
+
+def is_bf16(config: dict[str, Any]) -> bool:
+    return bool(config.get("bf16", {}).get("enabled", False))

@@ -1,0 +1,221 @@
+"""One DeepSpeed engine around a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import safe_get_full_fp32_param
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import get_linear_schedule_with_warmup
+
+from ds_distill.engine.config import is_bf16, zero_stage
+from ds_distill.engine.placement import keep_resident
+from ds_distill.engine.world import World, no_chatter
+from ds_distill.models.bundle import Bundle
+from ds_distill.types import Batch
+
+TAG = "engine"
+"""The folder of DeepSpeed's files inside a checkpoint."""
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """AdamW with a linear warm-up and a linear fall to 0."""
+
+    learning_rate: float
+    weight_decay: float
+    total_steps: int
+    warmup_steps: int
+
+
+class Engine:
+    """Trains a bundle's student, or only asks its models."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        config: dict[str, Any],
+        world: World,
+        optimizer: OptimizerSettings | None = None,
+        *,
+        student_resident: bool = True,
+    ) -> None:
+        """
+        config: from `deepspeed_config`.
+        optimizer: None for an engine that is only asked.
+        student_resident: with stage 3, keep the student whole on each rank.
+        """
+        self.bundle = bundle
+        self.world = world
+        self._stage = zero_stage(config)
+        self._micro_steps = int(config["gradient_accumulation_steps"])
+        if optimizer is None and self._stage != 3:
+            # Nothing to shard or to step: DeepSpeed would add an fp32 copy of bf16 models.
+            self._engine: Any = bundle.to(world.device, model_dtype(config))
+            return
+        if optimizer is None:
+            config = _for_inference(config)
+        elif self._stage == 3 and student_resident:
+            assert bundle.student is not None
+            config = keep_resident(config, [bundle.student, bundle.terms])
+        elif self._stage == 3:
+            # DeepSpeed's default would leave every small parameter whole.
+            zero = {"stage3_param_persistence_threshold": 0, **config["zero_optimization"]}
+            config = {**config, "zero_optimization": zero}
+        adamw = _adamw(bundle, optimizer) if optimizer else None
+        with no_chatter():
+            self._engine, *_ = deepspeed.initialize(
+                model=bundle,
+                model_parameters=[p for p in bundle.parameters() if p.requires_grad] or None,
+                optimizer=adamw,
+                lr_scheduler=(lambda adam: _schedule(adam, optimizer)) if optimizer else None,
+                config=config,
+                dist_init_required=False,
+            )
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self._engine.get_lr()[0])
+
+    def train_step(self, micro_batches: list[Batch]) -> dict[str, torch.Tensor]:
+        """One optimizer step over this rank's micro-batches.
+
+        Returns this rank's share of `loss` and of each term, on the device; their sum over
+        ranks is the mean over the step's rows.
+        """
+        assert len(micro_batches) == self._micro_steps
+        self._engine.train()
+        micro_batches = self._with_counts([batch.to(self.world.device) for batch in micro_batches])
+        total: dict[str, torch.Tensor] = {}
+        for batch in micro_batches:
+            parts = self._engine(batch=batch)
+            # DeepSpeed takes the mean of the ranks' gradients; rows are already divided by
+            # their number over all ranks, so their sum is wanted.
+            self._engine.backward(parts["loss"] * self.world.size, scale_wrt_gas=False)
+            self._engine.step()
+            for name, part in parts.items():
+                total[name] = total.get(name, 0.0) + part.detach().float()
+        return total
+
+    def ask(self, batch: Batch, models: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Logits float32 [n, C] of models of the bundle, on the device. Every rank must ask
+        the same models at the same time."""
+        self._engine.eval()
+        with torch.no_grad():
+            answers = self._engine(batch=batch.to(self.world.device), ask=tuple(models))
+        return {name: logits.float() for name, logits in answers.items()}
+
+    def _with_counts(self, micro_batches: list[Batch]) -> list[Batch]:
+        """Row counts of the whole optimizer step, known before its first backward."""
+        names = list(micro_batches[0].row_sets)
+        counts = torch.stack(
+            [
+                torch.stack([batch.row_sets[name].sum() for batch in micro_batches]).sum()
+                for name in names
+            ]
+        ).float()
+        self.world.sum(counts)
+        shared = dict(zip(names, counts, strict=True))
+        return [replace(batch, counts=shared) for batch in micro_batches]
+
+    # ------------------------------------------------------------------- checkpoints
+
+    def save(self, folder: Path) -> None:
+        """Write optimizer, schedule, trained weights and random state of all ranks.
+
+        Frozen weights are left out. Every rank must call this.
+        """
+        self._engine.save_checkpoint(
+            str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True
+        )
+        save_file(_random_state(self.world.device), self._random_file(folder))
+        self.world.barrier()
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote with the same number of ranks."""
+        loaded, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
+        if loaded is None:
+            raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
+        _set_random_state(load_file(self._random_file(folder)), self.world.device)
+
+    def _random_file(self, folder: Path) -> Path:
+        return folder / f"random-rank{self.world.rank:05d}.safetensors"
+
+    def student_weights(self) -> dict[str, torch.Tensor]:
+        """The student's state dict in fp32 on the CPU of rank 0 (others get an empty one).
+
+        Trained weights come from the optimizer's fp32 copy. Every rank must call this.
+        """
+        student = self.bundle.student
+        assert student is not None
+        weights: dict[str, torch.Tensor] = {}
+        for name, parameter in student.named_parameters(remove_duplicate=False):
+            value = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+            if value is None:
+                value = self._whole(parameter)
+            if self.world.is_main:
+                weights[name] = value.detach().float().cpu().clone()
+        if self.world.is_main:
+            state = student.state_dict()
+            parameters = set(weights)
+            weights.update(
+                {k: v.cpu() for k, v in state.items() if k not in parameters and v.numel()}
+            )
+        return weights
+
+    def _whole(self, parameter: nn.Parameter) -> torch.Tensor:
+        with deepspeed.zero.GatheredParameters([parameter], enabled=self._stage == 3):
+            return parameter.detach().clone()
+
+    def close(self) -> None:
+        """Free what the engine holds; another can be started after it."""
+        if isinstance(self._engine, deepspeed.DeepSpeedEngine):
+            self._engine.destroy()
+
+
+def _for_inference(config: dict[str, Any]) -> dict[str, Any]:
+    """Stage 3 without an optimizer: weights are sharded, all of them."""
+    zero = {**config["zero_optimization"], "stage3_param_persistence_threshold": 0}
+    return {**config, "zero_optimization": zero}
+
+
+def _adamw(bundle: Bundle, settings: OptimizerSettings) -> torch.optim.AdamW:
+    """Weight decay on matrices alone, as usual for transformers."""
+    trained = [p for p in bundle.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.learning_rate,
+        fused=torch.cuda.is_available(),
+    )
+
+
+def _schedule(optimizer: Any, settings: OptimizerSettings) -> Any:
+    return get_linear_schedule_with_warmup(optimizer, settings.warmup_steps, settings.total_steps)
+
+
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """Dropout is the only user of generators: data choices are functions of example keys."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["device"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "device" in state:
+        torch.cuda.set_rng_state(state["device"], device)
+
+
+def model_dtype(config: dict[str, Any]) -> torch.dtype:
+    return torch.bfloat16 if is_bf16(config) else torch.float32

@@ -1,0 +1,92 @@
+"""The processes of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import deepspeed
+import deepspeed.comm as dist
+import torch
+from deepspeed.accelerator import get_accelerator
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the others."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    @staticmethod
+    def start() -> World:
+        """Join the run that the launcher started, or be a run of one process.
+
+        Ranks on one machine share its cores; a launcher that sets OMP_NUM_THREADS decides
+        itself.
+        """
+        if "RANK" not in os.environ:
+            os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+        # Collectives that DeepSpeed still calls by their old names, once per step.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        local_rank = int(os.environ["LOCAL_RANK"])
+        accelerator = get_accelerator()
+        on_cpu = accelerator.device_name() == "cpu"
+        if on_cpu and "OMP_NUM_THREADS" not in os.environ:
+            cores = len(os.sched_getaffinity(0))
+            torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_SIZE", "1"))))
+        if not on_cpu:
+            accelerator.set_device(local_rank)
+        if not dist.is_initialized():
+            with no_chatter():
+                deepspeed.init_distributed(
+                    dist_backend=accelerator.communication_backend_name(),
+                    auto_mpi_discovery=False,
+                    verbose=False,
+                    timeout=timedelta(hours=6),  # rank 0 tokenises while the others wait
+                )
+        device = torch.device("cpu" if on_cpu else accelerator.device_name(local_rank))
+        return World(dist.get_rank(), dist.get_world_size(), local_rank, device)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks, in place; on the device."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    @staticmethod
+    def stop() -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+@contextmanager
+def no_chatter() -> Iterator[None]:
+    """Drop what DeepSpeed prints on standard output beside its log: builds, memory use."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

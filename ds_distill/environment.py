@@ -1,0 +1,67 @@
+"""What a run ran on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ds_distill
+
+PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "tokenizers", "numpy", "triton")
+
+
+def describe_environment(num_ranks: int, device: str) -> dict[str, Any]:
+    """Versions, devices, git commit: what a result has to be read with."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "ds_distill": ds_distill.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": gpus,
+        "ranks": num_ranks,
+        "device": device,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Commit of the checkout that the package runs from, `+changes` if it was edited."""
+    root = Path(ds_distill.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return commit + ("+changes" if _git(root, "status", "--porcelain") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

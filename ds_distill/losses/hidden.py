@@ -1,0 +1,48 @@
+"""Terms on hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from ds_distill.losses.term import Term
+from ds_distill.recipe.schema import HiddenMSELoss
+from ds_distill.routing import Routed
+from ds_distill.types import Batch, Signals
+
+
+class HiddenMSE(Term):
+    """sum over teachers t of MSE(H_t, W_t H_s) on the last layer's state of each row, W_t
+    trained (MT-BERT's multi-teacher hidden loss)."""
+
+    needs_hidden = True
+
+    def __init__(
+        self, settings: HiddenMSELoss, student_width: int, teacher_widths: Mapping[str, int]
+    ) -> None:
+        super().__init__()
+        self._weight = settings.weight
+        self.projections = nn.ModuleDict(
+            {
+                name: nn.Linear(student_width, width, bias=False)
+                for name, width in teacher_widths.items()
+            }
+        )
+
+    def forward(
+        self,
+        student: Signals,
+        teachers: Mapping[str, Signals],
+        routed: Routed | None,
+        batch: Batch,
+    ) -> torch.Tensor:
+        assert student.hidden is not None
+        total = torch.zeros(len(batch.labels), device=student.hidden.device)
+        for name, projection in self.projections.items():
+            target = teachers[name].hidden
+            assert target is not None
+            difference = projection(student.hidden).float() - target.float()
+            total = total + difference.square().mean(dim=-1)
+        return self._weight * total

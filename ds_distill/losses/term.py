@@ -1,0 +1,52 @@
+"""What a loss term is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from ds_distill.routing import Routed
+from ds_distill.types import Batch, Signals
+
+
+class Term(nn.Module, ABC):
+    """A weighted loss per row. A module, because some terms have weights of their own.
+
+    Terms run inside the bundle's forward. A term that reads a weight reads it there, as a
+    module's attribute: under ZeRO stage 3 it is empty everywhere else.
+    """
+
+    rows: str = "all"
+    """The batch's row set that is counted: the loss is the mean over it."""
+    needs_hidden: bool = False
+    """Whether it reads hidden states."""
+
+    @abstractmethod
+    def forward(
+        self,
+        student: Signals,
+        teachers: Mapping[str, Signals],
+        routed: Routed | None,
+        batch: Batch,
+    ) -> torch.Tensor:
+        """Loss per row, weight included: float32 [n]. Rows that are not in the row set may
+        hold anything finite; the bundle leaves them out."""
+
+
+def routed_loss(
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    teachers: Mapping[str, Signals],
+    routed: Routed,
+) -> torch.Tensor:
+    """A logit loss against the routed target, [n].
+
+    loss: target logits [n, C] -> loss per row [n]. Where the policy mixes losses instead of
+    targets, the sum over teachers of weight * loss against that teacher.
+    """
+    if routed.logits is not None:
+        return loss(routed.logits)
+    per_teacher = torch.stack([loss(signals.logits) for signals in teachers.values()])
+    return (routed.weights * per_teacher).sum(dim=0)

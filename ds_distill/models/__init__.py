@@ -1,0 +1,1 @@
+"""Loading models, the bundle, what an encoder says."""

@@ -1,0 +1,94 @@
+"""The one module that DeepSpeed wraps: student, loss terms, frozen teachers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ds_distill.losses import Term
+from ds_distill.models.encoder import read_signals
+from ds_distill.routing import Router
+from ds_distill.types import Batch, Signals
+
+
+class Bundle(nn.Module):
+    """Student and teachers side by side, in one engine.
+
+    Everything that reads a weight happens inside `forward`: under ZeRO stage 3 a weight is
+    whole only while the engine runs the module.
+
+    The student is registered first: DeepSpeed keeps parameters resident in the order of
+    registration until its threshold is used up, which is how the student stays whole while
+    teachers are sharded.
+    """
+
+    def __init__(
+        self,
+        student: PreTrainedModel | None,
+        teachers: Mapping[str, PreTrainedModel],
+        terms: Mapping[str, Term] | None = None,
+        router: Router | None = None,
+        *,
+        teacher_autocast: bool = False,
+    ) -> None:
+        """
+        student: the model to train; None to only ask teachers.
+        teachers: frozen here; they run in this order on every rank.
+        terms: the loss is their sum.
+        router: turns several teachers into one target; needed when a term has a teacher.
+        teacher_autocast: run fp32 teachers in bf16.
+        """
+        super().__init__()
+        self.student = student
+        self.terms = nn.ModuleDict(terms or {})
+        self.teachers = nn.ModuleDict(teachers)
+        self.teachers.requires_grad_(False)
+        self._router = router
+        self._hidden = any(term.needs_hidden for term in self.terms.values())
+        self._teacher_autocast = teacher_autocast
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Bundle:
+        """As usual, except that teachers stay in eval mode."""
+        super().train(mode)
+        self.teachers.eval()
+        return self
+
+    def forward(self, batch: Batch, ask: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
+        """One micro-step's loss, or the logits of the models in `ask`.
+
+        Training (`ask` is None) returns `loss` and each term's weighted share of it, detached:
+        scalars that add up, over ranks and micro-steps, to the mean over the optimizer step's
+        rows. Asking returns {model: logits [n, C]} and computes no loss.
+        """
+        if ask is not None:
+            return {name: self._signals_of(name, batch).logits for name in ask}
+        teachers = batch.signals or {name: self._signals_of(name, batch) for name in self.teachers}
+        assert self.student is not None, "a bundle without a student has no loss"
+        student = read_signals(self.student, batch.views["student"], hidden=self._hidden)
+        routed = self._router(teachers, batch) if self._router else None
+        parts = {}
+        for name, term in self.terms.items():
+            assert isinstance(term, Term)
+            rows = term(student, teachers, routed, batch)
+            counted = batch.row_sets[term.rows]
+            total = torch.where(counted, rows, 0.0).sum()
+            parts[name] = total / batch.counts[term.rows].clamp(min=1)
+        loss = torch.stack(list(parts.values())).sum()
+        return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
+
+    def _signals_of(self, name: str, batch: Batch) -> Signals:
+        if name == "student":
+            assert self.student is not None, "this bundle has no student"
+            return read_signals(self.student, batch.views[name], hidden=self._hidden)
+        view = batch.views[name]
+        # Not inference_mode: ZeRO-3 may prefetch a student's weight inside this block, and a
+        # tensor made in inference mode cannot be part of the backward pass.
+        with (
+            torch.no_grad(),
+            torch.autocast(view.input_ids.device.type, torch.bfloat16, self._teacher_autocast),
+        ):
+            return read_signals(self.teachers[name], view, hidden=self._hidden)

@@ -1,0 +1,176 @@
+"""Models and tokenizers from references."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ds_distill.errors import UserError
+
+# Only these files are read: a model's folder can hold no code that runs.
+_SAFE: dict[str, Any] = {"trust_remote_code": False}
+
+
+def load_config(reference: str, revision: str | None = None) -> PreTrainedConfig:
+    """The configuration of a resolved reference. Raises UserError when it cannot be had."""
+    try:
+        return AutoConfig.from_pretrained(reference, revision=revision, **_SAFE)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model {reference!r}: its configuration cannot be read: {_first_line(error)} "
+            "Give a hub id that can be reached, a local folder, or pkg:PACKAGE/FOLDER."
+        ) from error
+
+
+def load_tokenizer(reference: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer of a resolved reference. Raises UserError when it cannot be had."""
+    try:
+        return AutoTokenizer.from_pretrained(reference, revision=revision, **_SAFE)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"model {reference!r}: its tokenizer cannot be read: {_first_line(error)}"
+        ) from error
+
+
+def load_classifier(
+    reference: str,
+    labels: list[str],
+    *,
+    revision: str | None = None,
+    layers: list[int] | None = None,
+    new_head: bool,
+    seed: int = 0,
+) -> PreTrainedModel:
+    """A sequence classifier in fp32.
+
+    layers: the layers it keeps, counted from 0; None keeps all.
+    new_head: the checkpoint's head, if any, may be of another size and is replaced then, by
+        random weights that depend on `seed` alone. Otherwise the checkpoint must hold a head
+        for `labels`.
+
+    Raises UserError when the weights cannot be had or do not fit.
+    """
+    torch.manual_seed(seed)  # the head's random start is the same on every rank and run
+    try:
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            reference,
+            revision=revision,
+            num_labels=len(labels),
+            id2label=dict(enumerate(labels)),
+            label2id={label: index for index, label in enumerate(labels)},
+            dtype=torch.float32,
+            use_safetensors=True,
+            ignore_mismatched_sizes=new_head,
+            output_loading_info=True,
+            **_SAFE,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"model {reference!r}: its weights cannot be loaded: {_first_line(error)}"
+        ) from error
+    missing = [key for key in info["missing_keys"] if "position_ids" not in key]
+    if not new_head and missing:
+        names = ", ".join(sorted(missing)[:4])
+        raise UserError(
+            f"model {reference!r}: the checkpoint has no weights for {names}, so it is no trained classifier. Fine-tune it first (a fine-tune phase before the "
+            "one that uses it), or give a fine-tuned checkpoint."
+        )
+    if layers is not None:
+        keep_layers(model, layers)
+    return model
+
+
+def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
+    """Drop all layers of the encoder's stack except `layers`, in that order, in place.
+
+    Raises UserError when a layer is not there.
+    """
+    total = model.config.num_hidden_layers
+    if not layers or max(layers) >= total:
+        raise UserError(
+            f"student.layers={layers}: {type(model).__name__} has layers 0 to {total - 1}."
+        )
+    stacks = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.ModuleList) and len(child) == total
+    ]
+    if len(stacks) != 1:
+        raise UserError(
+            f"student.layers: {type(model).__name__} has {len(stacks)} stacks of {total} layers, "
+            "so which to shorten is not clear. Use all layers, or a checkpoint of fewer."
+        )
+    [(parent, name)] = stacks
+    stack = getattr(parent, name)
+    setattr(parent, name, nn.ModuleList(stack[index] for index in layers))
+    model.config.num_hidden_layers = len(layers)
+
+
+def freeze_embeddings(model: PreTrainedModel) -> None:
+    """Take the embedding block (words, positions, types, its norm) out of training."""
+    block = getattr(model.base_model, "embeddings", None) or model.get_input_embeddings()
+    block.requires_grad_(False)
+
+
+def check_labels(reference: str, config: PreTrainedConfig, labels: list[str]) -> None:
+    """Refuse a fine-tuned classifier whose classes are not `labels` in this order.
+
+    A checkpoint that never named its classes (LABEL_0, LABEL_1, ...) passes on their number.
+    """
+    given = [str(config.id2label[index]) for index in range(config.num_labels)]
+    if len(given) != len(labels):
+        raise UserError(
+            f"model {reference!r} tells {len(given)} classes apart ({', '.join(given)}), and the "
+            f"task has {len(labels)} ({', '.join(labels)}). Fine-tune it on this task first, or "
+            "give a teacher of this task."
+        )
+    unnamed = all(name == f"LABEL_{index}" for index, name in enumerate(given))
+    if not unnamed and [g.lower() for g in given] != [label.lower() for label in labels]:
+        raise UserError(
+            f"model {reference!r} has its classes in the order {', '.join(given)}, and the task in "
+            f"the order {', '.join(labels)}. Set task.labels to the model's order and names."
+        )
+
+
+def check_vocabulary(
+    reference: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Refuse a tokenizer that gives ids beyond the model's embedding rows."""
+    if len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"model {reference!r}: its tokenizer has {len(tokenizer)} tokens and its embeddings "
+            f"{config.vocab_size} rows, so some ids have no row. The tokenizer files belong to "
+            "another model: put the right ones in its folder."
+        )
+
+
+def usable_length(config: PreTrainedConfig) -> int | None:
+    """Longest input in tokens of a model, or None without a limit."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if not limit or limit < 0 or getattr(config, "position_biased_input", True) is False:
+        return None
+    # RoBERTa's positions start behind the padding id.
+    offset = config.pad_token_id + 1 if "roberta" in config.model_type else 0
+    return int(limit) - int(offset)
+
+
+def has_weights(folder: str) -> bool:
+    """Whether a local folder holds safetensors weights."""
+    return any(Path(folder).glob("*.safetensors"))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]

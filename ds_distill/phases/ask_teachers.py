@@ -1,0 +1,101 @@
+"""Phases that only ask teachers: the cache and the expertise table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ds_distill.cache.format import Fingerprint, weights_fingerprint
+from ds_distill.cache.reader import CacheReader
+from ds_distill.cache.writer import write_cache
+from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.tokenise import tokenizer_fingerprint
+from ds_distill.engine.config import is_bf16
+from ds_distill.engine.engine import Engine
+from ds_distill.engine.placement import sharded_loading
+from ds_distill.files import write_json
+from ds_distill.models.bundle import Bundle
+from ds_distill.models.load import load_config
+from ds_distill.phases.asking import ask_all
+from ds_distill.phases.run import ModelPlace, Run
+from ds_distill.recipe.schema import Cache, Expertise
+from ds_distill.routing import ExpertiseTable
+
+
+def ask_models(
+    run: Run, places: list[ModelPlace], splits: list[str], batch_size: int
+) -> dict[str, tuple[Examples, dict[str, np.ndarray]]]:
+    """Logits float32 [N, C] of models on whole splits: {split: (examples, {model: logits})}.
+
+    All models run in one engine, sharded under ZeRO stage 3.
+    """
+    config = run.deepspeed()
+    with sharded_loading(config):
+        models = {place.name: run.classifier(place) for place in places}
+    engine = Engine(Bundle(None, models), config, run.world)
+    answers = {}
+    for split in splits:
+        examples = run.examples(split)
+        collate = SequenceCollator(examples, run.tables(split, places))
+        bar = run.log.bar(f"{', '.join(models)} on {split}", len(examples))
+        answers[split] = (
+            examples,
+            ask_all(engine, collate, list(models), len(run.labels), batch_size, run.world, bar),
+        )
+    engine.close()
+    return answers
+
+
+def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
+    """Write all teachers' logits on the phase's splits."""
+    todo = [split for split in phase.splits if not run.folder.cache(split).is_dir()]
+    if todo:
+        places = [run.place(teacher, number) for teacher in run.recipe.teachers]
+        answers = ask_models(run, places, todo, phase.batch_size)
+        for split, (examples, logits) in answers.items():
+            if run.world.is_main:
+                prints = {place.name: fingerprint(run, place) for place in places}
+                write_cache(
+                    run.folder.cache(split), examples.keys.numpy(), logits, prints, phase.dtype
+                )
+        run.world.barrier()
+    return {"splits": phase.splits}
+
+
+def fingerprint(run: Run, place: ModelPlace) -> Fingerprint:
+    """All that a teacher's cached words depend on."""
+    commit = getattr(load_config(place.reference, place.revision), "_commit_hash", None)
+    return {
+        "weights": weights_fingerprint(place.reference, commit),
+        "tokenizer": tokenizer_fingerprint(run.tokenizer(place)),
+        "max_length": run.recipe.task.max_length,
+        "labels": run.labels,
+        "dtype": "bfloat16" if is_bf16(run.deepspeed()) else "float32",
+    }
+
+
+def checked_cache(run: Run, split: str, places: list[ModelPlace]) -> CacheReader:
+    """The cache of a split, if it belongs to these teachers as they are now."""
+    reader = CacheReader(run.folder.cache(split))
+    for place in places:
+        reader.check(place.name, fingerprint(run, place))
+    return reader
+
+
+def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:
+    """Write the expertise table: each teacher's accuracy per class on a held-out split."""
+    places = [run.place(teacher, number) for teacher in run.recipe.teachers]
+    [(examples, logits)] = ask_models(run, places, [phase.split], batch_size=64).values()
+    table = ExpertiseTable.measure(logits, examples.labels, run.labels)
+    if run.world.is_main:
+        write_json(run.folder.expertise, table.to_json())
+    run.world.barrier()
+    experts = {label: table.teachers[t] for label, t in zip(run.labels, table.experts, strict=True)}
+    for label, teacher in experts.items():
+        run.log.say(f"  {label}: {teacher} knows it best")
+    return {
+        "split": phase.split,
+        "overall": dict(zip(table.teachers, table.overall.tolist(), strict=True)),
+        "experts": experts,
+    }

@@ -1,0 +1,213 @@
+"""Everything that can be wrong with a recipe, found before a model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedConfig
+
+from ds_distill.data.sources import Source
+from ds_distill.engine.config import deepspeed_config
+from ds_distill.errors import UserError
+from ds_distill.models.load import (
+    check_labels,
+    check_vocabulary,
+    has_weights,
+    load_config,
+    load_tokenizer,
+    usable_length,
+)
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.schema import (
+    Cache,
+    Distil,
+    Evaluate,
+    Expertise,
+    FineTune,
+    Student,
+    Teacher,
+    Training,
+)
+
+
+def check_recipe(recipe: Recipe, num_ranks: int = 1) -> None:
+    """Phases, DeepSpeed config and the models' configurations and tokenizers. Reads no data
+    and no weights. Raises UserError."""
+    _check_names(recipe)
+    _check_phases(recipe)
+    for phase in recipe.phases:
+        if isinstance(phase, Training):
+            deepspeed_config(recipe.deepspeed, phase, num_ranks)
+    _check_models(recipe)
+
+
+def check_data(recipe: Recipe, source: Source) -> None:
+    """The splits that phases use, their labels, and teachers' labels against the task's.
+    Raises UserError."""
+    labels = source.labels
+    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        for split, need_labels in _splits_of(phase):
+            if split not in source.splits:
+                raise UserError(
+                    f"phases.{name}: there is no split {split!r} in {recipe.task.data.path}; it "
+                    f"has {', '.join(source.splits)}. Choose one with phases.{name}.split=NAME, or "
+                    f"say where it is with task.data.splits.{split}=NAME."
+                )
+            source.read(split, need_labels)
+        if isinstance(phase, Training) and phase.keep == "best":
+            if "validation" not in source.splits:
+                raise UserError(
+                    f"phases.{name}: keep=best needs a validation split, and "
+                    f"{recipe.task.data.path} has {', '.join(source.splits)}. Add one, or set "
+                    "training.keep=last."
+                )
+            source.read("validation", True)
+        if isinstance(phase, FineTune) and phase.focus is not None:
+            for label in phase.focus.classes:
+                if label not in labels:
+                    raise UserError(
+                        f"phases.{name}.focus.classes: there is no label {label!r}; the task has "
+                        f"{', '.join(labels)}. Name classes of the task."
+                    )
+    for name, first in _untrained_teachers(recipe).items():
+        teacher = recipe.teachers[name]
+        reference = resolve_model(teacher.model, recipe.models_folder)
+        config = load_config(reference, teacher.revision)
+        try:
+            check_labels(reference, config, labels)
+        except UserError as error:
+            raise UserError(
+                f"teachers.{name} is used by phase {first!r} as it is: {error}"
+            ) from None
+
+
+def _check_names(recipe: Recipe) -> None:
+    if "student" in recipe.teachers:
+        raise UserError("teachers.student: `student` names the student. Rename the teacher.")
+    for number, output in recipe.trained_models():
+        phase = recipe.phases[number]
+        retrained = isinstance(phase, FineTune) and not phase.save_as
+        if output in recipe.teachers and not retrained:
+            raise UserError(
+                f"phases.{recipe.phase_names()[number]}: its model would be called {output!r}, and "
+                "a teacher has that name. Choose another with save_as, or rename the teacher."
+            )
+
+
+def _check_phases(recipe: Recipe) -> None:
+    known = {"student", *recipe.teachers}
+    cached: dict[str, str] = {}  # split -> the cache phase that holds it
+    measured = False
+    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        place = f"phases.{name}"
+        if isinstance(phase, Distil | Cache | Expertise) and not recipe.teachers:
+            raise UserError(f"{place}: the recipe has no teachers. Add teachers: {{NAME: ...}}.")
+        if isinstance(phase, FineTune):
+            for model in phase.models:
+                if model not in known:
+                    raise UserError(
+                        f"{place}.models: no model {model!r} here. There are: "
+                        f"{', '.join(sorted(known))}."
+                    )
+            if set(phase.outputs) & set(recipe.teachers):
+                cached, measured = {}, False  # what teachers said before is out of date
+            known |= set(phase.outputs)
+        elif isinstance(phase, Expertise):
+            measured = True
+        elif isinstance(phase, Cache):
+            cached |= dict.fromkeys(phase.splits, name)
+        elif isinstance(phase, Distil):
+            _check_distil(phase, place, known, set(cached), measured)
+            known |= set(phase.outputs)
+
+
+def _check_distil(
+    phase: Distil, place: str, known: set[str], cached: set[str], measured: bool
+) -> None:
+    if phase.start not in known:
+        raise UserError(
+            f"{place}.start: no model {phase.start!r} before this phase. There are: "
+            f"{', '.join(sorted(known))}."
+        )
+    if phase.teachers == "cached" and phase.split not in cached:
+        raise UserError(
+            f"{place}: teachers=cached, and no cache phase before it holds what the teachers, as "
+            f"they are then, say about split {phase.split!r}. Add - cache: {{splits: "
+            f"{phase.split}}} before it (after the last fine-tuning of a teacher), or set "
+            "teachers=live."
+        )
+    if phase.teachers == "cached" and phase.losses.hidden_mse:
+        raise UserError(
+            f"{place}.losses.hidden_mse: needs hidden states, and the cache holds logits. Set "
+            f"{place}.teachers=live."
+        )
+    for routing in phase.routing:
+        if routing.needs_expertise and not measured:
+            raise UserError(
+                f"{place}.routing: {routing.policy} needs the expertise table of the teachers as "
+                "they are then. Add - expertise: {split: validation} before it (after the last "
+                "fine-tuning of a teacher)."
+            )
+
+
+def _check_models(recipe: Recipe) -> None:
+    given: dict[str, Teacher | Student] = {**recipe.teachers, "student": recipe.student}
+    for name, model in given.items():
+        place = "student" if name == "student" else f"teachers.{name}"
+        try:
+            reference = resolve_model(model.model, recipe.models_folder)
+            config = load_config(reference, model.revision)
+            check_vocabulary(reference, config, load_tokenizer(reference, model.revision))
+            if Path(reference).is_dir() and not has_weights(reference):
+                raise UserError(
+                    f"model {reference!r}: the folder has no safetensors weights. Convert it: "
+                    "load it with transformers and call save_pretrained."
+                )
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from None
+        limit = usable_length(config)
+        if limit is not None and recipe.task.max_length > limit:
+            raise UserError(
+                f"task.max_length={recipe.task.max_length}: {place} ({model.model}) takes at most "
+                f"{limit} tokens. Set task.max_length={limit} or less."
+            )
+    layers = recipe.student.layers
+    if layers is not None:
+        _check_layers(
+            layers, load_config(resolve_model(recipe.student.model, recipe.models_folder))
+        )
+
+
+def _check_layers(layers: list[int], config: PreTrainedConfig) -> None:
+    total = config.num_hidden_layers
+    if not layers or max(layers) >= total:
+        raise UserError(
+            f"student.layers={layers}: the model has layers 0 to {total - 1}. Name some of them."
+        )
+
+
+def _splits_of(phase: object) -> list[tuple[str, bool]]:
+    """(split, whether it needs labels) that a phase reads."""
+    if isinstance(phase, FineTune | Expertise | Evaluate):
+        return [(phase.split, True)]
+    if isinstance(phase, Cache):
+        return [(split, False) for split in phase.splits]
+    if isinstance(phase, Distil):
+        needs = phase.losses.cross_entropy is not None
+        return [(phase.split, needs or any(routing.needs_labels for routing in phase.routing))]
+    return []
+
+
+def _untrained_teachers(recipe: Recipe) -> dict[str, str]:
+    """Teachers that a phase asks before any phase trains them, and the first such phase."""
+    trained: set[str] = set()
+    found: dict[str, str] = {}
+    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        if isinstance(phase, FineTune):
+            trained |= set(phase.outputs)
+        else:
+            for teacher in recipe.teachers:
+                if teacher not in trained:
+                    found.setdefault(teacher, name)
+    return found

@@ -1,0 +1,83 @@
+"""Run a recipe's phases in order, each once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import datasets
+import transformers
+
+from ds_distill.data.sources import open_source
+from ds_distill.engine.world import World
+from ds_distill.environment import describe_environment
+from ds_distill.events import RunLog
+from ds_distill.files import write_json
+from ds_distill.phases.ask_teachers import cache, expertise
+from ds_distill.phases.check import check_data, check_recipe
+from ds_distill.phases.distil import distil
+from ds_distill.phases.evaluate import evaluate
+from ds_distill.phases.fine_tune import fine_tune
+from ds_distill.phases.folder import RunFolder
+from ds_distill.phases.publish import publish
+from ds_distill.phases.run import Run
+from ds_distill.recipe import Recipe
+
+PHASES: dict[str, Any] = {
+    "fine-tune": fine_tune,
+    "expertise": expertise,
+    "cache": cache,
+    "distil": distil,
+    "evaluate": evaluate,
+}
+"""Phase kind -> function (settings, number, name, run) -> record."""
+
+
+def execute(recipe: Recipe, path: Path, *, resume: bool = False) -> Path:
+    """Run a recipe in the folder `path` and return it.
+
+    Raises UserError for what the user can mend; nothing is written then.
+    """
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    folder = RunFolder(path)
+    world = World.start()
+    folder.check_new_or_same(recipe, resume)
+    check_recipe(recipe, num_ranks=world.size)
+    source = open_source(recipe.task)
+    if world.is_main and not resume:
+        print("Reading the data ...", flush=True)
+        check_data(recipe, source)
+    world.barrier()  # a mistake found by the main process must not leave a folder behind
+    if world.is_main:
+        folder.create(recipe, describe_environment(world.size, str(world.device)))
+    world.barrier()
+    log = RunLog(path, recipe, speaks=world.is_main, resumed=resume)
+    run = Run(recipe, folder, world, log, source)
+    try:
+        for number, (phase, name) in enumerate(
+            zip(recipe.phases, recipe.phase_names(), strict=True)
+        ):
+            title = f"[{number + 1}/{len(recipe.phases)}] {name}"
+            if folder.read_record(number, name) is not None:
+                log.say(f"{title}: done before")
+                continue
+            log.say(title)
+            started = time.perf_counter()
+            record = PHASES[phase.kind](phase, number, name, run)
+            seconds = round(time.perf_counter() - started, 2)
+            log.event("phase", phase=name, kind=phase.kind, seconds=seconds)
+            if world.is_main:
+                write_json(
+                    folder.record(number, name),
+                    {"phase": name, "kind": phase.kind, "seconds": seconds, **record},
+                )
+            world.barrier()
+        if world.is_main:
+            publish(run)
+        world.barrier()
+    finally:
+        log.close()
+    return path

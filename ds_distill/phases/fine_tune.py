@@ -1,0 +1,70 @@
+"""Train teachers, or a student without teachers, on labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.plan import cap_per_class, keep_share_of_others
+from ds_distill.losses import build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.models.load import freeze_embeddings
+from ds_distill.phases.run import ModelPlace, Run
+from ds_distill.phases.training import Job, train
+from ds_distill.recipe.schema import CrossEntropyLoss, FineTune, Losses
+
+
+def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, Any]:
+    """Fine-tune each of the phase's models with cross-entropy."""
+    trained = []
+    for model_name, output in zip(phase.models, phase.outputs, strict=True):
+        done = run.folder.finished_training(number, output)
+        if done is not None:
+            trained.append(done)
+            continue
+        place = run.place(model_name, number)
+        model = run.classifier(place, new_head=True)
+        if phase.freeze_embeddings:
+            freeze_embeddings(model)
+        terms = build_terms(Losses(cross_entropy=CrossEntropyLoss()), 0, {})
+        examples = run.examples(phase.split)
+        chosen = chosen_examples(phase, examples, run.labels)
+        tables = {"student": run.tables(phase.split, [place])[place.name].at(chosen)}
+        examples = examples.at(chosen)
+        job = Job(
+            number=number,
+            output=output,
+            settings=phase,
+            bundle=Bundle(model, {}, terms),
+            start=place,
+            examples=examples,
+            collate=SequenceCollator(examples, tables),
+            validation=validation_of(run, place),
+        )
+        trained.append(train(job, run))
+    return {"trained": trained}
+
+
+def chosen_examples(phase: FineTune, examples: Examples, labels: list[str]) -> np.ndarray:
+    """Indices of the examples that a phase trains on: labelled, in focus, capped per class."""
+    chosen = np.flatnonzero(examples.labels >= 0)
+    if phase.focus is not None:
+        part = examples.at(chosen)
+        classes = [labels.index(label) for label in phase.focus.classes]
+        share = phase.focus.share_of_others
+        chosen = chosen[keep_share_of_others(part.labels, part.keys, classes, share)]
+    if phase.per_class is not None:
+        part = examples.at(chosen)
+        chosen = chosen[cap_per_class(part.labels, part.keys, phase.per_class)]
+    return chosen
+
+
+def validation_of(run: Run, place: ModelPlace) -> tuple[Examples, SequenceCollator] | None:
+    """The validation split as the model being trained sees it, where the data have one."""
+    if not run.has_split("validation"):
+        return None
+    examples = run.examples("validation")
+    tables = {"student": run.tables("validation", [place])[place.name]}
+    return examples, SequenceCollator(examples, tables)

@@ -1,0 +1,120 @@
+"""A run's folder: the only way by which phases hand things to each other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ds_distill.errors import UserError
+from ds_distill.files import new_folder, read_json, sync_folder, write_json, write_text
+from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+
+TRAINING_RECORD = "training.json"
+"""Beside a trained model's weights: examples, steps, validation accuracy."""
+
+
+class RunFolder:
+    """Paths and records of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = path / "data"
+        self.results = path / "results.json"
+        self.report = path / "report.html"
+        self.student = path / "student"
+        self.expertise = path / "expertise.json"
+
+    def check_new_or_same(self, recipe: Recipe, resume: bool) -> None:
+        """Refuse a folder that another run left, and a resume with another recipe."""
+        written = self.path / "recipe.yaml"
+        if not resume:
+            if self.path.exists() and any(self.path.iterdir()):
+                raise UserError(
+                    f"the run's folder {self.path} exists. Add --resume to continue that run, "
+                    f"--folder for another place, or remove it."
+                )
+            return
+        if not written.is_file():
+            raise UserError(
+                f"--resume: {self.path} holds no recipe.yaml, so there is no run to continue. "
+                "Start it without --resume."
+            )
+        old, new = load_recipe(str(written)).model_dump(), recipe.model_dump()
+        changed = [_shown(key, old[key], new[key]) for key in new if old[key] != new[key]]
+        if changed:
+            raise UserError(
+                f"--resume: the recipe differs from the run's own ({written}) in "
+                f"{'; '.join(changed)}. Continue with the same recipe and overrides, or start a "
+                "new run with --folder."
+            )
+
+    def create(self, recipe: Recipe, environment: dict[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "environment.json", environment)
+        write_text(self.path / "recipe.yaml", dump_recipe(recipe))
+
+    def model(self, number: int, output: str) -> Path:
+        """Where phase `number` puts the model it calls `output`."""
+        return self.path / "models" / f"{number:02d}-{output}"
+
+    def checkpoints(self, number: int, output: str) -> Path:
+        return self.path / "checkpoints" / f"{number:02d}-{output}"
+
+    def cache(self, split: str) -> Path:
+        return self.path / "cache" / split
+
+    def record(self, number: int, name: str) -> Path:
+        """The file that says that a phase is done, and what came of it."""
+        return self.path / "phases" / f"{number:02d}-{name}.json"
+
+    def read_record(self, number: int, name: str) -> dict[str, Any] | None:
+        path = self.record(number, name)
+        return read_json(path) if path.is_file() else None
+
+    @contextmanager
+    def new_model(self, number: int, output: str) -> Iterator[Path]:
+        """A folder to write a model to that may yet be replaced by a better one."""
+        with new_folder(self.checkpoints(number, output) / "kept") as folder:
+            yield folder
+
+    def publish_model(self, number: int, output: str, record: dict[str, Any]) -> None:
+        """The kept model becomes the training's result, with the record of how it came to
+        be; its checkpoints go. Main process."""
+        model = self.model(number, output)
+        kept = self.checkpoints(number, output) / "kept"
+        write_json(kept / TRAINING_RECORD, record)
+        model.parent.mkdir(exist_ok=True)
+        os.rename(kept, model)
+        sync_folder(model.parent)
+        self._remove_checkpoints(number, output)
+
+    def finished_training(self, number: int, output: str) -> dict[str, Any] | None:
+        """The record of a training that ended before a kill, or None."""
+        record = self.model(number, output) / TRAINING_RECORD
+        if not record.is_file():
+            return None
+        self._remove_checkpoints(number, output)
+        return dict(read_json(record))
+
+    def _remove_checkpoints(self, number: int, output: str) -> None:
+        shutil.rmtree(self.checkpoints(number, output), ignore_errors=True)
+        parent = self.path / "checkpoints"
+        if parent.is_dir() and not any(parent.iterdir()):
+            parent.rmdir()
+
+
+def _shown(key: str, old: Any, new: Any) -> str:
+    """The innermost keys that differ, as a user writes them."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for inner in {**old, **new}:
+            if old.get(inner) != new.get(inner):
+                return _shown(f"{key}.{inner}", old.get(inner), new.get(inner))
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            if before != after:
+                return _shown(f"{key}.{index}", before, after)
+    return f"{key} (was {old!r}, now {new!r})"

@@ -1,0 +1,119 @@
+"""A run: what every phase is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ds_distill.data.batches import Examples
+from ds_distill.data.sources import Source
+from ds_distill.data.tokenise import TokenTable, tokenise, tokenizer_fingerprint
+from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.world import World
+from ds_distill.events import RunLog
+from ds_distill.files import new_folder
+from ds_distill.models.load import load_classifier, load_tokenizer
+from ds_distill.phases.folder import RunFolder
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.schema import Teacher, Training
+
+
+@dataclass(frozen=True)
+class ModelPlace:
+    """Where a model's files are when a phase starts."""
+
+    name: str
+    reference: str
+    """Local folder or hub id."""
+    revision: str | None = None
+    layers: list[int] | None = None
+    trained: bool = False
+    """Whether an earlier phase of this run trained it."""
+
+
+class Run:
+    """Recipe, folder, processes, log, data and models of a run."""
+
+    def __init__(
+        self, recipe: Recipe, folder: RunFolder, world: World, log: RunLog, source: Source
+    ) -> None:
+        self.recipe, self.folder, self.world, self.log = recipe, folder, world, log
+        self._source = source
+        self.labels: list[str] = source.labels
+        self._tables: dict[tuple[str, str], TokenTable] = {}
+
+    # ------------------------------------------------------------------------- data
+
+    def has_split(self, split: str) -> bool:
+        return split in self._source.splits
+
+    def _examples_folder(self, split: str) -> Path:
+        """The split's text on disk, read once by the main process."""
+        folder = self.folder.data / split / "examples"
+        if self.world.is_main and not folder.is_dir():
+            examples = self._source.read(split)
+            with new_folder(folder) as aside:
+                examples.save_to_disk(aside)
+        self.world.barrier()
+        return folder
+
+    def examples(self, split: str) -> Examples:
+        """Keys and labels of a split. Every rank must call this."""
+        return Examples.of(datasets.load_from_disk(self._examples_folder(split)))
+
+    def tables(self, split: str, places: Iterable[ModelPlace]) -> dict[str, TokenTable]:
+        """A split's tokens for each model; models with the same tokenizer share a table. Every
+        rank must call this."""
+        folder = self._examples_folder(split)
+        tables = {}
+        for place in places:
+            tokenizer = self.tokenizer(place)
+            mark = tokenizer_fingerprint(tokenizer)
+            if (split, mark) not in self._tables:
+                file = folder.parent / f"tokens-{mark}.arrow"
+                if self.world.is_main and not file.is_file():
+                    examples = datasets.load_from_disk(folder)
+                    tokenise(examples, tokenizer, self.recipe.task.max_length, file)
+                self.world.barrier()
+                self._tables[split, mark] = TokenTable(file, tokenizer)
+            tables[place.name] = self._tables[split, mark]
+        return tables
+
+    # ----------------------------------------------------------------------- models
+
+    def place(self, name: str, number: int) -> ModelPlace:
+        """The model called `name` as phase `number` finds it: as the last earlier phase that
+        trained it left it, else as the recipe gives it."""
+        for earlier, output in reversed(list(self.recipe.trained_models())):
+            if earlier < number and output == name:
+                return ModelPlace(name, str(self.folder.model(earlier, output)), trained=True)
+        given = self.recipe.student if name == "student" else self.recipe.teachers[name]
+        reference = resolve_model(given.model, self.recipe.models_folder)
+        layers = None if isinstance(given, Teacher) else given.layers
+        return ModelPlace(name, reference, given.revision, layers)
+
+    def tokenizer(self, place: ModelPlace) -> PreTrainedTokenizerBase:
+        return load_tokenizer(place.reference, place.revision)
+
+    def classifier(self, place: ModelPlace, *, new_head: bool = False) -> PreTrainedModel:
+        """Load a classifier; see `load_classifier`."""
+        return load_classifier(
+            place.reference,
+            self.labels,
+            revision=place.revision,
+            layers=place.layers,
+            new_head=new_head and not place.trained,
+            seed=self.recipe.seed,
+        )
+
+    # ----------------------------------------------------------------------- engine
+
+    def deepspeed(self, training: Training | None = None) -> dict[str, Any]:
+        """The DeepSpeed config of a phase."""
+        return deepspeed_config(self.recipe.deepspeed, training, self.world.size)

@@ -1,0 +1,229 @@
+"""The training loop of fine-tuning and distilling: they differ in the bundle alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.plan import deal, padding_share, plan_epoch
+from ds_distill.engine.config import batch_shape
+from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.evaluation.metrics import accuracy
+from ds_distill.models.bundle import Bundle
+from ds_distill.phases.asking import ask_all
+from ds_distill.phases.checkpoints import Checkpoints
+from ds_distill.phases.run import ModelPlace, Run
+from ds_distill.recipe.schema import Training
+from ds_distill.types import Batch
+
+WARM_UP_STEPS = 5
+"""First steps of a process, left out of throughput: caches and allocators are cold."""
+
+EVALUATION_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model to train."""
+
+    number: int
+    output: str
+    settings: Training
+    bundle: Bundle
+    start: ModelPlace
+    """Where the student comes from: its tokenizer goes with the trained model."""
+    examples: Examples
+    collate: SequenceCollator
+    validation: tuple[Examples, SequenceCollator] | None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a training stands; with DeepSpeed's checkpoint it is all that a resume needs."""
+
+    step: int = 0
+    best_accuracy: float | None = None
+    best_epoch: int | None = None
+
+
+def train(job: Job, run: Run) -> dict[str, Any]:
+    """Train a bundle's student and put it into the run's folder; continues from the last
+    whole checkpoint. Returns what the phase's record says of it."""
+    settings, world, log = job.settings, run.world, run.log
+    epochs = settings.epochs
+    steps_per_epoch = -(-len(job.examples) // settings.batch_size)
+    total_steps = steps_per_epoch * epochs
+    micro_batch, micro_steps = batch_shape(settings, world.size)
+    torch.manual_seed(run.recipe.seed + world.rank)  # dropout differs between ranks
+    engine = Engine(
+        job.bundle,
+        run.deepspeed(settings),
+        world,
+        OptimizerSettings(
+            settings.learning_rate,
+            settings.weight_decay,
+            total_steps,
+            round(settings.warmup * total_steps),
+        ),
+        student_resident=run.recipe.student_resident,
+    )
+    checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.output), world)
+    saved = checkpoints.load(engine)
+    progress = Progress(**saved) if saved else Progress()
+    log.forget_after(job.output, progress.step)
+    if saved:
+        log.say(f"  {job.output}: continues at step {progress.step} of {total_steps}")
+    meter = _Meter(micro_batch * world.size)
+    with log.bar(job.output, total_steps) as bar, ThreadPoolExecutor(1) as ahead:
+        bar.advance(progress.step)
+        for epoch in range(progress.step // steps_per_epoch, epochs):
+            plan = plan_epoch(
+                job.collate.lengths,
+                job.examples.keys,
+                settings.batch_size,
+                run.recipe.seed,
+                epoch,
+            )
+            todo = plan[progress.step - epoch * steps_per_epoch :]
+            log.event(
+                "epoch",
+                phase=job.output,
+                step=progress.step,
+                epoch=epoch,
+                padding_share=round(
+                    padding_share(job.collate.lengths, plan, micro_steps * world.size), 4
+                ),
+            )
+            for batch, micro_batches in _collated(job, todo, micro_steps, run, epoch, ahead):
+                losses = engine.train_step(micro_batches)
+                progress = replace(progress, step=progress.step + 1)
+                meter.add(losses, job.collate.lengths[batch])
+                if progress.step % run.recipe.logging.every == 0 or progress.step == total_steps:
+                    values = meter.read(world)
+                    log.event(
+                        "train",
+                        phase=job.output,
+                        step=progress.step,
+                        learning_rate=engine.learning_rate,
+                        **values,
+                    )
+                    bar.advance(0, f"loss {values['loss']:.4f}")
+                bar.advance()
+                epoch_ends = progress.step == (epoch + 1) * steps_per_epoch
+                if epoch_ends:
+                    progress = _validate(job, run, engine, progress, epoch)
+                if (epoch_ends and progress.step < total_steps) or (
+                    settings.save_every and progress.step % settings.save_every == 0
+                ):
+                    checkpoints.save(engine, progress.step, asdict(progress))
+    if job.validation is None or settings.keep == "last":
+        _keep_weights(job, run, engine)
+    record = {
+        "output": job.output,
+        "examples": len(job.examples),
+        "steps": total_steps,
+        "validation_accuracy": progress.best_accuracy,
+        "best_epoch": progress.best_epoch,
+    }
+    if world.is_main:
+        run.folder.publish_model(job.number, job.output, record)
+    world.barrier()
+    engine.close()
+    return record
+
+
+def _collated(
+    job: Job,
+    plan: list[np.ndarray],
+    micro_steps: int,
+    run: Run,
+    epoch: int,
+    ahead: ThreadPoolExecutor,
+) -> Iterator[tuple[np.ndarray, list[Batch]]]:
+    """Global batches and this rank's micro-batches of them, made one step ahead."""
+
+    def make(batch: np.ndarray) -> list[Batch]:
+        shares = deal(batch, micro_steps, run.world.size, run.world.rank)
+        return [job.collate(share, epoch) for share in shares]
+
+    coming = ahead.submit(make, plan[0]) if plan else None
+    for number, batch in enumerate(plan):
+        assert coming is not None
+        micro_batches = coming.result()
+        if number + 1 < len(plan):
+            coming = ahead.submit(make, plan[number + 1])
+        yield batch, micro_batches
+
+
+def _validate(job: Job, run: Run, engine: Engine, progress: Progress, epoch: int) -> Progress:
+    """Validation accuracy at the end of an epoch; the best epoch's weights are kept."""
+    if job.validation is None:
+        return progress
+    examples, collate = job.validation
+    logits = ask_all(engine, collate, ["student"], len(run.labels), EVALUATION_BATCH, run.world)[
+        "student"
+    ]
+    result = accuracy(logits, examples.labels)
+    run.log.event("validation", phase=job.output, step=progress.step, epoch=epoch, accuracy=result)
+    keep_last = job.settings.keep == "last"
+    if not keep_last and (progress.best_accuracy is None or result > progress.best_accuracy):
+        _keep_weights(job, run, engine)
+    elif not keep_last:
+        return progress
+    return replace(progress, best_accuracy=result, best_epoch=epoch)
+
+
+def _keep_weights(job: Job, run: Run, engine: Engine) -> None:
+    """Write the student as transformers would, aside, to be published when training ends."""
+    weights = engine.student_weights()
+    if run.world.is_main:
+        assert job.bundle.student is not None
+        with run.folder.new_model(job.number, job.output) as folder:
+            job.bundle.student.save_pretrained(folder, state_dict=weights)
+            run.tokenizer(job.start).save_pretrained(folder)
+    run.world.barrier()
+
+
+class _Meter:
+    """Losses and speed between two events."""
+
+    def __init__(self, micro_batch: int) -> None:
+        self._steps = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._losses: dict[str, torch.Tensor] = {}
+        self._counted = self._examples = self._tokens = 0
+        self._started = time.perf_counter()
+        self._since = 0
+
+    def add(self, losses: dict[str, torch.Tensor], lengths: np.ndarray) -> None:
+        """losses: this rank's shares of one step; lengths: of the global batch's examples."""
+        self._steps += 1
+        self._since += 1
+        for name, loss in losses.items():
+            self._losses[name] = self._losses.get(name, torch.zeros_like(loss)) + loss
+        if self._steps == WARM_UP_STEPS:
+            self._started, self._examples, self._tokens = time.perf_counter(), 0, 0
+        elif self._steps > WARM_UP_STEPS:
+            self._examples += len(lengths)
+            self._tokens += int(lengths.sum())
+
+    def read(self, world: Any) -> dict[str, float]:
+        """Means since the last reading: the only place that waits for the device."""
+        names = list(self._losses)
+        totals = world.sum(torch.stack([self._losses[name] for name in names])) / self._since
+        values = dict(zip(names, totals.tolist(), strict=True))
+        seconds = time.perf_counter() - self._started
+        if self._examples:
+            values["examples_per_second"] = round(self._examples / seconds, 1)
+            values["tokens_per_second"] = round(self._tokens / seconds, 1)
+        self._reset()
+        return values

@@ -1,0 +1,252 @@
+"""From a YAML file and key=value overrides to a Recipe, with errors that name the line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from ds_distill.errors import UserError
+from ds_distill.recipe.schema import Recipe
+
+Location = tuple[str | int, ...]
+
+MAX_NODES = 20_000
+"""A recipe has some hundred nodes; aliases can multiply a small file into billions."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the booleans of YAML 1.2 (`on`, `yes` and `no` are words), no tags."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _word in ("true", "True", "TRUE", "false", "False", "FALSE"):
+    _Loader.yaml_implicit_resolvers.setdefault(_word[0], [])
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool",
+    yaml.resolver.re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"),  # type: ignore[attr-defined]
+    list("tTfF"),
+)
+
+
+class _Tree:
+    """A parsed YAML document and the place of each of its keys."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.places: dict[Location, str] = {}
+        self._nodes = 0
+
+    def parse(self, text: str) -> Any:
+        try:
+            for event in yaml.parse(text, Loader=_Loader):
+                tag = getattr(event, "tag", None)
+                if tag not in (None, "!"):
+                    number = event.start_mark.line + 1 if event.start_mark else 1
+                    raise UserError(
+                        f"{self.source}:{number}: YAML tags are not allowed (found {tag!r}). "
+                        "Write the plain value."
+                    )
+            loader = _Loader(text)
+            try:
+                node = loader.get_single_node()
+                return None if node is None else self._build(loader, node, ())
+            finally:
+                loader.dispose()
+        except (yaml.YAMLError, RecursionError) as error:
+            mark = getattr(error, "problem_mark", None)
+            line = f":{mark.line + 1}" if mark else ""
+            problem = getattr(error, "problem", None) or str(error)
+            raise UserError(f"{self.source}{line}: not readable as YAML: {problem}.") from error
+
+    def _build(self, loader: _Loader, node: yaml.Node, at: Location) -> Any:
+        self._nodes += 1
+        line = node.start_mark.line + 1
+        self.places.setdefault(at, f"{self.source}:{line}")
+        if self._nodes > MAX_NODES:
+            raise UserError(
+                f"{self.source}:{line}: the recipe grows beyond {MAX_NODES} values; "
+                "aliases (*name) repeat too much. Write it without nested aliases."
+            )
+        if isinstance(node, yaml.MappingNode):
+            result: dict[Any, Any] = {}
+            for key_node, value_node in node.value:
+                key = loader.construct_object(key_node)
+                key_line = key_node.start_mark.line + 1
+                if not isinstance(key, str | int):
+                    raise UserError(f"{self.source}:{key_line}: a key must be a word, got {key!r}.")
+                if key in result:
+                    raise UserError(
+                        f"{self.source}:{key_line}: key {key!r} stands twice in one section. "
+                        "Keep one of them."
+                    )
+                self.places[(*at, key)] = f"{self.source}:{key_line}"
+                result[key] = self._build(loader, value_node, (*at, key))
+            return result
+        if isinstance(node, yaml.SequenceNode):
+            return [
+                self._build(loader, item, (*at, index)) for index, item in enumerate(node.value)
+            ]
+        return loader.construct_object(node)
+
+    def place(self, at: Location) -> str:
+        """Where a location stands: its own line, or that of the nearest section around it."""
+        while at and at not in self.places:
+            at = at[:-1]
+        return self.places.get(at, self.source)
+
+
+def builtin_recipes() -> dict[str, Path]:
+    """Names and files of the recipes that come with the package."""
+    folder = Path(str(importlib.resources.files("ds_configs"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def recipe_path(reference: str) -> Path:
+    """The file of a recipe given as a path or as a built-in's name.
+
+    Raises UserError when it is neither.
+    """
+    path = Path(reference)
+    if path.is_file():
+        return path
+    builtin = builtin_recipes()
+    if reference in builtin:
+        return builtin[reference]
+    nearest = difflib.get_close_matches(reference, builtin, n=1)
+    hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
+    raise UserError(
+        f"recipe {reference!r} is neither a file nor a built-in recipe.{hint} "
+        f"Built-in: {', '.join(builtin)}."
+    )
+
+
+def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe (file or built-in name) and apply `key=value` overrides.
+
+    Keys are dotted (`task.data.path`); a phase is addressed by its name, kind or number
+    (`phases.distil.epochs=1`). Values are read as YAML.
+
+    Raises UserError naming file:line, key and fix for each mistake.
+    """
+    path = recipe_path(reference)
+    tree = _Tree(str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}.") from error
+    data = tree.parse(text)
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: a recipe is `key: value` lines at the top level.")
+    for override in overrides:
+        _apply_override(tree, data, override)
+    return _validate(tree, data)
+
+
+def _apply_override(tree: _Tree, data: dict[Any, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise UserError(
+            f"override {override!r} is not of the form key=value, e.g. training.epochs=1."
+        )
+    place = f"command line {override!r}"
+    parsed = _Tree(place).parse(value)
+    target: Any = data
+    at: Location = ()
+    parts = key.split(".")
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        step: str | int = part
+        if isinstance(target, list):
+            step = _list_index(target, part, place)
+            if at == ("phases",) and not last:
+                kind = next(iter(target[step])) if isinstance(target[step], dict) else target[step]
+                if not isinstance(target[step], dict) or target[step][kind] is None:
+                    target[step] = {kind: {}}
+                at, target = (*at, step, kind), target[step][kind]
+                continue
+        elif not isinstance(target, dict):
+            raise UserError(f"{place}: {'.'.join(map(str, at))} holds a value, not a section.")
+        at = (*at, step)
+        if last:
+            target[step] = parsed
+            tree.places = {old: p for old, p in tree.places.items() if old[: len(at)] != at}
+            tree.places[at] = place
+        else:
+            if isinstance(target, dict) and target.get(step) is None:
+                target[step] = {}
+                tree.places[at] = place
+            target = target[step]
+
+
+def _list_index(items: list[Any], part: str, place: str) -> int:
+    """A list's item by number, or a phase by its name or kind."""
+    if part.isdigit() and int(part) < len(items):
+        return int(part)
+    names: list[str] = []
+    for item in items:
+        [(kind, body)] = item.items() if isinstance(item, dict) and len(item) == 1 else [(item, {})]
+        names.append((isinstance(body, dict) and body.get("name")) or str(kind))
+    if names.count(part) == 1:
+        return names.index(part)
+    if part in names:
+        numbers = [str(number) for number, name in enumerate(names) if name == part]
+        raise UserError(
+            f"{place}: {part!r} names several items; use a number: {' or '.join(numbers)}."
+        )
+    raise UserError(f"{place}: no item {part!r} in the list. It has: {', '.join(names)}.")
+
+
+def _validate(tree: _Tree, data: Mapping[Any, Any]) -> Recipe:
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as failure:
+        seen: dict[str, None] = {}
+        for error in failure.errors():
+            for line in _error_lines(tree, error):  # one line per mistake, once
+                seen[line] = None
+        count = f"{len(seen)} error{'s' if len(seen) > 1 else ''}. Nothing was started."
+        raise UserError("\n".join([*seen, count])) from failure
+
+
+def _error_lines(tree: _Tree, error: Any) -> list[str]:
+    at: Location = tuple(error["loc"])
+    if error["type"] == "unknown_keys":
+        lines = []
+        for key, nearest in error["ctx"]["nearest"].items():
+            hint = (
+                f"Did you mean `{nearest[0]}`?"
+                if nearest
+                else f"Known here: {', '.join(k for k in error['ctx']['known'] if k != 'kind')}."
+            )
+            where = ".".join(map(str, (*at, key)))
+            lines.append(f"{tree.place((*at, key))}  {where}: unknown key. {hint}")
+        return lines
+    where = ".".join(map(str, at)) or "recipe"
+    if error["type"] == "missing":
+        return [f"{tree.place(at)}  {where}: is required and missing."]
+    if error["type"] == "union_tag_invalid":
+        tag = error["ctx"]["tag"]
+        kinds = ["fine-tune", "expertise", "cache", "distil", "evaluate"]
+        nearest = difflib.get_close_matches(tag, kinds, n=1)
+        hint = f"Did you mean `{nearest[0]}`?" if nearest else f"Phases: {', '.join(kinds)}."
+        return [f"{tree.place((*at, tag))}  {where}: unknown phase {tag!r}. {hint}"]
+    message = error["msg"].removeprefix("Value error, ")
+    given = error["input"]
+    shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
+    return [f"{tree.place(at)}  {where}: {message}{shown}."]
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The resolved recipe as YAML that loads to an equal Recipe."""
+    return yaml.safe_dump(
+        recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
+    )

@@ -1,0 +1,56 @@
+"""Where a model reference of a recipe points to."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from ds_distill.errors import UserError
+
+
+def resolve_model(reference: str, models_folder: str | None = None) -> str:
+    """A local folder, or a hub id for transformers to fetch.
+
+    `pkg:PACKAGE/FOLDER` is a folder inside an installed package, which is not imported.
+    `models_folder` holds local copies of hub models.
+
+    Raises UserError when a package or folder that is named is not there.
+    """
+    if reference.startswith("pkg:"):
+        return str(_package_folder(reference))
+    path = Path(reference).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError(
+                f"model {reference!r}: the folder has no config.json, so it is not a model saved "
+                "by transformers. Give the folder that save_pretrained wrote."
+            )
+        return str(path)
+    looks_local = reference.startswith((".", "/", "~")) or reference.count("/") > 1
+    if models_folder is not None and not looks_local:
+        root = Path(models_folder).expanduser()
+        for candidate in (root / reference, root / reference.rpartition("/")[2]):
+            if (candidate / "config.json").is_file():
+                return str(candidate)
+        raise UserError(
+            f"model {reference!r}: models_folder is {models_folder!r}, and neither "
+            f"{root / reference} nor {root / reference.rpartition('/')[2]} holds a config.json. "
+            "Put the model there, or leave models_folder out to fetch it from the hub."
+        )
+    if looks_local:
+        raise UserError(f"model {reference!r}: there is no such folder. Check the path.")
+    return reference
+
+
+def _package_folder(reference: str) -> Path:
+    package, _, folder = reference.removeprefix("pkg:").partition("/")
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or spec.origin is None:
+        raise UserError(
+            f"model {reference!r}: the Python package {package!r} is not installed. "
+            f"Install it: pip install {package.replace('_', '-')}"
+        )
+    path = Path(spec.origin).parent / folder
+    if not (path / "config.json").is_file():
+        raise UserError(f"model {reference!r}: {path} holds no config.json. Check the folder.")
+    return path

@@ -1,0 +1,1 @@
+"""Results, report, model card."""

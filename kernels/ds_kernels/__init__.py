@@ -1,0 +1,23 @@
+"""Fused distillation losses: Triton kernels on CUDA, a PyTorch reference on CPU."""
+
+from ._shared import last_path
+from .attention_kl import attention_kl
+from .linear_kl import linear_kl, linear_mse
+from .masked_cosine import masked_cosine
+from .masked_kl import masked_js, masked_kl, masked_reverse_kl, masked_tv
+from .relation_kl import relation_kl
+from .topk_kl import topk_kl
+
+__all__ = [
+    "attention_kl",
+    "last_path",
+    "linear_kl",
+    "linear_mse",
+    "masked_cosine",
+    "masked_js",
+    "masked_kl",
+    "masked_reverse_kl",
+    "masked_tv",
+    "relation_kl",
+    "topk_kl",
+]

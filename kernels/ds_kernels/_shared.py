@@ -1,0 +1,192 @@
+"""What the ops share: optional Triton, row masks, reductions, argument checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+triton: Any
+tl: Any
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # torch's CPU wheel does not bring Triton
+    triton = tl = None
+
+INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
+REDUCTIONS = ("none", "sum", "mean")
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_path = "none"
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """triton.jit, or the function itself where Triton is missing (it is then never called)."""
+    return function if triton is None else triton.jit(function)
+
+
+def use_triton(tensor: Tensor) -> bool:
+    """True where an op runs its Triton kernels; remembers the choice for `last_path`."""
+    global _path
+    chosen = tensor.is_cuda or INTERPRETED
+    if chosen and triton is None:
+        raise RuntimeError("ds_kernels: CUDA tensors need Triton (pip install triton)")
+    _path = "triton" if chosen else "reference"
+    return chosen
+
+
+def last_path() -> str:
+    """"triton" or "reference": what the last op that ran used; "none" before the first."""
+    return _path
+
+
+def accumulator(*tensors: Tensor) -> torch.dtype:
+    """float32, or float64 where an input is float64 (gradient checks)."""
+    double = any(tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 if double else torch.float32
+
+
+def check_pair(
+    op: str, name: str, student: Tensor, teacher: Tensor, *, same_last: bool = True
+) -> None:
+    """Raise ValueError unless both are floating, on one device, and agree in shape."""
+    for role, tensor in (("student", student), ("teacher", teacher)):
+        if tensor.dtype not in FLOATS:
+            raise ValueError(
+                f"{op}: {role}_{name} has dtype {tensor.dtype}; float32, float16 or bfloat16 wanted"
+            )
+    if student.device != teacher.device:
+        raise ValueError(
+            f"{op}: student_{name} is on {student.device}, teacher_{name} on {teacher.device}"
+        )
+    dims = student.dim() if same_last else student.dim() - 1
+    if (
+        student.dim() < 1
+        or student.dim() != teacher.dim()
+        or student.shape[:dims] != teacher.shape[:dims]
+    ):
+        raise ValueError(
+            f"{op}: student_{name} {list(student.shape)} and teacher_{name} "
+            f"{list(teacher.shape)} differ in shape"
+        )
+    if student.shape[-1] == 0:
+        raise ValueError(f"{op}: student_{name} {list(student.shape)} has an empty last dimension")
+
+
+def check_options(
+    op: str, weight: float, tolerance: float, reduction: str, temperature: float = 1.0
+) -> None:
+    """Raise ValueError on a number outside its range or an unknown reduction."""
+    if not 0.0 < temperature < float("inf"):
+        raise ValueError(f"{op}: temperature must be positive and finite, got {temperature}")
+    if not 0.0 <= weight < float("inf"):
+        raise ValueError(f"{op}: weight must be at least 0 and finite, got {weight}")
+    if not 0.0 <= tolerance < float("inf"):
+        raise ValueError(f"{op}: tolerance must be at least 0 and finite, got {tolerance}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{op}: reduction must be one of {REDUCTIONS}, got {reduction!r}")
+
+
+def flat_rows(op: str, mask: Tensor | None, lead: torch.Size, device: torch.device) -> Tensor | None:
+    """The counted rows as None (all), bool [N], or int64 indices [n] into the flattened rows."""
+    if mask is None:
+        return None
+    if mask.device != device:
+        raise ValueError(f"{op}: mask is on {mask.device}, the inputs are on {device}")
+    if mask.dtype == torch.bool:
+        if mask.shape != lead:
+            raise ValueError(f"{op}: mask {list(mask.shape)} does not match rows {list(lead)}")
+        return mask.reshape(-1)
+    if mask.dtype != torch.int64 or mask.dim() != 1:
+        raise ValueError(
+            f"{op}: mask must be bool {list(lead)} or a vector of int64 row indices, "
+            f"got {mask.dtype} {list(mask.shape)}"
+        )
+    # On a GPU this check would wait for the device; there the index ops assert instead.
+    if mask.device.type == "cpu" and mask.numel() and not torch.compiler.is_compiling():
+        low, high = (int(bound) for bound in torch.aminmax(mask))
+        if low < 0 or high >= lead.numel():
+            raise ValueError(
+                f"{op}: row indices run from {low} to {high}, rows are 0 to {lead.numel() - 1}"
+            )
+    return mask
+
+
+def row_indices(rows: Tensor | None, num_rows: int, device: torch.device) -> Tensor:
+    """int64 indices of the counted rows. A bool mask costs one device synchronisation."""
+    if rows is None:
+        return torch.arange(num_rows, device=device)
+    return rows.nonzero().squeeze(1) if rows.dtype == torch.bool else rows
+
+
+def row_mask(rows: Tensor | None, num_rows: int) -> Tensor | None:
+    """bool [N] of the counted rows, made without a device synchronisation."""
+    if rows is None or rows.dtype == torch.bool:
+        return rows
+    return torch.zeros(num_rows, dtype=torch.bool, device=rows.device).index_fill_(0, rows, True)
+
+
+def reduce_rows(
+    op: str,
+    losses: Tensor,
+    rows: Tensor | None,
+    num_rows: int,
+    reduction: str,
+    denominator: float | Tensor | None,
+    copies: int = 1,
+) -> Tensor:
+    """Reduce losses (0 at rows not counted); "mean" also averages a row's `copies` (heads)."""
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    if reduction == "sum":
+        return total
+    if copies > 1:
+        total = total / copies
+    if denominator is None:
+        if rows is None:
+            return total / max(num_rows, 1)
+        if rows.dtype == torch.bool:
+            return total / rows.sum().clamp(min=1)
+        return total / max(rows.numel(), 1)
+    if isinstance(denominator, Tensor):
+        if denominator.numel() != 1:
+            raise ValueError(f"{op}: denominator must be one number, got {list(denominator.shape)}")
+        # A step without any counted row has loss 0, not 0/0.
+        return total / torch.where(denominator == 0, 1, denominator).reshape(())
+    if denominator < 0:
+        raise ValueError(f"{op}: denominator must be at least 0, got {denominator}")
+    return total / (denominator or 1)
+
+
+def hinge(value: Tensor, tolerance: float) -> Tensor:
+    """max(value - tolerance, 0) that keeps NaN."""
+    return torch.where(value <= tolerance, 0.0, value - tolerance)
+
+
+def open_gate(losses: Tensor) -> Tensor:
+    """Rows whose hinge lets a gradient through: loss above 0, or NaN. Uncounted rows have 0."""
+    return ~(losses <= 0)
+
+
+def row_stride(tensor: Tensor) -> Tensor:
+    """The tensor itself where its last dimension is contiguous, else a contiguous copy."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def row_tile(length: int) -> tuple[int, int]:
+    """(columns, warps) of a program that walks one row of this length."""
+    block = max(16, min(1 << (length - 1).bit_length(), 4096))
+    return block, max(1, min(block // 256, 16))
+
+
+def forbid_double_backward(op: Any, name: str) -> None:
+    """Register an autograd formula on a backward op that raises, naming the public function."""
+
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(f"ds_kernels.{name}: second derivatives are not implemented")
+
+    op.register_autograd(backward)

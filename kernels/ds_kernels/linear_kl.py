@@ -1,0 +1,390 @@
+"""KL divergence and squared error on logits that are projected here, and never all at once.
+
+Only counted rows are projected, a bounded number at a time, to float32 logits (bfloat16 logits
+would cost most of the gradient's precision near the teacher). The divergence's derivative by
+the logits needs nothing from upstream but one factor per row, so it is kept in the hidden
+dtype where it fits a budget; beyond the budget the backward pass projects again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._shared import (
+    FLOATS,
+    accumulator,
+    check_options,
+    check_pair,
+    flat_rows,
+    forbid_double_backward,
+    open_gate,
+    reduce_rows,
+    row_indices,
+    use_triton,
+)
+from .masked_kl import KL, MSE, forward_rows, gradient_factor
+
+# Bytes of float32 logits (both models) alive at a time, and of kept derivatives. Every further
+# chunk reads both weights again, so on a GPU a chunk is a thousand rows or more.
+_LOGIT_BYTES = {"cuda": 5 << 28, "cpu": 1 << 27}
+_KEEP_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}
+_ALIGN = 8  # columns: rows of a 16-bit buffer stay 16-byte aligned, which V itself does not give
+_UPCAST_ROWS = 4096
+
+
+def _chunks(num_rows: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    budget = _LOGIT_BYTES.get(device.type, _LOGIT_BYTES["cpu"])
+    count = -(-num_rows // max(1, budget // (8 * width)))
+    for i in range(count):
+        yield i * num_rows // count, (i + 1) * num_rows // count
+
+
+def _keeps(num_rows: int, width: int, hidden: Tensor) -> bool:
+    budget = _KEEP_BYTES.get(hidden.device.type, _KEEP_BYTES["cpu"])
+    return num_rows * width * hidden.element_size() <= budget
+
+
+def _take(tensor: Tensor, rows: Tensor | None, start: int, end: int) -> Tensor:
+    return tensor[start:end] if rows is None else tensor[rows[start:end]]
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in float32 without rounding to a 16-bit dtype on the way."""
+    if a.dtype in (torch.float32, torch.float64):
+        return torch.mm(a, b)
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    # The CPU has no such product: convert b in blocks of columns, never whole.
+    out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
+    a = a.float()
+    for i in range(0, b.shape[1], _UPCAST_ROWS):
+        torch.mm(a, b[:, i : i + _UPCAST_ROWS].float(), out=out[:, i : i + _UPCAST_ROWS])
+    return out
+
+
+def _divergence_rows(
+    student_hidden: Tensor,
+    student_weight: Tensor,
+    student_bias: Tensor | None,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    teacher_bias: Tensor | None,
+    options: tuple[float, float, float, int],
+    unit_gradient: Tensor | None,
+) -> Tensor:
+    student = _mm(student_hidden, student_weight.t())
+    teacher = _mm(teacher_hidden, teacher_weight.t())
+    return forward_rows(
+        student, teacher, None, *options, student_bias, teacher_bias, unit_gradient
+    )[0]
+
+
+def _forward(
+    student_hidden: Tensor,
+    student_weight: Tensor,
+    student_bias: Tensor | None,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    teacher_bias: Tensor | None,
+    rows: Tensor | None,
+    temperature: float,
+    weight: float,
+    tolerance: float,
+    divergence: int,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    use_triton(student_hidden)
+    num_rows, device = student_hidden.shape[0], student_hidden.device
+    num_counted = num_rows if rows is None else rows.shape[0]
+    width = student_weight.shape[0]
+    losses = student_hidden.new_zeros(num_rows, dtype=accumulator(student_hidden, teacher_hidden))
+    unit = _unit_buffer(student_hidden, num_counted if keep else 0, width)
+    options = (temperature, weight, tolerance, divergence)
+    with torch.autocast(device.type, enabled=False):
+        for start, end in _chunks(num_counted, width, device):
+            losses[slice(start, end) if rows is None else rows[start:end]] = _divergence_rows(
+                _take(student_hidden, rows, start, end), student_weight, student_bias,
+                _take(teacher_hidden, rows, start, end), teacher_weight, teacher_bias,
+                options, unit[start:end, :width] if keep else None,
+            )  # fmt: skip
+    return losses, unit
+
+
+def _unit_buffer(hidden: Tensor, num_rows: int, width: int) -> Tensor:
+    return hidden.new_empty((num_rows, -(-width // _ALIGN) * _ALIGN))
+
+
+def _backward(
+    upstream: Tensor,
+    student_hidden: Tensor,
+    student_weight: Tensor,
+    student_bias: Tensor | None,
+    teacher_hidden: Tensor | None,
+    teacher_weight: Tensor | None,
+    teacher_bias: Tensor | None,
+    rows: Tensor | None,
+    losses: Tensor,
+    unit: Tensor,
+    temperature: float,
+    weight: float,
+    divergence: int,
+    wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    use_triton(student_hidden)
+    device, dtype, acc = student_hidden.device, student_hidden.dtype, losses.dtype
+    width = student_weight.shape[0]
+    for name, head in (("student", student_weight), ("teacher", teacher_weight)):
+        if head is not None and head.numel() == 0:
+            raise RuntimeError(
+                f"linear_kl: {name}_weight is empty in the backward pass: it was released after "
+                "the forward pass (ZeRO stage 3). Call the op inside the wrapped module's forward"
+            )
+    scale = torch.where(open_gate(losses), upstream * gradient_factor(temperature, weight, divergence), 0)
+    if rows is not None:
+        scale = scale[rows]
+    # A power of ten or more below 1 as a rule: taken out, so that float16 does not underflow.
+    largest = scale.abs().amax() if scale.numel() else scale.new_zeros(())
+    largest = torch.where(largest == 0, 1, largest)
+    ratio = (scale / largest)[:, None]
+    num_counted = scale.shape[0]
+    grad_hidden = torch.zeros_like(student_hidden) if wanted[0] else student_hidden.new_empty(0)
+    grad_weight = student_weight.new_empty(0)
+    grad_bias = student_weight.new_empty(0)
+    kept = teacher_hidden is None
+    spans = [(0, num_counted)] if kept else list(_chunks(num_counted, width, device))
+    sum_weight: Tensor | None = None
+    sum_bias = torch.zeros(width, dtype=acc, device=device) if wanted[2] else None
+    with torch.autocast(device.type, enabled=False):
+        for start, end in spans:
+            chosen = slice(start, end) if rows is None else rows[start:end]
+            hidden = student_hidden[chosen]
+            if kept:
+                part = unit[:, :width]
+            else:
+                assert teacher_hidden is not None and teacher_weight is not None
+                part = _unit_buffer(student_hidden, end - start, width)[:, :width]
+                _divergence_rows(
+                    hidden, student_weight, student_bias,
+                    teacher_hidden[chosen], teacher_weight, teacher_bias,
+                    (temperature, weight, 0.0, divergence), part,
+                )  # fmt: skip
+            if wanted[0]:
+                product = _mm(part, student_weight).mul_(scale[start:end, None])
+                grad_hidden[chosen] = product.to(dtype)
+            if wanted[1]:
+                scaled = (hidden * ratio[start:end]).to(dtype)
+                if len(spans) == 1:
+                    sum_weight = torch.mm(part.t(), scaled)
+                elif sum_weight is None:
+                    sum_weight = _mm(part.t(), scaled)
+                else:
+                    sum_weight.add_(_mm(part.t(), scaled))
+            if sum_bias is not None:
+                sum_bias.add_(_mm(part.t(), ratio[start:end].to(dtype))[:, 0])
+        if wanted[1]:
+            if sum_weight is None:  # no row counts
+                sum_weight = torch.zeros_like(student_weight)
+            grad_weight = sum_weight.mul_(largest).to(student_weight.dtype)
+        if sum_bias is not None and student_bias is not None:
+            grad_bias = sum_bias.mul_(largest).to(student_bias.dtype)
+    return grad_hidden, grad_weight, grad_bias
+
+
+_forward_op = torch.library.custom_op(
+    "ds_kernels::linear_kl",
+    _forward,
+    mutates_args=(),
+    schema="(Tensor student_hidden, Tensor student_weight, Tensor? student_bias, "
+    "Tensor teacher_hidden, Tensor teacher_weight, Tensor? teacher_bias, Tensor? rows, "
+    "float temperature, float weight, float tolerance, int divergence, bool keep) "
+    "-> (Tensor, Tensor)",
+)
+_backward_op = torch.library.custom_op(
+    "ds_kernels::linear_kl_backward",
+    _backward,
+    mutates_args=(),
+    schema="(Tensor upstream, Tensor student_hidden, Tensor student_weight, "
+    "Tensor? student_bias, Tensor? teacher_hidden, Tensor? teacher_weight, "
+    "Tensor? teacher_bias, Tensor? rows, Tensor losses, Tensor unit, float temperature, "
+    "float weight, int divergence, bool[] wanted) -> (Tensor, Tensor, Tensor)",
+)
+
+
+@_forward_op.register_fake
+def _(
+    student_hidden: Tensor, student_weight: Tensor, student_bias: Tensor | None,
+    teacher_hidden: Tensor, teacher_weight: Tensor, teacher_bias: Tensor | None,
+    rows: Tensor | None, *args: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    num_rows = student_hidden.shape[0]
+    num_counted = num_rows if rows is None else rows.shape[0]
+    losses = student_hidden.new_empty(num_rows, dtype=accumulator(student_hidden, teacher_hidden))
+    keep = args[-1]
+    return losses, _unit_buffer(student_hidden, num_counted if keep else 0, student_weight.shape[0])
+
+
+@_backward_op.register_fake
+def _(
+    upstream: Tensor, student_hidden: Tensor, student_weight: Tensor,
+    student_bias: Tensor | None, *args: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    hidden, weight, bias = args[-1]
+    nothing = student_weight.new_empty(0)
+    return (
+        torch.empty_like(student_hidden) if hidden else student_hidden.new_empty(0),
+        torch.empty_like(student_weight) if weight else nothing,
+        torch.empty_like(student_bias) if bias and student_bias is not None else nothing.clone(),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    student, teacher, rows = inputs[:3], inputs[3:6], inputs[6]
+    temperature, weight, _, divergence, keep = inputs[7:]
+    # The very tensors passed in, so that ZeRO stage 3 refills them before the backward pass;
+    # the teacher's only where they are needed again.
+    ctx.save_for_backward(*student, *((None, None, None) if keep else teacher), rows, *output)
+    ctx.options = (temperature, weight, divergence)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _autograd(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    wanted = list(ctx.needs_input_grad[:3])
+    gradients = _backward_op(upstream, *ctx.saved_tensors, *ctx.options, wanted)
+    student = [grad if want else None for grad, want in zip(gradients, wanted, strict=True)]
+    return (*student, *[None] * 9)
+
+
+_forward_op.register_autograd(_autograd, setup_context=_setup_context)
+forbid_double_backward(_backward_op, "linear_kl")
+
+
+def _linear(
+    op: str,
+    divergence: int,
+    student: tuple[Tensor, Tensor, Tensor | None],
+    teacher: tuple[Tensor, Tensor, Tensor | None],
+    mask: Tensor | None,
+    temperature: float,
+    weight: float,
+    tolerance: float,
+    reduction: str,
+    denominator: float | Tensor | None,
+) -> Tensor:
+    check_options(op, weight, tolerance, reduction, temperature)
+    check_pair(op, "hidden", student[0], teacher[0], same_last=False)
+    device = student[0].device.type
+    # As F.linear does under autocast.
+    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    lead = student[0].shape[:-1]
+    parts: list[Tensor | None] = []
+    for name, (hidden, head, bias) in (("student", student), ("teacher", teacher)):
+        if name == "teacher":
+            hidden, head = hidden.detach(), head.detach()
+            bias = None if bias is None else bias.detach()
+        if cast is not None:
+            hidden, head = hidden.to(cast), head.to(cast)
+        if head.dim() != 2 or head.shape[1] != hidden.shape[-1] or head.shape[0] == 0:
+            raise ValueError(
+                f"{op}: {name}_weight {list(head.shape)} does not project {name}_hidden "
+                f"{list(hidden.shape)}; [V, {hidden.shape[-1]}] wanted"
+            )
+        if head.dtype != hidden.dtype or head.dtype not in FLOATS:
+            raise ValueError(
+                f"{op}: {name}_weight is {head.dtype}, {name}_hidden {hidden.dtype}; "
+                "they must agree, outside autocast"
+            )
+        if bias is not None and bias.shape != head.shape[:1]:
+            raise ValueError(
+                f"{op}: {name}_bias {list(bias.shape)} does not match {name}_weight "
+                f"{list(head.shape)}"
+            )
+        parts += [hidden.reshape(-1, hidden.shape[-1]), head, bias]
+    if student[1].shape[0] != teacher[1].shape[0]:
+        raise ValueError(
+            f"{op}: student_weight has {student[1].shape[0]} columns of logits, teacher_weight "
+            f"{teacher[1].shape[0]}; slice to the common prefix of the vocabularies"
+        )
+    rows = flat_rows(op, mask, lead, student[0].device)
+    if rows is not None and rows.dtype == torch.bool:
+        rows = row_indices(rows, lead.numel(), rows.device)
+    num_counted = lead.numel() if rows is None else rows.shape[0]
+    differentiable = [t for t in student if t is not None and t.requires_grad]
+    needs = torch.is_grad_enabled() and bool(differentiable)
+    keep = needs and _keeps(num_counted, student[1].shape[0], parts[0])  # type: ignore[arg-type]
+    losses, _ = _forward_op(*parts, rows, temperature, weight, tolerance, divergence, keep)
+    return reduce_rows(op, losses.reshape(lead), rows, lead.numel(), reduction, denominator)
+
+
+def linear_kl(
+    student_hidden: Tensor,
+    student_weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None = None,
+    *,
+    student_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    temperature: float = 1.0,
+    weight: float = 1.0,
+    tolerance: float = 0.0,
+    reduction: str = "mean",
+    denominator: float | Tensor | None = None,
+) -> Tensor:
+    """`masked_kl` on hidden @ weight.T + bias without ever holding the [N, V] logits.
+
+    Row loss = max(weight * T^2 * KL(softmax(z_t / T) || softmax(z_s / T)) - tolerance, 0) with
+    z = hidden @ weight.T + bias: Hinton et al. 2015, section 2. Only counted rows are
+    projected. Weights may be tied to an embedding; under ZeRO stage 3 pass `module.weight`
+    inside the wrapped module's forward.
+
+    Args:
+        student_hidden: [..., Ds], float32, float16 or bfloat16.
+        student_weight: [V, Ds], the dtype of student_hidden (under autocast both are cast).
+        teacher_hidden: [..., Dt], the same leading shape; no gradient to any teacher tensor.
+        teacher_weight: [V, Dt], the dtype of teacher_hidden.
+        mask: bool [...], True = counted (costs one device synchronisation), or int64 [n],
+            distinct indices into the flattened rows (costs none); None counts every row.
+        student_bias, teacher_bias: [V].
+        reduction, denominator: as in `masked_kl`.
+
+    Returns:
+        Loss in float32; gradients reach student_hidden, student_weight and student_bias.
+        Second derivatives raise RuntimeError.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit, vocabularies of unlike size, row
+            indices out of range (CPU), temperature <= 0, weight or tolerance below 0, an
+            unknown reduction.
+    """
+    return _linear(
+        "linear_kl", KL, (student_hidden, student_weight, student_bias),
+        (teacher_hidden, teacher_weight, teacher_bias), mask,
+        temperature, weight, tolerance, reduction, denominator,
+    )  # fmt: skip
+
+
+def linear_mse(
+    student_hidden: Tensor,
+    student_weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None = None,
+    *,
+    student_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    weight: float = 1.0,
+    tolerance: float = 0.0,
+    reduction: str = "mean",
+    denominator: float | Tensor | None = None,
+) -> Tensor:
+    """As `linear_kl` with row loss = max(weight * sum_v (z_s - z_t)^2 - tolerance, 0): squared
+    error on logits, summed over the vocabulary as in VE-KD's code (weight 1 / V for a mean)."""
+    return _linear(
+        "linear_mse", MSE, (student_hidden, student_weight, student_bias),
+        (teacher_hidden, teacher_weight, teacher_bias), mask,
+        1.0, weight, tolerance, reduction, denominator,
+    )  # fmt: skip

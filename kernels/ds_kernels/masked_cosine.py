@@ -1,0 +1,331 @@
+"""Cosine distance between hidden states over counted rows, several layers in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._shared import (
+    accumulator,
+    check_options,
+    check_pair,
+    flat_rows,
+    forbid_double_backward,
+    hinge,
+    jit,
+    open_gate,
+    reduce_rows,
+    row_mask,
+    row_stride,
+    row_tile,
+    tl,
+    use_triton,
+)
+
+_REFERENCE_ELEMENTS = 1 << 18
+
+
+@jit
+def _select(layers, layer, LAYERS: tl.constexpr):
+    pointer = layers[0]
+    for i in tl.static_range(1, LAYERS):
+        pointer = tl.where(layer == i, layers[i], pointer)
+    return pointer
+
+
+@jit
+def _load(pointer, columns, D: tl.constexpr, ACC: tl.constexpr):
+    return tl.load(pointer + columns, mask=columns < D, other=0.0).to(ACC)
+
+
+@jit
+def _forward_kernel(
+    students, teachers, counted, losses, stats,
+    stride_s, stride_t, num_rows, weight, tolerance,
+    D: tl.constexpr, BLOCK: tl.constexpr, LAYERS: tl.constexpr, MASKED: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    layer = tl.program_id(1)
+    scale_s = tl.zeros([], ACC)
+    scale_t = tl.zeros([], ACC)
+    distance = tl.zeros([], ACC)
+    loss = tl.zeros([], ACC)
+    keep = True
+    if MASKED:
+        keep = tl.load(counted + row) != 0
+    if keep:
+        student = _select(students, layer, LAYERS) + row * stride_s
+        teacher = _select(teachers, layer, LAYERS) + row * stride_t
+        tile = tl.arange(0, BLOCK)
+        sum_s = tl.zeros([BLOCK], ACC)
+        sum_t = tl.zeros([BLOCK], ACC)
+        for start in range(0, D, BLOCK):
+            s = _load(student, start + tile, D, ACC)
+            t = _load(teacher, start + tile, D, ACC)
+            sum_s += s * s
+            sum_t += t * t
+        square_s = tl.sum(sum_s, 0)
+        square_t = tl.sum(sum_t, 0)
+        scale_s = tl.where(square_s == 0, 0.0, 1 / tl.sqrt(square_s))
+        scale_t = tl.where(square_t == 0, 0.0, 1 / tl.sqrt(square_t))
+        sum_d = tl.zeros([BLOCK], ACC)
+        for start in range(0, D, BLOCK):
+            s = _load(student, start + tile, D, ACC)
+            t = _load(teacher, start + tile, D, ACC)
+            difference = s * scale_s - t * scale_t
+            sum_d += difference * difference
+        distance = 0.5 * tl.sum(sum_d, 0)
+        distance = tl.where((square_s == 0) | (square_t == 0), 1.0, distance)
+        loss = distance * weight
+        loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
+    row += layer * num_rows
+    total = num_rows * LAYERS
+    tl.store(losses + row, loss)
+    tl.store(stats + row, scale_s)
+    tl.store(stats + total + row, scale_t)
+    tl.store(stats + 2 * total + row, distance)
+
+
+@jit
+def _backward_kernel(
+    upstream, students, teachers, losses, stats, gradients,
+    stride_s, stride_t, num_rows, weight,
+    D: tl.constexpr, BLOCK: tl.constexpr, LAYERS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    layer = tl.program_id(1)
+    gradient = _select(gradients, layer, LAYERS) + row * D
+    student = _select(students, layer, LAYERS) + row * stride_s
+    teacher = _select(teachers, layer, LAYERS) + row * stride_t
+    element_type = gradient.dtype.element_ty
+    tile = tl.arange(0, BLOCK)
+    row += layer * num_rows
+    total = num_rows * LAYERS
+    if tl.load(losses + row) <= 0:  # not counted, or below the tolerance: nothing is read
+        for start in range(0, D, BLOCK):
+            columns = start + tile
+            tl.store(gradient + columns, tl.zeros([BLOCK], element_type), mask=columns < D)
+    else:
+        scale_s = tl.load(stats + row)
+        scale_t = tl.load(stats + total + row)
+        distance = tl.load(stats + 2 * total + row)
+        factor = tl.load(upstream + row).to(ACC) * weight * scale_s
+        factor = tl.where(scale_t == 0, 0.0, factor)  # no direction to follow
+        for start in range(0, D, BLOCK):
+            columns = start + tile
+            s = _load(student, columns, D, ACC) * scale_s
+            t = _load(teacher, columns, D, ACC) * scale_t
+            slope = factor * ((s - t) - distance * s)
+            tl.store(gradient + columns, slope.to(element_type), mask=columns < D)
+
+
+def _reference_forward(
+    students: Sequence[Tensor],
+    teachers: Sequence[Tensor],
+    rows: Tensor | None,
+    weight: float,
+    tolerance: float,
+) -> tuple[Tensor, Tensor]:
+    acc = accumulator(*students, *teachers)
+    num_rows, width = students[0].shape
+    losses = torch.zeros(len(students), num_rows, dtype=acc, device=students[0].device)
+    stats = torch.zeros(3, len(students), num_rows, dtype=acc, device=students[0].device)
+    if rows is None:
+        rows = torch.arange(num_rows, device=students[0].device)
+    elif rows.dtype == torch.bool:
+        rows = rows.nonzero().squeeze(1)
+    for chunk in rows.split(max(1, _REFERENCE_ELEMENTS // width)):
+        for layer, (student, teacher) in enumerate(zip(students, teachers, strict=True)):
+            s, t = student[chunk].to(acc), teacher[chunk].to(acc)
+            square_s, square_t = s.square().sum(-1), t.square().sum(-1)
+            scale_s = torch.where(square_s == 0, 0.0, square_s.rsqrt())
+            scale_t = torch.where(square_t == 0, 0.0, square_t.rsqrt())
+            difference = s.mul_(scale_s[:, None]).sub_(t.mul_(scale_t[:, None]))
+            distance = difference.square_().sum(-1).mul_(0.5)
+            distance = torch.where((square_s == 0) | (square_t == 0), 1.0, distance)
+            losses[layer, chunk] = hinge(distance * weight, tolerance)
+            stats[:, layer, chunk] = torch.stack((scale_s, scale_t, distance))
+    return losses, stats
+
+
+def _reference_backward(
+    upstream: Tensor,
+    students: Sequence[Tensor],
+    teachers: Sequence[Tensor],
+    losses: Tensor,
+    stats: Tensor,
+    weight: float,
+) -> list[Tensor]:
+    gradients = [torch.zeros(s.shape, dtype=s.dtype, device=s.device) for s in students]
+    size = max(1, _REFERENCE_ELEMENTS // students[0].shape[1])
+    for layer, (student, teacher) in enumerate(zip(students, teachers, strict=True)):
+        for chunk in open_gate(losses[layer]).nonzero().squeeze(1).split(size):
+            scale_s, scale_t, distance = stats[:, layer, chunk, None]
+            s = student[chunk].to(losses.dtype) * scale_s
+            t = teacher[chunk].to(losses.dtype) * scale_t
+            factor = upstream[layer, chunk, None] * weight * scale_s
+            factor = torch.where(scale_t == 0, 0.0, factor)
+            slope = (s - t).sub_(s * distance).mul_(factor)
+            gradients[layer][chunk] = slope.to(student.dtype)
+    return gradients
+
+
+def _forward(
+    students: Sequence[Tensor],
+    teachers: Sequence[Tensor],
+    rows: Tensor | None,
+    weight: float,
+    tolerance: float,
+) -> tuple[Tensor, Tensor]:
+    if not use_triton(students[0]):
+        return _reference_forward(students, teachers, rows, weight, tolerance)
+    acc = accumulator(*students, *teachers)
+    num_rows, width = students[0].shape
+    losses = torch.empty(len(students), num_rows, dtype=acc, device=students[0].device)
+    stats = torch.empty(3, len(students), num_rows, dtype=acc, device=students[0].device)
+    counted = row_mask(rows, num_rows)
+    block, warps = row_tile(width)
+    if num_rows:
+        _forward_kernel[(num_rows, len(students))](
+            tuple(students), tuple(teachers), losses if counted is None else counted,
+            losses, stats, students[0].stride(0), teachers[0].stride(0),
+            num_rows, weight, tolerance,
+            D=width, BLOCK=block, LAYERS=len(students), MASKED=counted is not None,
+            ACC=tl.float64 if acc == torch.float64 else tl.float32, num_warps=warps,
+        )  # fmt: skip
+    return losses, stats
+
+
+def _backward(
+    upstream: Tensor,
+    students: Sequence[Tensor],
+    teachers: Sequence[Tensor],
+    losses: Tensor,
+    stats: Tensor,
+    weight: float,
+) -> list[Tensor]:
+    if not use_triton(students[0]):
+        return _reference_backward(upstream, students, teachers, losses, stats, weight)
+    num_rows, width = students[0].shape
+    gradients = [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in students]
+    block, warps = row_tile(width)
+    if num_rows:
+        _backward_kernel[(num_rows, len(students))](
+            upstream.contiguous(), tuple(students), tuple(teachers), losses, stats,
+            tuple(gradients), students[0].stride(0), teachers[0].stride(0), num_rows, weight,
+            D=width, BLOCK=block, LAYERS=len(students),
+            ACC=tl.float64 if losses.dtype == torch.float64 else tl.float32, num_warps=warps,
+        )  # fmt: skip
+    return gradients
+
+
+_forward_op = torch.library.custom_op(
+    "ds_kernels::masked_cosine",
+    _forward,
+    mutates_args=(),
+    schema="(Tensor[] students, Tensor[] teachers, Tensor? rows, float weight, float tolerance) "
+    "-> (Tensor, Tensor)",
+)
+_backward_op = torch.library.custom_op(
+    "ds_kernels::masked_cosine_backward",
+    _backward,
+    mutates_args=(),
+    schema="(Tensor upstream, Tensor[] students, Tensor[] teachers, Tensor losses, "
+    "Tensor stats, float weight) -> Tensor[]",
+)
+
+
+@_forward_op.register_fake
+def _(students: Sequence[Tensor], teachers: Sequence[Tensor], *args: Any) -> tuple[Tensor, Tensor]:
+    acc, first = accumulator(*students, *teachers), students[0]
+    shape = (len(students), first.shape[0])
+    return first.new_empty(shape, dtype=acc), first.new_empty((3, *shape), dtype=acc)
+
+
+@_backward_op.register_fake
+def _(upstream: Tensor, students: Sequence[Tensor], *args: Any) -> list[Tensor]:
+    return [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in students]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    students, teachers, _, weight, _ = inputs
+    ctx.save_for_backward(*students, *teachers, *output)
+    ctx.weight, ctx.num_layers = weight, len(students)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _autograd(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Any, ...]:
+    *hidden, losses, stats = ctx.saved_tensors
+    students, teachers = hidden[: ctx.num_layers], hidden[ctx.num_layers :]
+    gradients = _backward_op(upstream, students, teachers, losses, stats, ctx.weight)
+    return gradients, [None] * ctx.num_layers, None, None, None
+
+
+_forward_op.register_autograd(_autograd, setup_context=_setup_context)
+forbid_double_backward(_backward_op, "masked_cosine")
+
+
+def _as_rows(layers: Sequence[Tensor]) -> list[Tensor]:
+    """[N, D] views with one row stride for all layers; copies only where strides differ."""
+    rows = [row_stride(layer.reshape(-1, layer.shape[-1])) for layer in layers]
+    same = len({row.stride(0) for row in rows}) == 1
+    return rows if same else [row.contiguous() for row in rows]
+
+
+def masked_cosine(
+    student_hidden: Tensor | Sequence[Tensor],
+    teacher_hidden: Tensor | Sequence[Tensor],
+    mask: Tensor | None = None,
+    *,
+    weight: float = 1.0,
+    tolerance: float = 0.0,
+    reduction: str = "mean",
+    denominator: float | Tensor | None = None,
+) -> Tensor:
+    """Cosine distance of student to teacher hidden states over the counted rows.
+
+    Row loss = max(weight * (1 - cos(student, teacher)) - tolerance, 0): Sanh et al. 2019,
+    "DistilBERT", section 2 (L_cos); the tolerance is VE-KD's, per row. 1 - cos is computed as
+    |s/|s| - t/|t||^2 / 2, which stays exact for nearly parallel vectors. A zero vector has
+    cos = 0 and no gradient.
+
+    Args:
+        student_hidden: [..., D], float32, float16 or bfloat16 (sums are float32; float64
+            stays), or a sequence of L such tensors of one shape: all layers in one launch.
+        teacher_hidden: the same shape or shapes; gets no gradient.
+        mask: bool [...], True = counted, or int64 [n], distinct indices into the flattened
+            rows; None counts every row. It holds for every layer.
+        reduction: "none" gives [...], or [L, ...] for a sequence, with 0 at rows not counted;
+            "sum"; "mean" divides by the number of counted rows, so layers are summed.
+        denominator: "mean" divides by this number instead, such as the count over all ranks.
+
+    Returns:
+        Loss in float32. Second derivatives raise RuntimeError.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit, row indices out of range (CPU),
+            no layer, weight or tolerance below 0, an unknown reduction.
+    """
+    op = "masked_cosine"
+    single = isinstance(student_hidden, Tensor)
+    students = [student_hidden] if isinstance(student_hidden, Tensor) else list(student_hidden)
+    teachers = [teacher_hidden] if isinstance(teacher_hidden, Tensor) else list(teacher_hidden)
+    if not students or len(students) != len(teachers):
+        raise ValueError(f"{op}: {len(students)} student layers and {len(teachers)} teacher layers")
+    for student, teacher in zip(students, teachers, strict=True):
+        check_pair(op, "hidden", student, teacher)
+        if student.shape != students[0].shape or student.dtype != students[0].dtype:
+            raise ValueError(f"{op}: layers differ in shape or dtype")
+        if teacher.dtype != teachers[0].dtype:
+            raise ValueError(f"{op}: teacher layers differ in dtype")
+    check_options(op, weight, tolerance, reduction)
+    lead = students[0].shape[:-1]
+    rows = flat_rows(op, mask, lead, students[0].device)
+    detached = [teacher.detach() for teacher in teachers]
+    losses, _ = _forward_op(_as_rows(students), _as_rows(detached), rows, weight, tolerance)
+    losses = losses.reshape(lead if single else (len(students), *lead))
+    return reduce_rows(op, losses, rows, lead.numel(), reduction, denominator)

@@ -1,0 +1,550 @@
+"""Divergences between teacher and student logits over counted rows.
+
+The Triton kernels run one program per row: a first loop over the columns finds both log-sum-exps
+online, a second one sums the divergence; only three numbers a row are kept, and the backward
+pass reads the logits again. So any upstream gradient, per row too, is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._shared import (
+    accumulator,
+    check_options,
+    check_pair,
+    flat_rows,
+    forbid_double_backward,
+    hinge,
+    jit,
+    open_gate,
+    reduce_rows,
+    row_mask,
+    row_stride,
+    row_tile,
+    tl,
+    use_triton,
+)
+
+KL, REVERSE_KL, JS, TV, MSE = range(5)
+_REFERENCE_ELEMENTS = 1 << 18  # logits of one model in float32 at a time: stays in the L2 cache
+
+
+@jit
+def _relative_entropy(p, q, d):
+    """p log(p / q) - p + q >= 0 with d = log(p / q), without cancellation where d is small."""
+    x = -d
+    series = 1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6)))
+    middle = tl.exp(tl.minimum(x, 1.0)) - 1 - x
+    value = tl.where(tl.abs(x) < 0.1, p * (0.5 * x * x * series), p * middle)
+    value = tl.where(x < 1, value, p * d - p + q)
+    return tl.where(p > 0, value, q)
+
+
+@jit
+def _log_cosh(x):
+    square = x * x
+    series = square * (0.5 - square * (1 / 12 - square * (1 / 45 - square * (17 / 2520))))
+    a = tl.abs(x)
+    return tl.where(a < 0.25, series, a + tl.log(1 + tl.exp(-2 * a)) - 0.6931471805599453)
+
+
+@jit
+def _difference(p, q, d):
+    """q - p, exact where the two are close."""
+    x = -d
+    series = x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6)))))
+    return tl.where((tl.abs(x) < 0.1) & (p > 0), p * series, q - p)
+
+
+@jit
+def _elements(s, t, lse_s, lse_t, DIVERGENCE: tl.constexpr):
+    """Per column: the divergence's summand, q, and its derivative by q (for KL: q - p)."""
+    if DIVERGENCE == 4:  # MSE
+        return (s - t) * (s - t), s, 2 * (s - t)
+    p = tl.exp(t - lse_t)
+    q = tl.exp(s - lse_s)
+    # Differences of logits first: exact where student and teacher are close.
+    d = (t - s) - (lse_t - lse_s)
+    if DIVERGENCE == 0:  # KL
+        return _relative_entropy(p, q, d), q, _difference(p, q, d)
+    elif DIVERGENCE == 1:  # reverse KL
+        return _relative_entropy(q, p, -d), q, -d
+    elif DIVERGENCE == 2:  # Jensen-Shannon
+        d = tl.minimum(tl.maximum(d, -80.0), 80.0)
+        m = 0.5 * (p + q)
+        log_p_m = 0.5 * d - _log_cosh(0.5 * d)
+        log_q_m = -0.5 * d - _log_cosh(0.5 * d)
+        value = 0.5 * (_relative_entropy(p, m, log_p_m) + _relative_entropy(q, m, log_q_m))
+        return value, q, 0.5 * log_q_m
+    else:  # total variation
+        change = _difference(p, q, d)
+        sign = tl.where(change > 0, 0.5, tl.where(change < 0, -0.5, 0.0))
+        return sign * change, q, sign.to(s.dtype)
+
+
+@jit
+def _load(
+    pointer, bias, columns, inverse_t, V: tl.constexpr, BIAS: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
+    x = tl.load(pointer + columns, mask=columns < V, other=-float("inf")).to(ACC)
+    if BIAS:
+        x += tl.load(bias + columns, mask=columns < V, other=0.0).to(ACC)
+    return x * inverse_t
+
+
+@jit
+def _online(x, largest, total):
+    """One step of an online log-sum-exp; a tile that is all -inf must not give NaN."""
+    new = tl.maximum(largest, tl.max(x, 0))
+    safe = tl.where(new == -float("inf"), 0.0, new)
+    return new, total * tl.exp(largest - safe) + tl.exp(x - safe)
+
+
+@jit
+def _forward_kernel(
+    student, teacher, bias_s, bias_t, counted, losses, stats, unit_gradient,
+    stride_s, stride_t, stride_g, num_rows, inverse_t, factor, tolerance,
+    V: tl.constexpr, BLOCK: tl.constexpr, DIVERGENCE: tl.constexpr,
+    BIAS_S: tl.constexpr, BIAS_T: tl.constexpr, MASKED: tl.constexpr, GRADIENT: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)  # row * stride passes 2^31
+    lse_s = tl.zeros([], ACC)
+    lse_t = tl.zeros([], ACC)
+    loss = tl.zeros([], ACC)
+    slope = tl.zeros([], ACC)
+    keep = True
+    if MASKED:
+        keep = tl.load(counted + row) != 0
+    if keep:
+        student += row * stride_s
+        teacher += row * stride_t
+        tile = tl.arange(0, BLOCK)
+        if DIVERGENCE != 4:
+            max_s = tl.full([], -float("inf"), ACC)
+            max_t = tl.full([], -float("inf"), ACC)
+            sum_s = tl.zeros([BLOCK], ACC)
+            sum_t = tl.zeros([BLOCK], ACC)
+            for start in range(0, V, BLOCK):
+                s = _load(student, bias_s, start + tile, inverse_t, V, BIAS_S, ACC)
+                t = _load(teacher, bias_t, start + tile, inverse_t, V, BIAS_T, ACC)
+                max_s, sum_s = _online(s, max_s, sum_s)
+                max_t, sum_t = _online(t, max_t, sum_t)
+            lse_s = max_s + tl.log(tl.sum(sum_s, 0))
+            lse_t = max_t + tl.log(tl.sum(sum_t, 0))
+        value = tl.zeros([BLOCK], ACC)
+        slopes = tl.zeros([BLOCK], ACC)
+        # Last tile first: it is the one still in the cache.
+        for back in range(0, V, BLOCK):
+            columns = ((V - 1) // BLOCK) * BLOCK - back + tile
+            inside = columns < V
+            s = _load(student, bias_s, columns, inverse_t, V, BIAS_S, ACC)
+            t = _load(teacher, bias_t, columns, inverse_t, V, BIAS_T, ACC)
+            element, q, derivative = _elements(s, t, lse_s, lse_t, DIVERGENCE)
+            value += tl.where(inside, element, 0.0)
+            if (DIVERGENCE != 0) & (DIVERGENCE != 4):
+                slopes += tl.where(inside & (q > 0), q * derivative, 0.0)
+            if GRADIENT:
+                target = unit_gradient + row * stride_g + columns
+                tl.store(target, derivative.to(unit_gradient.dtype.element_ty), mask=inside)
+        loss = tl.sum(value, 0) * factor
+        loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
+        slope = tl.sum(slopes, 0)
+    tl.store(losses + row, loss)
+    tl.store(stats + row, lse_s)
+    tl.store(stats + num_rows + row, lse_t)
+    tl.store(stats + 2 * num_rows + row, slope)
+
+
+@jit
+def _backward_kernel(
+    upstream, student, teacher, losses, stats, gradient,
+    stride_s, stride_t, num_rows, inverse_t, factor,
+    V: tl.constexpr, BLOCK: tl.constexpr, DIVERGENCE: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.arange(0, BLOCK)
+    gradient += row * V
+    element_type = gradient.dtype.element_ty
+    if tl.load(losses + row) <= 0:  # not counted, or below the tolerance: nothing is read
+        for start in range(0, V, BLOCK):
+            columns = start + tile
+            tl.store(gradient + columns, tl.zeros([BLOCK], element_type), mask=columns < V)
+    else:
+        student += row * stride_s
+        teacher += row * stride_t
+        lse_s = tl.load(stats + row)
+        lse_t = tl.load(stats + num_rows + row)
+        slope = tl.load(stats + 2 * num_rows + row)
+        scale = tl.load(upstream + row).to(ACC) * factor
+        for start in range(0, V, BLOCK):
+            columns = start + tile
+            s = _load(student, student, columns, inverse_t, V, False, ACC)
+            t = _load(teacher, teacher, columns, inverse_t, V, False, ACC)
+            _, q, derivative = _elements(s, t, lse_s, lse_t, DIVERGENCE)
+            if (DIVERGENCE != 0) & (DIVERGENCE != 4):
+                derivative = tl.where(q > 0, q * (derivative - slope), 0.0)
+            tl.store(gradient + columns, (derivative * scale).to(element_type), mask=columns < V)
+
+
+def _reference_relative_entropy(p: Tensor, q: Tensor, d: Tensor) -> Tensor:
+    x = -d
+    value = torch.expm1(x).sub_(x).mul_(p)
+    value = torch.where(x < 1, value, p * d - p + q)
+    return torch.where(p > 0, value, q)
+
+
+def _reference_elements(
+    s: Tensor, t: Tensor, lse_s: Tensor, lse_t: Tensor, divergence: int, gradient_only: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_elements`; the summand is not computed where only the derivative is wanted."""
+    if divergence == MSE:
+        return (s - t).square_(), s, (s - t).mul_(2)
+    p, q = (t - lse_t).exp_(), (s - lse_s).exp_()
+    if divergence == KL and gradient_only:
+        return q, q, q - p
+    d = (t - s).sub_(lse_t - lse_s)
+    if divergence == KL:
+        return _reference_relative_entropy(p, q, d), q, q - p
+    if divergence == REVERSE_KL:
+        return _reference_relative_entropy(q, p, -d), q, -d
+    if divergence == TV:
+        return (q - p).abs_().mul_(0.5), q, torch.sign(q - p).mul_(0.5)
+    half = d.clamp_(-80, 80).mul_(0.5)
+    square = half * half
+    series = square * (0.5 - square * (1 / 12 - square * (1 / 45 - square * (17 / 2520))))
+    a = half.abs()
+    log_cosh = torch.where(a < 0.25, series, a + torch.log1p(torch.exp(-2 * a)) - 0.6931471805599453)
+    m = (p + q).mul_(0.5)
+    log_q_m = -half - log_cosh
+    value = _reference_relative_entropy(p, m, half - log_cosh)
+    value += _reference_relative_entropy(q, m, log_q_m)
+    return value.mul_(0.5), q, log_q_m.mul_(0.5)
+
+
+def _chunks(rows: Tensor | None, num_rows: int, width: int) -> Any:
+    """Selectors of counted rows, a bounded number at a time: slices, or vectors of indices."""
+    size = max(1, _REFERENCE_ELEMENTS // width)
+    if rows is None:
+        return (slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size))
+    return rows.split(size)
+
+
+def _reference_forward(
+    student: Tensor,
+    teacher: Tensor,
+    rows: Tensor | None,
+    inverse_t: float,
+    factor: float,
+    tolerance: float,
+    divergence: int,
+    bias_s: Tensor | None,
+    bias_t: Tensor | None,
+    unit_gradient: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    acc = accumulator(student, teacher)
+    num_rows, width = student.shape
+    losses = torch.zeros(num_rows, dtype=acc, device=student.device)
+    stats = torch.zeros(3, num_rows, dtype=acc, device=student.device)
+    if rows is not None and rows.dtype == torch.bool:
+        rows = rows.nonzero().squeeze(1)
+    for chunk in _chunks(rows, num_rows, width):
+        s, t = student[chunk].to(acc), teacher[chunk].to(acc)
+        s = (s if bias_s is None else s + bias_s) * inverse_t
+        t = (t if bias_t is None else t + bias_t) * inverse_t
+        lse_s, lse_t = torch.logsumexp(s, -1, keepdim=True), torch.logsumexp(t, -1, keepdim=True)
+        value, q, derivative = _reference_elements(s, t, lse_s, lse_t, divergence, False)
+        losses[chunk] = hinge(value.sum(-1).mul_(factor), tolerance)
+        stats[0, chunk], stats[1, chunk] = lse_s[:, 0], lse_t[:, 0]
+        if divergence not in (KL, MSE):
+            stats[2, chunk] = torch.where(q > 0, q * derivative, 0.0).sum(-1)
+        if unit_gradient is not None:
+            unit_gradient[chunk] = derivative.to(unit_gradient.dtype)
+    return losses, stats
+
+
+def _reference_backward(
+    upstream: Tensor,
+    student: Tensor,
+    teacher: Tensor,
+    losses: Tensor,
+    stats: Tensor,
+    inverse_t: float,
+    factor: float,
+    divergence: int,
+) -> Tensor:
+    gradient = torch.zeros(student.shape, dtype=student.dtype, device=student.device)
+    for chunk in _chunks(open_gate(losses).nonzero().squeeze(1), *student.shape):
+        s = student[chunk].to(losses.dtype) * inverse_t
+        t = teacher[chunk].to(losses.dtype) * inverse_t
+        lse_s, lse_t, slope = stats[:, chunk, None]
+        _, q, derivative = _reference_elements(s, t, lse_s, lse_t, divergence, True)
+        if divergence not in (KL, MSE):
+            derivative = torch.where(q > 0, q * (derivative - slope), 0.0)
+        gradient[chunk] = derivative.mul_(upstream[chunk, None] * factor).to(student.dtype)
+    return gradient
+
+
+def loss_factor(temperature: float, weight: float, divergence: int) -> float:
+    return weight if divergence == MSE else weight * temperature * temperature
+
+
+def gradient_factor(temperature: float, weight: float, divergence: int) -> float:
+    """Derivative of the row loss by a logit, over the divergence's by a tempered logit."""
+    return weight if divergence == MSE else weight * temperature
+
+
+def forward_rows(
+    student: Tensor,
+    teacher: Tensor,
+    rows: Tensor | None,
+    temperature: float,
+    weight: float,
+    tolerance: float,
+    divergence: int,
+    bias_s: Tensor | None = None,
+    bias_t: Tensor | None = None,
+    unit_gradient: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Row losses [N] and what the backward pass needs [3, N]: both log-sum-exps, mean slope.
+
+    The biases [V] are added to the logits as they are read. `unit_gradient` [N, V] receives the divergence's derivative by the tempered student logits
+    (KL and MSE only, where it needs no row statistic that comes later).
+    """
+    inverse_t, factor = 1.0 / temperature, loss_factor(temperature, weight, divergence)
+    if not use_triton(student):
+        return _reference_forward(
+            student, teacher, rows, inverse_t, factor, tolerance, divergence,
+            bias_s, bias_t, unit_gradient,
+        )  # fmt: skip
+    acc = accumulator(student, teacher)
+    num_rows, width = student.shape
+    losses = torch.empty(num_rows, dtype=acc, device=student.device)
+    stats = torch.empty(3, num_rows, dtype=acc, device=student.device)
+    counted = row_mask(rows, num_rows)
+    block, warps = row_tile(width)
+    if num_rows:
+        _forward_kernel[(num_rows,)](
+            student, teacher,
+            losses if bias_s is None else bias_s, losses if bias_t is None else bias_t,
+            losses if counted is None else counted, losses, stats,
+            losses if unit_gradient is None else unit_gradient,
+            student.stride(0), teacher.stride(0),
+            0 if unit_gradient is None else unit_gradient.stride(0),
+            num_rows, inverse_t, factor, tolerance,
+            V=width, BLOCK=block, DIVERGENCE=divergence,
+            BIAS_S=bias_s is not None, BIAS_T=bias_t is not None,
+            MASKED=counted is not None, GRADIENT=unit_gradient is not None,
+            ACC=tl.float64 if acc == torch.float64 else tl.float32, num_warps=warps,
+        )  # fmt: skip
+    return losses, stats
+
+
+def _forward(
+    student: Tensor,
+    teacher: Tensor,
+    rows: Tensor | None,
+    temperature: float,
+    weight: float,
+    tolerance: float,
+    divergence: int,
+) -> tuple[Tensor, Tensor]:
+    return forward_rows(student, teacher, rows, temperature, weight, tolerance, divergence)
+
+
+def _backward(
+    upstream: Tensor,
+    student: Tensor,
+    teacher: Tensor,
+    losses: Tensor,
+    stats: Tensor,
+    temperature: float,
+    weight: float,
+    divergence: int,
+) -> Tensor:
+    inverse_t, factor = 1.0 / temperature, gradient_factor(temperature, weight, divergence)
+    if not use_triton(student):
+        return _reference_backward(
+            upstream, student, teacher, losses, stats, inverse_t, factor, divergence
+        )
+    num_rows, width = student.shape
+    gradient = torch.empty((num_rows, width), dtype=student.dtype, device=student.device)
+    block, warps = row_tile(width)
+    if num_rows:
+        _backward_kernel[(num_rows,)](
+            upstream.contiguous(), student, teacher, losses, stats, gradient,
+            student.stride(0), teacher.stride(0), num_rows, inverse_t, factor,
+            V=width, BLOCK=block, DIVERGENCE=divergence,
+            ACC=tl.float64 if losses.dtype == torch.float64 else tl.float32, num_warps=warps,
+        )  # fmt: skip
+    return gradient
+
+
+_forward_op = torch.library.custom_op(
+    "ds_kernels::masked_kl",
+    _forward,
+    mutates_args=(),
+    schema="(Tensor student, Tensor teacher, Tensor? rows, float temperature, float weight, "
+    "float tolerance, int divergence) -> (Tensor, Tensor)",
+)
+_backward_op = torch.library.custom_op(
+    "ds_kernels::masked_kl_backward",
+    _backward,
+    mutates_args=(),
+    schema="(Tensor upstream, Tensor student, Tensor teacher, Tensor losses, Tensor stats, "
+    "float temperature, float weight, int divergence) -> Tensor",
+)
+
+
+@_forward_op.register_fake
+def _(student: Tensor, teacher: Tensor, rows: Tensor | None, *args: Any) -> tuple[Tensor, Tensor]:
+    acc, num_rows = accumulator(student, teacher), student.shape[0]
+    return student.new_empty(num_rows, dtype=acc), student.new_empty((3, num_rows), dtype=acc)
+
+
+@_backward_op.register_fake
+def _(upstream: Tensor, student: Tensor, *args: Any) -> Tensor:
+    return torch.empty(student.shape, dtype=student.dtype, device=student.device)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    student, teacher, _, temperature, weight, _, divergence = inputs
+    ctx.save_for_backward(student, teacher, *output)
+    ctx.options = (temperature, weight, divergence)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _autograd(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    gradient = _backward_op(upstream, *ctx.saved_tensors, *ctx.options)
+    return (gradient, None, None, None, None, None, None)
+
+
+_forward_op.register_autograd(_autograd, setup_context=_setup_context)
+forbid_double_backward(_backward_op, "masked_kl")
+
+
+def _masked_divergence(
+    op: str,
+    divergence: int,
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    mask: Tensor | None,
+    temperature: float,
+    weight: float,
+    tolerance: float,
+    reduction: str,
+    denominator: float | Tensor | None,
+) -> Tensor:
+    check_pair(op, "logits", student_logits, teacher_logits)
+    check_options(op, weight, tolerance, reduction, temperature)
+    lead, width = student_logits.shape[:-1], student_logits.shape[-1]
+    rows = flat_rows(op, mask, lead, student_logits.device)
+    student = row_stride(student_logits.reshape(-1, width))
+    teacher = row_stride(teacher_logits.detach().reshape(-1, width))
+    losses, _ = _forward_op(student, teacher, rows, temperature, weight, tolerance, divergence)
+    return reduce_rows(
+        op, losses.reshape(lead), rows, losses.numel(), reduction, denominator
+    )
+
+
+def masked_kl(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    mask: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    weight: float = 1.0,
+    tolerance: float = 0.0,
+    reduction: str = "mean",
+    denominator: float | Tensor | None = None,
+) -> Tensor:
+    """KL divergence from teacher to student logits over the counted rows.
+
+    Row loss = max(weight * T^2 * KL(softmax(teacher / T) || softmax(student / T)) - tolerance, 0):
+    Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2 (soft targets,
+    factor T^2); the tolerance is VE-KD's, per row. KL is summed as p * (d + expm1(-d)),
+    d = log p - log q, which stays non-negative and exact where the student is close.
+
+    Args:
+        student_logits: [..., V], float32, float16 or bfloat16 (sums are float32; float64 stays).
+        teacher_logits: [..., V], any of these dtypes; gets no gradient.
+        mask: bool [...], True = counted, or int64 [n], distinct indices into the flattened
+            rows; None counts every row. Rows that are not counted may hold NaN.
+        reduction: "none" gives [...] with 0 at rows not counted; "sum"; "mean" divides by the
+            number of counted rows and is 0 without any.
+        denominator: "mean" divides by this number instead, such as the count over all ranks.
+
+    Returns:
+        Loss in float32. Second derivatives raise RuntimeError.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit, row indices out of range (CPU),
+            temperature <= 0, weight or tolerance below 0, an unknown reduction.
+    """
+    return _masked_divergence(
+        "masked_kl", KL, student_logits, teacher_logits, mask,
+        temperature, weight, tolerance, reduction, denominator,
+    )  # fmt: skip
+
+
+def masked_reverse_kl(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    mask: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    weight: float = 1.0,
+    tolerance: float = 0.0,
+    reduction: str = "mean",
+    denominator: float | Tensor | None = None,
+) -> Tensor:
+    """As `masked_kl` with KL(student || teacher): Wen et al. 2023, "f-Divergence Minimization
+    for Sequence-Level Knowledge Distillation", on tokens."""
+    return _masked_divergence(
+        "masked_reverse_kl", REVERSE_KL, student_logits, teacher_logits, mask,
+        temperature, weight, tolerance, reduction, denominator,
+    )  # fmt: skip
+
+
+def masked_js(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    mask: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    weight: float = 1.0,
+    tolerance: float = 0.0,
+    reduction: str = "mean",
+    denominator: float | Tensor | None = None,
+) -> Tensor:
+    """As `masked_kl` with the Jensen-Shannon divergence (KL(p || m) + KL(q || m)) / 2,
+    m = (p + q) / 2: Wen et al. 2023, "f-Divergence Minimization for Sequence-Level Knowledge
+    Distillation", on tokens."""
+    return _masked_divergence(
+        "masked_js", JS, student_logits, teacher_logits, mask,
+        temperature, weight, tolerance, reduction, denominator,
+    )  # fmt: skip
+
+
+def masked_tv(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    mask: Tensor | None = None,
+    *,
+    temperature: float = 1.0,
+    weight: float = 1.0,
+    tolerance: float = 0.0,
+    reduction: str = "mean",
+    denominator: float | Tensor | None = None,
+) -> Tensor:
+    """As `masked_kl` with the total variation distance sum |p - q| / 2: Wen et al. 2023,
+    "f-Divergence Minimization for Sequence-Level Knowledge Distillation", on tokens. Where
+    p = q for a column its derivative is taken as 0."""
+    return _masked_divergence(
+        "masked_tv", TV, student_logits, teacher_logits, mask,
+        temperature, weight, tolerance, reduction, denominator,
+    )  # fmt: skip

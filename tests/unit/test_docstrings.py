@@ -1,0 +1,267 @@
+"""Docstrings as a corpus: what is taken, what is left out, and which split it lands in."""
+
+import gc
+import importlib
+import re
+import sys
+
+import datasets
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ds_distill.data import docstrings
+from ds_distill.data.docstrings import (
+    SHARES,
+    docstring_corpus,
+    name_mask,
+    paragraphs,
+    split_of_file,
+)
+from ds_distill.data.sources import open_source
+from ds_distill.errors import UserError
+from ds_distill.recipe.schema import Columns, Data, Task
+
+MODULE = '''"""Module {number} of {package} says a {word} or two.
+
+Words that all packages say in just the same way.
+"""
+raise RuntimeError("parsed, never imported")
+
+
+class Thing:
+    """A thing of {package} that holds a {word} numbered {number}.
+
+    Parameters
+    ----------
+    x : int
+        The {word} numbered {number}.
+
+    >>> Thing("one two three four five six seven")
+    """
+
+    if True:
+        async def method(self):
+            """Too short."""
+
+            def inner():
+                """An inner function of module {number} about a {word}."""
+'''
+PARAGRAPHS = (
+    "Module {number} of library says a {word} or two.",
+    "A thing of library that holds a {word} numbered {number}.",
+    "Parameters x : int The {word} numbered {number}.",
+    "An inner function of module {number} about a {word}.",
+)
+WORDS = {"fakeone": "plum", "faketwo": "pear"}
+MODULES = 60
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch) -> list[str]:
+    """Two packages that can be found and not imported."""
+    for package, word in WORDS.items():
+        folder = tmp_path / "site" / package
+        for skipped in ("tests", "_vendor"):
+            (folder / "deep" / skipped).mkdir(parents=True)
+            text = f'"""A docstring in a folder {skipped} that must not be seen."""'
+            (folder / "deep" / skipped / "some.py").write_text(text)
+        (folder / "__init__.py").touch()
+        (folder / "broken.py").write_text("def (")
+        (folder / "binary.py").write_bytes(b'"""\xff\xfe not a text in any known coding"""')
+        for number in range(MODULES):
+            text = MODULE.format(package=package, number=number, word=word)
+            (folder / f"module_{number}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    importlib.invalidate_caches()
+    return list(WORDS)
+
+
+def task(path: str = "docstrings:fakeone,faketwo", labels=None, **data) -> Task:
+    return Task(data=Data(path=path, **data), labels=labels)
+
+
+# -------------------------------------------------------------------------------- paragraphs
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        ("One two three four five six.", ["One two three four five six."]),
+        ("One two three four five.", []),
+        ("One two three\n  four   five six.\n \nToo short.", ["One two three four five six."]),
+        (
+            "Parameters\n----------\nx : array of numbers to add",
+            ["Parameters x : array of numbers to add"],
+        ),
+        ("Some words before the code:\n\n>>> f(1, 2) # and a comment behind\n3", []),
+        (
+            "The code that follows is left out::\n\n    one two three four five six\n\n"
+            "    seven eight nine ten eleven twelve\n\nAnd here the prose goes on again.",
+            ["The code that follows is left out::", "And here the prose goes on again."],
+        ),
+        (
+            ".. code-block:: python\n\n    one = two + three + four # five six\n\n"
+            "And here the prose goes on again.",
+            ["And here the prose goes on again."],
+        ),
+        ("```\none two three four five six seven\n\na b c d e f g\n```", []),
+        ("", []),
+        ("\n\n----\n\n", []),
+    ],
+)
+def test_paragraphs_are_prose(docstring, expected):
+    assert list(paragraphs(docstring)) == expected
+
+
+@given(st.text(st.sampled_from(" \n\tab:.>-"), max_size=60))
+def test_paragraphs_are_tidy_whatever_comes(docstring):
+    for paragraph in paragraphs(docstring):
+        assert len(paragraph.split()) >= docstrings.MIN_WORDS
+        assert paragraph == " ".join(paragraph.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("PyTorch and torch.nn, but no torchvision", "library and library.nn, but no torchvision"),
+        ("see scikit-learn's sklearn.svm", "see library's library.svm"),
+        ("use pd.concat or pd", "use library.concat or pd"),
+        ("TORCH_LOGS and TorchScript", "library_LOGS and libraryScript"),
+        ("nx.Graph of numpy and np.array", "nx.Graph of numpy and np.array"),
+    ],
+)
+def test_names_of_the_listed_packages_are_masked(text, masked):
+    assert name_mask(["torch", "sklearn", "pandas"])(text) == masked
+
+
+# ------------------------------------------------------------------------------------ corpus
+
+
+def test_the_corpus_holds_what_each_package_says_alone(packages, tmp_path):
+    data = datasets.Dataset.from_file(str(docstring_corpus(packages, tmp_path)))
+    expected = [
+        (text.format(number=number, word=word), label)
+        for label, word in enumerate(WORDS.values())
+        for number in range(MODULES)
+        for text in PARAGRAPHS
+    ]
+    assert sorted(zip(data["text"][:], data["label"][:], strict=True)) == sorted(expected)
+
+
+def test_a_file_is_in_one_split_and_nothing_is_lost(packages, tmp_path):
+    source = open_source(task(), tmp_path)
+    places = {
+        (word, str(number)): source.splits[split_of_file(f"{package}/module_{number}.py")]
+        for package, word in WORDS.items()
+        for number in range(MODULES)
+    }
+    count = 0
+    for split in source.splits:
+        for text in source.read(split)["text"]:
+            [word], [number] = re.findall("plum|pear", text), re.findall(r"\d+", text)
+            assert places[word, number] == split
+            count += 1
+    assert count == 2 * MODULES * len(PARAGRAPHS)
+
+
+def test_the_source_caps_each_class_and_hides_it_where_there_are_no_labels(packages, tmp_path):
+    seen: list[tuple[int, int]] = []
+    capped = task(per_class={"train": 9, "transfer": 9})
+    source = open_source(capped, tmp_path, lambda done, of: seen.append((done, of)))
+    assert source.labels == packages
+    assert source.splits == list(SHARES)
+    for split in source.splits:
+        data = source.read(split)
+        assert data.column_names == ["text", "label", "key_hi", "key_lo"]
+        truth = [
+            list(WORDS.values()).index("pear" if "pear" in t else "plum") for t in data["text"]
+        ]
+        assert data["label"][:] == ([-1] * len(truth) if split == "transfer" else truth)
+        if split in capped.data.per_class:
+            assert [truth.count(label) for label in (0, 1)] == [9, 9]
+    assert seen[-1] == (2 * (MODULES + 3), 2 * (MODULES + 3))
+    with pytest.raises(UserError, match=r"no labels.*train, validation, test"):
+        source.read("transfer", need_labels=True)
+
+
+def test_labels_follow_the_recipe_order(packages, tmp_path):
+    assert open_source(task(labels=["faketwo", "fakeone"]), tmp_path).labels[0] == "faketwo"
+
+
+@pytest.mark.parametrize("split", SHARES)
+def test_files_keep_to_their_shares(split):
+    count = sum(
+        split_of_file(f"package/file_{number}.py") == list(SHARES).index(split)
+        for number in range(10_000)
+    )
+    assert abs(count / 10_000 - SHARES[split]) < 0.02
+
+
+def test_shares_add_up():
+    assert sum(SHARES.values()) == pytest.approx(1)
+
+
+def test_a_second_reading_extracts_nothing_until_a_file_changes(tmp_path, monkeypatch):
+    folder = tmp_path / "site" / "fakethree"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text('"""One two three four five six seven."""')
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    importlib.invalidate_caches()
+    first = docstring_corpus(["fakethree"], tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(docstrings, "_extract", None)
+        assert docstring_corpus(["fakethree"], tmp_path / "cache") == first
+    (folder / "new.py").write_text('"""Eight nine ten eleven twelve thirteen."""')
+    second = docstring_corpus(["fakethree"], tmp_path / "cache")
+    assert second != first
+    assert len(datasets.Dataset.from_file(str(second))) == 2
+
+
+def test_parsing_leaves_the_collector_as_it_was(tmp_path):
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), docstrings._parsing():
+        assert not gc.isenabled()
+        raise ZeroDivisionError
+    assert gc.isenabled()
+
+
+def test_a_real_package(tmp_path):
+    modules = set(sys.modules)
+    source = open_source(task("docstrings:networkx,yaml"), tmp_path)
+    data = source.read("train")
+    assert len(data) > 1000
+    assert "networkx" not in " ".join(data["text"]).lower()
+    assert all(len(text.split()) >= 6 and ">>>" not in text for text in data["text"])
+    assert not {name for name in set(sys.modules) - modules if name.startswith("networkx")}
+
+
+# --------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (task("docstrings:"), ["''", "docstrings:PACKAGE"]),
+        (task("docstrings:fakeone,"), ["''", "docstrings:PACKAGE"]),
+        (task("docstrings:os.path"), ["'os.path'", "import name"]),
+        (task("docstrings:fakeone,fakeone"), ["'fakeone'", "twice"]),
+        (task("docstrings:nosuchpackage"), ["'nosuchpackage'", "pip install nosuchpackage"]),
+        (task("docstrings:skleam"), ["'skleam'", "Did you mean `sklearn`?"]),
+        (task("docstrings:sys"), ["'sys'", "no Python files"]),
+        (task("docstrings:fakeempty"), ["'fakeempty'", "no docstring paragraphs"]),
+        (task(labels=["fakeone", "other"]), ["task.labels", "'faketwo'"]),
+        (task(config="a"), ["task.data.config"]),
+        (task(columns=Columns(text_b="b")), ["task.data.columns.text_b"]),
+        (task(splits={"train": "trian"}), ["task.data.splits.train=trian", "`train`"]),
+        (task(per_class={"dev": 1}), ["'dev'", "train, transfer, validation, test"]),
+        (task(splits={"test": "validation"}), ["'train'", "test"]),
+    ],
+)
+def test_bad_input_is_refused(given, expected, packages, tmp_path):
+    (tmp_path / "site" / "fakeempty.py").write_text('"""Short."""')
+    with pytest.raises(UserError) as refusal:
+        open_source(given, tmp_path / "cache").read("train")
+    message = str(refusal.value)
+    assert all(part in message for part in expected), message
+    assert "\n" not in message

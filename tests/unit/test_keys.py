@@ -1,0 +1,95 @@
+"""Content keys and their hashes: the base of every random choice."""
+
+import numpy as np
+import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds_distill.data.keys import content_keys, hash_keys, uniform
+
+WORD = 2**64
+
+
+def test_a_key_is_the_xxh3_128_of_the_text():
+    high, low = (int(word) % WORD for word in content_keys(["naïve text"])[0])
+    assert (high << 64) + low == xxhash.xxh3_128_intdigest("naïve text".encode())
+
+
+def test_keys_are_the_same_for_ever():
+    # Caches on disk are found by these numbers.
+    assert content_keys(["a"]).tolist() == [[-6237574061787879372, -1817709641818812897]]
+    assert content_keys(["a"], ["b"]).tolist() == [[2918933627513616002, -9110021310222506789]]
+
+
+@given(st.lists(st.text(), min_size=1), st.randoms())
+def test_a_key_does_not_depend_on_the_order(texts, random):
+    order = list(range(len(texts)))
+    random.shuffle(order)
+    shuffled = content_keys([texts[position] for position in order])
+    np.testing.assert_array_equal(shuffled, content_keys(texts)[order])
+
+
+@given(st.text(max_size=6), st.text(max_size=6), st.text(max_size=6), st.text(max_size=6))
+def test_pairs_differ_where_their_fields_do(a, b, c, d):
+    keys = content_keys([a, c], [b, d])
+    assert (keys[0] == keys[1]).all() == ((a, b) == (c, d))
+
+
+def test_where_the_first_text_ends_matters():
+    keys = content_keys(["ab", "a", "abc", "", "a\0b"], ["c", "bc", "", "abc", "c"])
+    alone = content_keys(["abc", "ab\0c"])
+    assert len({tuple(key) for key in np.concatenate([keys, alone]).tolist()}) == 7
+
+
+def test_a_lone_surrogate_has_a_key():
+    assert content_keys(["\ud800"]).shape == (1, 2)
+
+
+def reference_hash(high: int, low: int, stream: tuple[int, ...]) -> int:
+    """hash_keys in Python's unbounded integers."""
+
+    def mix(x: int) -> int:
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % WORD
+        return x ^ (x >> 31)
+
+    state = mix(high % WORD) ^ (low % WORD)
+    for word in stream:
+        state = mix((state + 0x9E3779B97F4A7C15) % WORD) ^ (word % WORD)
+    return mix(mix((state + 0x9E3779B97F4A7C15) % WORD))
+
+
+int64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(int64, int64, st.lists(int64, max_size=4))
+def test_hashes_equal_unbounded_arithmetic(high, low, stream):
+    hashed = hash_keys(torch.tensor([high, low]), *stream).item()
+    assert hashed % WORD == reference_hash(high, low, tuple(stream))
+
+
+@settings(max_examples=20)
+@given(int64, int64)
+def test_uniform_numbers_lie_in_the_half_open_unit_interval(seed, epoch):
+    keys = torch.from_numpy(content_keys([str(number) for number in range(100)]))
+    numbers = uniform(keys, seed, epoch)
+    assert numbers.dtype == torch.float64
+    assert ((numbers >= 0) & (numbers < 1)).all()
+
+
+def test_uniform_numbers_are_uniform_and_streams_independent():
+    keys = torch.from_numpy(content_keys([f"text {number}" for number in range(20_000)]))
+    streams = torch.stack([uniform(keys, 0), uniform(keys, 1), uniform(keys, 0, 1)])
+    for numbers in streams:
+        counts = torch.histc(numbers, bins=50, min=0, max=1)
+        # chi-square with 49 degrees of freedom: 99.9% lie below 85.4
+        assert ((counts - 400) ** 2 / 400).sum() < 85.4
+    correlations = torch.corrcoef(streams)
+    assert (correlations - torch.eye(3)).abs().max() < 0.03  # 4 standard errors
+
+
+def test_stream_position_and_key_words_matter():
+    keys = torch.tensor([[1, 2], [2, 1]])
+    hashes = torch.cat([hash_keys(keys, 3, 4), hash_keys(keys, 4, 3), hash_keys(keys, 3)])
+    assert hashes.unique().numel() == 6
