@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ds_distill.data.keys import hash_keys, uniform
+from ds_distill.data.keys import uniform
 
-SHUFFLE, PER_CLASS, SHARE = 1, 2, 3
+SHUFFLE, SHARE = 1, 2
 """Purposes: streams of random numbers that must not repeat each other."""
 
 POOL_BATCHES = 50
@@ -64,17 +64,6 @@ def padding_share(lengths: np.ndarray, batches: list[np.ndarray], shares: int = 
                 real += int(lengths[part].sum())
                 padded += int(lengths[part].max()) * len(part)
     return 1.0 - real / padded if padded else 0.0
-
-
-def cap_per_class(labels: np.ndarray, keys: torch.Tensor, cap: int) -> np.ndarray:
-    """Indices, in order, of at most `cap` examples of each class: those with the lowest hash
-    of their key. labels: int [N]; keys: int64 [N, 2]."""
-    rank_in_class = hash_keys(keys, PER_CLASS).numpy()
-    kept = []
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        kept.append(members[np.argsort(rank_in_class[members], kind="stable")[:cap]])
-    return np.sort(np.concatenate(kept)) if kept else np.empty(0, dtype=np.int64)
 
 
 def keep_share_of_others(

@@ -195,7 +195,7 @@ def _adamw(bundle: Bundle, settings: OptimizerSettings) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,
-        fused=torch.cuda.is_available(),
+        fused=True,
     )
 
 

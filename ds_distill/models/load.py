@@ -51,6 +51,7 @@ def load_classifier(
     layers: list[int] | None = None,
     new_head: bool,
     seed: int = 0,
+    attention: str | None = None,
 ) -> PreTrainedModel:
     """A sequence classifier in fp32.
 
@@ -58,6 +59,7 @@ def load_classifier(
     new_head: the checkpoint's head, if any, may be of another size and is replaced then, by
         random weights that depend on `seed` alone. Otherwise the checkpoint must hold a head
         for `labels`.
+    attention: transformers' implementation; None lets it choose.
 
     Raises UserError when the weights cannot be had or do not fit.
     """
@@ -70,6 +72,7 @@ def load_classifier(
             id2label=dict(enumerate(labels)),
             label2id={label: index for index, label in enumerate(labels)},
             dtype=torch.float32,
+            attn_implementation=attention,
             use_safetensors=True,
             ignore_mismatched_sizes=new_head,
             output_loading_info=True,
@@ -83,8 +86,9 @@ def load_classifier(
     if not new_head and missing:
         names = ", ".join(sorted(missing)[:4])
         raise UserError(
-            f"model {reference!r}: the checkpoint has no weights for {names}, so it is no trained classifier. Fine-tune it first (a fine-tune phase before the "
-            "one that uses it), or give a fine-tuned checkpoint."
+            f"model {reference!r}: the checkpoint has no weights for {names}, so it is no trained "
+            "classifier. Fine-tune it first (a fine-tune phase before the one that uses it), or "
+            "give a fine-tuned checkpoint."
         )
     if layers is not None:
         keep_layers(model, layers)
@@ -122,6 +126,13 @@ def freeze_embeddings(model: PreTrainedModel) -> None:
     """Take the embedding block (words, positions, types, its norm) out of training."""
     block = getattr(model.base_model, "embeddings", None) or model.get_input_embeddings()
     block.requires_grad_(False)
+
+
+def set_dropout(model: PreTrainedModel, dropout: float) -> None:
+    """Set every dropout of a model; its configuration keeps what it says."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = dropout
 
 
 def check_labels(reference: str, config: PreTrainedConfig, labels: list[str]) -> None:

@@ -13,7 +13,7 @@ from ds_distill.engine.placement import sharded_loading
 from ds_distill.files import read_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import freeze_embeddings, load_config
+from ds_distill.models.load import freeze_embeddings, load_config, set_dropout
 from ds_distill.phases.ask_teachers import checked_cache
 from ds_distill.phases.fine_tune import validation_of
 from ds_distill.phases.run import ModelPlace, Run
@@ -36,6 +36,8 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
         student = run.classifier(start, new_head=True)
         if phase.freeze_embeddings:
             freeze_embeddings(student)
+        if phase.dropout is not None:
+            set_dropout(student, phase.dropout)
         table = None
         if routing.needs_expertise:
             table = ExpertiseTable.from_json(read_json(run.folder.expertise))

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from ds_distill.data.batches import Examples, SequenceCollator
-from ds_distill.data.plan import cap_per_class, keep_share_of_others
+from ds_distill.data.examples import keep_per_class
+from ds_distill.data.plan import keep_share_of_others
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import freeze_embeddings
+from ds_distill.models.load import freeze_embeddings, set_dropout
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.phases.training import Job, train
 from ds_distill.recipe.schema import CrossEntropyLoss, FineTune, Losses
@@ -28,6 +29,8 @@ def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, An
         model = run.classifier(place, new_head=True)
         if phase.freeze_embeddings:
             freeze_embeddings(model)
+        if phase.dropout is not None:
+            set_dropout(model, phase.dropout)
         terms = build_terms(Losses(cross_entropy=CrossEntropyLoss()), 0, {})
         examples = run.examples(phase.split)
         chosen = chosen_examples(phase, examples, run.labels)
@@ -57,7 +60,8 @@ def chosen_examples(phase: FineTune, examples: Examples, labels: list[str]) -> n
         chosen = chosen[keep_share_of_others(part.labels, part.keys, classes, share)]
     if phase.per_class is not None:
         part = examples.at(chosen)
-        chosen = chosen[cap_per_class(part.labels, part.keys, phase.per_class)]
+        kept = keep_per_class(part.labels, part.keys.numpy(), phase.per_class)
+        chosen = chosen[kept]
     return chosen
 
 

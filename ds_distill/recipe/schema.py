@@ -148,6 +148,8 @@ class Training(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     freeze_embeddings: bool = False
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    """Dropout of the trained model, everywhere in it. Default: the model's own."""
     keep: Literal["best", "last"] = "best"
     """Which weights are kept: the epoch with the best validation accuracy, or the last."""
     save_every: Count | None = None
@@ -385,7 +387,8 @@ class Recipe(Section):
         """A phase is written {kind: {...}}; training phases start from `training`."""
         if not isinstance(data, dict) or not isinstance(data.get("phases"), list):
             return data
-        shared = data.get("training") if isinstance(data.get("training"), dict) else {}
+        training = data.get("training")
+        shared = training if isinstance(training, dict) else {}
         phases = []
         for phase in data["phases"]:
             if isinstance(phase, str):

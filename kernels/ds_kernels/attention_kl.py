@@ -31,18 +31,19 @@ from ._shared import (
 from .masked_kl import _difference, _reference_relative_entropy, _relative_entropy
 
 BY_ROWS, BY_COLUMNS, SYMMETRIC = range(3)
-MAX_WIDTH = 256  # a head's row is held whole on chip
+MAX_WIDTH = 128  # a head's row is held whole on chip
 _REFERENCE_ELEMENTS = 1 << 18
 
 
 @jit
 def _rows(
-    pointer, position, length, stride, D: tl.constexpr, DP: tl.constexpr, UPCAST: tl.constexpr,
+    pointer, position, keep, stride, D: tl.constexpr, DP: tl.constexpr, UPCAST: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
+    # Positions outside the mask are read as 0: 0 * NaN would leak through the products.
     d = tl.arange(0, DP)
     offsets = position.to(tl.int64)[:, None] * stride + d[None, :]
-    x = tl.load(pointer + offsets, mask=(position < length)[:, None] & (d < D)[None, :], other=0.0)
+    x = tl.load(pointer + offsets, mask=keep[:, None] & (d < D)[None, :], other=0.0)
     if UPCAST:  # the interpreter multiplies bfloat16 bit patterns
         x = x.to(ACC)
     return x
@@ -93,8 +94,8 @@ def _forward_kernel(
         key_t += batch * stride_kt[0] + head * stride_kt[1]
         bias_s += batch * stride_bs[0] + head * stride_bs[1]
         bias_t += batch * stride_bt[0] + head * stride_bt[1]
-        xs = _rows(query_s, own, length, stride_qs[2], DS, DSP, UPCAST, ACC)
-        xt = _rows(query_t, own, length, stride_qt[2], DT, DTP, UPCAST, ACC)
+        xs = _rows(query_s, own, counted, stride_qs[2], DS, DSP, UPCAST, ACC)
+        xt = _rows(query_t, own, counted, stride_qt[2], DT, DTP, UPCAST, ACC)
         max_s = tl.full([BLOCK], -float("inf"), ACC)
         max_t = tl.full([BLOCK], -float("inf"), ACC)
         sum_s = tl.zeros([BLOCK], ACC)
@@ -102,14 +103,14 @@ def _forward_kernel(
         for start in range(0, TILES * BLOCK, BLOCK):
             other = start + tl.arange(0, BLOCK)
             inside = tl.load(valid + other, mask=other < length, other=0) != 0
-            ys = _rows(key_s, other, length, stride_ks[2], DS, DSP, UPCAST, ACC)
+            ys = _rows(key_s, other, inside, stride_ks[2], DS, DSP, UPCAST, ACC)
             s = _scores(
                 xs, ys, bias_s, own, other, length, scale_s, stride_bs[2], stride_bs[3], BIAS_S, ACC
             )
             max_s, sum_s = _online_rows(
                 tl.where(inside[None, :], s, -float("inf")), max_s, sum_s
             )
-            yt = _rows(key_t, other, length, stride_kt[2], DT, DTP, UPCAST, ACC)
+            yt = _rows(key_t, other, inside, stride_kt[2], DT, DTP, UPCAST, ACC)
             t = _scores(
                 xt, yt, bias_t, own, other, length, scale_t, stride_bt[2], stride_bt[3], BIAS_T, ACC
             )
@@ -122,11 +123,11 @@ def _forward_kernel(
         for start in range(0, TILES * BLOCK, BLOCK):
             other = start + tl.arange(0, BLOCK)
             inside = tl.load(valid + other, mask=other < length, other=0) != 0
-            ys = _rows(key_s, other, length, stride_ks[2], DS, DSP, UPCAST, ACC)
+            ys = _rows(key_s, other, inside, stride_ks[2], DS, DSP, UPCAST, ACC)
             s = _scores(
                 xs, ys, bias_s, own, other, length, scale_s, stride_bs[2], stride_bs[3], BIAS_S, ACC
             )
-            yt = _rows(key_t, other, length, stride_kt[2], DT, DTP, UPCAST, ACC)
+            yt = _rows(key_t, other, inside, stride_kt[2], DT, DTP, UPCAST, ACC)
             t = _scores(
                 xt, yt, bias_t, own, other, length, scale_t, stride_bt[2], stride_bt[3], BIAS_T, ACC
             )
@@ -168,16 +169,16 @@ def _backward_kernel(
         bias_t += batch * stride_bt[0] + head * stride_bt[1]
         ratio += pair * length
         stats += pair * length
-        xs = _rows(own_s, own, length, stride_os[2], DS, DSP, UPCAST, ACC)
-        xt = _rows(own_t, own, length, stride_ot[2], DT, DTP, UPCAST, ACC)
+        xs = _rows(own_s, own, counted, stride_os[2], DS, DSP, UPCAST, ACC)
+        xt = _rows(own_t, own, counted, stride_ot[2], DT, DTP, UPCAST, ACC)
         own_ratio = tl.load(ratio + own, mask=own < length, other=0.0).to(ACC)[:, None]
         own_lse_s = tl.load(stats + own, mask=own < length, other=0.0)[:, None]
         own_lse_t = tl.load(stats + num_rows + own, mask=own < length, other=0.0)[:, None]
         for start in range(0, TILES * BLOCK, BLOCK):
             other = start + tl.arange(0, BLOCK)
             inside = tl.load(valid + other, mask=other < length, other=0) != 0
-            ys = _rows(other_s, other, length, stride_ys[2], DS, DSP, UPCAST, ACC)
-            yt = _rows(other_t, other, length, stride_yt[2], DT, DTP, UPCAST, ACC)
+            ys = _rows(other_s, other, inside, stride_ys[2], DS, DSP, UPCAST, ACC)
+            yt = _rows(other_t, other, inside, stride_yt[2], DT, DTP, UPCAST, ACC)
             s = _scores(
                 xs, ys, bias_s, own, other, length, scale_s, stride_bs[2], stride_bs[3], BIAS_S, ACC
             )
@@ -372,7 +373,7 @@ def _launch(
 
 def score_block(width: int, element_size: int) -> int:
     """Queries and keys of a tile: as large as registers allow without spilling."""
-    return 64 if width * element_size <= 128 else 32
+    return 32 if width * element_size <= 256 else 16
 
 
 def check_heads(op: str, named: dict[str, Tensor]) -> None:
@@ -519,7 +520,7 @@ def attention_kl(
         RuntimeError.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit, heads wider than 256, a
+        ValueError: shapes, dtypes or devices that do not fit, heads wider than 128, a
             student_bias that requires a gradient, weight or tolerance below 0, an unknown
             reduction.
     """

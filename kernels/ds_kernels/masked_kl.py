@@ -41,7 +41,7 @@ def _relative_entropy(p, q, d):
     middle = tl.exp(tl.minimum(x, 1.0)) - 1 - x
     value = tl.where(tl.abs(x) < 0.1, p * (0.5 * x * x * series), p * middle)
     value = tl.where(x < 1, value, p * d - p + q)
-    return tl.where(p > 0, value, q)
+    return tl.where(p == 0, q, value)  # NaN in p stays NaN
 
 
 @jit
@@ -147,7 +147,7 @@ def _forward_kernel(
             element, q, derivative = _elements(s, t, lse_s, lse_t, DIVERGENCE)
             value += tl.where(inside, element, 0.0)
             if (DIVERGENCE != 0) & (DIVERGENCE != 4):
-                slopes += tl.where(inside & (q > 0), q * derivative, 0.0)
+                slopes += tl.where(inside & (q != 0), q * derivative, 0.0)
             if GRADIENT:
                 target = unit_gradient + row * stride_g + columns
                 tl.store(target, derivative.to(unit_gradient.dtype.element_ty), mask=inside)
@@ -187,7 +187,7 @@ def _backward_kernel(
             t = _load(teacher, teacher, columns, inverse_t, V, False, ACC)
             _, q, derivative = _elements(s, t, lse_s, lse_t, DIVERGENCE)
             if (DIVERGENCE != 0) & (DIVERGENCE != 4):
-                derivative = tl.where(q > 0, q * (derivative - slope), 0.0)
+                derivative = tl.where(q != 0, q * (derivative - slope), 0.0)
             tl.store(gradient + columns, (derivative * scale).to(element_type), mask=columns < V)
 
 
@@ -195,7 +195,7 @@ def _reference_relative_entropy(p: Tensor, q: Tensor, d: Tensor) -> Tensor:
     x = -d
     value = torch.expm1(x).sub_(x).mul_(p)
     value = torch.where(x < 1, value, p * d - p + q)
-    return torch.where(p > 0, value, q)
+    return torch.where(p == 0, q, value)
 
 
 def _reference_elements(
@@ -261,7 +261,7 @@ def _reference_forward(
         losses[chunk] = hinge(value.sum(-1).mul_(factor), tolerance)
         stats[0, chunk], stats[1, chunk] = lse_s[:, 0], lse_t[:, 0]
         if divergence not in (KL, MSE):
-            stats[2, chunk] = torch.where(q > 0, q * derivative, 0.0).sum(-1)
+            stats[2, chunk] = torch.where(q != 0, q * derivative, 0.0).sum(-1)
         if unit_gradient is not None:
             unit_gradient[chunk] = derivative.to(unit_gradient.dtype)
     return losses, stats
@@ -284,7 +284,7 @@ def _reference_backward(
         lse_s, lse_t, slope = stats[:, chunk, None]
         _, q, derivative = _reference_elements(s, t, lse_s, lse_t, divergence, True)
         if divergence not in (KL, MSE):
-            derivative = torch.where(q > 0, q * (derivative - slope), 0.0)
+            derivative = torch.where(q != 0, q * (derivative - slope), 0.0)
         gradient[chunk] = derivative.mul_(upstream[chunk, None] * factor).to(student.dtype)
     return gradient
 

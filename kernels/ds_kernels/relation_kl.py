@@ -128,7 +128,7 @@ def relation_kl(
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, widths that `heads` does not
-            divide, heads wider than 256, weight or tolerance below 0, an unknown reduction.
+            divide, heads wider than 128, weight or tolerance below 0, an unknown reduction.
     """
     op = "relation_kl"
     check_options(op, weight, tolerance, reduction)

@@ -1,0 +1,338 @@
+"""What holds for every op: values, gradients, masks, reductions, strides, refusals."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import ds_kernels
+import pytest
+import torch
+from cases import CASES, DTYPES, INTERPRETED, MODULES, ROW_CASES, Case, error, lead_of, mask_of
+from torch import Tensor
+
+ids = {"ids": repr}
+
+
+def gradients(losses: Tensor, tensors: list[Tensor], upstream: Tensor | None = None) -> list[Tensor]:
+    upstream = torch.ones_like(losses) if upstream is None else upstream.to(losses)
+    return list(torch.autograd.grad(losses, tensors, upstream))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_error_is_not_above_eager(case: Case, dtype: torch.dtype, device: torch.device) -> None:
+    """Loss and gradients against float64 from the unrounded inputs, per-row upstream gradients."""
+    mask = mask_of(case, device)
+    options: dict[str, Any] = {"weight": 1.5, "tolerance": 0.25}
+    if case.tempered:
+        options["temperature"] = 2.0
+    student, teacher, exact_student, exact_teacher = case.inputs(lead_of(case), dtype, device)
+    if case.name == "tv":  # its derivative jumps where rounding an input swaps p and q
+        exact_student = [x.detach().double().requires_grad_() for x in student]
+        exact_teacher = [x.double() for x in teacher]
+    losses = case.op(student, teacher, mask, reduction="none", **options)
+    oracle = case.wanted(exact_student, exact_teacher, mask, **options)
+    eager = case.wanted(student, teacher, mask, **options)
+    assert losses.shape == oracle.shape and losses.dtype == torch.float32
+    upstream = torch.randn(oracle.shape, dtype=torch.float64, device=device)
+    # Rounding of the inputs is in both errors; what may be added is a rounding of the result.
+    epsilon = torch.finfo(dtype).eps
+    slack = max(epsilon, 8 * torch.finfo(torch.float32).eps)
+    assert error(losses, oracle) <= error(eager, oracle) + slack * oracle.abs().max().item()
+    triples = zip(
+        gradients(losses, student, upstream),
+        gradients(eager, student, upstream),
+        gradients(oracle, exact_student, upstream),
+        strict=True,
+    )
+    for ours, theirs, exact in triples:
+        assert ours.dtype == dtype
+        assert error(ours, exact) <= error(theirs, exact) + slack * exact.abs().max().item()
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_float32_equals_the_formula(case: Case, device: torch.device) -> None:
+    mask = mask_of(case, device)
+    student, teacher, exact_student, exact_teacher = case.inputs(
+        lead_of(case), torch.float32, device
+    )
+    losses = case.op(student, teacher, mask, reduction="none")
+    oracle = case.wanted(exact_student, exact_teacher, mask)
+    torch.testing.assert_close(losses.double(), oracle, rtol=2e-5, atol=2e-6)
+    pairs = zip(gradients(losses, student), gradients(oracle, exact_student), strict=True)
+    for ours, exact in pairs:
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=5e-6)
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_gradcheck(case: Case, device: torch.device) -> None:
+    """Numerical derivatives, float64 accumulators, per-row upstream gradients."""
+    lead = (1, 18) if case.scores else (2,)
+    torch.manual_seed(0)
+    student, teacher = ([x.to(device) for x in xs] for xs in case.make(lead))
+    options: dict[str, Any] = {"temperature": 2.0} if case.tempered else {}
+    for x in student:
+        x.requires_grad_()
+
+    def run(*tensors: Tensor) -> Tensor:
+        return case.op(
+            list(tensors), teacher, reduction="none", tolerance=0.01, weight=1.5, **options
+        )
+
+    # The fast mode projects on one random direction: few calls, for the interpreter's sake.
+    assert torch.autograd.gradcheck(run, student, fast_mode=INTERPRETED, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_reductions_masks_and_denominator(case: Case, device: torch.device) -> None:
+    mask = mask_of(case, device)
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    rows = case.op(student, teacher, mask, reduction="none")
+    assert rows.shape == case.loss_shape(lead_of(case))
+    assert (rows[~case.counted(mask).expand(rows.shape)] == 0).all()
+    heads = rows.shape[1] if case.scores else 1
+    total = rows.sum()
+    count = mask.sum().item()
+    close = torch.testing.assert_close
+    close(case.op(student, teacher, mask, reduction="sum"), total)
+    close(case.op(student, teacher, mask), total / heads / count)
+    close(case.op(student, teacher, mask, denominator=7), total / heads / 7)
+    number = torch.tensor(7, device=device)
+    close(case.op(student, teacher, mask, denominator=number), total / heads / 7)
+    assert case.op(student, teacher, mask & False, denominator=number * 0) == 0
+    if case.scores:
+        lengths = torch.tensor([lead_of(case)[1], 20], device=device)
+        straight = torch.arange(lead_of(case)[1], device=device) < lengths[:, None]
+        close(case.op(student, teacher, lengths), case.op(student, teacher, straight))
+    else:
+        indices = mask.flatten().nonzero().squeeze(1)
+        close(case.op(student, teacher, indices), total / count, rtol=0, atol=0)
+        close(case.op(student, teacher, indices, reduction="none"), rows, rtol=0, atol=0)
+    full = case.op(student, teacher, reduction="none")
+    close(case.op(student, teacher), full.sum() / heads / mask.numel())
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_no_counted_row(case: Case, device: torch.device) -> None:
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    nothing = torch.zeros(lead_of(case), dtype=torch.bool, device=device)
+    masks = [nothing] if case.scores else [nothing, torch.zeros(0, dtype=torch.int64, device=device)]
+    for mask in masks:
+        loss = case.op(student, teacher, mask)
+        assert loss == 0
+        assert all((grad == 0).all() for grad in gradients(loss, student))
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_no_row_at_all(case: Case, device: torch.device) -> None:
+    student, teacher, *_ = case.inputs((0, 4), torch.float32, device)
+    loss = case.op(student, teacher)
+    assert loss == 0
+    assert [grad.shape for grad in gradients(loss, student)] == [x.shape for x in student]
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_nan_in_rows_that_do_not_count(case: Case, device: torch.device) -> None:
+    mask = mask_of(case, device)
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    clean = case.op(student, teacher, mask)
+    wanted = gradients(clean, student)
+    outside = ~mask[:, None].expand(-1, student[0].shape[1], -1) if student[0].dim() == 4 else ~mask
+    with torch.no_grad():
+        for x in (*student, *teacher):
+            if x.is_floating_point() and x.shape[: outside.dim()] == outside.shape:
+                x[outside] = float("nan")
+    loss = case.op(student, teacher, mask)
+    assert loss == clean
+    for ours, exact in zip(gradients(loss, student), wanted, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_nan_in_a_counted_row_shows(case: Case, device: torch.device) -> None:
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    with torch.no_grad():
+        student[0].view(-1)[0] = float("nan")
+    assert case.op(student, teacher, tolerance=0.1).isnan()
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_strides(case: Case, device: torch.device) -> None:
+    """Transposed, sliced and expanded inputs; an upstream gradient of stride 0."""
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    losses = case.op(student, teacher, reduction="none")
+    wanted = gradients(losses, student)
+
+    def transposed(x: Tensor) -> Tensor:
+        return x.detach().mT.contiguous().mT if x.dim() > 1 else x.detach()
+
+    def sliced(x: Tensor) -> Tensor:
+        wide = torch.empty(*x.shape[:-1], x.shape[-1] + 3, dtype=x.dtype, device=x.device)
+        wide[..., 2:-1] = x.detach()
+        return wide[..., 2:-1]
+
+    for change in (transposed, sliced):
+        changed = [change(x).requires_grad_() for x in student]
+        again = case.op(changed, [change(x) for x in teacher], reduction="none")
+        torch.testing.assert_close(again, losses)
+        upstream = torch.ones((), device=device).expand(again.shape)
+        for ours, exact in zip(gradients(again, changed, upstream), wanted, strict=True):
+            torch.testing.assert_close(ours, exact)
+    expanded = [x[:1].detach().expand(x.shape) if x.dim() > 2 else x.detach() for x in student]
+    copied = [x.contiguous() for x in expanded]
+    torch.testing.assert_close(case.op(expanded, teacher), case.op(copied, teacher))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.equal], **ids)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_teacher_equals_student(case: Case, dtype: torch.dtype, device: torch.device) -> None:
+    student, *_ = case.inputs(lead_of(case), dtype, device)
+    losses = case.op(student, [x.detach().clone() for x in student], reduction="none")
+    assert (losses >= 0).all() and losses.max() < 1e-6
+    assert all(grad.abs().max() < 1e-6 for grad in gradients(losses, student))
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_hinge_gates_rows(case: Case, device: torch.device) -> None:
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    rows = case.op(student, teacher, reduction="none").detach()
+    tolerance = rows.flatten().sort().values[rows.numel() // 2].item()
+    losses = case.op(student, teacher, reduction="none", tolerance=tolerance)
+    torch.testing.assert_close(losses, (rows - tolerance).clamp(min=0))
+    above = rows.max().item()
+    loss = case.op(student, teacher, tolerance=above)  # equality counts as below
+    assert loss == 0
+    assert all((grad == 0).all() for grad in gradients(loss, student))
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_only_the_student_gets_gradients(case: Case, device: torch.device) -> None:
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    for x in teacher:
+        if x.is_floating_point():
+            x.requires_grad_()
+    loss = case.op(student, teacher)
+    loss.backward()
+    assert all(x.grad is not None for x in student)
+    assert all(x.grad is None for x in teacher)
+    with torch.no_grad():
+        silent = case.op(student, teacher)
+    assert not silent.requires_grad
+    torch.testing.assert_close(silent, loss.detach(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_double_backward_raises(case: Case, device: torch.device) -> None:
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    (grad, *_) = torch.autograd.grad(case.op(student, teacher), student, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives are not implemented"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_two_runs_are_bit_identical(case: Case, device: torch.device) -> None:
+    runs = []
+    for _ in range(2):
+        student, teacher, *_ = case.inputs(lead_of(case), torch.bfloat16, device)
+        losses = case.op(student, teacher, mask_of(case, device), reduction="none")
+        runs.append([losses, *gradients(losses, student)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_autocast(case: Case, device: torch.device) -> None:
+    """The sums stay in float32; only a projection is done in the autocast dtype."""
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        inside = case.op(student, teacher)
+    assert inside.dtype == torch.float32
+    grads = gradients(inside, student)
+    assert all(grad.dtype == torch.float32 for grad in grads)
+    outside = case.op(student, teacher)
+    loose = case.name.startswith("linear")
+    close: dict[str, float] = {"rtol": 0.05, "atol": 0.02} if loose else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(inside, outside, **close)
+    for ours, exact in zip(grads, gradients(outside, student), strict=True):
+        scale = exact.abs().max().item()
+        close = {"rtol": 0, "atol": 0.05 * scale} if loose else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(ours, exact, **close)
+
+
+@pytest.mark.parametrize("case", CASES, **ids)
+def test_refusals(case: Case) -> None:
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, torch.device("cpu"))
+    bad: list[tuple[str, dict[str, Any]]] = [
+        ("reduction must be one of", {"reduction": "batchmean"}),
+        ("weight must be", {"weight": -1.0}),
+        ("tolerance must be", {"tolerance": -0.1}),
+        ("denominator must be", {"denominator": -1}),
+        ("denominator must be one number", {"denominator": torch.ones(2)}),
+        ("mask", {"mask": torch.ones(5, 5, dtype=torch.bool)}),
+        ("mask must be", {"mask": torch.ones(lead_of(case))}),
+    ]
+    if case.tempered:
+        bad += [("temperature must be positive", {"temperature": value}) for value in (0.0, -1.0)]
+    if not case.scores:
+        bad += [("row indices run from", {"mask": torch.tensor(value)}) for value in ([-1], [0, 6])]
+    for message, options in bad:
+        mask = options.pop("mask", None)
+        with pytest.raises(ValueError, match=message):
+            case.op(student, teacher, mask, **options)
+    short = [x[:1] if x.dim() > 2 else x for x in student]
+    with pytest.raises(ValueError, match=r"\[1, "):
+        case.op(short, teacher)
+    with pytest.raises(ValueError, match="int64|dtype"):
+        case.op([x.long() for x in student], teacher)
+
+
+@pytest.mark.parametrize("case", ROW_CASES, **ids)
+def test_opcheck(case: Case, device: torch.device) -> None:
+    """Schema, fake and autograd registration of the custom ops behind a call."""
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    _opcheck(case, student, teacher, mask_of(case, device))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.scores], **ids)
+def test_opcheck_scores(case: Case, device: torch.device) -> None:
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    _opcheck(case, student, teacher, mask_of(case, device))
+
+
+def _opcheck(case: Case, student: list[Tensor], teacher: list[Tensor], mask: Tensor) -> None:
+    calls: list[tuple[Any, tuple[Any, ...]]] = []
+    with contextlib.ExitStack() as stack:
+        for module in MODULES.values():
+            for name in ("_forward_op", "_backward_op"):
+                if op := getattr(module, name, None):
+                    patch = pytest.MonkeyPatch()
+                    stack.callback(patch.undo)
+
+                    def note(*args: Any, op: Any = op) -> Any:
+                        calls.append((op, args))
+                        return op(*args)
+
+                    patch.setattr(module, name, note)
+        case.op(student, teacher, mask).backward()
+    assert len(calls) == 2
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration")
+    for op, args in calls:
+        torch.library.opcheck(op, args, test_utils=checks)
+
+
+def test_int64_indices_equal_bool_in_gradients(device: torch.device) -> None:
+    case = ROW_CASES[0]
+    mask = mask_of(case, device)
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
+    by_mask = gradients(case.op(student, teacher, mask), student)
+    by_index = gradients(case.op(student, teacher, mask.flatten().nonzero().squeeze(1)), student)
+    assert torch.equal(by_mask[0], by_index[0])
+
+
+def test_kernels_is_no_package() -> None:
+    """A regular package `kernels` would shadow the one that transformers looks for."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("kernels")
+    assert spec is None or spec.origin is None or "ds_kernels" not in str(spec.origin)
+    assert ds_kernels.__file__ is not None
