@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ds_distill.data.sources import open_source
+from ds_distill.environment import free_port
 from ds_distill.errors import UserError
 from ds_distill.phases.check import check_data, check_recipe
 from ds_distill.phases.folder import RunFolder
@@ -41,7 +42,8 @@ def launch_run(
     check_recipe(recipe, num_ranks=ranks)
     if not resume:
         check_data(recipe, open_source(recipe.task))
-    command = [_deepspeed(), *_placement(num_gpus, hostfile), "--module", "ds_distill"]
+    command = [_deepspeed(), *_placement(num_gpus, hostfile), "--no_local_rank"]
+    command += ["--log_level", "warning", "--module", "ds_distill"]
     command += ["run", reference, *overrides, "--folder", str(folder)]
     command += ["--resume"] if resume else []
     environment = dict(os.environ)
@@ -66,8 +68,8 @@ def launch_run(
 def _placement(num_gpus: int | None, hostfile: Path | None) -> list[str]:
     if hostfile is not None:
         return ["--hostfile", str(hostfile)]
-    # Without GPUs the launcher counts accelerators by its own rules: bind none, start N.
-    return ["--num_gpus", str(num_gpus)]
+    # A port of its own: two runs on one machine must not meet.
+    return ["--num_gpus", str(num_gpus), "--master_port", str(free_port())]
 
 
 def _slots(hostfile: Path) -> int:

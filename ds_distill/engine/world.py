@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ import deepspeed
 import deepspeed.comm as dist
 import torch
 from deepspeed.accelerator import get_accelerator
+
+from ds_distill.environment import free_port
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class World:
         """
         if "RANK" not in os.environ:
             os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
         # Collectives that DeepSpeed still calls by their old names, once per step.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         local_rank = int(os.environ["LOCAL_RANK"])
@@ -84,9 +85,3 @@ def no_chatter() -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,0 +1,95 @@
+"""Every kernel compiles for GPUs that are not here, and spills no register there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import INTERPRETED, MODULES
+
+pytest.importorskip("triton", reason="compiling needs Triton")
+if INTERPRETED:
+    pytest.skip("interpreted kernels do not compile", allow_module_level=True)
+
+import ds_kernels  # noqa: E402
+from compiling import TARGETS, Launch, recorded  # noqa: E402
+
+VOCABULARIES = [30522, 50265, 128100]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def compile_all(launches: list[Launch], target: str, wanted: set[str]) -> None:
+    assert {launch.kernel.__name__ for launch in launches} == wanted
+    for launch in launches:
+        spilled = launch.compile(target)
+        assert not spilled, f"{launch.kernel.__name__} spills {spilled} bytes on {target}"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("width", VOCABULARIES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_vocabulary_kernels(width: int, dtype: torch.dtype, target: str) -> None:
+    student = torch.zeros(2, width, dtype=dtype, requires_grad=True)
+    teacher, mask = student.detach(), torch.ones(2, dtype=torch.bool)
+    ids = torch.zeros(2, 64, dtype=torch.int64)
+    names = ("masked_kl", "linear_kl", "topk_kl")
+    with recorded(*(MODULES[name] for name in names)) as launches:
+        ds_kernels.masked_kl(student, teacher, mask).backward()
+        ds_kernels.topk_kl(student, torch.zeros(2, 64), ids, torch.zeros(2), mask).backward()
+        hidden = torch.zeros(2, 16, dtype=dtype, requires_grad=True)
+        head, bias = torch.zeros(width, 16, dtype=dtype), torch.zeros(width, dtype=dtype)
+        biases = {"student_bias": bias, "teacher_bias": bias}
+        ds_kernels.linear_kl(hidden, head, hidden, head, **biases).backward()
+    compile_all(
+        launches,
+        target,
+        {"_forward_kernel", "_backward_kernel", "_tail_backward_kernel", "_entries_backward_kernel"},
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_divergences(dtype: torch.dtype, target: str) -> None:
+    student = torch.zeros(2, 30522, dtype=dtype, requires_grad=True)
+    with recorded(MODULES["masked_kl"]) as launches:
+        for op in (ds_kernels.masked_reverse_kl, ds_kernels.masked_js, ds_kernels.masked_tv):
+            op(student, student.detach()).backward()
+    compile_all(launches, target, {"_forward_kernel", "_backward_kernel"})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("width", "layers"), [(312, 1), (768, 12), (1024, 24)])
+def test_cosine(width: int, layers: int, dtype: torch.dtype, target: str) -> None:
+    students = [torch.zeros(2, width, dtype=dtype, requires_grad=True) for _ in range(layers)]
+    mask = torch.ones(2, dtype=torch.bool)
+    with recorded(MODULES["masked_cosine"]) as launches:
+        ds_kernels.masked_cosine(students, [x.detach() for x in students], mask).backward()
+    compile_all(launches, target, {"_forward_kernel", "_backward_kernel"})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("width", "teacher_width", "dtype"),
+    [
+        (64, 64, torch.bfloat16),
+        (64, 64, torch.float16),
+        (64, 64, torch.float32),
+        pytest.param(26, 64, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(32, 64, torch.float32, marks=pytest.mark.slow),
+        pytest.param(128, 128, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(128, 128, torch.float16, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_score_kernels(width: int, teacher_width: int, dtype: torch.dtype, target: str) -> None:
+    query = torch.zeros(1, 2, 512, width, dtype=dtype, requires_grad=True)
+    teacher = torch.zeros(1, 2, 512, teacher_width, dtype=dtype)
+    bias = torch.zeros(1, 2, 512, 512, dtype=dtype)
+    with recorded(MODULES["attention_kl"]) as launches:
+        ds_kernels.attention_kl(
+            query, query, teacher, teacher, student_bias=bias, teacher_bias=bias
+        ).backward()
+        student = torch.zeros(1, 512, 2 * width, dtype=dtype, requires_grad=True)
+        other = torch.zeros(1, 512, 2 * teacher_width, dtype=dtype)
+        ds_kernels.relation_kl(student, other, heads=2).backward()
+    compile_all(launches, target, {"_forward_kernel", "_backward_kernel"})
