@@ -4,12 +4,13 @@
     index.npy              sorted content keys, int64 [N, 2]; row i of every teacher is key i's
     TEACHER/shard-*.arrow  Arrow IPC streams with a column `logits`
 
-A manifest lists every file with its rows and xxh3-128 checksum, and per teacher the
-fingerprint of what its words depend on.
+A manifest lists every file with its rows and xxh3-128 checksum, per teacher the fingerprint of
+what its words depend on, and last its own checksum.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ def file_checksum(path: Path) -> str:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
+
+
+def manifest_checksum(manifest: dict[str, Any]) -> str:
+    """xxh3-128 of what a manifest says beside its own checksum."""
+    content = {key: value for key, value in manifest.items() if key != "checksum"}
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
 def weights_fingerprint(reference: str, commit: str | None) -> str:

@@ -16,6 +16,7 @@ from ds_distill.cache.format import (
     Fingerprint,
     check_fingerprint,
     file_checksum,
+    manifest_checksum,
 )
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
@@ -32,12 +33,7 @@ class CacheReader:
                 f"cache {path}: there is no {MANIFEST}, so the cache was never finished. "
                 "Run the cache phase again."
             )
-        self._manifest: dict[str, Any] = read_json(path / MANIFEST)
-        if self._manifest["format"] != FORMAT:
-            raise UserError(
-                f"cache {path}: format {self._manifest['format']}, and this version reads format "
-                f"{FORMAT}. Remove the folder and run the cache phase again."
-            )
+        self._manifest = self._read_manifest()
         self._check_file(INDEX, self._manifest["index"]["checksum"])
         index = np.load(path / INDEX, mmap_mode="r", allow_pickle=False)
         self._high, self._low = np.ascontiguousarray(index[:, 0]), index[:, 1]
@@ -64,7 +60,7 @@ class CacheReader:
         """
         wanted = keys.numpy()
         rows = np.searchsorted(self._high, wanted[:, 0])
-        last = len(self._high) - 1
+        last = len(self._high) - 1  # a cache is never empty: no split is
         while True:  # steps on only where two keys share their first 64 bits
             at = np.minimum(rows, last)
             high_fits = (rows <= last) & (self._high[at] == wanted[:, 0])
@@ -87,6 +83,23 @@ class CacheReader:
             self._logits[teacher] = self._open(teacher)
         return torch.from_numpy(self._logits[teacher][rows].astype(np.float32))
 
+    def _read_manifest(self) -> dict[str, Any]:
+        try:
+            manifest = read_json(self._path / MANIFEST)
+        except ValueError:  # no JSON, or no text at all
+            manifest = None
+        if not isinstance(manifest, dict):
+            raise self._damaged(MANIFEST)
+        # Before the checksum, which another format may take of something else.
+        if manifest.get("format") != FORMAT:
+            raise UserError(
+                f"cache {self._path}: format {manifest.get('format')}, and this version reads "
+                f"format {FORMAT}. Remove the folder and run the cache phase again."
+            )
+        if manifest.get("checksum") != manifest_checksum(manifest):
+            raise self._damaged(MANIFEST)
+        return manifest
+
     def _open(self, teacher: str) -> np.ndarray:
         [shard] = self._manifest["teachers"][teacher]["shards"]
         name = f"{teacher}/{shard['file']}"
@@ -100,7 +113,10 @@ class CacheReader:
     def _check_file(self, name: str, checksum: str) -> None:
         file = self._path / name
         if not file.is_file() or file_checksum(file) != checksum:
-            raise UserError(
-                f"cache {self._path}: {name} is missing or damaged (its checksum is not the "
-                "manifest's). Remove the folder and run the cache phase again."
-            )
+            raise self._damaged(name)
+
+    def _damaged(self, name: str) -> UserError:
+        return UserError(
+            f"cache {self._path}: {name} is missing or damaged (its checksum does not fit). "
+            "Remove the folder and run the cache phase again."
+        )

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ds_distill.cache.format import FORMAT, INDEX, MANIFEST, Fingerprint, file_checksum
+from ds_distill.cache.format import (
+    FORMAT,
+    INDEX,
+    MANIFEST,
+    Fingerprint,
+    file_checksum,
+    manifest_checksum,
+)
+from ds_distill.errors import UserError
 from ds_distill.files import new_folder, write_json
 
 BATCH_ROWS = 16_384
@@ -27,7 +36,7 @@ def write_cache(
     keys: int64 [N, 2] content keys; logits: float [N, C] by teacher; dtype: `float32` or
     `float16`, as stored. Returns the number of rows.
 
-    Raises ValueError when a teacher said something that is not finite, or that `dtype` cannot
+    Raises UserError when a teacher said something that is not finite, or that `dtype` cannot
     hold.
     """
     order = np.lexsort((keys[:, 1], keys[:, 0]))
@@ -38,12 +47,20 @@ def write_cache(
         np.save(folder / INDEX, keys[kept], allow_pickle=False)
         teachers = {}
         for name, values in logits.items():
-            stored = values[kept].astype(dtype)
+            said = values[kept]
+            with np.errstate(over="ignore"):  # found below
+                stored = said.astype(dtype)
             broken = np.flatnonzero(~np.isfinite(stored).all(axis=1))
             if len(broken):
-                raise ValueError(
+                mend = (
+                    "Set the cache phase's dtype to float32."
+                    if np.isfinite(said).all()
+                    else "Its weights are damaged or its training diverged."
+                )
+                raise UserError(
                     f"teacher {name!r} gave logits that are not finite in {dtype} for "
-                    f"{len(broken)} examples, the first with key {keys[kept[broken[0]]].tolist()}"
+                    f"{len(broken)} of {len(kept)} examples, e.g. key "
+                    f"{keys[kept[broken[0]]].tolist()}. {mend}"
                 )
             (folder / name).mkdir()
             file = folder / name / "shard-00000.arrow"
@@ -53,12 +70,13 @@ def write_cache(
                 "dtype": dtype,
                 "shards": [{"file": file.name, "rows": len(kept), "checksum": file_checksum(file)}],
             }
-        manifest = {
+        manifest: dict[str, Any] = {
             "format": FORMAT,
             "rows": len(kept),
             "index": {"file": INDEX, "checksum": file_checksum(folder / INDEX)},
             "teachers": teachers,
         }
+        manifest["checksum"] = manifest_checksum(manifest)
         write_json(folder / MANIFEST, manifest)
     return len(kept)
 

@@ -33,11 +33,11 @@ def content_keys(texts: list[str], texts_b: list[str] | None = None) -> np.ndarr
     return keys.astype(np.uint64).view(np.int64)
 
 
-def hash_keys(keys: torch.Tensor, *stream: int) -> torch.Tensor:
+def hash_keys(keys: torch.Tensor, *stream: int | torch.Tensor) -> torch.Tensor:
     """Mix keys with integers (seed, epoch, purpose, position...) to uniform 64-bit hashes.
 
-    keys: int64 [..., 2], on any device. Returns int64 [...]. Splitmix64's finaliser, once
-    per word; the same on every device.
+    keys: int64 [..., 2], on any device; int64 tensors in the stream broadcast against [...].
+    Returns int64 [...]. Splitmix64's finaliser, once per word; the same on every device.
     """
     state = _mix(keys[..., 0]) ^ keys[..., 1]
     for word in stream:
@@ -45,7 +45,7 @@ def hash_keys(keys: torch.Tensor, *stream: int) -> torch.Tensor:
     return _mix(_mix(state + _GOLDEN))
 
 
-def uniform(keys: torch.Tensor, *stream: int) -> torch.Tensor:
+def uniform(keys: torch.Tensor, *stream: int | torch.Tensor) -> torch.Tensor:
     """Uniform numbers in [0, 1) from keys and a stream: float64 [...], exact on any device."""
     top_53_bits = (hash_keys(keys, *stream) >> 11) & (2**53 - 1)
     return top_53_bits.double() * 2.0**-53

@@ -25,7 +25,12 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     rules = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
     for setting in ("truncation", "padding"):  # left over from the last call
         rules.pop(setting, None)
-    what = [rules, tokenizer.special_tokens_map, tokenizer.model_input_names]
+    what = [
+        rules,
+        tokenizer.special_tokens_map,
+        tokenizer.model_input_names,
+        tokenizer.truncation_side,
+    ]
     return xxhash.xxh3_64_hexdigest(json.dumps(what, sort_keys=True, default=str).encode())
 
 

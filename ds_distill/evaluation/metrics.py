@@ -23,17 +23,18 @@ def classification_report(
     """Accuracy overall and per class (recall), macro F1, confusion matrix, examples.
 
     logits: float [N, C]; labels: int [N], -1 unlabelled (left out). A class without examples
-    has the accuracy None.
+    has the accuracy None; one that is neither there nor predicted is not part of macro F1.
     """
     known = labels >= 0
     truth, predicted = labels[known], logits[known].argmax(axis=1)
     classes = np.arange(len(names))
     confusion = confusion_matrix(truth, predicted, labels=classes)
     totals = confusion.sum(axis=1)
+    macro_f1 = f1_score(truth, predicted, labels=classes, average="macro", zero_division=np.nan)
     return {
         "examples": int(known.sum()),
         "accuracy": float(accuracy_score(truth, predicted)),
-        "macro_f1": float(f1_score(truth, predicted, labels=classes, average="macro")),
+        "macro_f1": float(macro_f1),
         "per_class": {
             name: float(confusion[index, index] / totals[index]) if totals[index] else None
             for index, name in enumerate(names)

@@ -55,7 +55,7 @@ class KL(Term):
         def loss(target: torch.Tensor) -> torch.Tensor:
             return masked_kl(
                 student.logits,
-                target.to(student.logits.dtype),
+                target,
                 mask,
                 temperature=self._settings.temperature,
                 weight=self._settings.weight,

@@ -31,13 +31,20 @@ def masked_lm_logits(model: PreTrainedModel, rows: torch.Tensor) -> torch.Tensor
 
     Raises TypeError for a model whose head is not known: none of the families below.
     """
-    for name in ("cls", "lm_head"):  # BERT, ELECTRA and legacy DeBERTa; RoBERTa and kin
-        head = getattr(model, name, None)
-        if isinstance(head, nn.Module):
-            return head(rows)
-    if hasattr(model, "lm_predictions"):  # DeBERTa
-        return model.lm_predictions(rows, model.deberta.embeddings.word_embeddings)
-    if hasattr(model, "vocab_projector"):  # DistilBERT
-        rows = model.vocab_layer_norm(model.activation(model.vocab_transform(rows)))
-        return model.vocab_projector(rows)
-    raise TypeError(f"{type(model).__name__} has no masked-LM head that is known here")
+    kind = type(model).__name__
+    if kind.endswith("ForMaskedLM"):  # others have parts of the same names that do other things
+        for name in ("cls", "lm_head", "predictions"):  # BERT and legacy DeBERTa; RoBERTa; ALBERT
+            head = getattr(model, name, None)
+            if isinstance(head, nn.Module):
+                return head(rows)
+        if hasattr(model, "lm_predictions"):  # DeBERTa
+            return model.lm_predictions(rows, model.deberta.embeddings.word_embeddings)
+        if hasattr(model, "generator_lm_head"):  # ELECTRA
+            return model.generator_lm_head(model.generator_predictions(rows))
+        if hasattr(model, "vocab_projector"):  # DistilBERT
+            rows = model.vocab_layer_norm(model.activation(model.vocab_transform(rows)))
+            return model.vocab_projector(rows)
+    raise TypeError(
+        f"{kind} has no masked-LM head that is known here: BERT, RoBERTa, DeBERTa, ALBERT, ELECTRA "
+        "and DistilBERT models ForMaskedLM have one"
+    )

@@ -21,6 +21,9 @@ from ds_distill.errors import UserError
 # Only these files are read: a model's folder can hold no code that runs.
 _SAFE: dict[str, Any] = {"trust_remote_code": False}
 
+_POSITIONS_BEHIND_PADDING = ("roberta", "camembert", "longformer", "data2vec-text", "mpnet")
+"""Model types, or parts of them, whose first position is the padding id + 1: RoBERTa's kin."""
+
 
 def load_config(reference: str, revision: str | None = None) -> PreTrainedConfig:
     """The configuration of a resolved reference. Raises UserError when it cannot be had."""
@@ -83,12 +86,20 @@ def load_classifier(
             f"model {reference!r}: its weights cannot be loaded: {_first_line(error)}"
         ) from error
     missing = [key for key in info["missing_keys"] if "position_ids" not in key]
-    if not new_head and missing:
-        names = ", ".join(sorted(missing)[:4])
+    # What a checkpoint of another shape would leave at random: (name, its shape, the model's).
+    odd = [*missing, *(key for key, *_ in info["mismatched_keys"])]
+    body = f"{model.base_model_prefix}."
+    lost = [key for key in odd if key.startswith(body) and "pooler" not in key]
+    if lost:
         raise UserError(
-            f"model {reference!r}: the checkpoint has no weights for {names}, so it is no trained "
-            "classifier. Fine-tune it first (a fine-tune phase before the one that uses it), or "
-            "give a fine-tuned checkpoint."
+            f"model {reference!r}: the checkpoint's weights do not fit its config.json: none of "
+            f"the right name and size for {_some(lost)}. Put the files of one model there."
+        )
+    if not new_head and missing:
+        raise UserError(
+            f"model {reference!r}: the checkpoint has no weights for {_some(missing)}, so it is no "
+            "trained classifier. Fine-tune it first (a fine-tune phase before the one that uses "
+            "it), or give a fine-tuned checkpoint."
         )
     if layers is not None:
         keep_layers(model, layers)
@@ -101,9 +112,15 @@ def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
     Raises UserError when a layer is not there.
     """
     total = model.config.num_hidden_layers
-    if not layers or max(layers) >= total:
+    if not layers or not set(layers) <= set(range(total)) or len(set(layers)) < len(layers):
         raise UserError(
-            f"student.layers={layers}: {type(model).__name__} has layers 0 to {total - 1}."
+            f"student.layers={layers}: {type(model).__name__} has layers 0 to {total - 1}. Name "
+            "at least one of them, each once."
+        )
+    if len(set(getattr(model.config, "layer_types", None) or [])) > 1:
+        raise UserError(
+            f"student.layers: the layers of {type(model).__name__} are of different kinds, and a "
+            "choice of them would not load again as it was. Use all layers."
         )
     stacks = [
         (parent, name)
@@ -140,7 +157,7 @@ def check_labels(reference: str, config: PreTrainedConfig, labels: list[str]) ->
 
     A checkpoint that never named its classes (LABEL_0, LABEL_1, ...) passes on their number.
     """
-    given = [str(config.id2label[index]) for index in range(config.num_labels)]
+    given = [str(config.id2label[index]) for index in sorted(config.id2label)]
     if len(given) != len(labels):
         raise UserError(
             f"model {reference!r} tells {len(given)} classes apart ({', '.join(given)}), and the "
@@ -172,14 +189,19 @@ def usable_length(config: PreTrainedConfig) -> int | None:
     limit = getattr(config, "max_position_embeddings", None)
     if not limit or limit < 0 or getattr(config, "position_biased_input", True) is False:
         return None
-    # RoBERTa's positions start behind the padding id.
-    offset = config.pad_token_id + 1 if "roberta" in config.model_type else 0
-    return int(limit) - int(offset)
+    behind_padding = any(kind in config.model_type for kind in _POSITIONS_BEHIND_PADDING)
+    return int(limit) - (int(config.pad_token_id) + 1 if behind_padding else 0)
 
 
 def has_weights(folder: str) -> bool:
     """Whether a local folder holds safetensors weights."""
     return any(Path(folder).glob("*.safetensors"))
+
+
+def _some(names: list[str]) -> str:
+    """The first names of a list that may be long."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(sorted(names)[:4]) + more
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,43 @@ MAX_NODES = 20_000
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with the booleans of YAML 1.2 (`on`, `yes` and `no` are words), no tags."""
+    """YAML with the plain values of YAML 1.2's core schema, and no tags.
+
+    PyYAML follows YAML 1.1, where `on`, `yes` and `no` are booleans, 1:30 is 90, 010 is 8,
+    1e-5 is a text and 2024-13-01 an exception: all wrong for labels and settings.
+    """
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:bool"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+_CORE = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+", list("-+0123456789")),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)"
+        r"|\.(?:nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
 }
-for _word in ("true", "True", "TRUE", "false", "False", "FALSE"):
-    _Loader.yaml_implicit_resolvers.setdefault(_word[0], [])
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool",
-    yaml.resolver.re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"),  # type: ignore[attr-defined]
-    list("tTfF"),
+_Loader.yaml_implicit_resolvers = {}
+for _kind, (_pattern, _first_letters) in _CORE.items():
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), _first_letters
+    )
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
+_Loader.add_constructor(
+    "tag:yaml.org,2002:float",
+    lambda loader, node: float(re.sub(r"\.(?=inf|nan)", "", node.value.lower())),
 )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes all that YAML 1.1 or 1.2 would not read as a text."""
+
+
+for _kind, (_pattern, _first_letters) in _CORE.items():
+    _Dumper.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), _first_letters
+    )
 
 
 class _Tree:
@@ -168,9 +192,16 @@ def _apply_override(tree: _Tree, data: dict[Any, Any], override: str) -> None:
         if isinstance(target, list):
             step = _list_index(target, part, place)
             if at == ("phases",) and not last:
-                kind = next(iter(target[step])) if isinstance(target[step], dict) else target[step]
-                if not isinstance(target[step], dict) or target[step][kind] is None:
-                    target[step] = {kind: {}}
+                phase = target[step]
+                if isinstance(phase, str):
+                    phase = {phase: None}
+                if not (isinstance(phase, dict) and len(phase) == 1):
+                    raise UserError(
+                        f"{tree.place((*at, step))}  phases.{step}: each phase is one key with its "
+                        "settings, e.g. - evaluate: {split: test}."
+                    )
+                [(kind, body)] = phase.items()
+                target[step] = {kind: {} if body is None else body}
                 at, target = (*at, step, kind), target[step][kind]
                 continue
         elif not isinstance(target, dict):
@@ -247,6 +278,10 @@ def _error_lines(tree: _Tree, error: Any) -> list[str]:
 
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML that loads to an equal Recipe."""
-    return yaml.safe_dump(
-        recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
+    return yaml.dump(
+        recipe.model_dump(mode="json"),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
     )

@@ -107,7 +107,8 @@ def expertise(question: Question, routing: Routing) -> torch.Tensor:
 
 def ca_mkd(question: Question, routing: Routing) -> torch.Tensor:
     """(1 - exp(CE_k) / sum_j exp(CE_j)) / (K - 1), CE_k of teacher k with the label: the
-    confidence-aware weights of CA-MKD. A single teacher has weight 1."""
+    confidence-aware weights of CA-MKD. A single teacher has weight 1; on a row without a
+    label all teachers count alike."""
     count = len(question.logits)
     if count == 1:
         return average(question, routing)
@@ -117,7 +118,8 @@ def ca_mkd(question: Question, routing: Routing) -> torch.Tensor:
 
 
 def mt_bert(question: Question, routing: Routing) -> torch.Tensor:
-    """1 / (1 + CE(label, teacher)): MT-BERT's weights, which do not sum to 1."""
+    """1 / (1 + CE(label, teacher)): MT-BERT's weights, which do not sum to 1. A row without
+    a label has weight 1 for every teacher."""
     return 1.0 / (1.0 + _label_errors(question))
 
 
@@ -132,13 +134,15 @@ POLICIES: dict[str, Policy] = {
 
 
 def _label_errors(question: Question) -> torch.Tensor:
-    """Cross-entropy of each teacher with the label: float32 [T, n], 0 on unlabelled rows."""
-    return torch.stack(
-        [
-            F.cross_entropy(scores.float(), question.labels, reduction="none")
-            for scores in question.logits.values()
-        ]
-    )
+    """Cross-entropy of each teacher with the label: float32 [T, n], 0 on unlabelled rows.
+
+    Finite also where a teacher has the logit -inf for the label.
+    """
+    errors = [
+        F.cross_entropy(scores.float(), question.labels, reduction="none")
+        for scores in question.logits.values()
+    ]
+    return torch.stack(errors).clamp(max=1e30)
 
 
 def _table_order(question: Question, what: str) -> list[int]:

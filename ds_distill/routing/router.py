@@ -48,13 +48,16 @@ class Router:
         if self._mix == "losses":
             return None
         # Summed one by one: a stack of [T, n, V] would not fit beside a large vocabulary.
-        total = torch.zeros_like(logits[0], dtype=torch.float32)
-        for weight, scores in zip(weights, logits, strict=True):
-            scores = scores.float()
-            if self._mix == "probabilities":
-                scores = torch.softmax(scores / self._temperature, dim=-1)
-            total += weight[:, None] * scores
         if self._mix == "logits":
+            total = torch.zeros_like(logits[0], dtype=torch.float32)
+            for weight, scores in zip(weights[:, :, None], logits, strict=True):
+                # A logit may be -inf, and 0 * -inf is NaN.
+                total += torch.where(weight > 0, weight * scores.float(), 0.0)
             return total
-        share = total.sum(dim=-1, keepdim=True)  # not 1 for weights that are not normalised
-        return self._temperature * torch.log(total / share)
+        # In logarithms, so that a probability too small for float32 has a finite logit.
+        total = torch.full_like(logits[0], -torch.inf, dtype=torch.float32)
+        for weight, scores in zip(weights[:, :, None], logits, strict=True):
+            log_probs = torch.log_softmax(scores.float() / self._temperature, dim=-1)
+            total = torch.logaddexp(total, weight.log() + log_probs)
+        # Normalised, for weights that do not sum to 1.
+        return self._temperature * torch.log_softmax(total, dim=-1)

@@ -39,7 +39,7 @@ def use_triton(tensor: Tensor) -> bool:
 
 
 def last_path() -> str:
-    """"triton" or "reference": what the last op that ran used; "none" before the first."""
+    """ "triton" or "reference": what the last op that ran used; "none" before the first."""
     return _path
 
 
@@ -90,7 +90,9 @@ def check_options(
         raise ValueError(f"{op}: reduction must be one of {REDUCTIONS}, got {reduction!r}")
 
 
-def flat_rows(op: str, mask: Tensor | None, lead: torch.Size, device: torch.device) -> Tensor | None:
+def flat_rows(
+    op: str, mask: Tensor | None, lead: torch.Size, device: torch.device
+) -> Tensor | None:
     """The counted rows as None (all), bool [N], or int64 indices [n] into the flattened rows."""
     if mask is None:
         return None
@@ -179,7 +181,7 @@ def row_stride(tensor: Tensor) -> Tensor:
 
 def row_tile(length: int) -> tuple[int, int]:
     """(columns, warps) of a program that walks one row of this length."""
-    block = max(16, min(1 << (length - 1).bit_length(), 4096))
+    block = max(16, min(1 << (length - 1).bit_length(), 2048))
     return block, max(1, min(block // 256, 16))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._divergences import KL, MSE
 from ._shared import (
     FLOATS,
     accumulator,
@@ -26,14 +27,14 @@ from ._shared import (
     row_indices,
     use_triton,
 )
-from .masked_kl import KL, MSE, forward_rows, gradient_factor
+from .masked_kl import forward_rows, gradient_factor
 
 # Bytes of float32 logits (both models) alive at a time, and of kept derivatives. Every further
 # chunk reads both weights again, so on a GPU a chunk is a thousand rows or more.
 _LOGIT_BYTES = {"cuda": 5 << 28, "cpu": 1 << 27}
 _KEEP_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}
 _ALIGN = 8  # columns: rows of a 16-bit buffer stay 16-byte aligned, which V itself does not give
-_UPCAST_ROWS = 4096
+_BLOCK = 4096
 
 
 def _chunks(num_rows: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
@@ -52,17 +53,24 @@ def _take(tensor: Tensor, rows: Tensor | None, start: int, end: int) -> Tensor:
     return tensor[start:end] if rows is None else tensor[rows[start:end]]
 
 
-def _mm(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in float32 without rounding to a 16-bit dtype on the way."""
-    if a.dtype in (torch.float32, torch.float64):
-        return torch.mm(a, b)
+def _mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """out + a @ b in float32 (float64 stays), without rounding to a 16-bit dtype on the way."""
     if a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    # The CPU has no such product: convert b in blocks of columns, never whole.
-    out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
-    a = a.float()
-    for i in range(0, b.shape[1], _UPCAST_ROWS):
-        torch.mm(a, b[:, i : i + _UPCAST_ROWS].float(), out=out[:, i : i + _UPCAST_ROWS])
+        low = a.dtype in (torch.float16, torch.bfloat16)
+        product = torch.mm(a, b, out_dtype=torch.float32) if low else torch.mm(a, b)
+        return product if out is None else out.add_(product)
+    # In blocks: 16-bit operands are never converted whole, and the library's packed copies of
+    # the operands stay small.
+    (rows, inner), columns = a.shape, b.shape[1]
+    acc = accumulator(a)
+    if out is None:
+        out = torch.zeros(rows, columns, dtype=acc, device=a.device)
+    for i in range(0, rows, _BLOCK):
+        for k in range(0, inner, _BLOCK):
+            part = a[i : i + _BLOCK, k : k + _BLOCK].to(acc)
+            for j in range(0, columns, _BLOCK):
+                block = b[k : k + _BLOCK, j : j + _BLOCK].to(acc)
+                out[i : i + _BLOCK, j : j + _BLOCK].addmm_(part, block)
     return out
 
 
@@ -78,9 +86,10 @@ def _divergence_rows(
 ) -> Tensor:
     student = _mm(student_hidden, student_weight.t())
     teacher = _mm(teacher_hidden, teacher_weight.t())
-    return forward_rows(
+    losses, _ = forward_rows(
         student, teacher, None, *options, student_bias, teacher_bias, unit_gradient
-    )[0]
+    )
+    return losses
 
 
 def _forward(
@@ -143,7 +152,8 @@ def _backward(
                 f"linear_kl: {name}_weight is empty in the backward pass: it was released after "
                 "the forward pass (ZeRO stage 3). Call the op inside the wrapped module's forward"
             )
-    scale = torch.where(open_gate(losses), upstream * gradient_factor(temperature, weight, divergence), 0)
+    factor = gradient_factor(temperature, weight, divergence)
+    scale = torch.where(open_gate(losses), upstream * factor, 0)
     if rows is not None:
         scale = scale[rows]
     # A power of ten or more below 1 as a rule: taken out, so that float16 does not underflow.
@@ -177,12 +187,10 @@ def _backward(
                 grad_hidden[chosen] = product.to(dtype)
             if wanted[1]:
                 scaled = (hidden * ratio[start:end]).to(dtype)
-                if len(spans) == 1:
+                if len(spans) == 1 and device.type == "cuda":  # summed and rounded in one go
                     sum_weight = torch.mm(part.t(), scaled)
-                elif sum_weight is None:
-                    sum_weight = _mm(part.t(), scaled)
                 else:
-                    sum_weight.add_(_mm(part.t(), scaled))
+                    sum_weight = _mm(part.t(), scaled, sum_weight)
             if sum_bias is not None:
                 sum_bias.add_(_mm(part.t(), ratio[start:end].to(dtype))[:, 0])
         if wanted[1]:
@@ -249,9 +257,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(*student, *((None, None, None) if keep else teacher), rows, *output)
     ctx.options = (temperature, weight, divergence)
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros of the size of the kept derivatives
 
 
-def _autograd(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if upstream is None:
+        return (None,) * 12
     wanted = list(ctx.needs_input_grad[:3])
     gradients = _backward_op(upstream, *ctx.saved_tensors, *ctx.options, wanted)
     student = [grad if want else None for grad, want in zip(gradients, wanted, strict=True)]

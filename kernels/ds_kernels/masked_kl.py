@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._divergences import JS, KL, MSE, REVERSE_KL, TV, elements, online, reference_elements
 from ._shared import (
     accumulator,
     check_options,
@@ -29,61 +30,7 @@ from ._shared import (
     use_triton,
 )
 
-KL, REVERSE_KL, JS, TV, MSE = range(5)
 _REFERENCE_ELEMENTS = 1 << 18  # logits of one model in float32 at a time: stays in the L2 cache
-
-
-@jit
-def _relative_entropy(p, q, d):
-    """p log(p / q) - p + q >= 0 with d = log(p / q), without cancellation where d is small."""
-    x = -d
-    series = 1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6)))
-    middle = tl.exp(tl.minimum(x, 1.0)) - 1 - x
-    value = tl.where(tl.abs(x) < 0.1, p * (0.5 * x * x * series), p * middle)
-    value = tl.where(x < 1, value, p * d - p + q)
-    return tl.where(p == 0, q, value)  # NaN in p stays NaN
-
-
-@jit
-def _log_cosh(x):
-    square = x * x
-    series = square * (0.5 - square * (1 / 12 - square * (1 / 45 - square * (17 / 2520))))
-    a = tl.abs(x)
-    return tl.where(a < 0.25, series, a + tl.log(1 + tl.exp(-2 * a)) - 0.6931471805599453)
-
-
-@jit
-def _difference(p, q, d):
-    """q - p, exact where the two are close."""
-    x = -d
-    series = x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6)))))
-    return tl.where((tl.abs(x) < 0.1) & (p > 0), p * series, q - p)
-
-
-@jit
-def _elements(s, t, lse_s, lse_t, DIVERGENCE: tl.constexpr):
-    """Per column: the divergence's summand, q, and its derivative by q (for KL: q - p)."""
-    if DIVERGENCE == 4:  # MSE
-        return (s - t) * (s - t), s, 2 * (s - t)
-    p = tl.exp(t - lse_t)
-    q = tl.exp(s - lse_s)
-    # Differences of logits first: exact where student and teacher are close.
-    d = (t - s) - (lse_t - lse_s)
-    if DIVERGENCE == 0:  # KL
-        return _relative_entropy(p, q, d), q, _difference(p, q, d)
-    elif DIVERGENCE == 1:  # reverse KL
-        return _relative_entropy(q, p, -d), q, -d
-    elif DIVERGENCE == 2:  # Jensen-Shannon
-        d = tl.minimum(tl.maximum(d, -80.0), 80.0)
-        m = 0.5 * (p + q)
-        log_p_m = 0.5 * d - _log_cosh(0.5 * d)
-        log_q_m = -0.5 * d - _log_cosh(0.5 * d)
-        value = 0.5 * (_relative_entropy(p, m, log_p_m) + _relative_entropy(q, m, log_q_m))
-        return value, q, 0.5 * log_q_m
-    else:  # total variation
-        change = _difference(p, q, d)
-        sign = tl.where(change > 0, 0.5, tl.where(change < 0, -0.5, 0.0))
-        return sign * change, q, sign.to(s.dtype)
 
 
 @jit
@@ -94,14 +41,6 @@ def _load(
     if BIAS:
         x += tl.load(bias + columns, mask=columns < V, other=0.0).to(ACC)
     return x * inverse_t
-
-
-@jit
-def _online(x, largest, total):
-    """One step of an online log-sum-exp; a tile that is all -inf must not give NaN."""
-    new = tl.maximum(largest, tl.max(x, 0))
-    safe = tl.where(new == -float("inf"), 0.0, new)
-    return new, total * tl.exp(largest - safe) + tl.exp(x - safe)
 
 
 @jit
@@ -132,8 +71,8 @@ def _forward_kernel(
             for start in range(0, V, BLOCK):
                 s = _load(student, bias_s, start + tile, inverse_t, V, BIAS_S, ACC)
                 t = _load(teacher, bias_t, start + tile, inverse_t, V, BIAS_T, ACC)
-                max_s, sum_s = _online(s, max_s, sum_s)
-                max_t, sum_t = _online(t, max_t, sum_t)
+                max_s, sum_s = online(s, max_s, sum_s)
+                max_t, sum_t = online(t, max_t, sum_t)
             lse_s = max_s + tl.log(tl.sum(sum_s, 0))
             lse_t = max_t + tl.log(tl.sum(sum_t, 0))
         value = tl.zeros([BLOCK], ACC)
@@ -144,7 +83,7 @@ def _forward_kernel(
             inside = columns < V
             s = _load(student, bias_s, columns, inverse_t, V, BIAS_S, ACC)
             t = _load(teacher, bias_t, columns, inverse_t, V, BIAS_T, ACC)
-            element, q, derivative = _elements(s, t, lse_s, lse_t, DIVERGENCE)
+            element, q, derivative = elements(s, t, lse_s, lse_t, DIVERGENCE)
             value += tl.where(inside, element, 0.0)
             if (DIVERGENCE != 0) & (DIVERGENCE != 4):
                 slopes += tl.where(inside & (q != 0), q * derivative, 0.0)
@@ -185,45 +124,10 @@ def _backward_kernel(
             columns = start + tile
             s = _load(student, student, columns, inverse_t, V, False, ACC)
             t = _load(teacher, teacher, columns, inverse_t, V, False, ACC)
-            _, q, derivative = _elements(s, t, lse_s, lse_t, DIVERGENCE)
+            _, q, derivative = elements(s, t, lse_s, lse_t, DIVERGENCE)
             if (DIVERGENCE != 0) & (DIVERGENCE != 4):
                 derivative = tl.where(q != 0, q * (derivative - slope), 0.0)
             tl.store(gradient + columns, (derivative * scale).to(element_type), mask=columns < V)
-
-
-def _reference_relative_entropy(p: Tensor, q: Tensor, d: Tensor) -> Tensor:
-    x = -d
-    value = torch.expm1(x).sub_(x).mul_(p)
-    value = torch.where(x < 1, value, p * d - p + q)
-    return torch.where(p == 0, q, value)
-
-
-def _reference_elements(
-    s: Tensor, t: Tensor, lse_s: Tensor, lse_t: Tensor, divergence: int, gradient_only: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_elements`; the summand is not computed where only the derivative is wanted."""
-    if divergence == MSE:
-        return (s - t).square_(), s, (s - t).mul_(2)
-    p, q = (t - lse_t).exp_(), (s - lse_s).exp_()
-    if divergence == KL and gradient_only:
-        return q, q, q - p
-    d = (t - s).sub_(lse_t - lse_s)
-    if divergence == KL:
-        return _reference_relative_entropy(p, q, d), q, q - p
-    if divergence == REVERSE_KL:
-        return _reference_relative_entropy(q, p, -d), q, -d
-    if divergence == TV:
-        return (q - p).abs_().mul_(0.5), q, torch.sign(q - p).mul_(0.5)
-    half = d.clamp_(-80, 80).mul_(0.5)
-    square = half * half
-    series = square * (0.5 - square * (1 / 12 - square * (1 / 45 - square * (17 / 2520))))
-    a = half.abs()
-    log_cosh = torch.where(a < 0.25, series, a + torch.log1p(torch.exp(-2 * a)) - 0.6931471805599453)
-    m = (p + q).mul_(0.5)
-    log_q_m = -half - log_cosh
-    value = _reference_relative_entropy(p, m, half - log_cosh)
-    value += _reference_relative_entropy(q, m, log_q_m)
-    return value.mul_(0.5), q, log_q_m.mul_(0.5)
 
 
 def _chunks(rows: Tensor | None, num_rows: int, width: int) -> Any:
@@ -257,7 +161,7 @@ def _reference_forward(
         s = (s if bias_s is None else s + bias_s) * inverse_t
         t = (t if bias_t is None else t + bias_t) * inverse_t
         lse_s, lse_t = torch.logsumexp(s, -1, keepdim=True), torch.logsumexp(t, -1, keepdim=True)
-        value, q, derivative = _reference_elements(s, t, lse_s, lse_t, divergence, False)
+        value, q, derivative = reference_elements(s, t, lse_s, lse_t, divergence, False)
         losses[chunk] = hinge(value.sum(-1).mul_(factor), tolerance)
         stats[0, chunk], stats[1, chunk] = lse_s[:, 0], lse_t[:, 0]
         if divergence not in (KL, MSE):
@@ -282,7 +186,7 @@ def _reference_backward(
         s = student[chunk].to(losses.dtype) * inverse_t
         t = teacher[chunk].to(losses.dtype) * inverse_t
         lse_s, lse_t, slope = stats[:, chunk, None]
-        _, q, derivative = _reference_elements(s, t, lse_s, lse_t, divergence, True)
+        _, q, derivative = reference_elements(s, t, lse_s, lse_t, divergence, True)
         if divergence not in (KL, MSE):
             derivative = torch.where(q != 0, q * (derivative - slope), 0.0)
         gradient[chunk] = derivative.mul_(upstream[chunk, None] * factor).to(student.dtype)
@@ -446,9 +350,7 @@ def _masked_divergence(
     student = row_stride(student_logits.reshape(-1, width))
     teacher = row_stride(teacher_logits.detach().reshape(-1, width))
     losses, _ = _forward_op(student, teacher, rows, temperature, weight, tolerance, divergence)
-    return reduce_rows(
-        op, losses.reshape(lead), rows, losses.numel(), reduction, denominator
-    )
+    return reduce_rows(op, losses.reshape(lead), rows, losses.numel(), reduction, denominator)
 
 
 def masked_kl(

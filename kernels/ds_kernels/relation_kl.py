@@ -12,15 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._scores import backward_scores, empty_like_heads, forward_scores
 from ._shared import accumulator, check_options, forbid_double_backward, reduce_rows
-from .attention_kl import (
-    backward_scores,
-    check_heads,
-    contiguous_rows,
-    empty_like_heads,
-    forward_scores,
-    valid_positions,
-)
+from .attention_kl import check_heads, contiguous_rows, valid_positions
 
 
 def _forward(
@@ -135,7 +129,9 @@ def relation_kl(
     views = {}
     for name, x in (("student", student), ("teacher", teacher.detach())):
         if x.dim() != 3 or heads < 1 or x.shape[2] % heads:
-            raise ValueError(f"{op}: {name} {list(x.shape)} is no [B, S, D] with D in {heads} heads")
+            raise ValueError(
+                f"{op}: {name} {list(x.shape)} is no [B, S, D] with D in {heads} heads"
+            )
         views[name] = contiguous_rows(x.unflatten(2, (heads, -1)).transpose(1, 2))
     check_heads(op, views)
     batch, _, length, width = views["student"].shape

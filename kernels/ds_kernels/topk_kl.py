@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._divergences import difference, online, reference_relative_entropy, relative_entropy
 from ._shared import (
     FLOATS,
     accumulator,
@@ -27,7 +28,6 @@ from ._shared import (
     tl,
     use_triton,
 )
-from .masked_kl import _difference, _online, _reference_relative_entropy, _relative_entropy
 
 _REFERENCE_ELEMENTS = 1 << 18
 
@@ -77,18 +77,18 @@ def _forward_kernel(
             while smallest < start + BLOCK:
                 x = tl.where(position == smallest, -float("inf"), x)
                 smallest = tl.min(tl.where(columns > smallest, columns, 2147483647), 0)
-            largest, total = _online(x, largest, total)
+            largest, total = online(x, largest, total)
         lse_rest = largest + tl.log(tl.sum(total, 0))
         top = tl.maximum(tl.max(own, 0), lse_rest)
         safe = tl.where(top == -float("inf"), 0.0, top)
         lse = safe + tl.log(tl.sum(tl.exp(own - safe), 0) + tl.exp(lse_rest - safe))
         p = tl.exp(entries)
         q = tl.exp(own - lse)
-        value = _relative_entropy(p, q, entries - (own - lse))
+        value = relative_entropy(p, q, entries - (own - lse))
         loss = tl.sum(tl.where(columns < 2147483647, value, 0.0), 0)
         p_rest = tl.exp(rest)
         q_rest = tl.exp(lse_rest - lse)
-        loss += _relative_entropy(p_rest, q_rest, rest - (lse_rest - lse))
+        loss += relative_entropy(p_rest, q_rest, rest - (lse_rest - lse))
         loss *= factor
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
     tl.store(losses + row, loss)
@@ -121,7 +121,7 @@ def _tail_backward_kernel(
             position = start + tile
             x = tl.load(student + position, mask=position < V, other=-float("inf")).to(ACC)
             x = x * inverse_t
-            slope = _difference(tl.exp(rest + (x - lse_rest)), tl.exp(x - lse), d)
+            slope = difference(tl.exp(rest + (x - lse_rest)), tl.exp(x - lse), d)
             tl.store(gradient + position, (slope * scale).to(element_type), mask=position < V)
 
 
@@ -138,7 +138,7 @@ def _entries_backward_kernel(
         inside = columns < V
         own = tl.load(student + row * stride + columns, mask=inside, other=-float("inf")).to(ACC)
         own = own * inverse_t - tl.load(stats + row)
-        slope = _difference(tl.exp(entries), tl.exp(own), entries - own)
+        slope = difference(tl.exp(entries), tl.exp(own), entries - own)
         slope = slope * (tl.load(upstream + row).to(ACC) * factor)
         target = gradient + row * V + columns
         tl.store(target, slope.to(gradient.dtype.element_ty), mask=inside)
@@ -182,7 +182,7 @@ def _reference_forward(
         lse_rest = torch.logsumexp(x[:, :-1], 1, keepdim=True)
         lse = torch.logsumexp(torch.cat((own, lse_rest), 1), 1, keepdim=True)
         log_p, log_q = torch.cat((entries, rest), 1), torch.cat((own, lse_rest), 1) - lse
-        value = _reference_relative_entropy(log_p.exp(), log_q.exp(), log_p - log_q)
+        value = reference_relative_entropy(log_p.exp(), log_q.exp(), log_p - log_q)
         losses[chunk] = hinge(value.sum(1).mul_(factor), tolerance)
         stats[:, chunk] = torch.stack((lse[:, 0], lse_rest[:, 0]))
     return losses, stats
@@ -229,9 +229,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     inverse_t, factor = 1.0 / temperature, weight * temperature * temperature
     if not use_triton(student):
-        return _reference_forward(
-            student, log_probs, ids, tail, rows, inverse_t, factor, tolerance
-        )
+        return _reference_forward(student, log_probs, ids, tail, rows, inverse_t, factor, tolerance)
     acc = accumulator(student, log_probs)
     num_rows, width = student.shape
     losses = torch.empty(num_rows, dtype=acc, device=student.device)

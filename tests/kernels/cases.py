@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ds_kernels
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+import ds_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() and not INTERPRETED else ["cpu"]
@@ -20,7 +21,7 @@ MODULES = {
     name: importlib.import_module(f"ds_kernels.{name}")
     for name in (
         "_shared", "masked_kl", "masked_cosine", "linear_kl", "topk_kl", "attention_kl",
-        "relation_kl",
+        "relation_kl", "_scores", "_divergences",
     )
 }  # fmt: skip
 V = 37  # three interpreter tiles, the last one ragged
@@ -200,7 +201,9 @@ def _layers(lead: tuple[int, ...]) -> tuple[Tensors, Tensors]:
 
 
 def _single(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda student, teacher, mask=None, **options: op(student[0], teacher[0], mask, **options)
+    return lambda student, teacher, mask=None, **options: op(
+        student[0], teacher[0], mask, **options
+    )
 
 
 def _linear(op: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import cases  # noqa: E402
+import cases
 
 
 @pytest.fixture(params=cases.DEVICES)
@@ -27,7 +27,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         for module in cases.MODULES.values():
             if hasattr(module, "row_tile"):
                 monkeypatch.setattr(module, "row_tile", lambda length: (16, 1))
-        monkeypatch.setattr(cases.MODULES["attention_kl"], "score_block", lambda *sizes: 16)
+        monkeypatch.setattr(cases.MODULES["_scores"], "score_block", lambda *sizes: 16)
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,9 @@ def expected_path(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test that runs an op ran it on the path its device calls for."""
     cases.MODULES["_shared"]._path = "none"
     yield
-    device = request.node.callspec.params.get("device") if hasattr(request.node, "callspec") else None
+    device = (
+        request.node.callspec.params.get("device") if hasattr(request.node, "callspec") else None
+    )
     used = cases.MODULES["_shared"].last_path()
     if device is not None and used != "none":
         assert used == ("triton" if device == "cuda" or cases.INTERPRETED else "reference")

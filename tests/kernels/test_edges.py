@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import ds_kernels
 import pytest
 import torch
 from cases import (
@@ -23,6 +22,8 @@ from cases import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+
+import ds_kernels
 
 INF = float("inf")
 DIVERGENCES = [
@@ -255,9 +256,7 @@ def test_linear_weight_released_before_backward() -> None:
 
 
 @pytest.mark.parametrize("keep", [1 << 28, 0])
-def test_linear_in_chunks(
-    keep: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_linear_in_chunks(keep: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of rows, with kept derivatives and with a second projection; tied head."""
     module = MODULES["linear_kl"]
     monkeypatch.setattr(module, "_KEEP_BYTES", {"cpu": keep, "cuda": keep})
@@ -301,7 +300,12 @@ def _problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, float, float]:
         hole = draw(st.integers(0, width - 2))
         tensors = [x.index_fill(1, torch.arange(hole), -INF) for x in tensors]
     mask = torch.tensor(draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))
-    return (*tensors, mask, draw(st.sampled_from([0.5, 1.0, 2.0])), draw(st.sampled_from([0.0, 0.3])))
+    return (
+        *tensors,
+        mask,
+        draw(st.sampled_from([0.5, 1.0, 2.0])),
+        draw(st.sampled_from([0.0, 0.3])),
+    )
 
 
 @settings(

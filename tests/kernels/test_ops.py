@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import ds_kernels
 import pytest
 import torch
 from cases import CASES, DTYPES, INTERPRETED, MODULES, ROW_CASES, Case, error, lead_of, mask_of
 from torch import Tensor
 
+import ds_kernels
+
 ids = {"ids": repr}
 
 
-def gradients(losses: Tensor, tensors: list[Tensor], upstream: Tensor | None = None) -> list[Tensor]:
+def gradients(
+    losses: Tensor, tensors: list[Tensor], upstream: Tensor | None = None
+) -> list[Tensor]:
     upstream = torch.ones_like(losses) if upstream is None else upstream.to(losses)
     return list(torch.autograd.grad(losses, tensors, upstream))
 
@@ -117,7 +120,9 @@ def test_reductions_masks_and_denominator(case: Case, device: torch.device) -> N
 def test_no_counted_row(case: Case, device: torch.device) -> None:
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
     nothing = torch.zeros(lead_of(case), dtype=torch.bool, device=device)
-    masks = [nothing] if case.scores else [nothing, torch.zeros(0, dtype=torch.int64, device=device)]
+    masks = (
+        [nothing] if case.scores else [nothing, torch.zeros(0, dtype=torch.int64, device=device)]
+    )
     for mask in masks:
         loss = case.op(student, teacher, mask)
         assert loss == 0

@@ -1,0 +1,64 @@
+# make quickstart   install into .venv and run the quickstart; ends with the path of report.html
+# make test         the test suite (make test-slow: the series that take minutes each)
+# make lint types   what CI checks beside the tests
+#
+# Nothing is installed twice: a stamp in .venv is older or newer than pyproject.toml and
+# constraints.txt.
+
+PYTHON ?= python3
+VENV ?= .venv
+FOLDER ?= runs/quickstart
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+
+.PHONY: quickstart test test-slow lint types clean
+.DELETE_ON_ERROR:
+
+# An interrupted quickstart is continued, a finished one is shown: its folder is never lost.
+quickstart: $(RUN_STAMP)
+	@if [ -f "$(FOLDER)/results.json" ]; then \
+	    echo "$(FOLDER) holds a finished run. For a new one remove it, or: make quickstart FOLDER=runs/again"; \
+	elif [ -f "$(FOLDER)/recipe.yaml" ]; then \
+	    echo "Continuing the run in $(FOLDER)"; \
+	    $(BIN)/ds-distill quickstart --folder "$(FOLDER)" --resume; \
+	else \
+	    $(BIN)/ds-distill quickstart --folder "$(FOLDER)"; \
+	fi
+	@$(BIN)/python -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).absolute())' "$(FOLDER)/report.html"
+
+test: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m "not slow" --durations=10
+
+test-slow: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m slow --durations=10
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(DEV_STAMP)
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# torch comes first and alone: asked for together with packages that name it without a version,
+# pip may look at builds that bring gigabytes of CUDA libraries.
+$(RUN_STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V). Try: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	@echo "Installing into $(VENV): minutes, once"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch
+	@$(PIP) -e '.[quickstart]'
+	@touch $@
+
+# triton runs the GPU kernels' tests in its interpreter on machines without a GPU.
+$(DEV_STAMP): $(RUN_STAMP)
+	@echo "Installing what the tests need into $(VENV)"
+	@$(PIP) -e '.[quickstart,dev,tensorboard]' triton
+	@touch $@

@@ -1,0 +1,104 @@
+"""Masked-LM batches: which tokens are hidden is a function of (seed, epoch, example key)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ds_distill.data.batches import Examples
+from ds_distill.data.keys import uniform
+from ds_distill.data.tokenise import TokenTable
+from ds_distill.types import Batch, PaddedView
+
+CHOSEN, SHOWN, RANDOM_TOKEN = 201, 202, 203
+"""Purposes: which tokens are chosen, what is shown in their place, which random token."""
+
+
+@dataclass(frozen=True)
+class Masking:
+    """BERT's rule: of the chosen tokens 80% are shown as [MASK], 10% as a random token, 10%
+    as they are (Devlin et al. 2019)."""
+
+    rate: float
+    mask_id: int
+    special_ids: tuple[int, ...]
+    vocabulary: int
+    """Random tokens are drawn from the first so many ids."""
+    seed: int
+
+    @staticmethod
+    def of(tokenizer: PreTrainedTokenizerBase, rate: float, seed: int) -> Masking:
+        assert tokenizer.mask_token_id is not None, "a masked-LM tokenizer has a mask token"
+        return Masking(
+            rate, tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), len(tokenizer), seed
+        )
+
+
+def mask_view(
+    view: PaddedView, keys: torch.Tensor, masking: Masking, epoch: int
+) -> tuple[PaddedView, torch.Tensor]:
+    """Hide tokens of a view.
+
+    view: B examples; keys: int64 [B, 2]. Returns the view with what is shown and `rows` set to
+    the n chosen positions, and the true ids there: int64 [n].
+    """
+    ids = view.input_ids
+    position = torch.arange(ids.shape[1], device=ids.device)[None, :]
+    draws = {
+        purpose: _token_draws(keys, masking.seed, epoch, purpose, position)
+        for purpose in (CHOSEN, SHOWN, RANDOM_TOKEN)
+    }
+    special = torch.isin(ids, torch.tensor(masking.special_ids, device=ids.device))
+    chosen = (draws[CHOSEN] < masking.rate) & ~special & (view.attention_mask == 1)
+    random_ids = (draws[RANDOM_TOKEN] * masking.vocabulary).long()
+    shown = torch.where(draws[SHOWN] < 0.8, masking.mask_id, random_ids)
+    shown = torch.where(draws[SHOWN] < 0.9, shown, ids)
+    rows = chosen.flatten().nonzero().squeeze(1)
+    masked = replace(view, input_ids=torch.where(chosen, shown, ids), rows=rows)
+    return masked, ids.flatten()[rows]
+
+
+def _token_draws(
+    keys: torch.Tensor, seed: int, epoch: int, purpose: int, position: torch.Tensor
+) -> torch.Tensor:
+    """Uniform numbers in [0, 1) per token: float64 [B, S]."""
+    return uniform(keys[:, None, :], seed, epoch, purpose, position)
+
+
+class MaskedLMCollator:
+    """Batches of masked-LM: one row per hidden token. All models share one tokenizer, because
+    a row must mean the same token in every view."""
+
+    def __init__(
+        self, examples: Examples, tables: Mapping[str, TokenTable], masking: Masking
+    ) -> None:
+        self._examples = examples
+        [self._table] = {id(table): table for table in tables.values()}.values()
+        self._names = list(tables)
+        self._masking = masking
+        self.lengths = self._table.lengths
+
+    def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
+        """The batch of examples `indices` (int [B]); see `SequenceCollator`."""
+        filler = len(indices) == 0
+        chosen = np.zeros(1, dtype=np.int64) if filler else indices
+        keys = self._examples.keys[torch.from_numpy(chosen)]
+        view, labels = mask_view(self._table.view(chosen), keys, self._masking, epoch)
+        assert view.rows is not None
+        if len(view.rows) == 0:  # every rank must run the head in each step
+            filler = True
+            view = replace(view, rows=torch.zeros(1, dtype=torch.int64))
+            labels = torch.full((1,), -100)
+        assert view.rows is not None
+        counted = torch.full((len(labels),), not filler)
+        return Batch(
+            keys=keys[view.rows // view.input_ids.shape[1]],
+            views=dict.fromkeys(self._names, view),
+            labels=labels,
+            row_sets={"all": counted, "labelled": counted},
+            epoch=epoch,
+        )

@@ -1,0 +1,190 @@
+"""Three 24-layer teachers and a student in one engine: what each rank holds.
+
+    deepspeed --num_gpus 2 --module ds_distill.profiling.large_teachers --output held.json
+
+BERT-large, RoBERTa-large and DeBERTa-v3-large at their real sizes and vocabularies, random
+weights, sharded by ZeRO stage 3 beside a DistilBERT-sized student; two distillation steps.
+Runs on GPUs, and on CPU ranks with DS_ACCELERATOR=cpu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    PreTrainedConfig,
+    RobertaConfig,
+)
+
+from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.engine import Engine, OptimizerSettings, model_dtype
+from ds_distill.engine.placement import held_bytes, sharded_loading
+from ds_distill.engine.world import World, no_chatter
+from ds_distill.environment import describe_environment
+from ds_distill.files import write_json
+from ds_distill.losses import build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.recipe.schema import Losses, Routing, Training
+from ds_distill.routing import Router
+from ds_distill.types import Batch, PaddedView
+
+CLASSES, STEPS = 6, 2
+_LARGE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "num_labels": CLASSES,
+}
+
+
+def configurations() -> dict[str, PreTrainedConfig]:
+    """The published configurations of the three teachers."""
+    return {
+        "bert-large": BertConfig(vocab_size=30522, **_LARGE),
+        "roberta-large": RobertaConfig(
+            vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, **_LARGE
+        ),
+        "deberta-v3-large": DebertaV2Config(
+            vocab_size=128100,
+            type_vocab_size=0,
+            relative_attention=True,
+            max_relative_positions=-1,
+            position_buckets=256,
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+            pos_att_type=["p2c", "c2p"],
+            position_biased_input=False,
+            pooler_dropout=0,
+            pooler_hidden_act="gelu",
+            **_LARGE,
+        ),
+    }
+
+
+def distil_two_steps(world: World, config_name: str, batch: int, length: int) -> dict[str, Any]:
+    """Build the bundle, take the steps, and return what this run measured of each rank."""
+    training = Training(batch_size=batch * world.size)
+    config = deepspeed_config(config_name, training, world.size)
+    torch.manual_seed(0)
+    student = AutoModelForSequenceClassification.from_config(DistilBertConfig(num_labels=CLASSES))
+    started = time.perf_counter()
+    with sharded_loading(config), no_chatter():
+        teachers = {
+            name: AutoModelForSequenceClassification.from_config(large, dtype=model_dtype(config))
+            for name, large in configurations().items()
+        }
+    loading = time.perf_counter() - started
+    losses = Losses.model_validate({"kl": {"temperature": 2.0}})
+    bundle = Bundle(
+        student, teachers, build_terms(losses, 768, {}), Router(Routing(policy="average"))
+    )
+    engine = Engine(bundle, config, world, OptimizerSettings(5e-5, 0.01, 10, 1))
+    steps = []
+    for step in range(STEPS):
+        started = time.perf_counter()
+        parts = engine.train_step([_batch(batch, length, seed=step * world.size + world.rank)])
+        loss = float(world.sum(parts["loss"].clone()))
+        steps.append({"loss": loss, "seconds": round(time.perf_counter() - started, 2)})
+    held = torch.zeros(world.size, len(teachers) + 2, dtype=torch.float64)
+    held[world.rank] = torch.tensor(
+        [*map(held_bytes, teachers.values()), held_bytes(student), _peak_bytes(world)],
+        dtype=torch.float64,
+    )
+    held = world.sum(held.to(world.device)).cpu().long()
+    numel = {name: _numel(teacher) for name, teacher in teachers.items()}
+    return {
+        "config": config_name,
+        "batch_per_rank": batch,
+        "length": length,
+        "parameters": {**numel, "student": _numel(student)},
+        "loading_seconds": round(loading, 1),
+        "steps": steps,
+        "ranks": [
+            {
+                "teacher_bytes": dict(zip(teachers, row[:-2], strict=True)),
+                "student_bytes": row[-2],
+                "peak_bytes": row[-1],
+            }
+            for row in held.tolist()
+        ],
+    }
+
+
+def _batch(size: int, length: int, seed: int) -> Batch:
+    """Random words; each teacher's view has its own ids and lengths, as real tokenizers give."""
+    generator = torch.Generator().manual_seed(seed)
+    views = {}
+    for name, vocabulary, extra in (
+        ("student", 30522, 0),
+        ("bert-large", 30522, 0),
+        ("roberta-large", 50265, 3),
+        ("deberta-v3-large", 128100, 1),
+    ):
+        shape = (size, length + extra)
+        ids = torch.randint(1000, vocabulary, shape, generator=generator)
+        views[name] = PaddedView(ids, torch.ones(shape, dtype=torch.int64))
+    return Batch(
+        keys=torch.randint(0, 2**60, (size, 2), generator=generator),
+        views=views,
+        labels=torch.full((size,), -100),
+        row_sets={"all": torch.ones(size, dtype=torch.bool)},
+    )
+
+
+def _numel(model: torch.nn.Module) -> int:
+    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+
+
+def _peak_bytes(world: World) -> int:
+    """Largest memory of this rank so far: the device's, or on CPU the process's."""
+    if world.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(world.device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--config", default="zero3_bf16", help="DeepSpeed config")
+    parser.add_argument("--batch", type=int, default=4, help="examples per rank")
+    parser.add_argument("--length", type=int, default=64, help="tokens per example")
+    parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
+    arguments = parser.parse_args()
+    world = World.start()
+    measured = distil_two_steps(world, arguments.config, arguments.batch, arguments.length)
+    if world.is_main:
+        for rank, row in enumerate(measured["ranks"]):
+            print(f"rank {rank}: peak {row['peak_bytes'] / 2**30:.2f} GiB")
+            for name, size in row["teacher_bytes"].items():
+                whole = measured["parameters"][name] * model_bytes(arguments.config)
+                print(f"  {name:<17} {size / 2**20:8.1f} MiB held, {size / whole:6.1%} of it")
+            print(f"  {'student':<17} {row['student_bytes'] / 2**20:8.1f} MiB held")
+        for number, step in enumerate(measured["steps"]):
+            print(f"step {number}: loss {step['loss']:.4f}, {step['seconds']} s")
+        if arguments.output:
+            environment = describe_environment(world.size, str(world.device))
+            write_json(
+                arguments.output,
+                {"date": date.today().isoformat(), "environment": environment, **measured},
+            )
+    world.barrier()
+    world.stop()
+
+
+def model_bytes(config_name: str) -> int:
+    """Bytes of a weight under a DeepSpeed config."""
+    return model_dtype(deepspeed_config(config_name, None, 1)).itemsize
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Small models and batches for the distributed tests, and a plain PyTorch loop as the oracle.
+
+The loop uses no part of ds_distill but the batches: losses are written out again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+
+from ds_distill.data.masking import Masking, mask_view
+from ds_distill.losses import Term, build_terms
+from ds_distill.recipe.schema import Losses
+from ds_distill.types import Batch, PaddedView
+
+CLASSES, VOCABULARY = 4, 300
+LEARNING_RATE, STEPS, TOTAL_STEPS = 1e-3, 3, 10
+MICRO_BATCHES = 4
+"""Per optimizer step over all ranks: 2 ranks accumulate 2 each, 1 rank accumulates 4."""
+
+WIDTHS = {"student": 32, "first": 64, "second": 48}
+SEEDS = {"student": 0, "first": 1, "second": 2}
+PEAKED = 8.0
+"""Random weights are scaled up so that teachers are sure of something."""
+
+
+def teacher_names(task: str) -> list[str]:
+    return ["first"] if task == "masked-lm" else ["first", "second"]
+
+
+def _make(task: str, name: str) -> Any:
+    torch.manual_seed(SEEDS[name])
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTHS[name],
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=2 * WIDTHS[name],
+        max_position_embeddings=40,
+        num_labels=CLASSES,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    kind = BertForMaskedLM if task == "masked-lm" else BertForSequenceClassification
+    return kind(config)
+
+
+def make_student(task: str) -> Any:
+    return _make(task, "student").train()
+
+
+def make_teacher(task: str, name: str) -> Any:
+    teacher = _make(task, name).eval()
+    with torch.no_grad():
+        # Predictions depend on the words then; a masked-LM's tied head grows with them.
+        teacher.bert.embeddings.word_embeddings.weight.mul_(PEAKED)
+        if task == "classification":
+            teacher.classifier.weight.mul_(PEAKED)
+    return teacher
+
+
+def make_terms(task: str, width: int, teacher_widths: dict[str, int]) -> dict[str, Term]:
+    torch.manual_seed(11)  # projections
+    return build_terms(losses_of(task), width, teacher_widths)
+
+
+def losses_of(task: str) -> Losses:
+    kl = {"temperature": 2.0, "weight": 0.5}
+    if task == "masked-lm":
+        return Losses.model_validate({"kl": kl, "cross_entropy": {}})
+    rest = {"cross_entropy": {}, "logit_mse": {"weight": 0.1}, "hidden_mse": {}}
+    return Losses.model_validate({"kl": kl, **rest})
+
+
+def table() -> dict[str, Any]:
+    """`first` knows classes 0 and 1 best, `second` 2 and 3; `first` is better overall."""
+    return {
+        "teachers": ["first", "second"],
+        "labels": [str(label) for label in range(CLASSES)],
+        "correct": [[9, 9, 3, 2], [2, 2, 9, 9]],
+        "total": [10, 10, 10, 10],
+    }
+
+
+# --------------------------------------------------------------------------- batches
+
+
+def step_batches(task: str, kind: str, step: int, folder: Path) -> list[Batch]:
+    """The MICRO_BATCHES batches of one optimizer step, in the order of (micro-step, rank)."""
+    generator = torch.Generator().manual_seed(1000 * step + len(kind))
+    if task == "masked-lm":
+        return [_masked_lm_batch(generator) for _ in range(MICRO_BATCHES)]
+    if kind == "uneven":
+        return [_batch(generator, size) for size in (1, 37, 1, 37)]
+    if kind == "opposed":
+        pool = _batch(generator, 400)
+        follows_first = followed_teacher(pool, folder) == 0
+        sides = [follows_first.nonzero()[:, 0], (~follows_first).nonzero()[:, 0]]
+        return [_pick(pool, sides[number % 2][8 * number : 8 * number + 8]) for number in range(4)]
+    # The third has unlabelled rows, the last is a filler with one of its rows not counted.
+    batches = [_batch(generator, 8) for _ in range(MICRO_BATCHES)]
+    batches[2].labels[:3] = -100
+    batches[2].row_sets["labelled"][:3] = False
+    batches[3].row_sets["all"][0] = False
+    batches[3].row_sets["labelled"][0] = False
+    return batches
+
+
+def _batch(generator: torch.Generator, size: int) -> Batch:
+    length = int(torch.randint(6, 20, (1,), generator=generator))
+    lengths = torch.randint(3, length + 1, (size,), generator=generator)
+    mask = (torch.arange(length)[None, :] < lengths[:, None]).long()
+    ids = torch.randint(10, VOCABULARY, (size, length), generator=generator) * mask
+    view = PaddedView(ids, mask, torch.zeros_like(ids))
+    return Batch(
+        keys=torch.randint(0, 2**60, (size, 2), generator=generator),
+        views=dict.fromkeys(("student", "first", "second"), view),
+        labels=torch.randint(0, CLASSES, (size,), generator=generator),
+        row_sets={name: torch.ones(size, dtype=torch.bool) for name in ("all", "labelled")},
+    )
+
+
+def _masked_lm_batch(generator: torch.Generator) -> Batch:
+    plain = _batch(generator, 8)
+    masking = Masking(0.3, mask_id=4, special_ids=(0, 1, 2, 3, 4), vocabulary=VOCABULARY, seed=0)
+    view, labels = mask_view(plain.views["student"], plain.keys, masking, epoch=0)
+    assert view.rows is not None
+    return Batch(
+        keys=plain.keys[view.rows // view.input_ids.shape[1]],
+        views=dict.fromkeys(("student", "first"), view),
+        labels=labels,
+        row_sets={name: torch.ones(len(labels), dtype=torch.bool) for name in ("all", "labelled")},
+    )
+
+
+def _pick(batch: Batch, rows: torch.Tensor) -> Batch:
+    view = batch.views["student"]
+    part = PaddedView(
+        view.input_ids[rows],
+        view.attention_mask[rows],
+        None if view.token_type_ids is None else view.token_type_ids[rows],
+    )
+    return Batch(
+        keys=batch.keys[rows],
+        views=dict.fromkeys(batch.views, part),
+        labels=batch.labels[rows],
+        row_sets={name: mask[rows] for name, mask in batch.row_sets.items()},
+    )
+
+
+def followed_teacher(batch: Batch, folder: Path) -> torch.Tensor:
+    """The thesis's rule, row by row: 0 or 1, int64 [n]."""
+    del folder
+    expert_of = [0, 0, 1, 1]
+    predictions = []
+    for name in ("first", "second"):
+        teacher = make_teacher("classification", name)
+        with torch.no_grad():
+            predictions.append(teacher(**batch.views[name].model_inputs()).logits.argmax(dim=-1))
+    followed = []
+    for row in range(len(batch.labels)):
+        experts = [t for t in (0, 1) if expert_of[int(predictions[t][row])] == t]
+        followed.append(experts[0] if len(experts) == 1 else 0)
+    return torch.tensor(followed)
+
+
+# ------------------------------------------------------------------------ plain PyTorch
+
+
+def plain_loop(
+    task: str, kind: str, policy: str, folder: Path
+) -> tuple[list[dict[str, float]], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """All micro-batches of a step at once, no DeepSpeed: (losses per step, gradients of the
+    first step before clipping, final weights)."""
+    student = make_student(task)
+    teachers = {name: make_teacher(task, name) for name in teacher_names(task)}
+    widths = {name: WIDTHS[name] for name in teachers}
+    terms = make_terms(task, WIDTHS["student"], widths)
+    projections = terms["hidden_mse"].projections if task == "classification" else None
+    parameters = [*student.parameters(), *(projections.parameters() if projections else [])]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.01},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ],
+        lr=LEARNING_RATE,
+    )
+    losses, gradients = [], {}
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * (TOTAL_STEPS - step) / TOTAL_STEPS
+        batches = step_batches(task, kind, step, folder)
+        parts = _losses(task, policy, student, teachers, projections, batches, folder)
+        loss = torch.stack(list(parts.values())).sum()
+        losses.append({"loss": float(loss), **{name: float(part) for name, part in parts.items()}})
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            gradients = {
+                name: p.grad.clone() for name, p in student.named_parameters() if p.grad is not None
+            }
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    return losses, gradients, {k: v.detach().clone() for k, v in student.state_dict().items()}
+
+
+def _losses(
+    task: str,
+    policy: str,
+    student: Any,
+    teachers: dict[str, Any],
+    projections: Any,
+    batches: list[Batch],
+    folder: Path,
+) -> dict[str, torch.Tensor]:
+    sums: dict[str, Any] = {}
+    rows = labelled = 0
+    for batch in batches:
+        view = batch.views["student"]
+        outputs = {
+            name: model(**view.model_inputs(), output_hidden_states=True)
+            for name, model in {"student": student, **teachers}.items()
+        }
+        logits = {name: output.logits for name, output in outputs.items()}
+        if task == "masked-lm":
+            logits = {name: scores.flatten(0, 1)[view.rows] for name, scores in logits.items()}
+        targets = {name: logits[name].detach() for name in teachers}
+        if policy == "expertise":
+            choice = followed_teacher(batch, folder)[:, None]
+            target = torch.where(choice == 0, targets["first"], targets["second"])
+        else:
+            target = sum(targets.values()) / len(targets)
+        counted, known = batch.row_sets["all"], batch.row_sets["labelled"]
+        rows, labelled = rows + int(counted.sum()), labelled + int(known.sum())
+        p, q = F.log_softmax(target / 2, -1), F.log_softmax(logits["student"] / 2, -1)
+        kl = 0.5 * 4.0 * (p.exp() * (p - q)).sum(-1)[counted].sum()
+        scores, labels = logits["student"][known], batch.labels[known]
+        parts = {"cross_entropy": F.cross_entropy(scores, labels, reduction="sum"), "kl": kl}
+        if task == "classification":
+            distance = (target - logits["student"]).square().mean(-1)
+            parts["logit_mse"] = 0.1 * distance[counted].sum()
+            state = outputs["student"].hidden_states[-1][:, 0]
+            parts["hidden_mse"] = sum(
+                (projections[name](state) - outputs[name].hidden_states[-1][:, 0].detach())
+                .square()
+                .mean(-1)[counted]
+                .sum()
+                for name in teachers
+            )
+        sums = {name: sums.get(name, 0.0) + part for name, part in parts.items()}
+    return {
+        name: total / (labelled if name == "cross_entropy" else rows)
+        for name, total in sums.items()
+    }

@@ -1,0 +1,197 @@
+"""Run by each rank of a launch: every scenario, results to a JSON file (rank 0).
+
+Several engines in one process, because starting the ranks costs more than the scenarios.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.utils import safe_get_full_grad
+from reference import (
+    LEARNING_RATE,
+    MICRO_BATCHES,
+    STEPS,
+    TOTAL_STEPS,
+    make_student,
+    make_teacher,
+    make_terms,
+    step_batches,
+    table,
+    teacher_names,
+)
+from safetensors.torch import save_file
+
+from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.placement import held_bytes, sharded_loading
+from ds_distill.engine.world import World
+from ds_distill.models.bundle import Bundle
+from ds_distill.recipe.schema import Routing, Training
+from ds_distill.routing import ExpertiseTable, Router
+
+world = World.start()
+results: dict[str, Any] = {}
+
+
+def build(task: str, folder: Path, config: dict[str, Any], policy: str) -> Bundle:
+    student = make_student(task)
+    with sharded_loading(config):
+        teachers = {
+            name: type(student).from_pretrained(folder / task / name)
+            for name in teacher_names(task)
+        }
+    widths = {name: teacher.config.hidden_size for name, teacher in teachers.items()}
+    terms = make_terms(task, student.config.hidden_size, widths)
+    router = Router(
+        Routing.model_validate({"policy": policy}),
+        temperature=2.0,
+        table=ExpertiseTable.from_json(table()),
+    )
+    return Bundle(student, teachers, terms, router)
+
+
+def run(
+    name: str,
+    task: str,
+    folder: Path,
+    config_name: str,
+    *,
+    batches: str = "even",
+    policy: str = "average",
+    resident: bool = True,
+    save: bool = False,
+) -> None:
+    """Train STEPS steps; keep losses, gradients of the first step and final weights."""
+    accumulation = MICRO_BATCHES // world.size
+    training = Training(batch_size=8 * MICRO_BATCHES, micro_batch_size=8)
+    config = deepspeed_config(config_name, training, world.size)
+    bundle = build(task, folder, config, policy)
+    assert bundle.student is not None
+    engine = Engine(
+        bundle,
+        config,
+        world,
+        OptimizerSettings(LEARNING_RATE, 0.01, total_steps=TOTAL_STEPS, warmup_steps=0),
+        student_resident=resident,
+    )
+    before = teacher_bits(bundle)
+    gradients = Gradients(engine)
+    losses = []
+    for number in range(STEPS):
+        everyone = step_batches(task, batches, number, folder)
+        parts = engine.train_step(everyone[world.rank :: world.size])
+        total = world.sum(torch.stack(list(parts.values())))
+        losses.append(dict(zip(parts, total.tolist(), strict=True)))
+    result: dict[str, Any] = {
+        "accumulation": accumulation,
+        "losses": losses,
+        "teachers_in_eval": not any(m.training for m in bundle.teachers.modules()),
+        "student_in_train": bundle.student.training,
+        "teachers_unchanged": before == teacher_bits(bundle),
+        "held": of_all_ranks({n: held_bytes(m) for n, m in bundle.teachers.items()}),
+        "student_held": of_all_ranks(held_bytes(bundle.student)),
+        "optimizer_numel": optimizer_numel(engine),
+    }
+    if save:
+        result |= look_into_checkpoint(engine, folder / f"checkpoint-{name}")
+    weights = engine.student_weights()
+    if world.is_main:
+        save_file(weights, folder / f"{name}-weights.safetensors")
+        save_file(gradients.first, folder / f"{name}-gradients.safetensors")
+    results[name] = result
+    engine.close()
+
+
+class Gradients:
+    """Keeps the student's gradients as they are just before the first optimizer step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.first: dict[str, torch.Tensor] = {}
+        self._engine = engine._engine
+        self._student = engine.bundle.student
+        self._step, self._engine.step = self._engine.step, self._look
+
+    def _look(self) -> None:
+        if not self.first and self._engine.is_gradient_accumulation_boundary():
+            assert self._student is not None
+            for name, parameter in self._student.named_parameters():
+                gradient = safe_get_full_grad(parameter)
+                if gradient is not None:
+                    self.first[name] = gradient.float().clone()
+        self._step()
+
+
+def teacher_bits(bundle: Bundle) -> list[list[float]]:
+    """Exact words of every rank's part of every teacher's weights, as bits added up."""
+    sums = []
+    for parameter in bundle.teachers.parameters():
+        held = getattr(parameter, "ds_tensor", parameter).detach()
+        bits = held.contiguous().view(torch.int16 if held.element_size() == 2 else torch.int32)
+        weights = torch.arange(1, bits.numel() + 1).reshape(bits.shape)
+        sums.append(int((bits.long() * weights).sum()))
+    return of_all_ranks(sums)
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    values: list[Any] = [None] * world.size
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def optimizer_numel(engine: Engine) -> int:
+    """Numbers that the optimizer's states hold over all ranks, moments alone."""
+    inner = engine._engine.optimizer
+    while hasattr(inner, "optimizer"):
+        inner = inner.optimizer
+    held = sum(
+        value.numel()
+        for state in inner.state.values()
+        for name, value in state.items()
+        if name == "exp_avg"
+    )
+    total = torch.tensor([float(held)])
+    return int(world.sum(total).item())
+
+
+def look_into_checkpoint(engine: Engine, folder: Path) -> dict[str, Any]:
+    """Names and size of what a checkpoint holds."""
+    engine.save(folder)
+    if not world.is_main:
+        return {}
+    keys: list[str] = []
+    size = 0
+    for file in folder.rglob("*.pt"):
+        keys += list(torch.load(file, weights_only=False).get("module") or {})
+        size += file.stat().st_size
+    return {"checkpoint_keys": keys, "checkpoint_bytes": size}
+
+
+def main(folder: Path) -> None:
+    if world.is_main:
+        for task in ("classification", "masked-lm"):
+            for name in teacher_names(task):
+                make_teacher(task, name).save_pretrained(folder / task / name)
+    world.barrier()
+    for stage in range(4):
+        for precision in ("fp32", "bf16"):
+            name = f"zero{stage}_{precision}"
+            run(name, "classification", folder, name, save=precision == "fp32")
+    run("sharded_student", "classification", folder, "zero3_fp32", resident=False)
+    run("expertise", "classification", folder, "zero3_fp32", policy="expertise", batches="opposed")
+    run("uneven_zero2", "classification", folder, "zero2_fp32", batches="uneven")
+    run("uneven_zero3", "classification", folder, "zero3_fp32", batches="uneven")
+    run("masked_lm_zero1", "masked-lm", folder, "zero1_fp32")
+    run("masked_lm_zero3", "masked-lm", folder, "zero3_fp32")
+    if world.is_main:
+        (folder / "results.json").write_text(json.dumps(results))
+    world.barrier()
+    world.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

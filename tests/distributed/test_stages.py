@@ -1,0 +1,179 @@
+"""One engine, ZeRO stages 0 to 3, fp32 and bf16: equal to each other, to one rank and to a
+plain PyTorch loop; teachers are sharded, frozen, untouched and nowhere saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from reference import WIDTHS, make_student, make_teacher, plain_loop  # noqa: E402
+
+FP32, BF16 = 1e-4, 1e-2
+"""Relative tolerance of losses."""
+
+SCENARIOS = {
+    # name: (task, batches, policy)
+    "zero3_fp32": ("classification", "even", "average"),
+    "expertise": ("classification", "opposed", "expertise"),
+    "uneven_zero2": ("classification", "uneven", "average"),
+    "uneven_zero3": ("classification", "uneven", "average"),
+    "masked_lm_zero1": ("masked-lm", "even", "average"),
+    "masked_lm_zero3": ("masked-lm", "even", "average"),
+}
+
+
+class Launch:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+
+    def losses(self, scenario: str) -> list[dict[str, float]]:
+        return self.results[scenario]["losses"]
+
+    def tensors(self, scenario: str, what: str) -> dict[str, Any]:
+        return load_file(self.folder / f"{scenario}-{what}.safetensors")
+
+
+def launch(folder: Path, ranks: int) -> Launch:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "DS_ACCELERATOR": "cpu",
+        "LOCAL_SIZE": str(ranks),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", str(ranks)]
+    command += ["--master_port", str(port), "--no_local_rank", str(HERE / "stages_worker.py")]
+    done = subprocess.run(
+        [*command, str(folder)], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert (folder / "results.json").is_file(), done.stdout[-4000:] + done.stderr[-4000:]
+    return Launch(folder)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    return launch(tmp_path_factory.mktemp("two"), 2)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    return launch(tmp_path_factory.mktemp("one"), 1)
+
+
+def assert_same_losses(
+    first: list[dict[str, float]], second: list[dict[str, float]], tolerance: float
+) -> None:
+    assert len(first) == len(second) > 0
+    for step, (ours, theirs) in enumerate(zip(first, second, strict=True)):
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            assert ours[name] == pytest.approx(theirs[name], rel=tolerance), (step, name)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", FP32), ("bf16", BF16)])
+def test_stages_give_equal_losses(
+    two_ranks: Launch, stage: int, precision: str, tolerance: float
+) -> None:
+    ours, base = f"zero{stage}_{precision}", f"zero0_{precision}"
+    assert_same_losses(two_ranks.losses(ours), two_ranks.losses(base), tolerance)
+
+
+def test_student_may_be_sharded_too(two_ranks: Launch) -> None:
+    assert_same_losses(two_ranks.losses("sharded_student"), two_ranks.losses("zero3_fp32"), FP32)
+    whole = sum(4 * p.numel() for p in make_student("classification").parameters())
+    assert two_ranks.results["zero3_fp32"]["student_held"] == [whole, whole]
+    for held in two_ranks.results["sharded_student"]["student_held"]:
+        assert held == pytest.approx(whole / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", range(4))
+def test_two_ranks_equal_one(
+    two_ranks: Launch, one_rank: Launch, stage: int, precision: str
+) -> None:
+    name = f"zero{stage}_{precision}"
+    tolerance = FP32 if precision == "fp32" else BF16
+    assert two_ranks.results[name]["accumulation"] == 2
+    assert one_rank.results[name]["accumulation"] == 4
+    assert_same_losses(two_ranks.losses(name), one_rank.losses(name), tolerance)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("ranks", ["two_ranks", "one_rank"])
+def test_equals_a_plain_loop(scenario: str, ranks: str, request: pytest.FixtureRequest) -> None:
+    """Losses of all steps, and the gradient of the first over all rows together."""
+    run: Launch = request.getfixturevalue(ranks)
+    losses, gradients, _ = plain_loop(*SCENARIOS[scenario], run.folder)
+    assert_same_losses(run.losses(scenario), losses, FP32)
+    ours = run.tensors(scenario, "gradients")
+    assert ours.keys() == gradients.keys()
+    largest = max(gradient.abs().max() for gradient in gradients.values())
+    for name, gradient in gradients.items():
+        # One scale for all: some gradients are zero but for rounding (a key's bias).
+        assert (ours[name] - gradient).abs().max() < 1e-5 * largest, name
+
+
+def test_teachers_are_sharded_under_stage_3_alone(two_ranks: Launch, one_rank: Launch) -> None:
+    for name in ("first", "second"):
+        numel = sum(p.numel() for p in make_teacher("classification", name).parameters())
+        for scenario, size in (("zero3_fp32", 4), ("zero3_bf16", 2)):
+            for rank in two_ranks.results[scenario]["held"]:
+                assert rank[name] == pytest.approx(numel * size / 2, rel=0.02), scenario
+        for rank in two_ranks.results["zero2_fp32"]["held"]:
+            assert rank[name] == numel * 4
+        assert one_rank.results["zero3_fp32"]["held"][0][name] == pytest.approx(4 * numel, rel=0.02)
+
+
+def test_teachers_stay_as_they_are(two_ranks: Launch) -> None:
+    for scenario, result in two_ranks.results.items():
+        assert result["teachers_unchanged"], scenario
+        assert result["teachers_in_eval"], scenario
+        assert result["student_in_train"], scenario
+
+
+def test_no_teacher_in_optimizer_or_checkpoint(two_ranks: Launch) -> None:
+    student = sum(p.numel() for p in make_student("classification").parameters())
+    projections = WIDTHS["student"] * (WIDTHS["first"] + WIDTHS["second"])
+    trained = student + projections
+    for stage in range(4):
+        result = two_ranks.results[f"zero{stage}_fp32"]
+        # Moments of the trained weights (each rank holds all of them under stage 0), plus
+        # padding to equal shards.
+        copies = 2 if stage == 0 else 1
+        assert copies * trained <= result["optimizer_numel"] < copies * trained + 2_000, stage
+        names = result["checkpoint_keys"]
+        assert names and not [name for name in names if name.startswith("teachers.")], stage
+        assert any(name.startswith("student.") for name in names), stage
+        teachers = sum(
+            4 * p.numel()
+            for name in ("first", "second")
+            for p in make_teacher("classification", name).parameters()
+        )
+        # Weights, fp32 copies and two moments of what is trained; far below with teachers.
+        assert result["checkpoint_bytes"] < 4 * 4 * trained * copies + 300_000
+        assert teachers > 300_000
+
+
+def test_ranks_really_preferred_different_teachers(two_ranks: Launch) -> None:
+    from reference import followed_teacher, step_batches
+
+    batches = step_batches("classification", "opposed", 0, two_ranks.folder)
+    for number, batch in enumerate(batches):
+        followed = followed_teacher(batch, two_ranks.folder)
+        assert len(followed) == 8 and bool((followed == number % 2).all())

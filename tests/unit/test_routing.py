@@ -1,0 +1,408 @@
+"""Routing policies against slow transcriptions of their rules, one example at a time."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds_distill.data.keys import content_keys
+from ds_distill.losses import KL
+from ds_distill.recipe.schema import KLLoss, Routing
+from ds_distill.routing import POLICIES, ExpertiseTable, Router
+from ds_distill.types import Batch, Signals
+
+NAMES = ("ann", "bob", "eve", "zoe")
+NORMALISED = ("average", "best", "random", "expertise", "ca-mkd")
+
+
+def make_keys(count, mark=""):
+    return torch.from_numpy(content_keys([f"text {mark}{number}" for number in range(count)]))
+
+
+def make_table(correct, total, teachers):
+    """correct: {teacher: right answers per class}."""
+    counts = np.array([correct[name] for name in teachers])
+    labels = tuple(f"class {index}" for index in range(len(total)))
+    return ExpertiseTable(tuple(teachers), labels, counts, np.array(total))
+
+
+def make_batch(labels, keys=None, epoch=0):
+    labels = torch.as_tensor(labels)
+    keys = make_keys(len(labels)) if keys is None else keys
+    counted = torch.ones(len(labels), dtype=torch.bool)
+    row_sets = {"all": counted, "labelled": labels >= 0}
+    return Batch(keys, {}, labels, row_sets, epoch)
+
+
+def route(routing, logits, labels=None, table=None, *, temperature=1.0, epoch=0, keys=None, seed=0):
+    count = len(next(iter(logits.values())))
+    batch = make_batch([-100] * count if labels is None else labels, keys, epoch)
+    router = Router(routing, temperature=temperature, seed=seed, table=table)
+    return router({name: Signals(scores) for name, scores in logits.items()}, batch)
+
+
+# ------------------------------------------------------------------------- oracles
+
+
+def hard_prediction(scores):
+    return max(range(len(scores)), key=lambda index: (scores[index], -index))
+
+
+def overall(name, correct, total):
+    return sum(correct[name]) / max(sum(total), 1)
+
+
+def best_of(names, correct, total):
+    """The most accurate overall; of equals the first by name."""
+    return min(names, key=lambda name: (-overall(name, correct, total), name))
+
+
+def best_in_class(index, correct, total):
+    most = max(correct[name][index] for name in correct)
+    equals = [name for name in correct if correct[name][index] == most]
+    return best_of(equals, correct, total)
+
+
+def expert_by_hand(scores, correct, total, conflict):
+    """Sections 4.5 to 4.7: scores of one example by teacher -> the teacher it follows."""
+    predictions = {name: hard_prediction(scores[name]) for name in scores}
+    best = {index: best_in_class(index, correct, total) for index in range(len(total))}
+    experts = [name for name in scores if best[predictions[name]] == name]
+    if len(experts) == 1:
+        return experts[0]
+    if conflict == "best-expert" and experts:
+        return best_of(experts, correct, total)
+    return best_of(list(correct), correct, total)
+
+
+def cross_entropy(scores, label):
+    largest = max(scores)
+    return math.log(sum(math.exp(x - largest) for x in scores)) - (scores[label] - largest)
+
+
+def ca_mkd_by_hand(scores, label):
+    if len(scores) == 1 or label < 0:
+        return dict.fromkeys(scores, 1 / len(scores))
+    errors = {name: cross_entropy(scores[name], label) for name in scores}
+    total = sum(math.exp(error) for error in errors.values())
+    return {
+        name: (1 - math.exp(error) / total) / (len(scores) - 1) for name, error in errors.items()
+    }
+
+
+def mt_bert_by_hand(scores, label):
+    errors = {name: cross_entropy(scores[name], label) if label >= 0 else 0.0 for name in scores}
+    return {name: 1 / (1 + error) for name, error in errors.items()}
+
+
+def weights_by_hand(routing, scores, label, correct, total):
+    """One example's weights by teacher; random excepted."""
+    if routing.policy == "average":
+        return dict.fromkeys(scores, 1 / len(scores))
+    if routing.policy == "ca-mkd":
+        return ca_mkd_by_hand(scores, label)
+    if routing.policy == "mt-bert":
+        return mt_bert_by_hand(scores, label)
+    if routing.policy == "best":
+        followed = best_of(list(correct), correct, total)
+    else:
+        followed = expert_by_hand(scores, correct, total, routing.conflict)
+    return {name: float(name == followed) for name in scores}
+
+
+def softmax(scores, temperature):
+    scaled = [x / temperature for x in scores]
+    exps = [math.exp(x - max(scaled)) for x in scaled]
+    return [x / sum(exps) for x in exps]
+
+
+@st.composite
+def cases(draw):
+    """Teachers' logits on some rows, labels, and an expertise table with ties and gaps."""
+    teachers = draw(st.permutations(NAMES).map(lambda p: p[: draw(st.integers(1, 4))]))
+    rows, classes = draw(st.integers(1, 5)), draw(st.integers(2, 4))
+    # Integers make ties of logits, and of accuracies.
+    score = st.one_of(st.integers(-3, 3), st.floats(-8, 8, width=32)).map(float)
+    table = st.lists(
+        st.lists(score, min_size=classes, max_size=classes), min_size=rows, max_size=rows
+    )
+    logits = {name: torch.tensor(draw(table)) for name in teachers}
+    labels = draw(st.lists(st.sampled_from([-100, *range(classes)]), min_size=rows, max_size=rows))
+    total = draw(st.lists(st.integers(0, 3), min_size=classes, max_size=classes))
+    correct = {name: [draw(st.integers(0, most)) for most in total] for name in teachers}
+    return logits, labels, correct, total
+
+
+ROUTINGS = [
+    Routing(policy="average"),
+    Routing(policy="best"),
+    Routing(policy="random"),
+    Routing(policy="expertise", conflict="best-teacher"),
+    Routing(policy="expertise", conflict="best-expert"),
+    Routing(policy="ca-mkd"),
+    Routing(policy="mt-bert"),
+]
+each_routing = pytest.mark.parametrize(
+    "routing", ROUTINGS, ids=[f"{routing.policy}-{routing.conflict}" for routing in ROUTINGS]
+)
+
+
+@each_routing
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), mix=st.sampled_from(["logits", "probabilities"]), temperature=st.floats(1, 4))
+def test_weights_and_targets_are_what_the_rules_say(routing, case, mix, temperature):
+    if routing.policy == "random":  # its choice has tests of its own
+        routing = Routing(policy="average")
+    logits, labels, correct, total = case
+    table = make_table(correct, total, list(correct))
+    routed = route(
+        routing.model_copy(update={"mix": mix}), logits, labels, table, temperature=temperature
+    )
+    for row, label in enumerate(labels):
+        scores = {name: values[row].tolist() for name, values in logits.items()}
+        wanted = weights_by_hand(routing, scores, label, correct, total)
+        assert routed.weights[:, row].tolist() == pytest.approx(list(wanted.values()), abs=1e-5)
+        if mix == "logits":
+            columns = zip(*scores.values(), strict=True)
+            mixed = [
+                sum(w * x for w, x in zip(wanted.values(), column, strict=True))
+                for column in columns
+            ]
+            assert routed.logits[row].tolist() == pytest.approx(mixed, abs=1e-3)
+        else:
+            shares = {name: softmax(values, temperature) for name, values in scores.items()}
+            mixed = [
+                sum(wanted[name] * shares[name][index] for name in shares) / sum(wanted.values())
+                for index in range(len(total))
+            ]
+            target = torch.softmax(routed.logits[row] / temperature, dim=0)
+            assert target.tolist() == pytest.approx(mixed, abs=1e-4)
+
+
+@each_routing
+@settings(max_examples=40, deadline=None)
+@given(case=cases(), mix=st.sampled_from(["logits", "probabilities", "losses"]), order=st.randoms())
+def test_targets_are_distributions_and_do_not_depend_on_the_order_of_teachers(
+    routing, case, mix, order
+):
+    logits, labels, correct, total = case
+    routing = routing.model_copy(update={"mix": mix})
+    routed = route(routing, logits, labels, make_table(correct, total, list(correct)))
+    assert routed.weights.shape == (len(logits), len(labels))
+    assert (routed.weights >= 0).all()
+    if routing.policy in NORMALISED:
+        torch.testing.assert_close(routed.weights.sum(dim=0), torch.ones(len(labels)))
+    if mix == "losses":
+        assert routed.logits is None
+    else:
+        target = torch.softmax(routed.logits, dim=-1)
+        assert torch.isfinite(target).all()
+        torch.testing.assert_close(target.sum(dim=-1), torch.ones(len(labels)))
+
+    names = list(logits)
+    order.shuffle(names)
+    others = list(correct)
+    order.shuffle(others)
+    again = route(
+        routing, {n: logits[n] for n in names}, labels, make_table(correct, total, others)
+    )
+    places = [list(logits).index(name) for name in names]
+    torch.testing.assert_close(again.weights, routed.weights[places])
+    if routed.logits is not None:
+        torch.testing.assert_close(again.logits, routed.logits, rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------- the thesis's own examples
+
+FRUIT = {"T1": [9, 0, 0], "T2": [0, 8, 0], "T3": [0, 0, 7]}  # T1 knows Apple, T2 Orange, T3 Grass
+APPLE, ORANGE, GRASS = range(3)
+
+
+@pytest.mark.parametrize(
+    ("most_accurate", "predictions", "best_teacher", "best_expert"),
+    [
+        ("T3", [APPLE, APPLE, ORANGE], "T1", "T1"),  # 4.7.1.1: T1 alone predicts its own class
+        ("T3", [APPLE, ORANGE, ORANGE], "T3", "T1"),  # 4.7.1.2: T1 and T2 do; M is T3
+        ("T2", [APPLE, ORANGE, ORANGE], "T2", "T2"),  # ... and M is one of them
+        ("T3", [APPLE, ORANGE, GRASS], "T3", "T3"),  # all do
+        ("T2", [ORANGE, APPLE, APPLE], "T2", "T2"),  # none does
+    ],
+)
+def test_the_apples_and_oranges_of_section_4_7_1(
+    most_accurate, predictions, best_teacher, best_expert
+):
+    # Teachers are equally good at a fourth class but for M, who is the most accurate of all.
+    correct = {name: [*counts, 0] for name, counts in FRUIT.items()}
+    correct["T1"][3], correct["T2"][3], correct["T3"][3] = 2, 1, 0
+    correct[most_accurate][3] = 10
+    table = make_table(correct, [10, 10, 10, 10], FRUIT)
+    logits = {
+        name: torch.nn.functional.one_hot(torch.tensor([predicted]), 4).float()
+        for name, predicted in zip(FRUIT, predictions, strict=True)
+    }
+    for conflict, wanted in (("best-teacher", best_teacher), ("best-expert", best_expert)):
+        routed = route(Routing(policy="expertise", conflict=conflict), logits, table=table)
+        assert dict(zip(FRUIT, routed.weights[:, 0].tolist(), strict=True))[wanted] == 1.0
+
+
+def test_section_4_6_1_joy_and_surprise():
+    # Teacher 1 knows joy, teacher 2 surprise and is the better overall; each predicts its own.
+    table = make_table({"one": [9, 1], "two": [2, 10]}, [10, 10], ["one", "two"])
+    logits = {"one": torch.tensor([[2.0, 0.0]]), "two": torch.tensor([[0.0, 2.0]])}
+    routed = route(Routing(policy="expertise"), logits, table=table)
+    assert routed.weights[:, 0].tolist() == [0.0, 1.0]
+    assert routed.logits.tolist() == [[0.0, 2.0]]
+
+
+# ------------------------------------------------------------------------ expertise table
+
+
+def test_the_table_counts_right_answers_per_class():
+    truth = np.array([0, 0, 1, 1, 1, -1, 2])
+    right = np.eye(4)[[0, 1, 1, 1, 0, 3, 0]]
+    table = ExpertiseTable.measure({"a": right, "b": np.eye(4)[[0] * 7]}, truth, list("wxyz"))
+    assert table.correct.tolist() == [[1, 2, 0, 0], [2, 0, 0, 0]]
+    assert table.total.tolist() == [2, 3, 1, 0]
+    np.testing.assert_allclose(table.per_class, [[1 / 2, 2 / 3, 0, 0], [1, 0, 0, 0]])
+    np.testing.assert_allclose(table.overall, [3 / 6, 2 / 6])
+    # y: nobody is right; z: no example. Both go to the better teacher overall.
+    assert table.experts.tolist() == [1, 0, 0, 0]
+    again = ExpertiseTable.from_json(table.to_json())
+    assert again.experts.tolist() == table.experts.tolist()
+    assert (again.teachers, again.labels) == (table.teachers, table.labels)
+
+
+def test_equal_teachers_are_told_apart_by_their_names():
+    for teachers in (["ann", "bob"], ["bob", "ann"]):
+        table = make_table({"ann": [3, 3], "bob": [3, 3]}, [5, 5], teachers)
+        assert {table.teachers[t] for t in table.experts} == {"ann"}
+        assert table.teachers[table.ranking[0]] == "ann"
+
+
+# ------------------------------------------------------------------------ random choices
+
+
+def random_choice(keys, epoch=0, seed=0, teachers=3):
+    logits = {name: torch.zeros(len(keys), 2) for name in NAMES[:teachers]}
+    return route(Routing(policy="random"), logits, keys=keys, epoch=epoch, seed=seed).weights
+
+
+def test_a_random_choice_belongs_to_the_example():
+    keys = make_keys(200)
+    whole = random_choice(keys, epoch=3)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(random_choice(keys[order], epoch=3), whole[:, order])
+    alone = torch.cat([random_choice(keys[i : i + 1], epoch=3) for i in range(200)], dim=1)
+    assert torch.equal(alone, whole)
+
+
+def test_random_choices_are_uniform_and_independent_between_epochs_and_seeds():
+    keys = make_keys(9000)
+    streams = [
+        random_choice(keys, epoch, seed).argmax(dim=0) for epoch, seed in ((0, 0), (1, 0), (0, 1))
+    ]
+    for first in streams:
+        # chi-square with 2 degrees of freedom: 99.9% lie below 13.8
+        counts = torch.bincount(first, minlength=3).double()
+        assert ((counts - 3000) ** 2 / 3000).sum() < 13.8
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        agreement = (streams[one] == streams[other]).double().mean()
+        assert abs(agreement - 1 / 3) < 0.02  # 4 standard errors
+
+
+# ------------------------------------------------------------------- weights and extremes
+
+
+def test_confidence_aware_weights_prefer_the_teacher_that_is_right():
+    logits = {"right": torch.tensor([[4.0, 0.0]]), "wrong": torch.tensor([[0.0, 4.0]])}
+    for policy in ("ca-mkd", "mt-bert"):
+        right, wrong = route(Routing(policy=policy), logits, [0]).weights[:, 0]
+        assert right > 2 * wrong
+
+
+def test_one_teacher_has_all_the_weight_of_ca_mkd():
+    weights = route(Routing(policy="ca-mkd"), {"only": torch.tensor([[1.0, 5.0]])}, [0]).weights
+    assert weights.tolist() == [[1.0]]
+
+
+EXTREMES = {
+    "minus infinity where another teacher is finite": ([[-math.inf, 1.0, 2.0]], [[1.0, 2.0, 3.0]]),
+    "minus infinity in all": ([[-math.inf, 1.0, 2.0]], [[-math.inf, 2.0, 3.0]]),
+    "huge": ([[1e30, -1e30, 0.0]], [[-1e30, 1e30, 0.0]]),
+    "a probability below float32": ([[300.0, 0.0, 0.0]], [[0.0, 300.0, 0.0]]),
+}
+
+
+@each_routing
+@pytest.mark.parametrize("mix", ["logits", "probabilities"])
+@pytest.mark.parametrize("extreme", EXTREMES.values(), ids=EXTREMES)
+@pytest.mark.parametrize("label", [0, 1, -100])
+def test_extreme_logits_still_give_a_distribution(routing, mix, extreme, label):
+    logits = dict(zip(("ann", "bob"), map(torch.tensor, extreme), strict=True))
+    table = make_table({"ann": [5, 0, 0], "bob": [0, 5, 5]}, [6, 6, 6], ["ann", "bob"])
+    routed = route(routing.model_copy(update={"mix": mix}), logits, [label], table)
+    assert torch.isfinite(routed.weights).all()
+    target = torch.softmax(routed.logits, dim=-1)
+    assert torch.isfinite(target).all()
+    assert target.sum().item() == pytest.approx(1.0)
+    if mix == "probabilities" and torch.isfinite(torch.stack([*logits.values()])).all():
+        assert torch.isfinite(routed.logits).all()  # so that an MSE on them is finite too
+
+
+def test_half_precision_logits_are_mixed_in_single_precision():
+    logits = {"a": torch.tensor([[1.0, 1e-3]]).half(), "b": torch.tensor([[1.0, 2e-3]]).half()}
+    routed = route(Routing(policy="average"), logits)
+    assert routed.logits.dtype == torch.float32
+    wanted = (logits["a"].float() + logits["b"].float()) / 2
+    torch.testing.assert_close(routed.logits, wanted, rtol=0, atol=0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(case=cases(), policy=st.sampled_from(NORMALISED), temperature=st.sampled_from([1.0, 2.0]))
+def test_mixed_losses_and_mixed_probabilities_have_the_same_gradient(case, policy, temperature):
+    # sum_k w_k KL(p_k || q) and KL(sum_k w_k p_k || q) differ by what does not hold q.
+    logits, labels, correct, total = case
+    table = make_table(correct, total, list(correct))
+    term = KL(KLLoss(temperature=temperature, weight=3.0))
+    batch = make_batch(labels)
+    teachers = {name: Signals(scores) for name, scores in logits.items()}
+    start = torch.randn(len(labels), len(total), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for mix in ("losses", "probabilities"):
+        student = start.clone().requires_grad_()
+        router = Router(Routing(policy=policy, mix=mix), temperature=temperature, table=table)
+        rows = term(Signals(student), teachers, router(teachers, batch), batch)
+        gradients += torch.autograd.grad(rows.sum(), student)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+@each_routing
+def test_masked_lm_rows_go_through_every_policy(routing):
+    rows, vocabulary = 37, 1000
+    logits = {"only": torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(0))}
+    table = ExpertiseTable.measure(
+        {"only": logits["only"].numpy()}, np.arange(rows), [str(i) for i in range(vocabulary)]
+    )
+    routed = route(routing, logits, torch.arange(rows), table)
+    if routing.policy in NORMALISED:
+        assert (routed.weights == 1).all()
+    if routed.logits is not None:
+        assert torch.equal(routed.logits, logits["only"])
+
+
+def test_a_question_is_answered_without_gradients_or_changes():
+    scores = torch.randn(4, 3, requires_grad=True)
+    for routing in ROUTINGS:
+        table = make_table({"only": [1, 1, 1]}, [1, 1, 1], ["only"])
+        before = scores.detach().clone()
+        routed = route(routing, {"only": scores}, [0, 1, 2, -100], table)
+        assert not routed.weights.requires_grad
+        assert torch.equal(scores.detach(), before)
+
+
+def test_every_policy_of_the_recipe_exists_and_is_tested():
+    named = set(Routing.model_fields["policy"].annotation.__args__)
+    assert named == set(POLICIES) == {routing.policy for routing in ROUTINGS}
