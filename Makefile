@@ -43,8 +43,8 @@ types: $(DEV_STAMP)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
 
 # torch comes first and alone: asked for together with packages that name it without a version,
 # pip may look at builds that bring gigabytes of CUDA libraries.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns and disable
 import typer
 
 from ds_distill.errors import UserError
+from ds_distill.files import is_disk_full
 
 app = typer.Typer(
     name="ds-distill",
@@ -31,7 +31,7 @@ RecipeArgument = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
+        metavar="KEY=VALUE",
         help="Change keys of the recipe, e.g. training.epochs=1 phases.distil.teachers=live",
     ),
 ]
@@ -67,7 +67,7 @@ def launch(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     num_gpus: Annotated[
-        int | None, typer.Option(help="Ranks on this machine; without GPUs, CPU processes.")
+        int | None, typer.Option(min=1, help="Ranks on this machine; without GPUs, CPU processes.")
     ] = None,
     hostfile: Annotated[
         Path | None, typer.Option(help="DeepSpeed hostfile: lines `host slots=N`.")
@@ -125,7 +125,17 @@ def _execute(recipe: str, overrides: list[str], folder: Path | None, resume: boo
     loaded = _load(recipe, overrides)
     from ds_distill.phases.execute import execute  # imports deepspeed: seconds
 
-    path = execute(loaded, folder or Path("runs") / loaded.name, resume=resume)
+    path = folder or Path("runs") / loaded.name
+    try:
+        execute(loaded, path, resume=resume)
+    except Exception as error:
+        if isinstance(error, UserError) or not is_disk_full(error):
+            raise
+        place = getattr(error, "filename", None) or path
+        raise UserError(
+            f"no space left on the disk while writing {place}. What was finished is kept: free "
+            "some space, then run the same command with --resume."
+        ) from error
     if os.environ.get("RANK", "0") == "0":
         typer.echo(f"\nReport   {path / 'report.html'}")
         typer.echo(f"Results  {path / 'results.json'}")
@@ -143,14 +153,9 @@ def _quiet_libraries() -> None:
 def main() -> None:
     """Exit codes: 0 done, 2 the user's input is wrong, 1 a fault of ours."""
     try:
-        app(standalone_mode=True)
+        app(prog_name="ds-distill", standalone_mode=True)
     except UserError as error:
         _fail(str(error))
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        place = f" while writing {error.filename}" if error.filename else ""
-        _fail(f"no space left on the disk{place}. Free some, then continue with --resume.")
 
 
 def _fail(message: str) -> None:

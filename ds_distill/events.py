@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,8 @@ class Bar:
             self._said = now
             left = (now - self._started) / self._done * (self._total - self._done)
             self._console.print(
-                f"  {self._label}: {self._done}/{self._total}, {_clock(left)} left. {note}"
+                f"  {self._label}: {self._done}/{self._total}, {_clock(left)} left. {note}",
+                markup=False,
             )
 
 
@@ -57,22 +58,15 @@ class RunLog:
 
     def __init__(self, folder: Path, recipe: Recipe, *, speaks: bool, resumed: bool) -> None:
         self._file = folder / "metrics.jsonl"
-        self._speaks = speaks
+        self._speaks, self._resumed = speaks, resumed
+        self._number = 0
         self._console = Console(highlight=False, soft_wrap=True, quiet=not speaks)
         self._wandb: Any = None
         self._tensorboard: Any = None
         if not speaks:
             return
         if recipe.logging.wandb:
-            import wandb
-
-            self._wandb = wandb.init(
-                project=recipe.logging.wandb,
-                name=recipe.name,
-                dir=str(folder),
-                config=recipe.model_dump(mode="json"),
-                resume="allow" if resumed else None,
-            )
+            self._wandb = _start_wandb(folder, recipe)
         if recipe.logging.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -82,38 +76,66 @@ class RunLog:
         """A line on the console."""
         self._console.print(text, markup=False)
 
+    def start_phase(self, number: int) -> None:
+        """Events that follow belong to phase `number`. Those that an earlier attempt at it left
+        are dropped, except of its trainings, which continue (see `forget_after`)."""
+        self._number = number
+        if self._resumed:
+            self._keep(lambda event: event["number"] != number or "step" in event)
+
     def event(self, event: str, *, phase: str, step: int | None = None, **values: Any) -> None:
-        """One line of metrics.jsonl; numbers also go to wandb and TensorBoard."""
+        """One line of metrics.jsonl; numbers also go to wandb and TensorBoard.
+
+        phase: the phase's name, or the name of the model that it trains.
+        """
         if not self._speaks:
             return
-        line = {"time": round(time.time(), 3), "event": event, "phase": phase}
+        line = {
+            "time": round(time.time(), 3),
+            "event": event,
+            "number": self._number,
+            "phase": phase,
+        }
         if step is not None:
             line["step"] = step
         with open(self._file, "a", encoding="utf-8") as file:
             file.write(json.dumps({**line, **values}, ensure_ascii=False) + "\n")
+        group = f"{self._number:02d}-{phase}"  # two phases may train a model of one name
         numbers = {
-            f"{phase}/{event}/{key}": value
+            f"{group}/{event}/{key}": value
             for key, value in values.items()
             if isinstance(value, int | float)
         }
         if self._wandb is not None and numbers:
             # Phases count their own steps; wandb has one axis, so each phase gets its own.
-            self._wandb.log({**numbers, f"{phase}/step": step or 0})
+            self._wandb.log({**numbers, f"{group}/step": step or 0})
         if self._tensorboard is not None:
             for key, value in numbers.items():
                 self._tensorboard.add_scalar(key, value, step or 0)
 
     def forget_after(self, phase: str, step: int) -> None:
-        """Drop a phase's events after `step`: they will be made again from its checkpoint."""
+        """Drop a training's events after `step`: they will be made again from its checkpoint."""
+
+        def stays(event: dict[str, Any]) -> bool:
+            if (event["number"], event["phase"]) != (self._number, phase):
+                return True
+            at = event.get("step", 0)
+            return at < step or (at == step and event["event"] != "epoch")  # opens what follows
+
+        if self._resumed:
+            self._keep(stays)
+
+    def _keep(self, stays: Callable[[dict[str, Any]], bool]) -> None:
+        """Write metrics.jsonl anew with some of its events, without a line cut off by a kill."""
         if not self._speaks or not self._file.exists():
             return
         kept = []
-        for line in self._file.read_text(encoding="utf-8").splitlines():
+        for line in self._file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 event = json.loads(line)
             except json.JSONDecodeError:
-                continue  # cut off by the kill
-            if event["phase"] != phase or event.get("step", 0) <= step:
+                continue
+            if stays(event):
                 kept.append(line)
         write_text(self._file, "".join(line + "\n" for line in kept))
 
@@ -140,6 +162,25 @@ class RunLog:
             self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def _start_wandb(folder: Path, recipe: Recipe) -> Any:
+    """A wandb run in the run's folder; a resumed run goes on in the same one."""
+    import wandb
+
+    identity = folder / "wandb" / "id.txt"
+    known = identity.read_text(encoding="utf-8") if identity.is_file() else wandb.util.generate_id()
+    write_text(identity, known)
+    return wandb.init(
+        project=recipe.logging.wandb,
+        name=recipe.name,
+        id=known,
+        resume="allow",
+        dir=str(folder),
+        config=recipe.model_dump(mode="json"),
+        # Its copy of the console would be full of the progress bar's frames.
+        settings=wandb.Settings(console="off"),
+    )
 
 
 def _clock(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,6 +10,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+_NO_SPACE = ("no space left on device", "os error 28", "disk quota exceeded", "os error 122")
+_WRITE_FAILED = ("pytorchstreamwriter", "inline_container", "requested and")
+"""What torch and numpy say when a write ends early; they keep no error number."""
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an exception, or one that it came from, means that a disk had no room.
+
+    Libraries wrap the operating system's error in their own types: torch in RuntimeError,
+    safetensors in SafetensorError, numpy in an OSError without a number.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        text = str(error).lower()
+        if any(words in text for words in _NO_SPACE):
+            return True
+        if isinstance(error, OSError | RuntimeError) and any(w in text for w in _WRITE_FAILED):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def write_text(path: Path, text: str) -> None:

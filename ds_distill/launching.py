@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,9 @@ def launch_run(
     if not gpus:
         environment["DS_ACCELERATOR"] = "cpu"
         environment["LOCAL_SIZE"] = str(num_gpus or 1)
+    ranks_option = ["--num-gpus", num_gpus] if hostfile is None else ["--hostfile", hostfile]
+    again = ["ds-distill", "launch", reference, *overrides]
+    again += [*map(str, ranks_option), "--folder", str(folder), "--resume"]
     status = subprocess.run(command, env=environment).returncode
     # The launcher can return 0 after a rank was killed by a signal: results are the proof.
     if status == 2 or (status != 0 and not folder.exists()):
@@ -57,9 +61,7 @@ def launch_run(
     if status != 0 or not run_folder.results.is_file():
         print(
             f"ds-distill: the run stopped (launcher's exit code {status}). What is done is kept; "
-            f"continue with: ds-distill launch {reference} {' '.join(overrides)} "
-            f"{'--num-gpus ' + str(num_gpus) if num_gpus else '--hostfile ' + str(hostfile)} "
-            f"--folder {folder} --resume",
+            f"continue with: {shlex.join(again)}",
             file=sys.stderr,
         )
         raise SystemExit(1)

@@ -10,8 +10,10 @@ one per chosen position. Routing and loss terms only ever see rows, so they know
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,60 @@ class PaddedView:
 
 
 @dataclass(frozen=True)
+class VocabularyHead:
+    """The last step of a masked-LM: logits = features @ weight.T + bias, not yet taken.
+
+    It holds modules, not weights: under ZeRO stage 3 a weight is whole only when it is read
+    from its module during the engine's forward.
+    """
+
+    features: torch.Tensor
+    """[n, D], float: the head's input at each row."""
+    weight_of: nn.Module
+    """Its `weight` is [V, D], often tied to the embeddings."""
+    bias_of: nn.Module
+    """Its `bias` is [V]."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return cast(torch.Tensor, self.weight_of.weight)
+
+    @property
+    def bias(self) -> torch.Tensor:
+        return cast(torch.Tensor, self.bias_of.bias)
+
+    def logits(self) -> torch.Tensor:
+        """[n, V]: for large V the biggest tensor of a step."""
+        return nn.functional.linear(self.features, self.weight, self.bias)
+
+
 class Signals:
     """What a model says about a batch. A student's carry gradients, a teacher's do not; a
     cached teacher's are the same type as a live one's."""
 
-    logits: torch.Tensor
-    """[n, C], float."""
-    hidden: torch.Tensor | None = None
-    """[n, H], float: the last layer's state at each row (the first token of a sequence-level
-    task). None where no term asks for it."""
+    def __init__(
+        self, logits: torch.Tensor | VocabularyHead, hidden: torch.Tensor | None = None
+    ) -> None:
+        """
+        logits: float [n, C], or the head that gives them: terms that can do without the whole
+            [n, V] never make it.
+        hidden: float [n, H], the last layer's state at each row (the first token of a
+            sequence-level task). None where no term asks for it.
+        """
+        self.head = logits if isinstance(logits, VocabularyHead) else None
+        self._logits = None if isinstance(logits, VocabularyHead) else logits
+        self.hidden = hidden
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """[n, C], float; made once where a head gives them, within the engine's forward."""
+        if self._logits is None:
+            assert self.head is not None
+            self._logits = self.head.logits()
+        return self._logits
 
     def to(self, device: torch.device) -> Signals:
+        """For cached signals; a live model's are where the model is."""
         return Signals(self.logits.to(device, non_blocking=True), _to(self.hidden, device))
 
 

@@ -23,14 +23,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 TOY_LABELS = ["animal", "food", "weather"]
 TOY_WORDS = {
-    "animal": "cat dog horse tiger sparrow whale fox rabbit wolf bear".split(),
-    "food": "bread soup apple cheese rice noodle cake salad bean olive".split(),
-    "weather": "rain snow wind storm fog hail thunder cloud frost sun".split(),
+    "animal": "cat dog horse tiger sparrow whale fox rabbit wolf bear",
+    "food": "bread soup apple cheese rice noodle cake salad bean olive",
+    "weather": "rain snow wind storm fog hail thunder cloud frost sun",
 }
 TOY_FILLERS = (
     "the a we they saw had near after before under with of some very old new big small day "
     "night morning today again never often house road river and but then there was is"
-).split()
+)
 TOY_SIZES = {"train": 200, "validation": 60, "test": 60, "transfer": 200}
 
 
@@ -72,7 +72,7 @@ TINY: dict[str, Any] = {
 
 def toy_vocabulary() -> list[str]:
     """Tokens of a WordPiece vocabulary that knows the toy task's words, and pieces for others."""
-    words = [*TOY_FILLERS, *(word for words in TOY_WORDS.values() for word in words)]
+    words = [*TOY_FILLERS.split(), *" ".join(TOY_WORDS.values()).split()]
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     pieces = [*special, *words, *letters, *(f"##{letter}" for letter in letters), *".,?!"]
@@ -135,7 +135,8 @@ def save_tiny(folder: Path, kind: Any, config: Any) -> None:
 
 def toy_text(label: str, draw: random.Random) -> str:
     """A sentence with two words of its class among fillers."""
-    words = [*draw.choices(TOY_WORDS[label], k=2), *draw.choices(TOY_FILLERS, k=draw.randint(3, 9))]
+    words = draw.choices(TOY_WORDS[label].split(), k=2)
+    words += draw.choices(TOY_FILLERS.split(), k=draw.randint(3, 9))
     draw.shuffle(words)
     return " ".join(words)
 
@@ -238,9 +239,12 @@ def ds_distill(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
 
 
 def command_environment(cache: Path) -> dict[str, str]:
-    """The environment of a process under test: CPU, one thread, its own cache of data."""
+    """The environment of a process under test: CPU, one thread, its own cache of data, and no
+    word of a process group that another test is part of."""
+    group = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    inherited = {name: value for name, value in os.environ.items() if name not in group}
     return {
-        **os.environ,
+        **inherited,
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
         "HF_DATASETS_CACHE": str(cache),

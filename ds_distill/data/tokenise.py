@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,20 +60,23 @@ def tokenise(
         )
         return {name: encoded[name] for name in features}
 
-    file.parent.mkdir(parents=True, exist_ok=True)
+    # A folder of its own, because `datasets` puts temporary files beside the one it writes.
     aside = file.with_name(f".{file.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
     try:
         examples.map(
             encode,
             batched=True,
             remove_columns=examples.column_names,
             features=datasets.Features(features),
-            cache_file_name=str(aside),
+            cache_file_name=str(aside / file.name),
             load_from_cache_file=False,
+            new_fingerprint=file.stem,  # else it pickles the tokenizer to make one, a second each
         )
-        os.replace(aside, file)
+        os.replace(aside / file.name, file)
     finally:
-        aside.unlink(missing_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 class TokenTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +11,8 @@ import torch.nn.functional as F
 from ds_distill.losses.term import Term, routed_loss
 from ds_distill.recipe.schema import CrossEntropyLoss, KLLoss, LogitMSELoss
 from ds_distill.routing import Routed
-from ds_distill.types import Batch, Signals
-from ds_kernels import masked_kl
+from ds_distill.types import Batch, Signals, VocabularyHead
+from ds_kernels import linear_kl, masked_kl
 
 
 class CrossEntropy(Term):
@@ -49,21 +50,39 @@ class KL(Term):
         routed: Routed | None,
         batch: Batch,
     ) -> torch.Tensor:
-        assert routed is not None
         mask = batch.row_sets[self.rows]
+        options: dict[str, Any] = {
+            "temperature": self._settings.temperature,
+            "weight": self._settings.weight,
+            "tolerance": self._settings.tolerance,
+            "reduction": "none",
+        }
+        if routed is None and student.head is not None:
+            [teacher] = teachers.values()
+            if teacher.head is not None:
+                return _linear_kl(student.head, teacher.head, mask, options)
 
         def loss(target: torch.Tensor) -> torch.Tensor:
-            return masked_kl(
-                student.logits,
-                target,
-                mask,
-                temperature=self._settings.temperature,
-                weight=self._settings.weight,
-                tolerance=self._settings.tolerance,
-                reduction="none",
-            )
+            return masked_kl(student.logits, target, mask, **options)
 
         return routed_loss(loss, teachers, routed)
+
+
+def _linear_kl(
+    student: VocabularyHead, teacher: VocabularyHead, mask: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    """KL over a vocabulary without [n, V] logits of either model. All rows are projected: the
+    few that are not counted are filler."""
+    rows = linear_kl(
+        student.features,
+        student.weight,
+        teacher.features,
+        teacher.weight,
+        student_bias=student.bias,
+        teacher_bias=teacher.bias,
+        **options,
+    )
+    return torch.where(mask, rows, 0.0)
 
 
 class LogitMSE(Term):
@@ -80,7 +99,6 @@ class LogitMSE(Term):
         routed: Routed | None,
         batch: Batch,
     ) -> torch.Tensor:
-        assert routed is not None
         logits = student.logits.float()
 
         def loss(target: torch.Tensor) -> torch.Tensor:

@@ -39,13 +39,17 @@ class Term(nn.Module, ABC):
 def routed_loss(
     loss: Callable[[torch.Tensor], torch.Tensor],
     teachers: Mapping[str, Signals],
-    routed: Routed,
+    routed: Routed | None,
 ) -> torch.Tensor:
     """A logit loss against the routed target, [n].
 
     loss: target logits [n, C] -> loss per row [n]. Where the policy mixes losses instead of
-    targets, the sum over teachers of weight * loss against that teacher.
+    targets, the sum over teachers of weight * loss against that teacher. Without a router
+    there is one teacher.
     """
+    if routed is None:
+        [teacher] = teachers.values()
+        return loss(teacher.logits)
     if routed.logits is not None:
         return loss(routed.logits)
     per_teacher = torch.stack([loss(signals.logits) for signals in teachers.values()])

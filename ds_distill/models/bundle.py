@@ -38,7 +38,8 @@ class Bundle(nn.Module):
         student: the model to train; None to only ask teachers.
         teachers: frozen here; they run in this order on every rank.
         terms: the loss is their sum.
-        router: turns several teachers into one target; needed when a term has a teacher.
+        router: turns several teachers into one target. None with one teacher, whose words are
+            the target then, or without teachers.
         teacher_autocast: run fp32 teachers in bf16.
         """
         super().__init__()

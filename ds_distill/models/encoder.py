@@ -6,44 +6,55 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ds_distill.types import PaddedView, Signals
+from ds_distill.types import PaddedView, Signals, VocabularyHead
 
 
 def read_signals(model: PreTrainedModel, view: PaddedView, *, hidden: bool = False) -> Signals:
     """Run a model on a view.
 
     Without `view.rows` the model is a sequence classifier and each example is a row. With
-    rows it is a masked-LM, and its head runs on the rows alone: no [B, S, V] logits.
+    rows it is a masked-LM: its head's features are computed at the rows alone, and logits only
+    if somebody asks for them.
 
     hidden: also return the last layer's state at each row.
     """
     if view.rows is None:
         output = model(**view.model_inputs(), output_hidden_states=hidden)
-        state = output.hidden_states[-1][:, 0] if hidden else None
-        return Signals(output.logits, state)
+        return Signals(output.logits, output.hidden_states[-1][:, 0] if hidden else None)
     states = model.base_model(**view.model_inputs()).last_hidden_state
     rows = states.flatten(0, 1)[view.rows]
-    return Signals(masked_lm_logits(model, rows), rows if hidden else None)
+    return Signals(vocabulary_head(model, rows), rows if hidden else None)
 
 
-def masked_lm_logits(model: PreTrainedModel, rows: torch.Tensor) -> torch.Tensor:
-    """Vocabulary logits [n, V] of hidden states [n, H], by the model's own masked-LM head.
+def vocabulary_head(model: PreTrainedModel, rows: torch.Tensor) -> VocabularyHead:
+    """A masked-LM's own head at hidden states [n, H], up to its last projection.
 
     Raises TypeError for a model whose head is not known: none of the families below.
     """
     kind = type(model).__name__
     if kind.endswith("ForMaskedLM"):  # others have parts of the same names that do other things
-        for name in ("cls", "lm_head", "predictions"):  # BERT and legacy DeBERTa; RoBERTa; ALBERT
-            head = getattr(model, name, None)
-            if isinstance(head, nn.Module):
-                return head(rows)
+        two_parts = model.config.model_type == "mobilebert"
+        if hasattr(model, "cls") and not two_parts:  # BERT, legacy DeBERTa
+            head = model.cls.predictions
+            return VocabularyHead(head.transform(rows), head.decoder, head.decoder)
+        if hasattr(model, "lm_head"):  # RoBERTa and kin
+            head = model.lm_head
+            features = head.layer_norm(nn.functional.gelu(head.dense(rows)))
+            return VocabularyHead(features, head.decoder, head.decoder)
+        if hasattr(model, "predictions"):  # ALBERT
+            head = model.predictions
+            features = head.LayerNorm(head.activation(head.dense(rows)))
+            return VocabularyHead(features, head.decoder, head.decoder)
         if hasattr(model, "lm_predictions"):  # DeBERTa
-            return model.lm_predictions(rows, model.deberta.embeddings.word_embeddings)
+            head = model.lm_predictions.lm_head
+            features = head.LayerNorm(head.transform_act_fn(head.dense(rows)))
+            return VocabularyHead(features, model.get_input_embeddings(), head)
         if hasattr(model, "generator_lm_head"):  # ELECTRA
-            return model.generator_lm_head(model.generator_predictions(rows))
+            features = model.generator_predictions(rows)
+            return VocabularyHead(features, model.generator_lm_head, model.generator_lm_head)
         if hasattr(model, "vocab_projector"):  # DistilBERT
-            rows = model.vocab_layer_norm(model.activation(model.vocab_transform(rows)))
-            return model.vocab_projector(rows)
+            features = model.vocab_layer_norm(model.activation(model.vocab_transform(rows)))
+            return VocabularyHead(features, model.vocab_projector, model.vocab_projector)
     raise TypeError(
         f"{kind} has no masked-LM head that is known here: BERT, RoBERTa, DeBERTa, ALBERT, ELECTRA "
         "and DistilBERT models ForMaskedLM have one"

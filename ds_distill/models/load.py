@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -28,12 +29,19 @@ _POSITIONS_BEHIND_PADDING = ("roberta", "camembert", "longformer", "data2vec-tex
 def load_config(reference: str, revision: str | None = None) -> PreTrainedConfig:
     """The configuration of a resolved reference. Raises UserError when it cannot be had."""
     try:
-        return AutoConfig.from_pretrained(reference, revision=revision, **_SAFE)
+        config = AutoConfig.from_pretrained(reference, revision=revision, **_SAFE)
     except (OSError, ValueError) as error:
         raise UserError(
             f"model {reference!r}: its configuration cannot be read: {_first_line(error)} "
             "Give a hub id that can be reached, a local folder, or pkg:PACKAGE/FOLDER."
         ) from error
+    attention = str(getattr(config, "_attn_implementation", None))
+    if "/" in attention:  # transformers would fetch and run a kernel of that name
+        raise UserError(
+            f"model {reference!r}: its config.json asks for attention code from elsewhere "
+            f"({attention}), and no code of others is run. Take _attn_implementation out of it."
+        )
+    return config
 
 
 def load_tokenizer(reference: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -66,6 +74,7 @@ def load_classifier(
 
     Raises UserError when the weights cannot be had or do not fit.
     """
+    load_config(reference, revision)  # refuses what must not be loaded
     torch.manual_seed(seed)  # the head's random start is the same on every rank and run
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
@@ -77,29 +86,31 @@ def load_classifier(
             dtype=torch.float32,
             attn_implementation=attention,
             use_safetensors=True,
-            ignore_mismatched_sizes=new_head,
+            ignore_mismatched_sizes=True,  # they are judged below, by name
             output_loading_info=True,
             **_SAFE,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
-            f"model {reference!r}: its weights cannot be loaded: {_first_line(error)}"
+            f"model {reference!r}: its weights cannot be loaded: {_first_line(error)} Give whole "
+            "safetensors files, as save_pretrained writes them."
         ) from error
+    # What was left at random: not there, or of another size (name, its shape, the model's).
     missing = [key for key in info["missing_keys"] if "position_ids" not in key]
-    # What a checkpoint of another shape would leave at random: (name, its shape, the model's).
-    odd = [*missing, *(key for key, *_ in info["mismatched_keys"])]
+    missing += [key for key, *_ in info["mismatched_keys"]]
     body = f"{model.base_model_prefix}."
-    lost = [key for key in odd if key.startswith(body) and "pooler" not in key]
+    lost = [key for key in missing if key.startswith(body) and "pooler" not in key]
     if lost:
         raise UserError(
-            f"model {reference!r}: the checkpoint's weights do not fit its config.json: none of "
-            f"the right name and size for {_some(lost)}. Put the files of one model there."
+            f"model {reference!r}: the checkpoint does not fit its config.json: it has no weights "
+            f"of the right name and size for {_some(lost)}. Put the files of one model there."
         )
     if not new_head and missing:
         raise UserError(
-            f"model {reference!r}: the checkpoint has no weights for {_some(missing)}, so it is no "
-            "trained classifier. Fine-tune it first (a fine-tune phase before the one that uses "
-            "it), or give a fine-tuned checkpoint."
+            f"model {reference!r}: the checkpoint has no weights for {_some(missing)} with "
+            f"{len(labels)} labels, so it is no classifier trained on this task. Fine-tune it "
+            "first (a fine-tune phase before the one that uses it), or give a fine-tuned "
+            "checkpoint."
         )
     if layers is not None:
         keep_layers(model, layers)
@@ -117,10 +128,12 @@ def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
             f"student.layers={layers}: {type(model).__name__} has layers 0 to {total - 1}. Name "
             "at least one of them, each once."
         )
-    if len(set(getattr(model.config, "layer_types", None) or [])) > 1:
+    shared = hasattr(model.config, "num_hidden_groups")  # ALBERT
+    if shared or len(set(getattr(model.config, "layer_types", None) or [])) > 1:
         raise UserError(
-            f"student.layers: the layers of {type(model).__name__} are of different kinds, and a "
-            "choice of them would not load again as it was. Use all layers."
+            f"student.layers: the layers of {type(model).__name__} "
+            f"{'share weights' if shared else 'are of different kinds'}, so a choice of them would "
+            "not load again as it was. Use all layers, or a checkpoint of fewer."
         )
     stacks = [
         (parent, name)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from pathlib import Path
 
-from transformers import PreTrainedConfig
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.data.sources import Source
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
+from ds_distill.files import read_json
 from ds_distill.models.load import (
     check_labels,
     check_vocabulary,
-    has_weights,
     load_config,
     load_tokenizer,
     usable_length,
@@ -36,6 +39,7 @@ def check_recipe(recipe: Recipe, num_ranks: int = 1) -> None:
     and no weights. Raises UserError."""
     _check_names(recipe)
     _check_phases(recipe)
+    _check_logging(recipe)
     for phase in recipe.phases:
         if isinstance(phase, Training):
             deepspeed_config(recipe.deepspeed, phase, num_ranks)
@@ -75,6 +79,7 @@ def check_data(recipe: Recipe, source: Source) -> None:
         reference = resolve_model(teacher.model, recipe.models_folder)
         config = load_config(reference, teacher.revision)
         try:
+            _check_is_classifier(reference, config)
             check_labels(reference, config, labels)
         except UserError as error:
             raise UserError(
@@ -103,6 +108,7 @@ def _check_phases(recipe: Recipe) -> None:
         place = f"phases.{name}"
         if isinstance(phase, Distil | Cache | Expertise) and not recipe.teachers:
             raise UserError(f"{place}: the recipe has no teachers. Add teachers: {{NAME: ...}}.")
+        _check_not_empty(phase, place)
         if isinstance(phase, FineTune):
             for model in phase.models:
                 if model not in known:
@@ -120,6 +126,22 @@ def _check_phases(recipe: Recipe) -> None:
         elif isinstance(phase, Distil):
             _check_distil(phase, place, known, set(cached), measured)
             known |= set(phase.outputs)
+
+
+def _check_not_empty(phase: object, place: str) -> None:
+    lists: dict[str, list[str]] = {}
+    if isinstance(phase, FineTune):
+        lists["models"] = phase.models
+        if phase.focus is not None:
+            lists["focus.classes"] = phase.focus.classes
+    elif isinstance(phase, Cache):
+        lists["splits"] = phase.splits
+    for key, items in lists.items():
+        if not items:
+            raise UserError(f"{place}.{key}=[]: the list is empty. Name at least one.")
+        for item in items:
+            if items.count(item) > 1:
+                raise UserError(f"{place}.{key}: {item!r} stands twice. Keep it once.")
 
 
 def _check_distil(
@@ -158,12 +180,11 @@ def _check_models(recipe: Recipe) -> None:
         try:
             reference = resolve_model(model.model, recipe.models_folder)
             config = load_config(reference, model.revision)
-            check_vocabulary(reference, config, load_tokenizer(reference, model.revision))
-            if Path(reference).is_dir() and not has_weights(reference):
-                raise UserError(
-                    f"model {reference!r}: the folder has no safetensors weights. Convert it: "
-                    "load it with transformers and call save_pretrained."
-                )
+            tokenizer = load_tokenizer(reference, model.revision)
+            _check_has_words(reference, tokenizer)
+            check_vocabulary(reference, config, tokenizer)
+            if Path(reference).is_dir():
+                _check_weights(Path(reference))
         except UserError as error:
             raise UserError(f"{place}: {error}") from None
         limit = usable_length(config)
@@ -181,10 +202,74 @@ def _check_models(recipe: Recipe) -> None:
 
 def _check_layers(layers: list[int], config: PreTrainedConfig) -> None:
     total = config.num_hidden_layers
-    if not layers or max(layers) >= total:
+    if not layers or max(layers) >= total or len(set(layers)) < len(layers):
         raise UserError(
-            f"student.layers={layers}: the model has layers 0 to {total - 1}. Name some of them."
+            f"student.layers={layers}: the model has layers 0 to {total - 1}. Name some of them, "
+            "each once."
         )
+
+
+def _check_weights(folder: Path) -> None:
+    """Refuse a folder without safetensors, or with damaged or missing ones. Reads headers."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(
+            f"model '{folder}': the folder has no safetensors weights. Convert it: load it with "
+            "transformers and call save_pretrained."
+        )
+    index = folder / "model.safetensors.index.json"
+    if index.is_file() and not (folder / "model.safetensors").is_file():
+        try:
+            listed = set(read_json(index)["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise UserError(f"{index}: not readable: {error}. Copy the model again.") from error
+        for name in sorted(listed - {file.name for file in files}):
+            raise UserError(f"{index} lists {name}, which is not there. Copy the model again.")
+    for file in files:
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise UserError(
+                f"{file}: not readable as safetensors: {error}. Copy the model again."
+            ) from error
+
+
+def _check_has_words(reference: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """transformers makes an empty tokenizer, without a word, where the vocabulary is missing."""
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise UserError(
+            f"model {reference!r}: its tokenizer has no words, only {len(tokenizer)} special "
+            "tokens: the vocabulary (tokenizer.json, vocab.txt or the like) is missing. Put it in "
+            "the model's folder."
+        )
+
+
+def _check_is_classifier(reference: str, config: PreTrainedConfig) -> None:
+    """Refuse a checkpoint that says it has no classifier on top."""
+    kinds = getattr(config, "architectures", None) or []
+    if kinds and not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise UserError(
+            f"model {reference!r} holds {', '.join(kinds)}, which is no trained classifier. "
+            "Fine-tune it first (a fine-tune phase before), or give a fine-tuned checkpoint."
+        )
+
+
+def _check_logging(recipe: Recipe) -> None:
+    if recipe.logging.tensorboard and find_spec("tensorboard") is None:
+        raise UserError(
+            "logging.tensorboard=true: the package tensorboard is not installed. Run pip install "
+            "tensorboard, or set logging.tensorboard=false."
+        )
+    if recipe.logging.wandb and os.environ.get("WANDB_MODE", "online") in ("online", "run"):
+        import wandb
+
+        if not wandb.login(prompt=False):
+            raise UserError(
+                f"logging.wandb={recipe.logging.wandb}: wandb has no API key here. Run `wandb "
+                "login`, set WANDB_MODE=offline to keep the log in the run's folder, or take the "
+                "key out."
+            )
 
 
 def _splits_of(phase: object) -> list[tuple[str, bool]]:

@@ -29,18 +29,23 @@ class Checkpoints:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
         self._world.barrier()
-        engine.save(aside)
+        try:
+            engine.save(aside)
+            if self._world.is_main:
+                files = {
+                    str(file.relative_to(aside)): file.stat().st_size
+                    for file in sorted(aside.rglob("*"))
+                    if file.is_file()
+                }
+                write_json(
+                    aside / "progress.json",
+                    {"ranks": self._world.size, "progress": progress, "files": files},
+                )
+                publish_folder(aside, final)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)  # on a full disk it is in the way
+            raise
         if self._world.is_main:
-            files = {
-                str(file.relative_to(aside)): file.stat().st_size
-                for file in sorted(aside.rglob("*"))
-                if file.is_file()
-            }
-            write_json(
-                aside / "progress.json",
-                {"ranks": self._world.size, "progress": progress, "files": files},
-            )
-            publish_folder(aside, final)
             for old in self._whole()[:-KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
         self._world.barrier()

@@ -65,6 +65,7 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False) -> Path:
                 log.say(f"{title}: done before")
                 continue
             log.say(title)
+            log.start_phase(number)
             started = time.perf_counter()
             record = PHASES[phase.kind](phase, number, name, run)
             seconds = round(time.perf_counter() - started, 2)

@@ -31,17 +31,26 @@ class RunFolder:
     def check_new_or_same(self, recipe: Recipe, resume: bool) -> None:
         """Refuse a folder that another run left, and a resume with another recipe."""
         written = self.path / "recipe.yaml"
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(
+                f"--folder {self.path}: this is a file, and a run needs a folder. Name another "
+                "place."
+            )
         if not resume:
-            if self.path.exists() and any(self.path.iterdir()):
+            # A kill before the recipe was written leaves at most that file's beginning.
+            there = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+            if there - {".recipe.yaml.tmp"}:
+                what = "holds a run" if written.is_file() else f"holds {sorted(there)[0]}"
+                fix = "Add --resume to continue that run, " if written.is_file() else "Give "
                 raise UserError(
-                    f"the run's folder {self.path} exists. Add --resume to continue that run, "
-                    f"--folder for another place, or remove it."
+                    f"the run's folder {self.path} exists and {what}. {fix}--folder for another "
+                    "place, or remove it."
                 )
             return
         if not written.is_file():
             raise UserError(
                 f"--resume: {self.path} holds no recipe.yaml, so there is no run to continue. "
-                "Start it without --resume."
+                "Start it without --resume, or name the run's folder with --folder."
             )
         old, new = load_recipe(str(written)).model_dump(), recipe.model_dump()
         changed = [_shown(key, old[key], new[key]) for key in new if old[key] != new[key]]
@@ -53,9 +62,19 @@ class RunFolder:
             )
 
     def create(self, recipe: Recipe, environment: dict[str, Any]) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / "environment.json", environment)
-        write_text(self.path / "recipe.yaml", dump_recipe(recipe))
+        """Make the folder. Raises UserError when it cannot be, and leaves nothing then."""
+        new = not self.path.exists()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(self.path / "recipe.yaml", dump_recipe(recipe))  # first: it makes a run
+            write_json(self.path / "environment.json", environment)
+        except OSError as error:
+            if new:
+                shutil.rmtree(self.path, ignore_errors=True)
+            raise UserError(
+                f"--folder {self.path}: the run's folder cannot be written: "
+                f"{error.strerror or error}. Free some space, or name another place."
+            ) from error
 
     def model(self, number: int, output: str) -> Path:
         """Where phase `number` puts the model it calls `output`."""

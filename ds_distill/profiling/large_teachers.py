@@ -154,7 +154,7 @@ def _peak_bytes(world: World) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="zero3_bf16", help="DeepSpeed config")
     parser.add_argument("--batch", type=int, default=4, help="examples per rank")
     parser.add_argument("--length", type=int, default=64, help="tokens per example")

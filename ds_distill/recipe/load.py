@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,15 @@ for _kind, (_pattern, _first_letters) in _CORE.items():
     )
 
 
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # PyYAML writes these line breaks of Unicode as they are and reads them back as spaces.
+    style = '"' if re.search("[\x85\u2028\u2029\ufeff]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 class _Tree:
     """A parsed YAML document and the place of each of its keys."""
 
@@ -85,11 +95,19 @@ class _Tree:
                 return None if node is None else self._build(loader, node, ())
             finally:
                 loader.dispose()
-        except (yaml.YAMLError, RecursionError) as error:
+        except RecursionError as error:
+            raise UserError(
+                f"{self.source}: sections lie too deep in each other, or an alias (*name) stands "
+                "inside what it names. Write it flat."
+            ) from error
+        except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             line = f":{mark.line + 1}" if mark else ""
-            problem = getattr(error, "problem", None) or str(error)
-            raise UserError(f"{self.source}{line}: not readable as YAML: {problem}.") from error
+            problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+            raise UserError(
+                f"{self.source}{line}: not readable as YAML: {problem}. Correct that line; put a "
+                "text with special characters in quotes."
+            ) from error
 
     def _build(self, loader: _Loader, node: yaml.Node, at: Location) -> Any:
         self._nodes += 1
@@ -119,7 +137,15 @@ class _Tree:
             return [
                 self._build(loader, item, (*at, index)) for index, item in enumerate(node.value)
             ]
-        return loader.construct_object(node)
+        value = loader.construct_object(node)
+        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise UserError(
+                f"{self.source}:{line}: {value!r} holds a byte or half of a character that is no "
+                "UTF-8. Write it in UTF-8."
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{self.source}:{line}: {node.value} is no number. Write a finite one.")
+        return value
 
     def place(self, at: Location) -> str:
         """Where a location stands: its own line, or that of the nearest section around it."""
@@ -192,16 +218,11 @@ def _apply_override(tree: _Tree, data: dict[Any, Any], override: str) -> None:
         if isinstance(target, list):
             step = _list_index(target, part, place)
             if at == ("phases",) and not last:
-                phase = target[step]
-                if isinstance(phase, str):
-                    phase = {phase: None}
-                if not (isinstance(phase, dict) and len(phase) == 1):
-                    raise UserError(
-                        f"{tree.place((*at, step))}  phases.{step}: each phase is one key with its "
-                        "settings, e.g. - evaluate: {split: test}."
-                    )
-                [(kind, body)] = phase.items()
-                target[step] = {kind: {} if body is None else body}
+                kind, body = _phase(tree, step, target[step])
+                target[step] = {kind: body}
+                if parts[depth + 1] == kind and depth + 2 < len(parts):
+                    parts.pop(depth + 1)  # as messages write it: phases.0.fine-tune.epochs
+                    last = depth == len(parts) - 1
                 at, target = (*at, step, kind), target[step][kind]
                 continue
         elif not isinstance(target, dict):
@@ -236,23 +257,49 @@ def _list_index(items: list[Any], part: str, place: str) -> int:
     raise UserError(f"{place}: no item {part!r} in the list. It has: {', '.join(names)}.")
 
 
+def _phase(tree: _Tree, number: str | int, item: Any) -> tuple[str | int, Any]:
+    """(kind, settings) of an item of `phases`. Raises UserError when it is not one key."""
+    if isinstance(item, str):
+        return item, {}
+    if isinstance(item, dict) and len(item) == 1:
+        [(kind, body)] = item.items()
+        if body is None or isinstance(body, dict):
+            return kind, body or {}
+    raise UserError(
+        f"{tree.place(('phases', number))}  phases.{number}: a phase is one key with its settings, "
+        "e.g. - evaluate: {split: test}."
+    )
+
+
 def _validate(tree: _Tree, data: Mapping[Any, Any]) -> Recipe:
+    phases = data.get("phases")
+    for number, item in enumerate(phases if isinstance(phases, list) else []):
+        _phase(tree, number, item)
     try:
         return Recipe.model_validate(data)
     except ValidationError as failure:
         seen: dict[str, None] = {}
+        shared = data.get("training")
         for error in failure.errors():
-            for line in _error_lines(tree, error):  # one line per mistake, once
-                seen[line] = None
+            for line in _error_lines(tree, error, shared if isinstance(shared, dict) else {}):
+                seen[line] = None  # one line per mistake, once
         count = f"{len(seen)} error{'s' if len(seen) > 1 else ''}. Nothing was started."
         raise UserError("\n".join([*seen, count])) from failure
 
 
-def _error_lines(tree: _Tree, error: Any) -> list[str]:
+def _error_lines(tree: _Tree, error: Any, shared: Mapping[Any, Any]) -> list[str]:
+    """shared: the section `training`, whose mistakes are reported where they stand and not again
+    for each phase that starts from it."""
     at: Location = tuple(error["loc"])
+
+    def inherited(key: Location) -> bool:
+        return key[:1] == ("phases",) and key[3:4] and key[3] in shared and key not in tree.places
+
     if error["type"] == "unknown_keys":
         lines = []
         for key, nearest in error["ctx"]["nearest"].items():
+            if inherited((*at, key)):
+                continue
             hint = (
                 f"Did you mean `{nearest[0]}`?"
                 if nearest
@@ -261,6 +308,8 @@ def _error_lines(tree: _Tree, error: Any) -> list[str]:
             where = ".".join(map(str, (*at, key)))
             lines.append(f"{tree.place((*at, key))}  {where}: unknown key. {hint}")
         return lines
+    if inherited(at):
+        return []
     where = ".".join(map(str, at)) or "recipe"
     if error["type"] == "missing":
         return [f"{tree.place(at)}  {where}: is required and missing."]
@@ -270,10 +319,28 @@ def _error_lines(tree: _Tree, error: Any) -> list[str]:
         nearest = difflib.get_close_matches(tag, kinds, n=1)
         hint = f"Did you mean `{nearest[0]}`?" if nearest else f"Phases: {', '.join(kinds)}."
         return [f"{tree.place((*at, tag))}  {where}: unknown phase {tag!r}. {hint}"]
-    message = error["msg"].removeprefix("Value error, ")
     given = error["input"]
-    shown = "" if isinstance(given, dict | list) else f" (given: {given!r})"
-    return [f"{tree.place(at)}  {where}: {message}{shown}."]
+    shown = f" (given: {given!r})" if not isinstance(given, dict | list) else ""
+    return [f"{tree.place(at)}  {where}: {_rule(error)}{shown}."]
+
+
+def _rule(error: Any) -> str:
+    """What pydantic says, in the words of a recipe."""
+    kind = error["type"]
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return "must be a section of `key: value` lines"
+    if kind == "list_type":
+        return "must be a list, e.g. [a, b]"
+    if kind == "string_type":
+        return "must be a text; put it in quotes"
+    if kind == "string_pattern_mismatch":
+        return "must be made of letters, digits, - and _, and start with a letter or digit"
+    if kind.startswith("int_"):
+        return "must be a whole number"
+    if kind == "float_parsing":
+        return "must be a number"
+    message: str = error["msg"]
+    return message.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -5,6 +5,8 @@ sum of p * (d + expm1(-d)) with d = log p - log q. A one-pass sum of p * d is of
 of 4e-5 in float32, and can be negative.
 """
 
+# Triton kernels have no Python types.
+# mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
 import torch

@@ -6,6 +6,8 @@ for the key gradient, so that nothing is accumulated atomically. Shapes: B batch
 S positions, D head width.
 """
 
+# Triton kernels have no Python types.
+# mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -28,7 +30,8 @@ def _rows(
 ):  # fmt: skip
     # Positions outside the mask are read as 0: 0 * NaN would leak through the products.
     d = tl.arange(0, DP)
-    offsets = position.to(tl.int64)[:, None] * stride + d[None, :]
+    # Within a head 32 bits do (see contiguous_rows); 64 would cost registers.
+    offsets = position[:, None] * stride + d[None, :]
     x = tl.load(pointer + offsets, mask=keep[:, None] & (d < D)[None, :], other=0.0)
     if UPCAST:  # the interpreter multiplies bfloat16 bit patterns
         x = x.to(ACC)
@@ -42,7 +45,7 @@ def _scores(
 ):  # fmt: skip
     score = tl.dot(x, tl.trans(y), input_precision="ieee", out_dtype=ACC) * scale
     if BIAS:
-        offsets = own.to(tl.int64)[:, None] * stride_own + other[None, :] * stride_other
+        offsets = own[:, None] * stride_own + other[None, :] * stride_other
         inside = (own < length)[:, None] & (other < length)[None, :]
         score += tl.load(bias + offsets, mask=inside, other=0.0).to(ACC)
     return score
@@ -183,7 +186,7 @@ def _backward_kernel(
             total += tl.dot(slope.to(ys.dtype), ys, input_precision="ieee", out_dtype=ACC)
     total = total * (tl.load(largest) * scale_s)
     d = tl.arange(0, DSP)
-    target = gradient + own.to(tl.int64)[:, None] * stride_g[2] + d[None, :]
+    target = gradient + own[:, None] * stride_g[2] + d[None, :]
     inside = (own < length)[:, None] & (d < DS)[None, :]
     tl.store(target, total.to(gradient.dtype.element_ty), mask=inside)
 
@@ -277,8 +280,8 @@ def backward_scores(
     weight: float,
     symmetric: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of query_s and key_s; where `symmetric` (both one tensor) their sum, twice."""
-    batch, heads, length, width = query_s.shape
+    """Gradients of query_s and key_s; or their sum, twice, where they are one tensor."""
+    batch, heads, length, _ = query_s.shape
     device = query_s.device
     if valid is None:
         valid = torch.ones(batch, length, dtype=torch.bool, device=device)
@@ -346,12 +349,15 @@ def _launch(
     acc = accumulator(student, teacher)
     block = score_block(max(padded_s, padded_t), student.element_size())
     tiles = -(-length // block)
-    launch = {
+    launch: dict[str, Any] = {
         "DS": width, "DSP": padded_s, "DT": teacher.shape[-1], "DTP": padded_t,
         "TILES": tiles, "BLOCK": block,
         "BIAS_S": bias_s is not None, "BIAS_T": bias_t is not None, "UPCAST": INTERPRETED,
-        "ACC": tl.float64 if acc == torch.float64 else tl.float32, "num_warps": 4, "num_stages": 3 if width > 64 else 2,
+        "ACC": tl.float64 if acc == torch.float64 else tl.float32,
+        "num_warps": 4,
     }  # fmt: skip
+    if torch.version.hip is None:  # left alone, ptxas stops at 128 registers and spills a few
+        launch["maxnreg"] = 224
     return launch, (batch * heads * tiles,)
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-triton: Any
-tl: Any
 try:
     import triton
     import triton.language as tl
@@ -181,8 +179,8 @@ def row_stride(tensor: Tensor) -> Tensor:
 
 def row_tile(length: int) -> tuple[int, int]:
     """(columns, warps) of a program that walks one row of this length."""
-    block = max(16, min(1 << (length - 1).bit_length(), 2048))
-    return block, max(1, min(block // 256, 16))
+    block = max(16, min(1 << (length - 1).bit_length(), 1024))
+    return block, max(1, block // 256)
 
 
 def forbid_double_backward(op: Any, name: str) -> None:

@@ -50,7 +50,8 @@ def valid_positions(
 
 
 def contiguous_rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """The tensor itself where a head's rows are contiguous and within 2^31 elements, or a copy."""
+    return x if x.stride(3) == 1 and x.shape[2] * x.stride(2) < 2**31 else x.contiguous()
 
 
 def _backward(

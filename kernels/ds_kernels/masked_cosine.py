@@ -1,5 +1,7 @@
 """Cosine distance between hidden states over counted rows, several layers in one launch."""
 
+# Triton kernels have no Python types.
+# mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -5,6 +5,8 @@ online, a second one sums the divergence; only three numbers a row are kept, and
 pass reads the logits again. So any upstream gradient, per row too, is exact.
 """
 
+# Triton kernels have no Python types.
+# mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
 from typing import Any
@@ -216,8 +218,9 @@ def forward_rows(
 ) -> tuple[Tensor, Tensor]:
     """Row losses [N] and what the backward pass needs [3, N]: both log-sum-exps, mean slope.
 
-    The biases [V] are added to the logits as they are read. `unit_gradient` [N, V] receives the divergence's derivative by the tempered student logits
-    (KL and MSE only, where it needs no row statistic that comes later).
+    The biases [V] are added to the logits as they are read. `unit_gradient` [N, V] receives the
+    divergence's derivative by the tempered student logits (KL and MSE only: the others' needs a
+    row statistic that comes later).
     """
     inverse_t, factor = 1.0 / temperature, loss_factor(temperature, weight, divergence)
     if not use_triton(student):

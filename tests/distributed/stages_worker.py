@@ -47,11 +47,13 @@ def build(task: str, folder: Path, config: dict[str, Any], policy: str) -> Bundl
         }
     widths = {name: teacher.config.hidden_size for name, teacher in teachers.items()}
     terms = make_terms(task, student.config.hidden_size, widths)
-    router = Router(
-        Routing.model_validate({"policy": policy}),
-        temperature=2.0,
-        table=ExpertiseTable.from_json(table()),
-    )
+    router = None
+    if len(teachers) > 1:
+        router = Router(
+            Routing.model_validate({"policy": policy}),
+            temperature=2.0,
+            table=ExpertiseTable.from_json(table()),
+        )
     return Bundle(student, teachers, terms, router)
 
 
@@ -187,6 +189,7 @@ def main(folder: Path) -> None:
     run("uneven_zero3", "classification", folder, "zero3_fp32", batches="uneven")
     run("masked_lm_zero1", "masked-lm", folder, "zero1_fp32")
     run("masked_lm_zero3", "masked-lm", folder, "zero3_fp32")
+    run("masked_lm_sharded_student", "masked-lm", folder, "zero3_fp32", resident=False)
     if world.is_main:
         (folder / "results.json").write_text(json.dumps(results))
     world.barrier()

@@ -232,9 +232,12 @@ TOPK = Case("topk", make_topk, _topk, topk_rows, equal=False)
 LINEAR = Case("linear_kl", _heads, _linear(ds_kernels.linear_kl), _linear_rows, equal=False)
 COSINE = Case("cosine", _logits, _single(ds_kernels.masked_cosine), _cosine_rows, tempered=False)
 LAYER_COSINE = Case(
-    "cosine_layers", _layers, lambda s, t, mask=None, **o: ds_kernels.masked_cosine(s, t, mask, **o),
-    _layer_rows, tempered=False,
-)  # fmt: skip
+    "cosine_layers",
+    _layers,
+    lambda s, t, mask=None, **options: ds_kernels.masked_cosine(s, t, mask, **options),
+    _layer_rows,
+    tempered=False,
+)
 ATTENTION = Case(
     "attention", _scores, _attention, _score_rows, tempered=False, scores=True, equal=False
 )

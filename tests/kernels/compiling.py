@@ -70,7 +70,10 @@ class Launch:
     def compile(self, target: str) -> int | None:
         """Bytes of local memory a thread uses: register spills. None on AMD targets."""
         gpu = TARGETS[target]
-        compiled = triton.compile(self.source(), target=gpu, options=dict(self.options))
+        options = dict(self.options)
+        if gpu.backend == "hip":
+            options.pop("maxnreg", None)  # the launch leaves it out there
+        compiled = triton.compile(self.source(), target=gpu, options=options)
         if gpu.backend == "hip":
             assert compiled.asm["hsaco"]
             return None
@@ -101,7 +104,9 @@ class _Recorder:
         def launch(*args: Any, **kwargs: Any) -> None:
             names = [parameter.name for parameter in self.kernel.params]
             arguments = dict(zip(names, args, strict=False))
-            options = {key: kwargs[key] for key in ("num_warps", "num_stages") if key in kwargs}
+            options = {
+                key: kwargs[key] for key in ("num_warps", "num_stages", "maxnreg") if key in kwargs
+            }
             arguments |= {key: value for key, value in kwargs.items() if key in names}
             self.launches.append(Launch(self.kernel, arguments, options))
 

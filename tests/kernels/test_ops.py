@@ -227,6 +227,7 @@ def test_only_the_student_gets_gradients(case: Case, device: torch.device) -> No
     torch.testing.assert_close(silent, loss.detach(), rtol=0, atol=0)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", CASES, **ids)
 def test_double_backward_raises(case: Case, device: torch.device) -> None:
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
@@ -264,6 +265,7 @@ def test_autocast(case: Case, device: torch.device) -> None:
         torch.testing.assert_close(ours, exact, **close)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", CASES, **ids)
 def test_refusals(case: Case) -> None:
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, torch.device("cpu"))
@@ -287,10 +289,11 @@ def test_refusals(case: Case) -> None:
     short = [x[:1] if x.dim() > 2 else x for x in student]
     with pytest.raises(ValueError, match=r"\[1, "):
         case.op(short, teacher)
-    with pytest.raises(ValueError, match="int64|dtype"):
+    with pytest.raises(ValueError, match=r"int64|dtype"):
         case.op([x.long() for x in student], teacher)
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", ROW_CASES, **ids)
 def test_opcheck(case: Case, device: torch.device) -> None:
     """Schema, fake and autograd registration of the custom ops behind a call."""
@@ -298,6 +301,7 @@ def test_opcheck(case: Case, device: torch.device) -> None:
     _opcheck(case, student, teacher, mask_of(case, device))
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", [case for case in CASES if case.scores], **ids)
 def test_opcheck_scores(case: Case, device: torch.device) -> None:
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)

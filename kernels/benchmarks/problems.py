@@ -1,0 +1,258 @@
+"""The benchmark's problems: an op and its rivals on the same tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import ds_kernels
+
+SHARE = 0.15  # counted rows
+
+
+@dataclass
+class Problem:
+    """`paths` maps a rival to a loss over `leaves`; `oracle` is the loss of float64 leaves."""
+
+    op: str
+    shape: dict[str, int]
+    dtype: torch.dtype
+    leaves: list[Tensor]
+    fixed: list[Tensor]
+    paths: dict[str, Callable[[list[Tensor], list[Tensor]], Tensor]]
+    floor_bytes: int
+    compiled: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("eager", "eager_compact"):
+            if name in self.paths:
+                rival = name.replace("eager", "compile")
+                self.paths[rival] = torch.compile(self.paths[name], dynamic=False)
+
+
+def _indices(rows: int, device: torch.device) -> Tensor:
+    counted = torch.rand(rows, generator=torch.Generator().manual_seed(0)) < SHARE
+    return counted.nonzero().squeeze(1).to(device)
+
+
+def _kl(student: Tensor, teacher: Tensor) -> Tensor:
+    acc = torch.promote_types(student.dtype, torch.float32)
+    s, t = student.to(acc).log_softmax(-1), teacher.to(acc).log_softmax(-1)
+    return F.kl_div(s, t, reduction="none", log_target=True).sum(-1)
+
+
+def _mean(rows: Tensor, indices: Tensor) -> Tensor:
+    mask = torch.zeros(rows.shape[0], device=rows.device, dtype=rows.dtype)
+    return (rows * mask.index_fill(0, indices, 1.0)).sum() / indices.shape[0]
+
+
+def _both(fused: Any, rows: Any, indices: Tensor, gather: Any) -> dict[str, Any]:
+    return {
+        "ds_kernels": fused,
+        "eager": lambda leaves, fixed: _mean(rows(leaves, fixed), indices),
+        "eager_compact": lambda leaves, fixed: rows(*gather(leaves, fixed)).mean(),
+    }
+
+
+def masked_kl(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Problem:
+    student = (torch.randn(rows, width, device=device) * 2).to(dtype).requires_grad_()
+    teacher = (torch.randn(rows, width, device=device) * 2).to(dtype)
+    chosen, size = _indices(rows, device), dtype.itemsize
+    counted = chosen.shape[0]
+    paths = _both(
+        lambda leaves, fixed: ds_kernels.masked_kl(leaves[0], fixed[0], chosen),
+        lambda leaves, fixed: _kl(leaves[0], fixed[0]),
+        chosen,
+        lambda leaves, fixed: ([leaves[0][chosen]], [fixed[0][chosen]]),
+    )
+    if device.type == "cuda" and (liger := _liger("kl_div", "LigerKLDIVLoss")) is not None:
+        paths["liger_compact"] = lambda leaves, fixed: liger(
+            leaves[0][chosen].float().log_softmax(-1), fixed[0][chosen].float().softmax(-1)
+        )
+    floor = 5 * size * counted * width + size * (rows - counted) * width
+    return Problem("masked_kl", {"N": rows, "V": width}, dtype, [student], [teacher], paths, floor)
+
+
+def class_kl(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Problem:
+    student = torch.randn(rows, width, device=device, dtype=dtype).requires_grad_()
+    teacher = torch.randn(rows, width, device=device, dtype=dtype)
+    paths = {
+        "ds_kernels": lambda leaves, fixed: ds_kernels.masked_kl(leaves[0], fixed[0]),
+        "eager": lambda leaves, fixed: _kl(leaves[0], fixed[0]).mean(),
+    }
+    return Problem(
+        "masked_kl", {"N": rows, "V": width}, dtype, [student], [teacher], paths,
+        5 * dtype.itemsize * rows * width,
+    )  # fmt: skip
+
+
+def masked_cosine(
+    rows: int, width: int, layers: int, dtype: torch.dtype, device: torch.device
+) -> Problem:
+    students = [
+        torch.randn(rows, width, device=device).to(dtype).requires_grad_() for _ in range(layers)
+    ]
+    teachers = [torch.randn(rows, width, device=device).to(dtype) for _ in range(layers)]
+    chosen = _indices(rows, device)
+
+    def rows_of(leaves: list[Tensor], fixed: list[Tensor]) -> Tensor:
+        pairs = zip(leaves, fixed, strict=True)
+        acc = torch.promote_types(leaves[0].dtype, torch.float32)
+        return sum(1 - F.cosine_similarity(s.to(acc), t.to(acc), dim=-1) for s, t in pairs)
+
+    paths = _both(
+        lambda leaves, fixed: ds_kernels.masked_cosine(leaves, fixed, chosen),
+        rows_of,
+        chosen,
+        lambda leaves, fixed: ([x[chosen] for x in leaves], [x[chosen] for x in fixed]),
+    )
+    size, counted = dtype.itemsize, chosen.shape[0]
+    floor = layers * size * width * (3 * counted + rows - counted)
+    return Problem(
+        "masked_cosine", {"N": rows, "D": width, "layers": layers}, dtype, students, teachers,
+        paths, floor,
+    )  # fmt: skip
+
+
+def linear_kl(
+    rows: int, width: int, wide: int, narrow: int, dtype: torch.dtype, device: torch.device
+) -> Problem:
+    student = torch.randn(rows, narrow, device=device).to(dtype).requires_grad_()
+    own = (torch.randn(width, narrow, device=device) * 0.05).to(dtype).requires_grad_()
+    teacher = torch.randn(rows, wide, device=device).to(dtype)
+    head = (torch.randn(width, wide, device=device) * 0.05).to(dtype)
+    chosen = _indices(rows, device)
+
+    def rows_of(leaves: list[Tensor], fixed: list[Tensor]) -> Tensor:
+        return _kl(F.linear(*leaves), F.linear(*fixed))
+
+    paths = _both(
+        lambda leaves, fixed: ds_kernels.linear_kl(*leaves, *fixed, chosen),
+        rows_of,
+        chosen,
+        lambda leaves, fixed: ([leaves[0][chosen], leaves[1]], [fixed[0][chosen], fixed[1]]),
+    )
+    if (
+        device.type == "cuda"
+        and (liger := _liger("fused_linear_jsd", "LigerFusedLinearJSD")) is not None
+    ):
+        fused = liger.__class__(jsd_beta=0.0)
+        paths["liger_compact"] = lambda leaves, fixed: fused(
+            leaves[0][chosen], leaves[1], fixed[0][chosen], fixed[1]
+        )
+    size, counted = dtype.itemsize, chosen.shape[0]
+    # Weights read once forward and once backward, their gradient written; hidden states in and out.
+    floor = size * (width * (wide + 3 * narrow) + counted * (wide + 2 * narrow) + rows * narrow)
+    return Problem(
+        "linear_kl", {"N": rows, "V": width, "Dt": wide, "Ds": narrow}, dtype, [student, own],
+        [teacher, head], paths, floor,
+    )  # fmt: skip
+
+
+def topk_kl(
+    rows: int, width: int, entries: int, dtype: torch.dtype, device: torch.device
+) -> Problem:
+    student = (torch.randn(rows, width, device=device) * 2).to(dtype).requires_grad_()
+    log_probs, ids = (torch.randn(rows, width, device=device) * 2).log_softmax(-1).topk(entries, -1)
+    tail = torch.log(-torch.expm1(log_probs.logsumexp(-1)))
+    chosen = _indices(rows, device)
+
+    def rows_of(leaves: list[Tensor], fixed: list[Tensor]) -> Tensor:
+        (x,), (p, columns, rest) = leaves, fixed
+        acc = torch.promote_types(x.dtype, torch.float32)
+        x = x.to(acc)
+        both = torch.cat((p, rest[:, None]), -1).to(acc).log_softmax(-1)
+        lse = x.logsumexp(-1, keepdim=True)
+        outside = x.scatter(1, columns, -float("inf")).logsumexp(-1, keepdim=True)
+        q = torch.cat((x.gather(1, columns), outside), -1) - lse
+        return (both.exp() * (both - q)).sum(-1)
+
+    paths = _both(
+        lambda leaves, fixed: ds_kernels.topk_kl(leaves[0], *fixed, chosen),
+        rows_of,
+        chosen,
+        lambda leaves, fixed: ([leaves[0][chosen]], [x[chosen] for x in fixed]),
+    )
+    size, counted = dtype.itemsize, chosen.shape[0]
+    floor = counted * (3 * size * width + 16 * entries) + size * (rows - counted) * width
+    return Problem(
+        "topk_kl", {"N": rows, "V": width, "K": entries}, dtype, [student],
+        [log_probs, ids, tail], paths, floor,
+    )  # fmt: skip
+
+
+def scores(
+    op: str, batch: int, heads: int, length: int, width: int, dtype: torch.dtype,
+    device: torch.device,
+) -> Problem:  # fmt: skip
+    """Real tokens are between half of the length and all of it."""
+    lengths = torch.linspace(length // 2, length, batch, device=device).long()
+    mask = torch.arange(length, device=device) < lengths[:, None]
+    shape = (batch, length, heads * width)
+    count = 2 if op == "attention_kl" else 1
+    leaves = [torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(count)]
+    fixed = [torch.randn(shape, device=device).to(dtype) for _ in range(count)]
+
+    def split(x: Tensor) -> Tensor:
+        return x.unflatten(2, (heads, -1)).transpose(1, 2)
+
+    def fused(leaves: list[Tensor], fixed: list[Tensor]) -> Tensor:
+        if op == "attention_kl":
+            return ds_kernels.attention_kl(*map(split, (*leaves, *fixed)), mask)
+        return ds_kernels.relation_kl(leaves[0], fixed[0], mask, heads=heads)
+
+    def eager(leaves: list[Tensor], fixed: list[Tensor]) -> Tensor:
+        logs = []
+        for tensors in (leaves, fixed):
+            query, key = split(tensors[0]), split(tensors[-1])
+            acc = torch.promote_types(query.dtype, torch.float32)
+            z = (query @ key.mT).to(acc) / math.sqrt(width)
+            logs.append(z.masked_fill(~mask[:, None, None, :], -1e9).log_softmax(-1))
+        rows = (logs[1].exp() * (logs[1] - logs[0])).sum(-1)
+        return (rows * mask[:, None, :]).sum() / (heads * mask.sum())
+
+    floor = 5 * count * dtype.itemsize * batch * length * heads * width
+    sizes = {"B": batch, "A": heads, "S": length, "D": width}
+    return Problem(op, sizes, dtype, leaves, fixed, {"ds_kernels": fused, "eager": eager}, floor)
+
+
+def _liger(module: str, name: str) -> Any:
+    try:
+        import importlib
+
+        return getattr(importlib.import_module(f"liger_kernel.transformers.{module}"), name)()
+    except ImportError:
+        return None
+
+
+def problems(device: torch.device) -> Iterator[Callable[[], Problem]]:
+    """Makers, so that only one problem's tensors are alive at a time."""
+    gpu = device.type == "cuda"
+    float32, bfloat16 = torch.float32, torch.bfloat16
+    for rows, width in ((32, 6), (8, 1000)):
+        yield lambda rows=rows, width=width: class_kl(rows, width, float32, device)
+    for dtype in (float32, bfloat16, torch.float16) if gpu else (float32, bfloat16):
+        for width in (30522, 50265, 128100) if gpu else (30522,):
+            n = 8192 if gpu else 512
+            yield lambda n=n, w=width, d=dtype: masked_kl(n, w, d, device)
+            yield lambda n=n, w=width, d=dtype: topk_kl(n, w, 64, d, device)
+        for width in (30522, 50265, 128100) if gpu else (30522,):
+            if gpu or dtype == float32:
+                n = 8192 if gpu else 1024
+                yield lambda n=n, w=width, d=dtype: linear_kl(n, w, 1024, 768, d, device)
+        for layers in (1, 6):
+            n = 65536 if gpu else 4096
+            yield lambda n=n, k=layers, d=dtype: masked_cosine(n, 768, k, d, device)
+        for op in ("attention_kl", "relation_kl"):
+            for length in (128, 512):
+                batch = 65536 // length if gpu else 1024 // length
+                if gpu or dtype == float32:
+                    yield lambda o=op, b=batch, s=length, d=dtype: scores(
+                        o, b, 12, s, 64, d, device
+                    )

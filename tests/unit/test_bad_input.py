@@ -1,0 +1,212 @@
+"""Wrong input: one paragraph that names the place, the value, the rule and the fix; exit code 2;
+nothing left behind. The mistakes are in bad_input.yaml."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import yaml
+from safetensors.torch import load_file
+
+from ds_distill.cli import main
+from ds_distill.engine.world import World
+from ds_distill.phases.folder import RunFolder
+from ds_distill.recipe import load_recipe
+
+CASES: dict[str, dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_name("bad_input.yaml").read_text(encoding="utf-8")
+)
+MAX_LINES = 6
+
+
+@dataclass
+class Desk:
+    """A folder to make mistakes in."""
+
+    root: Path
+    model: Path
+
+    def prepare(self, case: dict[str, Any]) -> list[str]:
+        """Make a case's mistake; returns the command line."""
+        overrides = list(case.get("set", []))
+        if "model" in case or "classes" in case:
+            self._copy_model(case.get("model", {}), case.get("classes"))
+            overrides.append(f"{case['as']}.model=./m")
+        if "phases" in case:
+            recipe = yaml.safe_load((self.root / "toy.yaml").read_text())
+            changed = {**recipe, "phases": case["phases"]}
+            (self.root / "toy.yaml").write_text(yaml.safe_dump(changed, sort_keys=False))
+        if "deepspeed" in case:
+            (self.root / "ds.json").write_text(json.dumps(case["deepspeed"]))
+            overrides.append("deepspeed=ds.json")
+        if "remove" in case:
+            (self.root / case["remove"]).unlink()
+        for name, content in case.get("write", {}).items():
+            (self.root / name).parent.mkdir(exist_ok=True)
+            (self.root / name).write_text(content, encoding="utf-8")
+        for name, line in case.get("append", {}).items():
+            with open(self.root / name, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        for name, (old, new) in case.get("replace", {}).items():
+            text = (self.root / name).read_text(encoding="utf-8")
+            assert old in text
+            (self.root / name).write_text(text.replace(old, new), encoding="utf-8")
+        if case.get("first_run"):
+            RunFolder(self.root / "run").create(load_recipe(str(self.root / "toy.yaml")), {})
+        return [*shlex.split(case.get("run", "run toy.yaml --folder run")), *overrides]
+
+    def _copy_model(self, changes: dict[str, Any], classes: list[str] | None) -> None:
+        folder = self.root / "m"
+        shutil.copytree(self.model, folder)
+        if classes is not None:
+            changes = {
+                "architectures": ["BertForSequenceClassification"],
+                "id2label": {str(number): label for number, label in enumerate(classes)},
+                "label2id": {label: number for number, label in enumerate(classes)},
+            }
+        written = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**written, **changes}))
+
+    def files(self) -> set[str]:
+        return {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
+
+
+@pytest.fixture
+def desk(
+    tmp_path: Path,
+    toy_task: Path,
+    toy_recipe: Path,
+    tiny_models: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Desk:
+    root = tmp_path / "desk"
+    shutil.copytree(toy_task, root / "data")
+    text = toy_recipe.read_text(encoding="utf-8").replace(str(toy_task), "./data")
+    (root / "toy.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    return Desk(root, tiny_models["toy"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_process_group() -> Iterator[None]:
+    """A run in this process joins a group and sets variables that no other test may inherit."""
+    before = dict(os.environ)
+    World.start()
+    yield
+    World.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def check_paragraph(text: str, parts: list[str]) -> None:
+    lines = text.rstrip("\n").split("\n")
+    assert lines[0].startswith("ds-distill: "), text
+    assert "Traceback" not in text
+    assert len(lines) <= MAX_LINES and all(lines), text
+    assert [part for part in parts if part not in text] == [], text
+    assert len(text) < 900
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mistake_ends_in_one_paragraph(name, desk, monkeypatch, capfd):
+    arguments = desk.prepare(CASES[name])
+    before = desk.files()
+    monkeypatch.setattr(sys, "argv", ["ds-distill", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    output = capfd.readouterr()
+    assert exit_.value.code == 2, output.err
+    check_paragraph(output.err, CASES[name]["says"])
+    assert desk.files() == before, "something was written"
+
+
+IN_A_PROCESS_OF_ITS_OWN = ["unknown key", "odd label", "teacher without a head", "folder of a run"]
+
+
+@pytest.mark.parametrize("name", IN_A_PROCESS_OF_ITS_OWN)
+def test_a_mistake_ends_a_real_process_with_2(name, desk, ds_distill):
+    arguments = desk.prepare(CASES[name])
+    before = desk.files()
+    done = ds_distill(*arguments, cwd=desk.root)
+    assert done.returncode == 2, done.stderr
+    check_paragraph(done.stderr, CASES[name]["says"])
+    assert desk.files() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["rum", "toy.yaml"], "No such command"),
+        (["run"], "Missing argument 'RECIPE'"),
+        (["run", "toy.yaml", "--foldr", "x"], "No such option"),
+        (["launch", "toy.yaml", "--num-gpus", "0"], "greater than or equal to 1"),
+        (["launch", "toy.yaml", "--num-gpus", "two"], "valid integer"),
+    ],
+)
+def test_a_wrong_command_line_shows_the_usage(arguments, expected, desk, monkeypatch, capfd):
+    before = desk.files()
+    monkeypatch.setattr(sys, "argv", ["ds-distill", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    output = capfd.readouterr()
+    assert exit_.value.code == 2
+    assert expected in output.err and "Usage: ds-distill" in output.err
+    assert desk.files() == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Make a file system of some KiB."""
+    place = tmp_path / "disk"
+
+    def make(kib: int) -> Path:
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+        return place
+
+    yield make
+    if place.is_mount():
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def grow(place: Path, kib: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={kib}k", str(place)], check=True)
+
+
+# Where in the run the disk is full at these sizes: the data, a model's weights, a checkpoint,
+# the published student.
+@pytest.mark.parametrize("kib", [60, 200, 300, 1000])
+def test_no_space_left_is_said_and_can_be_mended(kib, desk, ds_distill, small_disk):
+    place = small_disk(kib)
+    arguments = ["run", "toy.yaml", "training.epochs=2", "--folder", place / "run"]
+    done = ds_distill(*arguments, cwd=desk.root)
+    assert done.returncode == 2, done.stderr
+    check_paragraph(done.stderr, ["no space left", str(place / "run"), "--resume"])
+    half = [str(p) for p in place.rglob("*") if p.suffix == ".tmp" or p.name.endswith(".old")]
+    assert half == []
+    for weights in place.rglob("*.safetensors"):
+        load_file(weights)
+    for record in place.rglob("*.json"):
+        json.loads(record.read_text(encoding="utf-8"))
+    grow(place, 20_000)
+    again = ds_distill(*arguments, "--resume", cwd=desk.root)
+    assert again.returncode == 0, again.stderr
+    assert (place / "run" / "student" / "model.safetensors").is_file()

@@ -1,0 +1,238 @@
+"""From text to batches with real tokenizers: each model sees what its own tokenizer gives."""
+
+import json
+import os
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from transformers import AutoTokenizer, BertTokenizer
+
+from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.keys import content_keys
+from ds_distill.data.tokenise import TokenTable, tokenise, tokenizer_fingerprint
+from ds_distill.types import Signals
+
+TEXTS = [
+    "A naïve café-owner's 'résumé': 12,345.67 €!",
+    "short",
+    "",
+    "Two  spaces,\ttab\nand newline; supercalifragilisticexpialidocious",
+    "日本語 and emoji 🙂 mixed with <s> [SEP] special-looking text",
+    "word " * 60,
+    "The quick brown fox jumps over the lazy dog. " * 2,
+]
+SECOND = ["x y", "", "The second text of a pair. " * 4, "why", "🙂", "no", "d"]
+FAMILIES = ["bert", "roberta", "deberta"]
+MAX_LENGTH = 24
+
+
+def make_split(texts=TEXTS, second=None):
+    keys = content_keys(texts, second)
+    labels = np.arange(len(texts), dtype=np.int64) % 3 - 1
+    columns = {"text": texts, "label": labels, "key_hi": keys[:, 0], "key_lo": keys[:, 1]}
+    if second is not None:
+        columns["text_b"] = second
+    return datasets.Dataset.from_dict(columns)
+
+
+@pytest.fixture(scope="session")
+def tokenizers(shared_data, tiny_models):
+    """Of BERT, RoBERTa and DeBERTa-v3, with their real vocabularies."""
+    return {family: AutoTokenizer.from_pretrained(tiny_models[family]) for family in FAMILIES}
+
+
+def make_table(split, tokenizer, folder, max_length=MAX_LENGTH):
+    file = folder / f"{tokenizer_fingerprint(tokenizer)}-{max_length}.arrow"
+    tokenise(split, tokenizer, max_length, file)
+    return TokenTable(file, tokenizer)
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["single", "pairs"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_view_is_what_the_models_own_tokenizer_gives(tokenizers, family, pairs, tmp_path):
+    tokenizer, second = tokenizers[family], SECOND if pairs else None
+    table = make_table(make_split(second=second), tokenizer, tmp_path)
+    for chosen in ([0, 1, 2, 3, 4, 5, 6], [6, 2, 0], [1], [3, 3]):
+        view = table.view(np.array(chosen))
+        own = tokenizer(
+            [TEXTS[i] for i in chosen],
+            [SECOND[i] for i in chosen] if pairs else None,
+            truncation=True,
+            max_length=MAX_LENGTH,
+            padding=True,
+            return_tensors="pt",
+        )
+        inputs = view.model_inputs()
+        assert inputs.keys() == own.keys()
+        for name, tensor in own.items():
+            assert torch.equal(inputs[name], tensor), name
+        assert view.rows is None
+        np.testing.assert_array_equal(table.lengths[chosen], own["attention_mask"].sum(dim=1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_second_text_of_a_pair_has_a_type_of_its_own(tokenizers, family, tmp_path):
+    table = make_table(make_split(second=SECOND), tokenizers[family], tmp_path)
+    types = table.view(np.arange(len(TEXTS))).token_type_ids
+    if family == "roberta":
+        assert types is None
+    else:
+        assert types.sum() > 0
+
+
+@pytest.mark.parametrize("pairs", [False, True], ids=["single", "pairs"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cut_examples_keep_their_special_tokens(tokenizers, family, pairs, tmp_path):
+    tokenizer = tokenizers[family]
+    table = make_table(make_split(second=SECOND if pairs else None), tokenizer, tmp_path, 8)
+    assert table.lengths.max() == 8
+    for index, length in enumerate(table.lengths):
+        ids = table.view(np.array([index])).input_ids[0]
+        assert ids[0] == tokenizer.cls_token_id
+        assert ids[length - 1] == tokenizer.sep_token_id
+        if pairs:
+            assert (ids == tokenizer.sep_token_id).sum() >= 2
+
+
+def test_a_part_of_a_table_is_numbered_anew(tokenizers, tmp_path):
+    table = make_table(make_split(), tokenizers["bert"], tmp_path)
+    part = table.at(np.array([5, 3, 1])).at(np.array([2, 0]))
+    view, wanted = part.view(np.array([0, 1])), table.view(np.array([1, 5]))
+    assert torch.equal(view.input_ids, wanted.input_ids)
+    assert part.lengths.tolist() == table.lengths[[1, 5]].tolist()
+
+
+def test_tokens_are_on_disk_and_memory_mapped(tokenizers, tmp_path):
+    table = make_table(make_split(), tokenizers["bert"], tmp_path)
+    [file] = tmp_path.iterdir()
+    with pa.memory_map(str(file)) as source:
+        stored = pa.ipc.open_stream(source).read_all()
+    assert stored.column("input_ids").type == pa.list_(pa.int32())
+    assert stored.column("input_ids").to_pylist()[1] == tokenizers["bert"]("short")["input_ids"]
+    with open("/proc/self/maps") as maps:
+        assert str(file) in maps.read()
+    assert len(table.lengths) == len(TEXTS)
+
+
+def test_a_token_file_is_whole_or_absent(tmp_path):
+    class Stumbling(BertTokenizer):
+        def __call__(self, *args, **options):
+            raise OSError("no space left")
+
+    tokenizer = Stumbling(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4})
+    with pytest.raises(OSError, match="no space left"):
+        tokenise(make_split(), tokenizer, MAX_LENGTH, tmp_path / "tokens.arrow")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_tokenisation_leaves_no_token_file(tokenizers, tmp_path):
+    file = tmp_path / "tokens.arrow"
+    split = make_split(TEXTS * 300)
+    child = os.fork()
+    if child == 0:
+        rows = {"seen": 0}
+        plain = tokenizers["bert"]
+
+        class Killed:
+            model_input_names = plain.model_input_names
+
+            def __call__(self, texts, *args, **options):
+                rows["seen"] += len(texts)
+                if rows["seen"] > 1500:  # the second of three batches
+                    os.kill(os.getpid(), 9)
+                return plain(texts, *args, **options)
+
+        tokenise(split, Killed(), MAX_LENGTH, file)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 9
+    assert not file.exists()
+    tokenise(split, tokenizers["bert"], MAX_LENGTH, file)
+    assert list(tmp_path.iterdir()) == [file]  # what the killed one left is gone too
+    assert len(TokenTable(file, tokenizers["bert"]).lengths) == len(split)
+
+
+# ----------------------------------------------------------------------------- batches
+
+
+def test_models_with_the_same_tokenizer_share_one_view(tokenizers, tmp_path):
+    split = make_split()
+    bert, roberta = (make_table(split, tokenizers[name], tmp_path) for name in ("bert", "roberta"))
+    collate = SequenceCollator(
+        Examples.of(split), {"student": bert, "first": roberta, "second": bert}
+    )
+    batch = collate(np.array([4, 0]))
+    assert batch.views["student"] is batch.views["second"]
+    assert batch.views["first"] is not batch.views["student"]
+    np.testing.assert_array_equal(collate.lengths, np.maximum(bert.lengths, roberta.lengths))
+    moved = batch.to(torch.device("cpu"))
+    assert moved.views["student"] is moved.views["second"]
+
+
+def test_a_batch_holds_keys_labels_and_row_sets(tokenizers, tmp_path):
+    split = make_split()
+    collate = SequenceCollator(
+        Examples.of(split), {"student": make_table(split, tokenizers["bert"], tmp_path)}
+    )
+    batch = collate(np.array([2, 0, 4, 3]), epoch=5)
+    assert batch.labels.tolist() == [1, -100, 0, -100]  # -1, no label, is -100 here
+    assert batch.row_sets["all"].tolist() == [True] * 4
+    assert batch.row_sets["labelled"].tolist() == [True, False, True, False]
+    np.testing.assert_array_equal(batch.keys, content_keys([TEXTS[i] for i in (2, 0, 4, 3)]))
+    assert batch.epoch == 5
+
+
+def test_no_examples_make_a_filler_that_is_counted_nowhere(tokenizers, tmp_path):
+    split = make_split()
+    tables = {name: make_table(split, tokenizers[name], tmp_path) for name in ("bert", "roberta")}
+    asked = []
+
+    def cached(keys):
+        asked.append(keys)
+        return {"roberta": Signals(torch.zeros(len(keys), 3))}
+
+    batch = SequenceCollator(Examples.of(split), tables, cached)(np.array([], dtype=np.int64))
+    assert [len(view.input_ids) for view in batch.views.values()] == [1, 1]
+    assert len(batch.keys) == len(batch.labels) == len(batch.signals["roberta"].logits) == 1
+    assert [mask.tolist() for mask in batch.row_sets.values()] == [[False], [False]]
+    assert asked[0].tolist() == batch.keys.tolist()  # a key that the cache holds
+
+
+# ------------------------------------------------------------------------- fingerprints
+
+
+def small_bert(**options):
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##b"]
+    return BertTokenizer(vocab={token: i for i, token in enumerate(vocabulary)}, **options)
+
+
+def test_a_fingerprint_knows_what_changes_the_tokens():
+    plain = small_bert()
+    other = {
+        "case": small_bert(do_lower_case=False),
+        "side of the cut": small_bert(truncation_side="left"),
+        "inputs": small_bert(model_input_names=["input_ids", "attention_mask"]),
+        "special token": small_bert(unk_token="a"),
+    }
+    added = small_bert()
+    added.add_tokens(["ab"])
+    prints = {name: tokenizer_fingerprint(kind) for name, kind in {**other, "added": added}.items()}
+    assert len({tokenizer_fingerprint(plain), *prints.values()}) == len(prints) + 1
+
+
+def test_a_fingerprint_does_not_depend_on_use_or_place(tmp_path):
+    tokenizer = small_bert()
+    before = tokenizer_fingerprint(tokenizer)
+    tokenizer(["a b", "b"], padding=True, truncation=True, max_length=8)
+    assert tokenizer_fingerprint(tokenizer) == before
+    for name in ("one", "two"):
+        tokenizer.save_pretrained(tmp_path / name)
+        assert tokenizer_fingerprint(AutoTokenizer.from_pretrained(tmp_path / name)) == before
+        config = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
+        assert config["tokenizer_class"]
+
+
+def test_unlike_tokenizers_have_unlike_fingerprints(tokenizers):
+    assert len({tokenizer_fingerprint(tokenizer) for tokenizer in tokenizers.values()}) == 3

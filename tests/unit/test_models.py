@@ -1,0 +1,389 @@
+"""Loading models and reading what encoders say, family by family."""
+
+import json
+
+import pytest
+import torch
+import transformers as tr
+from safetensors.torch import load_file
+
+from ds_distill.errors import UserError
+from ds_distill.models.encoder import read_signals, vocabulary_head
+from ds_distill.models.load import (
+    check_labels,
+    check_vocabulary,
+    freeze_embeddings,
+    has_weights,
+    keep_layers,
+    load_classifier,
+    load_config,
+    load_tokenizer,
+    set_dropout,
+    usable_length,
+)
+from ds_distill.types import PaddedView
+
+VOCABULARY, POSITIONS, LAYERS = 60, 24, 5
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.3,
+}
+DEBERTA = {**SIZES, "relative_attention": True, "position_buckets": 8, "pos_att_type": "p2c|c2p"}
+V3 = {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
+      "type_vocab_size": 0, "pooler_hidden_size": 16}  # fmt: skip
+CONFIGS = {
+    "bert": (tr.BertConfig, SIZES),
+    "roberta": (tr.RobertaConfig, SIZES),
+    "xlm-roberta": (tr.XLMRobertaConfig, SIZES),
+    "camembert": (tr.CamembertConfig, SIZES),
+    "mpnet": (tr.MPNetConfig, SIZES),
+    "electra": (tr.ElectraConfig, {**SIZES, "embedding_size": 8}),
+    "albert": (tr.AlbertConfig, {**SIZES, "embedding_size": 8}),
+    "distilbert": (
+        tr.DistilBertConfig,
+        {"dim": 16, "n_layers": LAYERS, "n_heads": 2, "hidden_dim": 32, "vocab_size": VOCABULARY,
+         "max_position_embeddings": POSITIONS, "initializer_range": 0.3},
+    ),
+    "deberta-v2": (tr.DebertaV2Config, {**DEBERTA, "conv_kernel_size": 3, "conv_act": "gelu"}),
+    "deberta-v3": (tr.DebertaV2Config, {**DEBERTA, **V3}),
+}  # fmt: skip
+FAMILIES = [name for name in CONFIGS if name != "albert"]
+each_family = pytest.mark.parametrize("family", FAMILIES)
+LABELS = ["a", "b", "c"]
+
+
+def config_of(family, **more):
+    kind, settings = CONFIGS[family]
+    return kind(**{**settings, **more}, attn_implementation="eager")
+
+
+def classifier(family, seed=0, **more):
+    torch.manual_seed(seed)
+    config = config_of(family, num_labels=3, **more)
+    return tr.AutoModelForSequenceClassification.from_config(config).eval()
+
+
+def inputs(length=9, rows=3):
+    ids = torch.randint(5, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, length - 3 :] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def logits_of(model, **options):
+    with torch.no_grad():
+        return model(**inputs(**options)).logits
+
+
+# --------------------------------------------------------------------------------- layers
+
+
+@each_family
+@pytest.mark.parametrize("layers", [[0, 2, 4], [4, 1]])
+def test_kept_layers_are_those_of_a_model_built_by_hand(family, layers, tmp_path):
+    whole = classifier(family)
+    built = classifier(family, seed=1, num_hidden_layers=len(layers))
+    stack = "transformer.layer." if family == "distilbert" else "encoder.layer."
+    weights = {}
+    for name, value in whole.state_dict().items():
+        before, found, after = name.partition(stack)
+        if not found:
+            weights[name] = value
+        elif int(after.split(".")[0]) in layers:
+            number, rest = after.split(".", 1)
+            weights[f"{before}{stack}{layers.index(int(number))}.{rest}"] = value
+    built.load_state_dict(weights, strict=True)
+    keep_layers(whole, layers)
+    assert torch.equal(logits_of(whole), logits_of(built))
+    assert whole.config.num_hidden_layers == len(layers)
+    whole.save_pretrained(tmp_path)
+    again = load_classifier(str(tmp_path), LABELS, new_head=False, attention="eager").eval()
+    assert torch.equal(logits_of(again), logits_of(built))
+
+
+@pytest.mark.parametrize("layers", [[], [0, 5], [-1], [1, 1]])
+def test_layers_that_cannot_be_kept_are_refused(layers):
+    with pytest.raises(UserError, match=r"student\.layers=.*layers 0 to 4") as caught:
+        keep_layers(classifier("bert"), layers)
+    assert str(layers) in str(caught.value)
+
+
+@pytest.mark.parametrize("more", [{}, {"num_hidden_layers": 2, "num_hidden_groups": 2},
+                                  {"num_hidden_layers": 1}])  # fmt: skip
+def test_shared_layers_are_refused(more):
+    with pytest.raises(UserError, match="AlbertForSequenceClassification share weights"):
+        keep_layers(classifier("albert", **more), [0])
+
+
+def test_layers_of_different_kinds_are_refused():
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1}
+    config = tr.ModernBertConfig(**{**SIZES, **tokens, "eos_token_id": 2, "sep_token_id": 2})
+    model = tr.AutoModelForSequenceClassification.from_config(config)
+    with pytest.raises(UserError, match="different kinds"):
+        keep_layers(model, [1, 2])
+
+
+# ------------------------------------------------------------------ embeddings and dropout
+
+
+@each_family
+def test_frozen_embeddings_stay_and_all_else_is_trained(family):
+    model = classifier(family)
+    freeze_embeddings(model)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    block = {name for name, _ in model.named_parameters() if ".embeddings." in name}
+    assert frozen == block and any("word_embeddings" in name for name in frozen)
+    model.train()
+    model(**inputs()).logits.square().sum().backward()
+    assert all(p.grad is None for name, p in model.named_parameters() if name in frozen)
+
+
+HALF = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
+
+
+@each_family
+def test_dropout_is_set_everywhere_and_the_configuration_keeps_its_own(family, tmp_path):
+    more = {"dropout": 0.5, "attention_dropout": 0.5} if family == "distilbert" else HALF
+    model = classifier(family, **more)
+    said = model.config.to_dict()
+    wanted = logits_of(model)
+    model.train()
+    assert not torch.equal(logits_of(model), logits_of(model))
+    set_dropout(model, 0.0)
+    assert torch.equal(logits_of(model), wanted)  # in training mode, and nothing is dropped
+    set_dropout(model, 0.7)
+    assert not torch.equal(logits_of(model), logits_of(model))
+    assert model.config.to_dict() == said
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert {name: saved[name] for name in more} == more
+
+
+# ---------------------------------------------------------------------------------- checks
+
+
+def test_labels_must_be_the_tasks():
+    def check(given, labels=LABELS):
+        check_labels("m", tr.BertConfig(id2label=dict(enumerate(given))), labels)
+
+    check(["A", "b", "C"])  # case does not matter
+    check(["LABEL_0", "LABEL_1", "LABEL_2"])  # never named
+    with pytest.raises(UserError, match=r"order b, a, c.*order a, b, c.*task\.labels"):
+        check(["b", "a", "c"])
+    with pytest.raises(UserError, match=r"2 classes apart \(a, b\).* has 3 \(a, b, c\)"):
+        check(["a", "b"])
+    with pytest.raises(UserError, match="order LABEL_1, LABEL_0, LABEL_2"):
+        check(["LABEL_1", "LABEL_0", "LABEL_2"])
+    config = tr.BertConfig(id2label={1: "a", 2: "b", 3: "c"})  # counted from 1, yet in order
+    check_labels("m", config, LABELS)
+
+
+def test_a_vocabulary_must_fit_its_embeddings():
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+    tokenizer = tr.BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+    check_vocabulary("m", tr.BertConfig(vocab_size=6), tokenizer)
+    check_vocabulary("m", tr.BertConfig(vocab_size=8), tokenizer)  # padded rows are usual
+    tokenizer.add_tokens(["new"])
+    with pytest.raises(UserError, match="7 tokens and its embeddings 6 rows"):
+        check_vocabulary("m", tr.BertConfig(vocab_size=6), tokenizer)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_usable_length_is_where_a_model_breaks(family):
+    model = classifier(family)
+    limit = usable_length(model.config)
+    if family == "deberta-v3":
+        assert limit is None  # relative positions alone
+        logits_of(model, length=4 * POSITIONS)
+        return
+    logits_of(model, length=limit)
+    with pytest.raises((IndexError, RuntimeError)):
+        logits_of(model, length=limit + 1)
+
+
+# --------------------------------------------------------------------------------- loading
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A classifier on disk; `edit` changes its config.json."""
+    classifier("bert").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def load(folder, labels=LABELS, **options):
+    return load_classifier(str(folder), labels, **{"new_head": False, **options})
+
+
+def test_a_classifier_is_loaded_as_it_was_saved(folder):
+    model = load(folder).eval()
+    torch.testing.assert_close(logits_of(model), logits_of(classifier("bert")))
+    assert model.config.id2label == dict(enumerate(LABELS))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_a_new_head_depends_on_the_seed_alone(tmp_path):
+    classifier("bert").bert.save_pretrained(tmp_path)
+    heads = []
+    for seed in (3, 3, 4):
+        torch.randn(seed)  # what was drawn before does not matter
+        torch.manual_seed(len(heads))
+        heads.append(load(tmp_path, new_head=True, seed=seed).classifier.weight)
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+
+
+def test_a_head_of_another_size_is_replaced_when_a_new_one_is_asked_for(folder):
+    model = load(folder, labels=["x", "y"], new_head=True)
+    assert model.classifier.weight.shape == (2, 16)
+    whole = classifier("bert").bert.state_dict()
+    assert all(torch.equal(value, whole[name]) for name, value in model.bert.state_dict().items())
+    with pytest.raises(UserError, match=r"classifier\.weight with 2 labels"):
+        load(folder, labels=["x", "y"])
+
+
+@pytest.mark.parametrize("part", ["bert", "whole"])
+def test_a_checkpoint_without_a_head_is_no_classifier(tmp_path, part):
+    model = classifier("bert").bert if part == "bert" else None
+    (model or tr.BertForMaskedLM(config_of("bert"))).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"no weights for .*classifier\.weight.*Fine-tune it"):
+        load(tmp_path)
+    load(tmp_path, new_head=True)
+
+
+@pytest.mark.parametrize("new_head", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"vocab_size": 70}, "word_embeddings"),
+        ({"num_hidden_layers": 7}, r"layer\.5.* and \d+ more"),
+        ({"model_type": "roberta", "architectures": ["RobertaModel"]}, r"roberta\.embeddings"),
+    ],
+)
+def test_weights_of_another_shape_never_leave_random_ones_behind(folder, changes, named, new_head):
+    edit(folder, **changes)
+    with pytest.raises(UserError, match=rf"does not fit its config\.json.*{named}"):
+        load(folder, new_head=new_head)
+
+
+def test_pickled_weights_are_not_read(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    assert has_weights(str(folder))
+    (folder / "model.safetensors").unlink()
+    assert not has_weights(str(folder))
+    with pytest.raises(UserError, match="safetensors"):
+        load(folder)
+
+
+def test_damaged_files_are_refused_in_a_sentence(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:2000])
+    with pytest.raises(UserError, match="weights cannot be loaded"):
+        load(folder)
+    (folder / "config.json").write_text("{")
+    for read in (load_config, load_tokenizer, lambda reference: load(reference)):
+        with pytest.raises(UserError, match="JSON"):
+            read(str(folder))
+
+
+CODE = """
+from pathlib import Path
+Path({marker!r}).touch()
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+class TheirConfig(BertConfig): model_type = "theirs"
+class TheirModel(BertForSequenceClassification): config_class = TheirConfig
+class TheirTokenizer(BertTokenizer): pass
+"""
+
+
+@pytest.mark.parametrize("model_type", ["bert", "theirs"])
+def test_a_models_own_code_never_runs(folder, model_type):
+    marker = folder.parent / "their code ran"
+    (folder / "theirs.py").write_text(CODE.format(marker=str(marker)))
+    names = {"AutoConfig": "TheirConfig", "AutoModelForSequenceClassification": "TheirModel"}
+    auto_map = {kind: f"theirs.{name}" for kind, name in names.items()}
+    edit(folder, model_type=model_type, auto_map=auto_map)
+    tokenizer = {"auto_map": {"AutoTokenizer": ["theirs.TheirTokenizer", None]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    for read in (load_config, load_tokenizer, lambda reference: load(reference)):
+        try:
+            found = read(str(folder))
+        except UserError:
+            continue  # the refusal of a type that only their code knows
+        assert type(found).__module__.startswith("transformers.models.bert")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_configuration_cannot_name_attention_code_from_elsewhere(folder, key):
+    edit(folder, **{key: "someone/attention"})
+    for read in (load_config, lambda reference: load(reference)):
+        with pytest.raises(UserError, match=r"someone/attention.*no code of others"):
+            read(str(folder))
+
+
+# --------------------------------------------------------------------------------- signals
+
+
+def masked_lm(family, **more):
+    torch.manual_seed(0)
+    model = tr.AutoModelForMaskedLM.from_config(config_of(family, **more)).eval()
+    with torch.no_grad():  # biases start at zero and norms at one, which would hide mistakes
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+HEADS = [(family, {}) for family in CONFIGS]
+HEADS += [(family, {"legacy": False}) for family in ("deberta-v2", "deberta-v3")]
+
+
+@pytest.mark.parametrize(("family", "more"), HEADS)
+def test_masked_lm_logits_at_rows_are_those_of_the_whole_model(family, more):
+    model = masked_lm(family, **more)
+    given = inputs()
+    rows = torch.tensor([0, 4, 9, 13, 26])
+    with torch.no_grad():
+        output = model(**given, output_hidden_states=True)
+        signals = read_signals(model, PaddedView(**given, rows=rows), hidden=True)
+    wanted = output.logits.flatten(0, 1)[rows]
+    torch.testing.assert_close(signals.logits, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(signals.hidden, output.hidden_states[-1].flatten(0, 1)[rows])
+
+
+@each_family
+def test_a_classifiers_signals_are_its_logits_and_first_states(family):
+    model = classifier(family)
+    with torch.no_grad():
+        output = model(**inputs(), output_hidden_states=True)
+        signals = read_signals(model, PaddedView(**inputs()), hidden=True)
+    assert torch.equal(signals.logits, output.logits)
+    assert torch.equal(signals.hidden, output.hidden_states[-1][:, 0])
+    assert read_signals(model, PaddedView(**inputs())).hidden is None
+
+
+MOBILE = {"embedding_size": 8, "intra_bottleneck_size": 16, "true_hidden_size": 16}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        tr.BertForNextSentencePrediction(config_of("bert")),
+        tr.BertForPreTraining(config_of("bert")),
+        tr.MobileBertForMaskedLM(tr.MobileBertConfig(**{**SIZES, **MOBILE})),  # a head of two parts
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_a_head_that_is_not_known_is_refused(model):
+    with pytest.raises(TypeError, match=rf"{type(model).__name__} has no masked-LM head"):
+        vocabulary_head(model, torch.zeros(2, 16))

@@ -1,0 +1,191 @@
+"""The built-in recipes: all load, and the thesis's runs end to end with tiny models on the real
+tweets, three teachers with three tokenizers together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from ds_distill.phases.check import check_recipe
+from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe
+
+THESIS = ["tweeteval-emotion", "tweeteval-emotion-large", "emotion", "emotion-large"]
+
+STUDENTS = ["expertise", "average", "random"]
+TEACHERS = ["bert", "roberta", "deberta"]
+
+
+def test_the_recipes_that_users_are_promised_are_there() -> None:
+    assert {"quickstart", *THESIS} <= set(builtin_recipes())
+
+
+@pytest.mark.parametrize("name", builtin_recipes())
+def test_a_builtin_recipe_loads_and_says_what_it_is(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.description
+    written = tmp_path / "again.yaml"
+    written.write_text(dump_recipe(recipe), encoding="utf-8")
+    assert load_recipe(str(written)) == recipe
+
+
+@pytest.mark.parametrize("name", THESIS)
+def test_a_recipe_of_the_thesis_is_as_published(name: str) -> None:
+    recipe = load_recipe(name)
+    large = name.endswith("-large")
+    assert list(recipe.teachers) == TEACHERS
+    assert all(("large" in teacher.model) == large for teacher in recipe.teachers.values())
+    distil = next(phase for phase in recipe.phases if phase.kind == "distil")
+    assert distil.epochs == 7
+    assert distil.start == "fine-tuned-student"
+    assert {routing.policy for routing in distil.routing} == set(STUDENTS)
+    losses = distil.losses
+    assert losses.cross_entropy and losses.kl
+    assert losses.cross_entropy.weight + losses.kl.weight == 1.0  # alpha and 1 - alpha
+    if not large:
+        for phase in recipe.phases:
+            if phase.kind == "fine-tune":
+                assert (phase.learning_rate, phase.batch_size, phase.epochs) == (5e-5, 8, 3)
+
+
+@pytest.fixture(scope="module")
+def models_folder(
+    tiny_models: dict[str, Path], shared_data: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Tiny stand-ins under the names of the hub, the way `models_folder` looks for them."""
+    root = tmp_path_factory.mktemp("hub")
+    for name, tiny in {
+        "google-bert/bert-base-uncased": "bert",
+        "google-bert/bert-large-uncased": "bert",
+        "FacebookAI/roberta-base": "roberta",
+        "roberta-large": "roberta",  # the name without its organisation is found, too
+        "microsoft/deberta-v3-base": "deberta",
+        "microsoft/deberta-v3-large": "deberta",
+    }.items():
+        place = root / name
+        place.parent.mkdir(exist_ok=True)
+        place.symlink_to(tiny_models[tiny], target_is_directory=True)
+    make_tiny_distilbert(root / "distilbert" / "distilbert-base-uncased", tiny_models["bert"])
+    return root
+
+
+def make_tiny_distilbert(folder: Path, bert: Path) -> None:
+    from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
+
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    config = DistilBertConfig(
+        vocab_size=len(tokenizer), dim=32, n_layers=2, n_heads=2, hidden_dim=64
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        DistilBertModel(config).save_pretrained(folder)
+    for file in bert.glob("*token*"):
+        shutil.copy(file, folder)
+
+
+@pytest.mark.parametrize("name", THESIS)
+def test_local_models_take_the_place_of_the_hubs(name: str, models_folder: Path) -> None:
+    overrides = [f"models_folder={models_folder}"]
+    check_recipe(load_recipe(name, overrides))
+
+
+# ------------------------------------------------------------------------------- end to end
+
+
+@pytest.fixture(scope="module")
+def runs(
+    ds_distill: Any,
+    models_folder: Path,
+    shared_data: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """Folders of tweeteval-emotion run with cached and with live teachers, a small share of the
+    tweets and one epoch per phase."""
+    root = tmp_path_factory.mktemp("runs")
+    folders = {}
+    for teachers in ("cached", "live"):
+        done = ds_distill(
+            "run",
+            "tweeteval-emotion",
+            f"task.data.path={shared_data / 'tweeteval_emotion'}",
+            "task.data.config=null",
+            "task.data.per_class={train: 16, validation: 8, test: 20}",
+            f"models_folder={models_folder}",
+            "phases.teach.epochs=1",
+            "phases.control.epochs=1",
+            "phases.distil.epochs=1",
+            f"phases.distil.teachers={teachers}",
+            "logging.every=1",
+            "--folder",
+            root / teachers,
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+        folders[teachers] = root / teachers
+    return folders
+
+
+@pytest.mark.parametrize("teachers", ["cached", "live"])
+def test_the_thesis_runs_on_real_tweets(runs: dict[str, Path], teachers: str) -> None:
+    folder = runs[teachers]
+    results = json.loads((folder / "results.json").read_text())
+    models = results["phases"][-1]["models"]
+    roles = {name: model["role"] for name, model in models.items()}
+    assert roles == {
+        **dict.fromkeys(TEACHERS, "teacher"),
+        "fine-tuned-student": "control",
+        **dict.fromkeys(STUDENTS, "student"),
+    }
+    labels = ["anger", "joy", "optimism", "sadness"]
+    assert all(list(model["per_class"]) == labels for model in models.values())
+    assert all(model["examples"] == 80 for model in models.values())
+    assert results["student"] in STUDENTS
+    assert (folder / "report.html").stat().st_size > 0
+
+
+def test_each_teacher_read_the_tweets_in_its_own_tokens(runs: dict[str, Path]) -> None:
+    tables = list((runs["cached"] / "data" / "train").glob("tokens-*.arrow"))
+    # BERT's is the student's, too: DistilBERT has the same vocabulary.
+    assert len(tables) == 3
+
+
+def test_live_and_cached_teachers_give_the_same_losses(runs: dict[str, Path]) -> None:
+    """The cache rounds logits to fp16: 1e-3 relative."""
+    cached, live = distil_losses(runs["cached"]), distil_losses(runs["live"])
+    assert len(cached) == 3 * 8  # students, steps: 64 tweets in batches of 8
+    assert cached.keys() == live.keys()
+    for step, loss in cached.items():
+        assert loss == pytest.approx(live[step], rel=1e-3), step
+
+
+def distil_losses(folder: Path) -> dict[tuple[str, int], float]:
+    events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {
+        (event["phase"], event["step"]): event["loss"]
+        for event in events
+        if event["event"] == "train" and event["phase"] in STUDENTS
+    }
+
+
+def test_the_shipped_student_loads_and_answers(runs: dict[str, Path]) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = runs["cached"] / "student"
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert type(model).__name__ == "DistilBertForSequenceClassification"
+    assert model.config.id2label == {0: "anger", 1: "joy", 2: "optimism", 3: "sadness"}
+    logits = model(**tokenizer("so happy to be here", return_tensors="pt")).logits
+    assert logits.shape == (1, 4)
+    assert torch.isfinite(logits).all()
+
+
+def test_the_run_keeps_the_recipe_that_it_ran(runs: dict[str, Path]) -> None:
+    written = yaml.safe_load((runs["live"] / "recipe.yaml").read_text())
+    recipe = Recipe.model_validate(written)
+    assert recipe.phases[4].kind == "distil" and recipe.phases[4].teachers == "live"
