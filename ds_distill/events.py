@@ -167,9 +167,10 @@ class RunLog:
 def _start_wandb(folder: Path, recipe: Recipe) -> Any:
     """A wandb run in the run's folder; a resumed run goes on in the same one."""
     import wandb
+    from wandb.util import generate_id
 
     identity = folder / "wandb" / "id.txt"
-    known = identity.read_text(encoding="utf-8") if identity.is_file() else wandb.util.generate_id()
+    known = identity.read_text(encoding="utf-8") if identity.is_file() else generate_id()
     write_text(identity, known)
     return wandb.init(
         project=recipe.logging.wandb,

@@ -163,8 +163,13 @@ def toy_task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_toy_task(tmp_path_factory.mktemp("task") / "toy")
 
 
-def toy_settings(task: Path, model: Path) -> dict[str, Any]:
-    """The toy recipe as data: two experts, two students, seconds on one core."""
+@pytest.fixture(scope="session")
+def toy_settings(toy_task: Path, tiny_models: dict[str, Path]) -> dict[str, Any]:
+    """The toy recipe as data: two experts, two students, seconds on one core. Copy, then change."""
+    return toy_recipe_data(toy_task, tiny_models["toy"])
+
+
+def toy_recipe_data(task: Path, model: Path) -> dict[str, Any]:
     return {
         "name": "toy",
         "description": "Two experts and two students of a toy task.",
@@ -204,26 +209,22 @@ def toy_settings(task: Path, model: Path) -> dict[str, Any]:
     }
 
 
-def write_recipe(path: Path, settings: dict[str, Any]) -> Path:
+@pytest.fixture
+def toy_recipe(tmp_path: Path, toy_settings: dict[str, Any]) -> Path:
+    """A recipe file for the toy task: fine-tune, expertise, cache, distil, evaluate."""
     import yaml
 
-    path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(toy_settings, sort_keys=False), encoding="utf-8")
     return path
-
-
-@pytest.fixture
-def toy_recipe(tmp_path: Path, toy_task: Path, tiny_models: dict[str, Path]) -> Path:
-    """A recipe file for the toy task: fine-tune, expertise, cache, distil, evaluate."""
-    return write_recipe(tmp_path / "toy.yaml", toy_settings(toy_task, tiny_models["toy"]))
 
 
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def ds_distill(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
+def ds_distill(command_environment: dict[str, str]) -> CommandLine:
     """Run `ds-distill` in a process of its own, with captured output."""
-    environment = command_environment(tmp_path_factory.mktemp("datasets-cache"))
 
     def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         extra = options.pop("env", {})
@@ -231,14 +232,15 @@ def ds_distill(tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
             [sys.executable, "-m", "ds_distill", *map(str, arguments)],
             capture_output=True,
             text=True,
-            env={**environment, **extra},
+            env={**command_environment, **extra},
             **{"timeout": 300, **options},
         )
 
     return run
 
 
-def command_environment(cache: Path) -> dict[str, str]:
+@pytest.fixture(scope="session")
+def command_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process under test: CPU, one thread, its own cache of data, and no
     word of a process group that another test is part of."""
     group = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -247,7 +249,7 @@ def command_environment(cache: Path) -> dict[str, str]:
         **inherited,
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
-        "HF_DATASETS_CACHE": str(cache),
+        "HF_DATASETS_CACHE": str(tmp_path_factory.mktemp("datasets-cache")),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }

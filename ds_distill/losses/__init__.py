@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ds_distill.losses.hidden import HiddenMSE
 from ds_distill.losses.logits import KL, CrossEntropy, LogitMSE
 from ds_distill.losses.term import Term
-from ds_distill.recipe.schema import Losses
+from ds_distill.recipe.phases import Losses
 
 __all__ = ["KL", "CrossEntropy", "HiddenMSE", "LogitMSE", "Term", "build_terms"]
 

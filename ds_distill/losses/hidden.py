@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ds_distill.losses.term import Term
-from ds_distill.recipe.schema import HiddenMSELoss
+from ds_distill.recipe.phases import HiddenMSELoss
 from ds_distill.routing import Routed
 from ds_distill.types import Batch, Signals
 

@@ -19,7 +19,7 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import load_config
 from ds_distill.phases.asking import ask_all
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.schema import Cache, Expertise
+from ds_distill.recipe.phases import Cache, Expertise
 from ds_distill.routing import ExpertiseTable
 
 

@@ -21,17 +21,9 @@ from ds_distill.models.load import (
     usable_length,
 )
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import Cache, Distil, Evaluate, Expertise, FineTune, Training
 from ds_distill.recipe.references import resolve_model
-from ds_distill.recipe.schema import (
-    Cache,
-    Distil,
-    Evaluate,
-    Expertise,
-    FineTune,
-    Student,
-    Teacher,
-    Training,
-)
+from ds_distill.recipe.schema import Student, Teacher
 
 
 def check_recipe(recipe: Recipe, num_ranks: int = 1) -> None:

@@ -18,7 +18,7 @@ from ds_distill.phases.ask_teachers import checked_cache
 from ds_distill.phases.fine_tune import validation_of
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.phases.training import Job, train
-from ds_distill.recipe.schema import Distil
+from ds_distill.recipe.phases import Distil
 from ds_distill.routing import ExpertiseTable, Router
 from ds_distill.types import Signals
 

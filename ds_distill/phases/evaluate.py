@@ -9,7 +9,8 @@ import numpy as np
 from ds_distill.evaluation.metrics import classification_report, paired_interval
 from ds_distill.phases.ask_teachers import ask_models
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.schema import Distil, Evaluate, FineTune, Recipe
+from ds_distill.recipe.phases import Distil, Evaluate, FineTune
+from ds_distill.recipe.schema import Recipe
 
 
 def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:

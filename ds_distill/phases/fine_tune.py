@@ -14,7 +14,7 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import freeze_embeddings, set_dropout
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.phases.training import Job, train
-from ds_distill.recipe.schema import CrossEntropyLoss, FineTune, Losses
+from ds_distill.recipe.phases import CrossEntropyLoss, FineTune, Losses
 
 
 def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.phases.run import Run
-from ds_distill.recipe.schema import Distil
+from ds_distill.recipe.phases import Distil
+from ds_distill.reporting.model_card import model_card
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.verdict import verdict
 
@@ -19,10 +20,6 @@ def publish(run: Run) -> None:
         read_json(folder.record(number, name)) for number, name in enumerate(recipe.phase_names())
     ]
     chosen = choose_student(recipe.phases, records)
-    if chosen is not None:
-        number, output = chosen
-        with new_folder(folder.student) as aside:
-            shutil.copytree(folder.model(number, output), aside, dirs_exist_ok=True)
     results: dict[str, Any] = {
         "run": recipe.name,
         "description": recipe.description,
@@ -32,6 +29,11 @@ def publish(run: Run) -> None:
         "environment": read_json(folder.path / "environment.json"),
     }
     results["verdict"] = verdict(results)
+    if chosen is not None:
+        number, output = chosen
+        with new_folder(folder.student) as aside:
+            shutil.copytree(folder.model(number, output), aside, dirs_exist_ok=True)
+            write_text(aside / "README.md", model_card(recipe, results))
     write_json(folder.results, results)
     write_text(folder.path / "report.html", render_report(results))
     run.log.say(results["verdict"])

@@ -20,8 +20,9 @@ from ds_distill.files import new_folder
 from ds_distill.models.load import load_classifier, load_tokenizer
 from ds_distill.phases.folder import RunFolder
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import resolve_model
-from ds_distill.recipe.schema import Teacher, Training
+from ds_distill.recipe.schema import Teacher
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.phases.asking import ask_all
 from ds_distill.phases.checkpoints import Checkpoints
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.schema import Training
+from ds_distill.recipe.phases import Training
 from ds_distill.types import Batch
 
 WARM_UP_STEPS = 5

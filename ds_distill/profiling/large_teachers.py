@@ -34,7 +34,7 @@ from ds_distill.environment import describe_environment
 from ds_distill.files import write_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.schema import Losses, Routing, Training
+from ds_distill.recipe.phases import Losses, Routing, Training
 from ds_distill.routing import Router
 from ds_distill.types import Batch, PaddedView
 

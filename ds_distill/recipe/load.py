@@ -293,7 +293,8 @@ def _error_lines(tree: _Tree, error: Any, shared: Mapping[Any, Any]) -> list[str
     at: Location = tuple(error["loc"])
 
     def inherited(key: Location) -> bool:
-        return key[:1] == ("phases",) and key[3:4] and key[3] in shared and key not in tree.places
+        in_phase = key[:1] == ("phases",) and len(key) > 3
+        return in_phase and key[3] in shared and key not in tree.places
 
     if error["type"] == "unknown_keys":
         lines = []

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import xxhash
 
 from ds_distill.data.keys import uniform
-from ds_distill.recipe.schema import Routing
+from ds_distill.recipe.phases import Routing
 from ds_distill.routing.expertise import ExpertiseTable
 
 TEACHER_CHOICE = 101

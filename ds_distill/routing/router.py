@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ds_distill.recipe.schema import Routing
+from ds_distill.recipe.phases import Routing
 from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.policies import POLICIES, Question, Routed
 from ds_distill.types import Batch, Signals

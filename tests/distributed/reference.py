@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 
 from ds_distill.data.masking import Masking, mask_view
 from ds_distill.losses import Term, build_terms
-from ds_distill.recipe.schema import Losses
+from ds_distill.recipe.phases import Losses
 from ds_distill.types import Batch, PaddedView
 
 CLASSES, VOCABULARY = 4, 300
@@ -196,7 +196,7 @@ def plain_loop(
         batches = step_batches(task, kind, step, folder)
         parts = _losses(task, policy, student, teachers, projections, batches, folder)
         loss = torch.stack(list(parts.values())).sum()
-        losses.append({"loss": float(loss), **{name: float(part) for name, part in parts.items()}})
+        losses.append({name: part.item() for name, part in {"loss": loss, **parts}.items()})
         optimizer.zero_grad()
         loss.backward()
         if step == 0:

@@ -26,12 +26,12 @@ from reference import (
 )
 from safetensors.torch import save_file
 
-from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.config import deepspeed_config, zero_stage
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.placement import held_bytes, sharded_loading
 from ds_distill.engine.world import World
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.schema import Routing, Training
+from ds_distill.recipe.phases import Routing, Training
 from ds_distill.routing import ExpertiseTable, Router
 
 world = World.start()
@@ -45,6 +45,9 @@ def build(task: str, folder: Path, config: dict[str, Any], policy: str) -> Bundl
             name: type(student).from_pretrained(folder / task / name)
             for name in teacher_names(task)
         }
+    # Sharded from the first moment, not when the engine starts.
+    loaded = [p for teacher in teachers.values() for p in teacher.parameters()]
+    assert all(hasattr(p, "ds_tensor") == (zero_stage(config) == 3) for p in loaded)
     widths = {name: teacher.config.hidden_size for name, teacher in teachers.items()}
     terms = make_terms(task, student.config.hidden_size, widths)
     router = None

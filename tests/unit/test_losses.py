@@ -9,7 +9,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.encoder import read_signals
-from ds_distill.recipe.schema import Losses, Routing
+from ds_distill.recipe.phases import Losses, Routing
 from ds_distill.routing import Routed, Router
 from ds_distill.types import Batch, PaddedView, Signals
 

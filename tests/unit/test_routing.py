@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ds_distill.data.keys import content_keys
 from ds_distill.losses import KL
-from ds_distill.recipe.schema import KLLoss, Routing
+from ds_distill.recipe.phases import KLLoss, Routing
 from ds_distill.routing import POLICIES, ExpertiseTable, Router
 from ds_distill.types import Batch, Signals
 

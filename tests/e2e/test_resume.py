@@ -1,0 +1,299 @@
+"""A run that is killed and resumed ends with the same weights, bit for bit, as one left alone."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from ds_distill.files import read_json
+
+RESULTS = Path(__file__).parents[1] / "results" / "resume-kills.json"
+SETTINGS = [
+    "training.dropout=0.2",
+    "training.save_every=4",
+    "logging.every=1",
+]
+"""Dropout needs the generators' state; checkpoints also fall inside epochs."""
+
+Moment = Callable[[Path], bool]
+"""Whether to kill now, given the run's folder."""
+
+
+class Runs:
+    """Starts runs of one recipe, alone or on two ranks, and kills them."""
+
+    def __init__(self, recipe: Path, environment: dict[str, str], ranks: int | None) -> None:
+        self.arguments = ["launch" if ranks else "run", str(recipe), *SETTINGS]
+        self.arguments += ["--num-gpus", str(ranks)] if ranks else []
+        self.environment = environment
+
+    def start(self, folder: Path, resume: bool) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "ds_distill", *self.arguments, "--folder", str(folder)]
+        return subprocess.Popen(
+            [*command, "--resume"] if resume else command,
+            env=self.environment,
+            cwd=folder.parent,
+            start_new_session=True,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def finish(self, folder: Path, resume: bool = False) -> None:
+        process = self.start(folder, resume)
+        output, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, output
+
+    def kill(self, folder: Path, moment: Moment, resume: bool) -> bool:
+        """Start or resume a run and kill all its processes at a moment; False if it ended first."""
+        process = self.start(folder, resume)
+        try:
+            while process.poll() is None:
+                if moment(folder):
+                    return True
+                time.sleep(0.0005)
+            assert process.returncode == 0, process.communicate()[0]
+            return False
+        finally:
+            kill_all(process)
+
+
+def kill_all(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to a process and all below it, also where the launcher made groups of its own."""
+    if process.poll() is None:
+        everyone = [*psutil.Process(process.pid).children(recursive=True), process]
+        for one in everyone:
+            try:
+                os.kill(one.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+    process.communicate()
+
+
+# ----------------------------------------------------------------------------------- moments
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    found = []
+    file = folder / "metrics.jsonl"
+    for line in file.read_text().splitlines() if file.is_file() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:  # being written
+            pass
+    return found
+
+
+def after_steps(count: int, delay: float) -> Moment:
+    """Some milliseconds after `count` more optimizer steps than the folder knew at first."""
+    sizes: list[int] = []
+
+    def now(folder: Path) -> bool:
+        file = folder / "metrics.jsonl"
+        size = file.stat().st_size if file.is_file() else 0
+        if not sizes or size < sizes[-1]:  # the resumed run dropped events after its checkpoint
+            sizes[:] = [size, steps(folder)]
+        if size == sizes[0] or steps(folder) < sizes[1] + count:
+            return False
+        time.sleep(delay)
+        return True
+
+    return now
+
+
+def steps(folder: Path) -> int:
+    return sum(event["event"] == "train" for event in events(folder))
+
+
+def writing_a_checkpoint(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("*/.step-*.tmp"))
+
+
+def end_of_a_phase(folder: Path) -> Moment:
+    """As soon as one more phase has left its record."""
+    before = len(records(folder))
+    return lambda folder: len(records(folder)) > before
+
+
+def records(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "phases").glob("*.json"))
+
+
+def is_between_phases(folder: Path) -> bool:
+    """No event of a phase after the last that has its record."""
+    done = len(records(folder))
+    return done > 0 and all(event["number"] < done for event in events(folder))
+
+
+# ---------------------------------------------------------------------------------- what counts
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Every weights file that a run leaves."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for part in ("models", "student", "cache")
+        for path in sorted((folder / part).rglob("*"))
+        if path.suffix in (".safetensors", ".arrow")
+    }
+
+
+def curves(folder: Path) -> list[tuple[Any, ...]]:
+    return [
+        (event["number"], event["phase"], event["step"], event["loss"], event["learning_rate"])
+        for event in events(folder)
+        if event["event"] == "train"
+    ]
+
+
+def others(folder: Path) -> list[tuple[Any, ...]]:
+    """The other events, but for what the clock says."""
+    names = ("step", "epoch", "accuracy", "model", "padding_share")
+    return [
+        (event["event"], event["number"], event["phase"], *(event.get(name) for name in names))
+        for event in events(folder)
+        if event["event"] != "train"
+    ]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def check_same(folder: Path, whole: Path) -> None:
+    assert len(digests(whole)) == 5 + 2  # two teachers, two students, the shipped one; the cache
+    assert digests(folder) == digests(whole)
+    assert curves(folder) == curves(whole)
+    assert others(folder) == others(whole)
+    assert files(folder) == files(whole), "a kill left something behind"
+    scores = [
+        {name: model["accuracy"] for name, model in phase["models"].items()}
+        for run in (folder, whole)
+        for phase in read_json(run / "results.json")["phases"]
+        if "models" in phase
+    ]
+    assert scores[0] == scores[1]
+
+
+# -------------------------------------------------------------------------------------- the tests
+
+
+@pytest.fixture(scope="module")
+def make_runs(
+    tmp_path_factory: pytest.TempPathFactory,
+    toy_settings: dict[str, Any],
+    command_environment: dict[str, str],
+) -> Callable[[int | None], Runs]:
+    recipe = tmp_path_factory.mktemp("recipe") / "toy.yaml"
+    recipe.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+    return lambda ranks: Runs(recipe, command_environment, ranks)
+
+
+@pytest.fixture(scope="module")
+def whole(make_runs: Callable[..., Runs], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    make_runs(None).finish(folder)
+    assert len(curves(folder)) == len(set(curves(folder))) > 200
+    return folder
+
+
+def kill_series(runs: Runs, folder: Path, kinds: list[str], total: int, seed: int) -> list[str]:
+    """Kill a run at one moment after the other; returns those that were hit."""
+    draw = random.Random(seed)
+    hit: list[str] = []
+    share = total // (len(kinds) + 1)
+    for kind in kinds:
+        for _ in range(5):  # a write of milliseconds can be missed
+            moment: Moment = {
+                "checkpoint": lambda folder: writing_a_checkpoint(folder),
+                "phase": end_of_a_phase(folder),
+                "random": after_steps(draw.randint(1, share), draw.uniform(0, 0.03)),
+            }[kind]
+            assert runs.kill(folder, moment, resume=folder.exists()), "the run ended too early"
+            if kind == "checkpoint" and not writing_a_checkpoint(folder):
+                continue
+            if kind == "phase" and not is_between_phases(folder):
+                continue
+            break
+        else:
+            pytest.fail(f"no kill hit: {kind}")
+        hit.append(f"{kind}, {len(records(folder))} phases done, {steps(folder)} steps logged")
+    return hit
+
+
+def test_three_kills_change_nothing(make_runs, whole, tmp_path):
+    runs, folder = make_runs(None), tmp_path / "run"
+    kill_series(runs, folder, ["checkpoint", "phase", "random"], len(curves(whole)), seed=1)
+    runs.finish(folder, resume=True)
+    check_same(folder, whole)
+
+
+def test_a_finished_run_may_be_resumed(make_runs, whole):
+    before = digests(whole), curves(whole), files(whole)
+    make_runs(None).finish(whole, resume=True)
+    assert (digests(whole), curves(whole), files(whole)) == before
+
+
+@pytest.mark.slow
+def test_ten_kills_change_nothing(make_runs, whole, tmp_path):
+    runs, folder = make_runs(None), tmp_path / "run"
+    seed = int(os.environ.get("DS_DISTILL_SEED", time.time_ns() % 10**6))
+    kinds = ["random"] * 7 + ["checkpoint"] * 2 + ["phase"]
+    random.Random(seed).shuffle(kinds)
+    hit = kill_series(runs, folder, kinds, len(curves(whole)), seed)
+    runs.finish(folder, resume=True)
+    check_same(folder, whole)
+    write_results("one process", seed, hit)
+
+
+@pytest.mark.slow
+def test_two_ranks_killed_once(make_runs, tmp_path):
+    runs = make_runs(2)
+    (tmp_path / "whole").mkdir()
+    runs.finish(tmp_path / "whole" / "run")
+    folder = tmp_path / "run"
+    hit = kill_series(runs, folder, ["random"], len(curves(tmp_path / "whole" / "run")), seed=2)
+    runs.finish(folder, resume=True)
+    check_same(folder, tmp_path / "whole" / "run")
+    write_results("two ranks", 2, hit)
+
+
+def write_results(series: str, seed: int, hit: list[str]) -> None:
+    if os.environ.get("DS_DISTILL_WRITE_RESULTS") != "1":
+        return
+    known = read_json(RESULTS) if RESULTS.is_file() else {}
+    known[series] = {
+        "date": datetime.date.today().isoformat(),
+        "command": "DS_DISTILL_WRITE_RESULTS=1 pytest tests/e2e/test_resume.py",
+        "kills": len(hit),
+        "moments": hit,
+        "seed": seed,
+        "outcome": "weights, losses and files equal to the uninterrupted run's",
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {
+            name: importlib.metadata.version(name)
+            for name in ("torch", "deepspeed", "transformers", "datasets")
+        },
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(known, indent=2) + "\n")

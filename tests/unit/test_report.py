@@ -1,0 +1,237 @@
+"""The page and the sentence about a run."""
+
+import html.parser
+import re
+
+import numpy as np
+import pytest
+
+from ds_distill.evaluation.metrics import paired_interval
+from ds_distill.reporting.report import render_report
+from ds_distill.reporting.verdict import verdict
+
+CLASSES = ["red", "green"]
+ENVIRONMENT = {
+    "ranks": 2,
+    "gpus": [],
+    "processor": "A processor",
+    "cores": 2,
+    "packages": {"torch": "2.13", "deepspeed": "0.19", "transformers": "5.23"},
+}
+SIZE = 2000
+
+
+def make_results(models, shipped="average", evaluated=True, labels=CLASSES, description="Words."):
+    """models: {name: (role, accuracy)}."""
+    reports = {
+        name: {
+            "role": role,
+            "examples": SIZE,
+            "accuracy": accuracy,
+            "macro_f1": accuracy - 0.01,
+            "per_class": {label: accuracy for label in labels},
+            "confusion": [[0] * len(labels)] * len(labels),
+        }
+        for name, (role, accuracy) in models.items()
+    }
+    comparisons = [
+        {
+            "student": student,
+            "other": other,
+            "difference": accuracy - models[other][1],
+            "interval": [accuracy - models[other][1] - 0.02, accuracy - models[other][1] + 0.02],
+        }
+        for student, (role, accuracy) in models.items()
+        if role == "student"
+        for other in models
+        if models[other][0] != "student"
+    ]
+    evaluation = {"models": reports, "comparisons": comparisons, "split": "test"}
+    phases = [{"phase": "distil", "kind": "distil", "seconds": 12.34}]
+    if evaluated:
+        phases.append({"phase": "evaluate", "kind": "evaluate", "seconds": 1.0, **evaluation})
+    results = {
+        "run": "a-run",
+        "description": description,
+        "student": shipped,
+        "seconds": 13.3,
+        "phases": phases,
+        "environment": ENVIRONMENT,
+    }
+    return {**results, "verdict": verdict(results)}
+
+
+class Page(html.parser.HTMLParser):
+    """Text and tags; every tag that is opened is closed."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.tags, self.text, self._open = [], "", []
+        self.feed(source)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open[-1:] != ["style"]:
+            self.text += data
+
+
+def page_of(*args, **options):
+    return Page(render_report(make_results(*args, **options)))
+
+
+ONE_OF_EACH = {
+    "first": ("teacher", 0.6),
+    "second": ("teacher", 0.5),
+    "average": ("student", 0.7),
+    "few": ("control", 0.55),
+}
+
+
+# ------------------------------------------------------------------------------ sentence
+
+
+@pytest.mark.parametrize(
+    ("teachers", "controls", "ending"),
+    [
+        ([0.6], [], ", better than the teacher (t0 60.0%)."),
+        ([0.6, 0.5], [], ", better than both teachers (t0 60.0%, t1 50.0%)."),
+        ([0.6, 0.5, 0.4], [], ", better than all 3 teachers (t0 60.0%, t1 50.0%, t2 40.0%)."),
+        ([0.8], [], ", worse than the teacher (t0 80.0%)."),
+        ([0.8, 0.9], [], ", worse than both teachers (t0 80.0%, t1 90.0%)."),
+        ([0.7], [], ", level with the teacher (t0 70.0%)."),
+        ([0.69, 0.71], [], ", level with both teachers (t0 69.0%, t1 71.0%)."),
+        (
+            [0.6, 0.8],
+            [],
+            ", better than the teacher t0 (60.0%) and worse than the teacher t1 (80.0%).",
+        ),
+        (
+            [0.7, 0.6, 0.5],
+            [],
+            ", better than the teachers t1 (60.0%) and t2 (50.0%) and level with the teacher t0 "
+            "(70.0%).",
+        ),
+        (
+            [0.6, 0.5],
+            [0.55],
+            ", better than both teachers (t0 60.0%, t1 50.0%) and better than the student without "
+            "teachers (c0 55.0%).",
+        ),
+        (
+            [0.8],
+            [0.7, 0.71],
+            ", worse than the teacher (t0 80.0%) and level with both students without teachers "
+            "(c0 70.0%, c1 71.0%).",
+        ),
+        ([], [0.9], ", worse than the student without teachers (c0 90.0%)."),
+        ([], [], "."),
+    ],
+)
+def test_the_verdict_is_a_sentence_with_the_numbers(teachers, controls, ending):
+    models = {f"t{i}": ("teacher", accuracy) for i, accuracy in enumerate(teachers)}
+    models["average"] = ("student", 0.7)
+    models |= {f"c{i}": ("control", accuracy) for i, accuracy in enumerate(controls)}
+    said = make_results(models)["verdict"]
+    assert said == f"The student `average` is right on 70.0% of 2,000 examples of test{ending}"
+
+
+def test_the_verdict_without_a_student_or_an_evaluation():
+    assert make_results(ONE_OF_EACH, shipped=None)["verdict"] == "No student was trained."
+    wanted = (
+        "The student is `average`. No evaluate phase comes after it, so its accuracy was not "
+        "measured."
+    )
+    assert make_results(ONE_OF_EACH, evaluated=False)["verdict"] == wanted
+    assert make_results({"first": ("teacher", 0.6)})["verdict"] == wanted
+
+
+def test_a_student_trained_on_labels_alone_is_not_compared_with_itself():
+    said = make_results({"student": ("control", 0.7), "t": ("teacher", 0.6)}, "student")["verdict"]
+    assert said == "The student `student` is right on 70.0% of 2,000 examples of test."
+
+
+def test_better_means_that_the_interval_leaves_out_zero():
+    # One example more of 2,000 is no difference; a hundred more are.
+    other = np.arange(SIZE) < 1000
+    for more, outcome in ((1, "level with"), (100, "better than"), (-100, "worse than")):
+        results = make_results({"t": ("teacher", 0.5), "average": ("student", 0.5 + more / SIZE)})
+        own = np.arange(SIZE) < 1000 + more
+        [row] = results["phases"][-1]["comparisons"]
+        row["interval"] = list(paired_interval(own, other))
+        assert outcome in verdict(results)
+
+
+# ---------------------------------------------------------------------------------- page
+
+
+@pytest.mark.parametrize("students", [1, 2, 3, 4])
+@pytest.mark.parametrize("controls", [0, 1])
+def test_a_page_shows_every_model(students, controls):
+    names = ["average", "expertise", "random", "ca-mkd"][:students]
+    models = {"first": ("teacher", 0.6), **{name: ("student", 0.7) for name in names}}
+    models |= {f"control-{i}": ("control", 0.5) for i in range(controls)}
+    page = page_of(models)
+    for name in models:
+        assert page.text.count(name) >= 3  # accuracy, per class, comparisons
+    assert page.text.count("(shipped)") == 1
+    for text in ("70.0%", "0.690", "red", "green", "+10.0 points", "+8.0 to +12.0", "12.3"):
+        assert text in page.text
+    assert page.tags.count("table") == 4
+
+
+def test_a_page_without_an_evaluation_says_what_was_done():
+    page = page_of(ONE_OF_EACH, evaluated=False)
+    assert "No evaluate phase" in page.text and "distil" in page.text
+    assert page.tags.count("table") == 1
+
+
+def test_a_page_without_students_or_others():
+    assert "No student was trained." in page_of({}, shipped=None, evaluated=False).text
+    assert page_of({"average": ("student", 0.7)}).tags.count("table") == 3  # nothing to compare
+
+
+def test_a_class_without_examples_is_named_as_one():
+    results = make_results(ONE_OF_EACH)
+    for model in results["phases"][-1]["models"].values():
+        model["per_class"]["green"] = None
+    assert Page(render_report(results)).text.count("no examples") == len(ONE_OF_EACH)
+
+
+def test_names_are_escaped():
+    bad = '<script>alert("1")</script>&amp;'
+    models = {bad: ("teacher", 0.6), "average": ("student", 0.7)}
+    results = make_results(models, labels=[bad, "b"], description=bad)
+    results["run"] = bad
+    results["environment"] = {**ENVIRONMENT, "processor": bad}
+    source = render_report(results)
+    page = Page(source)
+    assert "<script" not in source and "script" not in page.tags
+    assert page.text.count(bad) >= 7  # shown as it was written
+
+
+def test_names_that_are_also_methods_of_a_dictionary():
+    models = {name: ("teacher", 0.5) for name in ("items", "values", "first")}
+    page = page_of({**models, "average": ("student", 0.7)}, labels=["values", "items", "keys"])
+    assert page.text.count("items") >= 4
+
+
+def test_a_difference_has_a_sign_and_nothing_is_not_negative():
+    results = make_results({"t": ("teacher", 0.70001), "average": ("student", 0.7)})
+    text = Page(render_report(results)).text
+    assert "+0.0 points" in text and "−2.0 to +2.0" in text
+
+
+def test_a_page_needs_nothing_from_elsewhere():
+    source = render_report(make_results(ONE_OF_EACH))
+    assert not re.search(r"(src|href)\s*=|url\(|@import|https?://", source)
+    assert "default-src 'none'" in source
+    assert "<code>average</code>" in source

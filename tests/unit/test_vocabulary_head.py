@@ -1,0 +1,52 @@
+"""A masked-LM's KL goes through linear_kl: the same loss, and no logits of either model."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ds_distill.losses import KL
+from ds_distill.recipe.phases import KLLoss
+from ds_distill.types import Batch, Signals, VocabularyHead
+
+ROWS, VOCABULARY = 7, 50
+
+
+def head(width: int, seed: int, *, trained: bool) -> VocabularyHead:
+    torch.manual_seed(seed)
+    decoder = nn.Linear(width, VOCABULARY).requires_grad_(trained)
+    return VocabularyHead(torch.randn(ROWS, width, requires_grad=trained), decoder, decoder)
+
+
+def batch() -> Batch:
+    counted = torch.arange(ROWS) != 2
+    return Batch(
+        keys=torch.zeros(ROWS, 2, dtype=torch.int64),
+        views={},
+        labels=torch.zeros(ROWS, dtype=torch.int64),
+        row_sets={"all": counted, "labelled": counted},
+    )
+
+
+def test_the_same_loss_and_gradients_without_logits() -> None:
+    term = KL(KLLoss(temperature=2.0, weight=0.5))
+    results = []
+    for linear in (True, False):
+        student, teacher = head(8, 0, trained=True), head(16, 1, trained=False)
+        said = Signals(student if linear else student.logits())
+        taught = Signals(teacher if linear else teacher.logits())
+        losses = term(said, {"only": taught}, None, batch())
+        losses.sum().backward()
+        if linear:
+            assert said._logits is None and taught._logits is None
+        assert losses[2] == 0.0
+        gradients = [student.features.grad, student.weight.grad, student.bias.grad]
+        results.append((losses, *gradients))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_logits_are_made_once_when_a_term_asks() -> None:
+    signals = Signals(head(8, 0, trained=True))
+    assert signals.logits is signals.logits
+    assert signals.logits.shape == (ROWS, VOCABULARY)
