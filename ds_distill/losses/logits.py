@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from ds_distill.losses.term import Term, routed_loss
 from ds_distill.recipe.phases import CrossEntropyLoss, KLLoss, LogitMSELoss
 from ds_distill.routing import Routed
 from ds_distill.types import Batch, Signals, VocabularyHead
-from ds_kernels import linear_kl, masked_kl
+from ds_kernels import linear_kl, linear_mse, masked_kl
 
 
 class CrossEntropy(Term):
@@ -57,10 +57,9 @@ class KL(Term):
             "tolerance": self._settings.tolerance,
             "reduction": "none",
         }
-        if routed is None and student.head is not None:
-            [teacher] = teachers.values()
-            if teacher.head is not None:
-                return _linear_kl(student.head, teacher.head, mask, options)
+        heads = _vocabulary_heads(student, teachers, routed)
+        if heads is not None:
+            return _linear(linear_kl, *heads, mask, options)
 
         def loss(target: torch.Tensor) -> torch.Tensor:
             return masked_kl(student.logits, target, mask, **options)
@@ -68,12 +67,26 @@ class KL(Term):
         return routed_loss(loss, teachers, routed)
 
 
-def _linear_kl(
-    student: VocabularyHead, teacher: VocabularyHead, mask: torch.Tensor, options: dict[str, Any]
+def _vocabulary_heads(
+    student: Signals, teachers: Mapping[str, Signals], routed: Routed | None
+) -> tuple[VocabularyHead, VocabularyHead] | None:
+    """Heads of the student and of the only teacher, where a loss can be taken on them."""
+    if routed is not None or student.head is None:
+        return None
+    [teacher] = teachers.values()
+    return None if teacher.head is None else (student.head, teacher.head)
+
+
+def _linear(
+    loss: Callable[..., torch.Tensor],
+    student: VocabularyHead,
+    teacher: VocabularyHead,
+    mask: torch.Tensor,
+    options: dict[str, Any],
 ) -> torch.Tensor:
-    """KL over a vocabulary without [n, V] logits of either model. All rows are projected: the
-    few that are not counted are filler."""
-    rows = linear_kl(
+    """A loss over a vocabulary without [n, V] logits of either model. All rows are projected:
+    the few that are not counted are filler."""
+    rows = loss(
         student.features,
         student.weight,
         teacher.features,
@@ -99,6 +112,10 @@ class LogitMSE(Term):
         routed: Routed | None,
         batch: Batch,
     ) -> torch.Tensor:
+        heads = _vocabulary_heads(student, teachers, routed)
+        if heads is not None:
+            options = {"weight": self._weight / len(heads[0].bias), "reduction": "none"}
+            return _linear(linear_mse, *heads, batch.row_sets[self.rows], options)
         logits = student.logits.float()
 
         def loss(target: torch.Tensor) -> torch.Tensor:

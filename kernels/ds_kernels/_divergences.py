@@ -51,8 +51,10 @@ def elements(s, t, lse_s, lse_t, DIVERGENCE: tl.constexpr):
         return (s - t) * (s - t), s, 2 * (s - t)
     p = tl.exp(t - lse_t)
     q = tl.exp(s - lse_s)
-    # Differences of logits first: exact where student and teacher are close.
-    d = (t - s) - (lse_t - lse_s)
+    # Close logits are subtracted first, exactly; of far ones the difference would be rounded more
+    # than log p and log q are.
+    gap = t - s
+    d = tl.where(tl.abs(gap) < 1, gap - (lse_t - lse_s), (t - lse_t) - (s - lse_s))
     if DIVERGENCE == 0:  # KL
         return relative_entropy(p, q, d), q, difference(p, q, d)
     elif DIVERGENCE == 1:  # reverse KL
@@ -94,7 +96,8 @@ def reference_elements(
     p, q = (t - lse_t).exp_(), (s - lse_s).exp_()
     if divergence == KL and gradient_only:
         return q, q, q - p
-    d = (t - s).sub_(lse_t - lse_s)
+    gap = t - s
+    d = torch.where(gap.abs() < 1, gap - (lse_t - lse_s), (t - lse_t) - (s - lse_s))
     if divergence == KL:
         return reference_relative_entropy(p, q, d), q, q - p
     if divergence == REVERSE_KL:

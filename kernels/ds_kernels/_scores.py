@@ -347,20 +347,20 @@ def _launch(
     batch, heads, length, width = student.shape
     padded_s, padded_t = (max(16, 1 << (x.shape[-1] - 1).bit_length()) for x in (student, teacher))
     acc = accumulator(student, teacher)
-    block = score_block(max(padded_s, padded_t), student.element_size())
+    block = score_block(student.element_size())
     tiles = -(-length // block)
     launch: dict[str, Any] = {
         "DS": width, "DSP": padded_s, "DT": teacher.shape[-1], "DTP": padded_t,
         "TILES": tiles, "BLOCK": block,
         "BIAS_S": bias_s is not None, "BIAS_T": bias_t is not None, "UPCAST": INTERPRETED,
         "ACC": tl.float64 if acc == torch.float64 else tl.float32,
-        "num_warps": 8 if student.element_size() > 2 else 4,
+        "num_warps": 4,
     }  # fmt: skip
     if torch.version.hip is None:  # left alone, ptxas stops at 128 registers and spills a few
         launch["maxnreg"] = 224
     return launch, (batch * heads * tiles,)
 
 
-def score_block(width: int, element_size: int) -> int:
+def score_block(element_size: int) -> int:
     """Queries and keys of a tile: as large as registers allow without spilling."""
-    return 32 if width * element_size <= 256 else 16
+    return 32 if element_size == 2 else 16

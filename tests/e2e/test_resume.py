@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ds_distill.files import read_json
 
 RESULTS = Path(__file__).parents[1] / "results" / "resume-kills.json"
 SETTINGS = [
+    "training.epochs=3",
     "training.dropout=0.2",
     "training.save_every=4",
     "logging.every=1",
@@ -79,10 +81,8 @@ def kill_all(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         everyone = [*psutil.Process(process.pid).children(recursive=True), process]
         for one in everyone:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
     process.communicate()
 
 
@@ -93,10 +93,8 @@ def events(folder: Path) -> list[dict[str, Any]]:
     found = []
     file = folder / "metrics.jsonl"
     for line in file.read_text().splitlines() if file.is_file() else []:
-        try:
+        with suppress(json.JSONDecodeError):  # being written
             found.append(json.loads(line))
-        except json.JSONDecodeError:  # being written
-            pass
     return found
 
 
@@ -163,12 +161,13 @@ def curves(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def others(folder: Path) -> list[tuple[Any, ...]]:
-    """The other events, but for what the clock says."""
-    names = ("step", "epoch", "accuracy", "model", "padding_share")
+    """The other events, but for what the clock says. An epoch that goes on after a kill is
+    announced once more."""
+    names = ("step", "epoch", "accuracy", "model")
     return [
         (event["event"], event["number"], event["phase"], *(event.get(name) for name in names))
         for event in events(folder)
-        if event["event"] != "train"
+        if event["event"] not in ("train", "epoch")
     ]
 
 
@@ -210,7 +209,7 @@ def whole(make_runs: Callable[..., Runs], tmp_path_factory: pytest.TempPathFacto
     """The run that nothing happened to."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     make_runs(None).finish(folder)
-    assert len(curves(folder)) == len(set(curves(folder))) > 200
+    assert len(curves(folder)) == len(set(curves(folder))) > 100
     return folder
 
 

@@ -104,12 +104,12 @@ def test_epochs_and_seeds_meet_other_examples_in_another_order():
     assert [frozenset(batch) for batch in plan_epoch(lengths, keys, 16, 0, 0)] == plans[0, 0]
 
 
-def test_lengths_do_not_drift_over_an_epoch():
-    lengths = realistic_lengths(20_000)
-    plan = plan_epoch(lengths, make_keys(len(lengths)), 32, 0, 0)
+def test_long_batches_do_not_come_first():
+    lengths = realistic_lengths(1600)  # one pool, sorted by length before it is cut
+    plan = plan_epoch(lengths, make_keys(1600), 32, 0, 0)
     means = np.array([lengths[batch].mean() for batch in plan])
-    correlation = np.corrcoef(means, np.arange(len(means)))[0, 1]
-    assert abs(correlation) < 4 / np.sqrt(len(means))
+    # Seen: 0.04, and -0.93 in the order of the pool. 4 standard errors are 0.57.
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.57
 
 
 @pytest.mark.parametrize("shares", [1, 4])

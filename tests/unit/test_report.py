@@ -154,6 +154,12 @@ def test_the_verdict_without_a_student_or_an_evaluation():
     assert make_results({"first": ("teacher", 0.6)})["verdict"] == wanted
 
 
+def test_the_verdict_is_about_the_shipped_student():
+    models = {"t": ("teacher", 0.6), "good": ("student", 0.7), "bad": ("student", 0.4)}
+    assert "better than the teacher" in make_results(models, "good")["verdict"]
+    assert "worse than the teacher" in make_results(models, "bad")["verdict"]
+
+
 def test_a_student_trained_on_labels_alone_is_not_compared_with_itself():
     said = make_results({"student": ("control", 0.7), "t": ("teacher", 0.6)}, "student")["verdict"]
     assert said == "The student `student` is right on 70.0% of 2,000 examples of test."

@@ -1,12 +1,13 @@
-"""A masked-LM's KL goes through linear_kl: the same loss, and no logits of either model."""
+"""A masked-LM's losses go through linear ops: the same values, and no logits of a model."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from ds_distill.losses import KL
-from ds_distill.recipe.phases import KLLoss
+from ds_distill.losses import KL, LogitMSE, Term
+from ds_distill.recipe.phases import KLLoss, LogitMSELoss
 from ds_distill.types import Batch, Signals, VocabularyHead
 
 ROWS, VOCABULARY = 7, 50
@@ -28,8 +29,15 @@ def batch() -> Batch:
     )
 
 
-def test_the_same_loss_and_gradients_without_logits() -> None:
-    term = KL(KLLoss(temperature=2.0, weight=0.5))
+TERMS: dict[str, Term] = {
+    "kl": KL(KLLoss(temperature=2.0, weight=0.5)),
+    "logit_mse": LogitMSE(LogitMSELoss(weight=0.5)),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_the_same_loss_and_gradients_without_logits(name: str) -> None:
+    term = TERMS[name]
     results = []
     for linear in (True, False):
         student, teacher = head(8, 0, trained=True), head(16, 1, trained=False)

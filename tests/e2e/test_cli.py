@@ -1,0 +1,210 @@
+"""The commands as a user types them, and what a run leaves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+from ds_distill.cli import app
+from ds_distill.recipe import builtin_recipes, load_recipe
+
+COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command):
+    result = CliRunner().invoke(app, [command, "--help"], prog_name="ds-distill")
+    assert result.exit_code == 0
+    text = " ".join(result.output.split())
+    assert f"Usage: ds-distill {command}" in text
+    assert re.search(rf"Example: ds-distill {command}\b", text)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_use_options_that_exist(command):
+    result = CliRunner().invoke(app, [command, "--help"])
+    _, _, example = " ".join(result.output.split()).partition("Example: ")
+    for option in re.findall(r"--[a-z-]+", example):
+        assert result.output.count(option) > 1
+    for name in re.findall(r"\b(?:quickstart|tweeteval[a-z-]*)\b", example):
+        assert name in builtin_recipes()
+
+
+def test_recipes_lists_and_prints(tmp_path):
+    listed = CliRunner().invoke(app, ["recipes"])
+    assert listed.exit_code == 0
+    assert [line.split()[0] for line in listed.output.splitlines()] == list(builtin_recipes())
+    printed = CliRunner().invoke(app, ["recipes", "quickstart"])
+    assert printed.exit_code == 0
+    (tmp_path / "mine.yaml").write_text(printed.output)
+    assert load_recipe(str(tmp_path / "mine.yaml")) == load_recipe("quickstart")
+
+
+def test_check_says_what_would_run(toy_recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    result = CliRunner().invoke(app, ["check", str(toy_recipe)])
+    assert result.exit_code == 0, result.output
+    assert "no mistakes found" in result.output
+    assert "teach-first, teach-second, expertise, cache, distil, evaluate" in result.output
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any], ds_distill: Any
+) -> Path:
+    """A finished run in its usual place, runs/NAME."""
+    here = tmp_path_factory.mktemp("here")
+    (here / "toy.yaml").write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+    done = ds_distill("run", "toy.yaml", cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in here.iterdir()) == ["runs", "toy.yaml"]
+    return here / "runs" / "toy"
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
+
+
+def test_a_run_leaves_what_is_promised(finished, toy_settings):
+    for name in ("recipe.yaml", "environment.json", "metrics.jsonl", "results.json", "report.html"):
+        assert (finished / name).stat().st_size > 0, name
+    assert not (finished / "checkpoints").exists()
+    assert not [path for path in finished.rglob("*") if path.name.startswith((".", "tmp"))]
+    resolved = load_recipe(str(finished / "recipe.yaml"))
+    assert resolved.task.data.path == toy_settings["task"]["data"]["path"]
+    environment = json.loads((finished / "environment.json").read_text())
+    assert {"ds_distill", "commit", "python", "packages", "gpus", "ranks"} <= environment.keys()
+    assert results(finished)["verdict"] in (finished / "report.html").read_text(encoding="utf-8")
+
+
+def predictions(folder: Path, texts: list[str], pairs: list[str] | None = None) -> list[str]:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        inputs = tokenizer(texts, pairs, padding=True, truncation=True, return_tensors="pt")
+        logits = model(**inputs).logits
+    return [model.config.id2label[number] for number in logits.argmax(1).tolist()]
+
+
+def test_the_student_loads_and_predicts_as_the_evaluation_says(finished, toy_task):
+    rows = [json.loads(line) for line in (toy_task / "test.jsonl").read_text().splitlines()]
+    found = results(finished)
+    shipped = found["phases"][-1]["models"][found["student"]]
+    predicted = predictions(finished / "student", [row["text"] for row in rows])
+    right = sum(guess == row["label"] for guess, row in zip(predicted, rows, strict=True))
+    assert right / len(rows) == pytest.approx(shipped["accuracy"])
+    assert shipped["accuracy"] > 0.5, "the toy task can be learnt"
+    labels = found["phases"][-1]["models"]["first"]
+    assert set(predicted) <= {"animal", "food", "weather"} and labels["role"] == "teacher"
+
+
+def test_the_better_student_is_shipped(finished):
+    distilled = {model["output"]: model for model in results(finished)["phases"][4]["trained"]}
+    best = max(distilled.values(), key=lambda model: model["validation_accuracy"])
+    assert results(finished)["student"] == best["output"]
+
+
+ONE_PHASE = {
+    "teachers": {},
+    "phases": [{"fine-tune": {"models": "student", "epochs": 2}}, {"evaluate": {"split": "test"}}],
+}
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_other_kinds_of_files_run(ending, toy_settings, toy_task, tmp_path, ds_distill):
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "validation", "test"):
+        rows = [json.loads(line) for line in (toy_task / f"{split}.jsonl").read_text().splitlines()]
+        write_rows(data / f"{split}.{ending}", [(row["text"], row["label"]) for row in rows])
+    settings = {**toy_settings, **ONE_PHASE, "task": {"data": {"path": "data"}, "max_length": 32}}
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
+    done = ds_distill("run", "toy.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = results(tmp_path / "runs" / "toy")["phases"][-1]["models"]
+    assert set(found["student"]["per_class"]) == {"animal", "food", "weather"}
+
+
+def write_rows(path: Path, rows: list[tuple[str, str]]) -> None:
+    if path.suffix == ".parquet":
+        texts, labels = zip(*rows, strict=True)
+        pa.parquet.write_table(pa.table({"text": texts, "label": labels}), path)
+        return
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+
+
+def test_pairs_of_texts_run(toy_settings, tmp_path, ds_distill):
+    """Do two texts speak of the same kind of thing? Each alone says nothing."""
+    draw = random.Random(0)
+    words = {"animal": ["cat", "dog", "horse"], "weather": ["rain", "snow", "wind"]}
+    data = tmp_path / "data"
+    data.mkdir()
+    for split, size in (("train", 240), ("validation", 60), ("test", 60)):
+        with open(data / f"{split}.jsonl", "w") as file:
+            for _number in range(size):
+                first, second = draw.choice([*words]), draw.choice([*words])
+                row = {
+                    "question": " ".join(draw.choices(words[first], k=2)),
+                    "passage": " ".join(draw.choices(words[second], k=3)),
+                    "label": "same" if first == second else "other",
+                }
+                file.write(json.dumps(row) + "\n")
+    columns = {"text": "question", "text_b": "passage"}
+    settings = {
+        **toy_settings,
+        **ONE_PHASE,
+        "task": {"data": {"path": "data", "columns": columns}, "max_length": 32},
+        "student": {"model": toy_settings["student"]["model"]},
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
+    done = ds_distill("run", "toy.yaml", "phases.0.epochs=12", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs" / "toy"
+    found = results(folder)["phases"][-1]["models"]["student"]
+    assert found["accuracy"] > 0.7, "needs both texts"
+    rows = [json.loads(line) for line in (data / "test.jsonl").read_text().splitlines()]
+    guesses = predictions(
+        folder / "student", [row["question"] for row in rows], [row["passage"] for row in rows]
+    )
+    right = sum(guess == row["label"] for guess, row in zip(guesses, rows, strict=True))
+    assert right / len(rows) == pytest.approx(found["accuracy"])
+
+
+def test_launch_runs_on_two_ranks(toy_recipe, tmp_path, ds_distill):
+    done = ds_distill(
+        *("launch", toy_recipe, "training.epochs=2", "--num-gpus", "2", "--folder", "run"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"] == 2
+    assert set(results(tmp_path / "run")["phases"][-1]["models"]) == {
+        *("first", "second", "average", "expertise")
+    }
+
+
+def test_launch_passes_a_mistake_found_late_on(toy_recipe, toy_settings, tmp_path, ds_distill):
+    """A folder that cannot be made is found by the ranks."""
+    (tmp_path / "file").write_text("not a folder")
+    done = ds_distill(
+        *("launch", toy_recipe, "--num-gpus", "2", "--folder", tmp_path / "file" / "run"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr

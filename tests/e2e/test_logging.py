@@ -1,0 +1,188 @@
+"""What a run says: metrics.jsonl, wandb, TensorBoard, and the console with and without a
+terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SETTINGS = [
+    "training.epochs=3",
+    "logging.every=4",
+    "phases.distil.split=train",
+    "phases.cache.splits=train",
+    "phases.distil.losses.cross_entropy.weight=0.5",
+]
+
+
+@pytest.fixture(scope="module")
+def logged(
+    tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any], ds_distill: Any
+) -> tuple[Path, Path, str]:
+    """A run with all logs, not on a terminal: (its folder, the working folder, its output)."""
+    here = tmp_path_factory.mktemp("here")
+    recipe = tmp_path_factory.mktemp("recipe") / "toy.yaml"
+    recipe.write_text(json.dumps(toy_settings))  # JSON is YAML
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    logs = ["logging.wandb=toys", "logging.tensorboard=true"]
+    done = ds_distill(
+        *("run", recipe, *SETTINGS, *logs, "--folder", folder),
+        cwd=here,
+        env={"WANDB_MODE": "offline"},
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, here, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def events(logged: tuple[Path, Path, str]) -> dict[str, list[dict[str, Any]]]:
+    found = defaultdict(list)
+    for line in (logged[0] / "metrics.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        found[event["event"]].append(event)
+    return found
+
+
+def test_training_events_hold_losses_rate_and_speed(events):
+    for event in events["train"]:
+        terms = {"kl", "cross_entropy"} if event["number"] == 4 else {"cross_entropy"}
+        assert terms <= event.keys()
+        assert event["loss"] == pytest.approx(sum(event[term] for term in terms), rel=1e-5)
+        assert 0 <= event["learning_rate"] <= 1e-2
+    later = [event for event in events["train"] if event["step"] > 12]
+    assert later
+    for event in later:
+        assert event["examples_per_second"] > 0
+        # Sentences of the toy task have 7 to 13 tokens.
+        ratio = event["tokens_per_second"] / event["examples_per_second"]
+        assert 7 <= ratio <= 13
+    rates = [event["learning_rate"] for event in events["train"] if event["phase"] == "average"]
+    assert rates[-1] == pytest.approx(0, abs=1e-9) and max(rates) > 5e-3
+
+
+def test_losses_fall(events):
+    by_model = defaultdict(list)
+    for event in events["train"]:
+        by_model[event["phase"]].append(event["loss"])
+    assert set(by_model) == {"first", "second", "average", "expertise"}
+    for losses in by_model.values():
+        assert losses[-1] < losses[0]
+
+
+def test_epochs_tell_the_share_of_padding_and_validation_the_accuracy(events):
+    trained = [("first", 3), ("second", 3), ("average", 3), ("expertise", 3)]
+    for kind in ("epoch", "validation"):
+        found = [(event["phase"], event["epoch"]) for event in events[kind]]
+        assert found == [(model, epoch) for model, epochs in trained for epoch in range(epochs)]
+    # Batches of like length: far below the 40% that random batches of 16 have here.
+    assert all(0 <= event["padding_share"] < 0.15 for event in events["epoch"])
+    assert all(0 <= event["accuracy"] <= 1 for event in events["validation"])
+
+
+def test_phases_and_evaluation_are_told(events, logged):
+    assert [event["phase"] for event in events["phase"]] == [
+        *("teach-first", "teach-second", "expertise", "cache", "distil", "evaluate")
+    ]
+    assert all(event["seconds"] > 0 for event in events["phase"])
+    told = {event["model"]: event["accuracy"] for event in events["evaluation"]}
+    results = json.loads((logged[0] / "results.json").read_text())
+    assert told == {
+        name: model["accuracy"] for name, model in results["phases"][-1]["models"].items()
+    }
+
+
+def test_wandb_keeps_its_files_in_the_run(logged):
+    folder, here, _ = logged
+    assert list(here.iterdir()) == []
+    assert list((folder / "wandb").glob("offline-run-*/run-*.wandb"))
+
+
+def test_tensorboard_files_can_be_read(logged, events):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(logged[0] / "tensorboard"))
+    board.Reload()
+    losses = [event["loss"] for event in events["train"] if event["phase"] == "average"]
+    read = [scalar.value for scalar in board.Scalars("04-average/train/loss")]
+    assert read == pytest.approx(losses)
+    assert "00-first/validation/accuracy" in board.Tags()["scalars"]
+
+
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f]")
+
+
+def test_without_a_terminal_there_are_plain_lines_only(logged):
+    _, _, output = logged
+    ours = [line for line in output.splitlines() if not line.startswith("wandb:")]
+    assert not CONTROL.search("\n".join(ours))
+    assert "━" not in output
+    assert len(ours) < 40, "\n".join(ours)
+    for number, phase in enumerate(["teach-first", "teach-second", "expertise", "cache"], 1):
+        assert f"[{number}/6] {phase}" in ours
+    assert ours[-3].startswith("Report   ") and ours[-1].endswith("/student")
+
+
+def test_a_terminal_shows_a_bar_with_the_time_left(toy_recipe, tmp_path, command_environment):
+    main, child = pty.openpty()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "ds_distill",
+            "run",
+            str(toy_recipe),
+            "training.epochs=4",
+            "--folder",
+            str(tmp_path / "run"),
+        ],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        close_fds=True,
+        env={**command_environment, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
+        cwd=tmp_path,
+    )
+    os.close(child)
+    shown = read_all(main, process, seconds=300)
+    assert process.wait() == 0, shown
+    assert "━" in shown
+    assert re.search(r"average .*\d+/52.*loss \d\.\d+.*0:00:\d\d.*left.*0:00:\d\d", plain(shown))
+    # The bars go when their work is done; what stays is what a file would hold.
+    assert "Report   " in plain(shown)
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
+
+
+def read_all(terminal: int, process: subprocess.Popen[bytes], seconds: float) -> str:
+    shown = b""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        ready, _, _ = select.select([terminal], [], [], 0.2)
+        if ready:
+            try:
+                part = os.read(terminal, 65536)
+            except OSError:  # the other side is closed
+                break
+            if not part:
+                break
+            shown += part
+        elif process.poll() is not None:
+            break
+    else:
+        process.kill()
+    os.close(terminal)
+    return shown.decode("utf-8", "replace")

@@ -1,0 +1,149 @@
+"""Files and folders are whole or not there, and a full disk is recognised by what libraries say."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from ds_distill.files import (
+    is_disk_full,
+    new_folder,
+    publish_folder,
+    read_json,
+    write_json,
+    write_text,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_text_replaces_what_was_there_and_leaves_nothing_else(tmp_path):
+    for content in ("first", "zweite – ü\n", ""):
+        write_text(tmp_path / "new" / "a.txt", content)
+        assert (tmp_path / "new" / "a.txt").read_text(encoding="utf-8") == content
+    assert names(tmp_path / "new") == ["a.txt"]
+
+
+def test_what_cannot_be_written_leaves_the_old_content(tmp_path):
+    write_json(tmp_path / "a.json", {"a": 1})
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "a.json", "half a character: \ud800")
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {"a": object()})
+    assert read_json(tmp_path / "a.json") == {"a": 1}
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_folder_takes_its_name_when_it_is_whole(tmp_path):
+    target = tmp_path / "model"
+    with new_folder(target) as aside:
+        (aside / "deep").mkdir()
+        (aside / "deep" / "a").write_text("1")
+        assert not target.exists()
+    assert (target / "deep" / "a").read_text() == "1"
+    with new_folder(target) as aside:  # replaces, does not mix
+        (aside / "b").write_text("2")
+    assert names(target) == ["b"]
+    with pytest.raises(RuntimeError), new_folder(target) as aside:
+        (aside / "c").write_text("3")
+        raise RuntimeError
+    assert names(target) == ["b"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_leftovers_of_a_kill_do_not_mix_in(tmp_path):
+    (tmp_path / ".model.tmp").mkdir()
+    (tmp_path / ".model.tmp" / "old").write_text("0")
+    (tmp_path / ".model.old").mkdir()
+    with new_folder(tmp_path / "model") as aside:
+        (aside / "a").write_text("1")
+    (tmp_path / "again").mkdir()
+    publish_folder(tmp_path / "again", tmp_path / "model")
+    assert names(tmp_path) == ["model"]
+    assert names(tmp_path / "model") == []
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from ds_distill.files import new_folder, write_json
+place = Path(sys.argv[1])
+print("ready", flush=True)
+for number in range(10**9):
+    write_json(place / "a.json", {"number": number, "filler": ["x" * 100] * 100})
+    with new_folder(place / "folder") as aside:
+        for part in range(5):
+            write_json(aside / f"{part}.json", {"number": number, "filler": "x" * 1000})
+"""
+
+
+@pytest.mark.parametrize("milliseconds", [3, 11, 29, 58])
+def test_a_killed_writer_leaves_whole_files(milliseconds, tmp_path):
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    while not (tmp_path / "folder").exists():
+        time.sleep(0.001)
+    time.sleep(milliseconds / 1000)
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    assert len(read_json(tmp_path / "a.json")["filler"]) == 100
+    # Between two renames the folder may be away, never mixed or in part.
+    folder = tmp_path / ("folder" if (tmp_path / "folder").exists() else ".folder.old")
+    numbers = [read_json(folder / f"{part}.json")["number"] for part in range(5)]
+    assert len(set(numbers)) == 1
+
+
+@pytest.fixture
+def full_disk() -> Path:
+    path = Path("/dev/full")
+    if not path.exists():
+        pytest.skip("this system has no /dev/full")
+    return path
+
+
+def test_full_disks_are_recognised_by_what_each_library_says(full_disk):
+    """Real errors, from a device that is always full."""
+    weights = torch.zeros(100_000)
+    writers = {
+        "python": lambda: full_disk.write_text("a" * 100_000),
+        "torch": lambda: torch.save(weights, full_disk),
+        "numpy": lambda: np.zeros(100_000).tofile(full_disk),
+    }
+    for name, write in writers.items():
+        with pytest.raises(Exception) as failure:
+            write()
+        assert is_disk_full(failure.value), (name, failure.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), True),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), True),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), True),
+        (OSError(errno.EACCES, os.strerror(errno.EACCES)), False),
+        (RuntimeError("CUDA out of memory"), False),
+        (ValueError("too many values to unpack"), False),
+        (None, False),
+    ],
+)
+def test_other_errors_are_told_apart(error, full):
+    assert is_disk_full(error) is full
+    if error is not None:
+        wrapped = RuntimeError("the save failed")
+        wrapped.__cause__ = error
+        assert is_disk_full(wrapped) is full

@@ -1,0 +1,226 @@
+"""Recipes: YAML in, a checked Recipe out, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ds_distill.errors import UserError
+from ds_distill.phases.check import _check_names, _check_phases
+from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe
+from ds_distill.recipe.load import _Dumper, _Tree
+from ds_distill.recipe.schema import Distil, FineTune, Recipe, Training
+
+
+def parse(text: str) -> Any:
+    return _Tree("recipe.yaml").parse(text)
+
+
+@pytest.fixture
+def load(tmp_path, toy_settings):
+    """Load the toy recipe with other top-level keys and overrides."""
+
+    def load(*overrides: str, **changes: Any) -> Recipe:
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({**toy_settings, **changes}, sort_keys=False))
+        return load_recipe(str(path), overrides)
+
+    return load
+
+
+# ------------------------------------------------------------------------------------------ YAML
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("labels: [yes, no, on, off, y, n]", {"labels": ["yes", "no", "on", "off", "y", "n"]}),
+        ("on: 1", {"on": 1}),
+        ("[true, True, FALSE]", [True, True, False]),
+        ("[1, -2, +3, 010]", [1, -2, 3, 10]),
+        ("[1.5, .5, 5., 1e-5, 2.0e-4, -1E3]", [1.5, 0.5, 5.0, 1e-5, 2e-4, -1000.0]),
+        ("[null, ~, '']", [None, None, ""]),
+        ("[1:30, 1_000, 0x1f, 1.2.3]", ["1:30", "1_000", "0x1f", "1.2.3"]),
+        ("[2024-01-31, 2024-99-99, =, <<]", ["2024-01-31", "2024-99-99", "=", "<<"]),
+        ("a: &x {b: 1}\nc: *x", {"a": {"b": 1}, "c": {"b": 1}}),
+        ("", None),
+    ],
+)
+def test_plain_values_are_those_of_yaml_1_2(text, value):
+    read = parse(text)
+    assert read == value
+    if isinstance(value, list):
+        assert [type(item) for item in read] == [type(item) for item in value]
+
+
+def test_places_name_the_line():
+    tree = _Tree("a.yaml")
+    tree.parse("one: 1\ntwo:\n  three: [a,\n    {four: 4}]\n")
+    assert tree.place(("two", "three")) == "a.yaml:3"
+    assert tree.place(("two", "three", 1, "four")) == "a.yaml:4"
+    assert tree.place(("two", "gone", "deeper")) == "a.yaml:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: !!int 1", "a.yaml:1: YAML tags"),
+        ("a: 1\nb: !env HOME", "a.yaml:2: YAML tags"),
+        ("!<x> {}", "a.yaml:1: YAML tags"),
+        ("a: 1\nb: 2\na: 3", "a.yaml:3: key 'a' stands twice"),
+        ("a: {b: 1, b: 2}", "key 'b' stands twice"),
+        ("1: a\n1: b", "key 1 stands twice"),
+        ("[a]: 1", "a key must be a word"),
+        ("null: 1", "a key must be a word"),
+        ("a: *b", "undefined alias"),
+        ("a: &a [*a]", "an alias"),
+        ("[" * 3000 + "]" * 3000, "too deep"),
+        ("a: [1", "a.yaml:1: not readable"),
+        ("a: 1\n--- \nb: 2", "another document"),
+        ('a: "\\ud800"', "UTF-8"),
+        ("a: .nan", "finite"),
+        ("a: 1e999", "finite"),
+        ("a: \x07", "not readable"),
+    ],
+)
+def test_odd_yaml_is_refused_with_its_line(text, expected):
+    with pytest.raises(UserError) as refusal:
+        _Tree("a.yaml").parse(text)
+    assert expected in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_alias_bomb_ends_soon():
+    levels = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30))
+    with pytest.raises(UserError, match="grows beyond 20000 values"):
+        parse(f"a0: &a0 [1]\n{levels}")
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+)
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from("\n\t\x85\u2028"))
+TREES = st.recursive(
+    SCALARS | TEXTS | st.sampled_from(["yes", "on", "1e5", "010", "null", "~", "=", "0x1", ".5"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(TREES)
+def test_what_is_dumped_reads_the_same(tree):
+    text = yaml.dump(tree, Dumper=_Dumper, allow_unicode=True, width=100)
+    assert parse(text) == tree
+
+
+# --------------------------------------------------------------------------------------- recipes
+
+
+@given(data=st.data())
+def test_a_resolved_recipe_loads_to_itself(data):
+    name = data.draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_-]{0,8}", fullmatch=True), "name")
+    labels = data.draw(st.lists(TEXTS, min_size=2, max_size=4, unique=True), "labels")
+    body = {
+        "losses": {"kl": {"temperature": data.draw(st.floats(0.1, 10), "temperature")}},
+        "routing": data.draw(st.sampled_from(["average", ["random", "mt-bert"], []]), "routing")
+        or [{"policy": "expertise", "conflict": "best-expert"}],
+        "learning_rate": data.draw(st.floats(1e-9, 1), "rate"),
+    }
+    recipe = Recipe.model_validate(
+        {
+            "name": name,
+            "description": data.draw(TEXTS, "description"),
+            "task": {"data": {"path": data.draw(TEXTS, "path")}, "labels": labels},
+            "teachers": {name: {"model": data.draw(TEXTS, "model")}},
+            "student": {"model": "m", "layers": data.draw(st.none() | st.just([0, 2]), "layers")},
+            "training": {"epochs": data.draw(st.integers(1, 99), "epochs")},
+            "phases": [{"fine-tune": {"models": name}}, "expertise", {"distil": body}],
+        }
+    )
+    assert Recipe.model_validate(parse(dump_recipe(recipe))) == recipe
+
+
+def test_overrides_reach_everything(load):
+    recipe = load(
+        "seed=7",
+        "task.data.path=else/where",
+        "task.labels=[yes, no]",
+        "student.layers=[1]",
+        "phases.teach-first.epochs=9",
+        "phases.3.splits=[train, transfer]",
+        "phases.distil.losses.kl.temperature=5",
+        "phases.4.distil.batch_size=4",
+        "phases.distil.routing.0=random",
+        "phases.expertise.split=test",
+        "teachers.third.model=some/model",
+        "logging.wandb=project",
+    )
+    assert recipe.seed == 7 and recipe.task.data.path == "else/where"
+    assert recipe.task.labels == ["yes", "no"] and recipe.student.layers == [1]
+    teach, _, expertise, cache, distil, _ = recipe.phases
+    assert isinstance(teach, FineTune) and isinstance(distil, Distil)
+    assert teach.epochs == 9 and expertise.split == "test" and cache.splits == ["train", "transfer"]
+    assert distil.losses.kl.temperature == 5.0 and distil.batch_size == 4
+    assert [routing.policy for routing in distil.routing] == ["random", "expertise"]
+    assert list(recipe.teachers) == ["first", "second", "third"]
+    assert recipe.logging.wandb == "project"
+
+
+def test_later_overrides_win_and_a_phase_wins_over_training(load):
+    recipe = load("training.epochs=2", "training.epochs=4", "phases.distil.epochs=8")
+    epochs = [phase.epochs for phase in recipe.phases if isinstance(phase, Training)]
+    assert epochs == [4, 4, 8]
+
+
+def test_phases_may_be_written_short(load):
+    recipe = load("phases.evaluate.split=validation", phases=["expertise", {"evaluate": None}])
+    assert [phase.kind for phase in recipe.phases] == ["expertise", "evaluate"]
+    assert recipe.phases[1].split == "validation"
+
+
+def test_repeated_phases_have_names_of_their_own(load):
+    tune = {"fine-tune": {"models": "first"}}
+    recipe = load(phases=[tune, tune, {"evaluate": {"name": "fine-tune-2"}}, "evaluate"])
+    names = recipe.phase_names()
+    assert len(set(names)) == 4 and names[:2] == ["fine-tune", "fine-tune-2"]
+
+
+def test_a_mistake_in_training_is_told_once(load):
+    with pytest.raises(UserError) as refusal:
+        load("training.epochs=0")
+    lines = str(refusal.value).splitlines()
+    assert len(lines) == 2 and "training.epochs" in lines[0] and lines[1].startswith("1 error")
+
+
+def test_every_mistake_is_told(load):
+    with pytest.raises(UserError) as refusal:
+        load("seed=x", "task.max_length=1", "phases.cache.dtype=int8", "student.model=[]")
+    text = str(refusal.value)
+    assert "4 errors" in text
+    for key in ("seed", "task.max_length", "phases.3.cache.dtype", "student.model"):
+        assert f"  {key}:" in text
+
+
+@pytest.mark.parametrize("name", builtin_recipes())
+def test_built_in_recipes_are_sound(name):
+    recipe = load_recipe(name)
+    assert recipe.name == name and recipe.description.endswith(".")
+    assert 10 < len(recipe.description) <= 80, "it stands on one line of `ds-distill recipes`"
+    _check_names(recipe)
+    _check_phases(recipe)
+    assert Recipe.model_validate(parse(dump_recipe(recipe))) == recipe
+    assert not recipe.task.data.path.startswith(("/", "~", ".")), "not a place of one machine"
+    text = builtin_recipes()[name].read_text(encoding="utf-8")
+    assert text.startswith("#") and "\t" not in text
+
+
+def test_a_file_wins_over_a_built_in_name(load, tmp_path, monkeypatch):
+    load()
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").rename("quickstart")
+    assert load_recipe("quickstart").name == "toy"
