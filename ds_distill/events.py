@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,10 +168,9 @@ class RunLog:
 def _start_wandb(folder: Path, recipe: Recipe) -> Any:
     """A wandb run in the run's folder; a resumed run goes on in the same one."""
     import wandb
-    from wandb.util import generate_id
 
     identity = folder / "wandb" / "id.txt"
-    known = identity.read_text(encoding="utf-8") if identity.is_file() else generate_id()
+    known = identity.read_text(encoding="utf-8") if identity.is_file() else uuid.uuid4().hex
     write_text(identity, known)
     return wandb.init(
         project=recipe.logging.wandb,
