@@ -46,7 +46,7 @@ def write_text(path: Path, text: str) -> None:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -72,16 +72,9 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def publish_folder(aside: Path, path: Path) -> None:
     """Sync a finished folder to disk and give it its name, replacing an older one."""
-    for file in aside.rglob("*"):
-        if file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        else:
-            sync_folder(file)
-    sync_folder(aside)
+    for path_within in aside.rglob("*"):
+        sync(path_within)
+    sync(aside)
     if path.exists():
         old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
@@ -90,10 +83,11 @@ def publish_folder(aside: Path, path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     else:
         os.rename(aside, path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
-def sync_folder(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -17,6 +17,7 @@ import torch
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
+from ds_distill.files import sync
 from ds_distill.types import PaddedView
 
 
@@ -74,7 +75,9 @@ def tokenise(
             load_from_cache_file=False,
             new_fingerprint=file.stem,  # else it pickles the tokenizer to make one, a second each
         )
+        sync(aside / file.name)
         os.replace(aside / file.name, file)
+        sync(file.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.errors import UserError
-from ds_distill.files import new_folder, read_json, sync_folder, write_json, write_text
+from ds_distill.files import new_folder, read_json, sync, write_json, write_text
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 
 TRAINING_RECORD = "training.json"
@@ -108,7 +108,7 @@ class RunFolder:
         write_json(kept / TRAINING_RECORD, record)
         model.parent.mkdir(exist_ok=True)
         os.rename(kept, model)
-        sync_folder(model.parent)
+        sync(model.parent)
         self._remove_checkpoints(number, output)
 
     def finished_training(self, number: int, output: str) -> dict[str, Any] | None:

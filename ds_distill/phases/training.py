@@ -60,7 +60,7 @@ def train(job: Job, run: Run) -> dict[str, Any]:
     epochs = settings.epochs
     steps_per_epoch = -(-len(job.examples) // settings.batch_size)
     total_steps = steps_per_epoch * epochs
-    micro_batch, micro_steps = batch_shape(settings, world.size)
+    _, micro_steps = batch_shape(settings, world.size)
     torch.manual_seed(run.recipe.seed + world.rank)  # dropout differs between ranks
     engine = Engine(
         job.bundle,
@@ -80,7 +80,7 @@ def train(job: Job, run: Run) -> dict[str, Any]:
     log.forget_after(job.output, progress.step)
     if saved:
         log.say(f"  {job.output}: continues at step {progress.step} of {total_steps}")
-    meter = _Meter(micro_batch * world.size)
+    meter = _Meter()
     with log.bar(job.output, total_steps) as bar, ThreadPoolExecutor(1) as ahead:
         bar.advance(progress.step)
         for epoch in range(progress.step // steps_per_epoch, epochs):
@@ -105,7 +105,12 @@ def train(job: Job, run: Run) -> dict[str, Any]:
                 losses = engine.train_step(micro_batches)
                 progress = replace(progress, step=progress.step + 1)
                 meter.add(losses, job.collate.lengths[batch])
-                if progress.step % run.recipe.logging.every == 0 or progress.step == total_steps:
+                epoch_ends = progress.step == (epoch + 1) * steps_per_epoch
+                saves = (epoch_ends and progress.step < total_steps) or (
+                    settings.save_every is not None and progress.step % settings.save_every == 0
+                )
+                # Also before a checkpoint: a resumed run then takes its means over the same steps.
+                if progress.step % run.recipe.logging.every == 0 or epoch_ends or saves:
                     values = meter.read(world)
                     log.event(
                         "train",
@@ -116,12 +121,9 @@ def train(job: Job, run: Run) -> dict[str, Any]:
                     )
                     bar.advance(0, f"loss {values['loss']:.4f}")
                 bar.advance()
-                epoch_ends = progress.step == (epoch + 1) * steps_per_epoch
                 if epoch_ends:
                     progress = _validate(job, run, engine, progress, epoch)
-                if (epoch_ends and progress.step < total_steps) or (
-                    settings.save_every and progress.step % settings.save_every == 0
-                ):
+                if saves:
                     checkpoints.save(engine, progress.step, asdict(progress))
     if job.validation is None or settings.keep == "last":
         _keep_weights(job, run, engine)
@@ -194,7 +196,7 @@ def _keep_weights(job: Job, run: Run, engine: Engine) -> None:
 class _Meter:
     """Losses and speed between two events."""
 
-    def __init__(self, micro_batch: int) -> None:
+    def __init__(self) -> None:
         self._steps = 0
         self._reset()
 
