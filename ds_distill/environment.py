@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def describe_environment(num_ranks: int, device: str) -> dict[str, Any]:
     """Versions, devices, git commit: what a result has to be read with."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "ds_distill": ds_distill.__version__,
         "commit": _commit(),
         "python": platform.python_version(),

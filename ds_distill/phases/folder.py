@@ -36,6 +36,15 @@ class RunFolder:
                 f"--folder {self.path}: this is a file, and a run needs a folder. Name another "
                 "place."
             )
+        for parent in self.path.parents:
+            if parent.exists():
+                if not parent.is_dir() or not os.access(parent, os.W_OK):
+                    what = "may not be written to" if parent.is_dir() else "is a file"
+                    raise UserError(
+                        f"--folder {self.path}: cannot be made, because {parent} {what}. Name "
+                        "another place."
+                    )
+                break
         if not resume:
             # A kill before the recipe was written leaves at most that file's beginning.
             there = {path.name for path in self.path.iterdir()} if self.path.exists() else set()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +174,7 @@ def main() -> None:
             environment = describe_environment(world.size, str(world.device))
             write_json(
                 arguments.output,
-                {"date": date.today().isoformat(), "environment": environment, **measured},
+                {"environment": environment, **measured},
             )
     world.barrier()
     world.stop()

@@ -15,6 +15,7 @@ from torch import Tensor
 from ._shared import jit, tl
 
 KL, REVERSE_KL, JS, TV, MSE = range(5)
+_NEAR = 16.0
 
 
 @jit
@@ -45,16 +46,21 @@ def difference(p, q, d):
 
 
 @jit
+def log_ratio(s, t, lse_s, lse_t):
+    """log p - log q. Close logits are subtracted first, exactly; of far ones the difference would
+    be rounded more than log p and log q are."""
+    gap = t - s
+    return tl.where(tl.abs(gap) < 1, gap - (lse_t - lse_s), (t - lse_t) - (s - lse_s))
+
+
+@jit
 def elements(s, t, lse_s, lse_t, DIVERGENCE: tl.constexpr):
     """Per column: the divergence's summand, q, and its derivative by q (for KL: q - p)."""
     if DIVERGENCE == 4:  # MSE
         return (s - t) * (s - t), s, 2 * (s - t)
     p = tl.exp(t - lse_t)
     q = tl.exp(s - lse_s)
-    # Close logits are subtracted first, exactly; of far ones the difference would be rounded more
-    # than log p and log q are.
-    gap = t - s
-    d = tl.where(tl.abs(gap) < 1, gap - (lse_t - lse_s), (t - lse_t) - (s - lse_s))
+    d = log_ratio(s, t, lse_s, lse_t)
     if DIVERGENCE == 0:  # KL
         return relative_entropy(p, q, d), q, difference(p, q, d)
     elif DIVERGENCE == 1:  # reverse KL
@@ -80,30 +86,58 @@ def online(x, largest, total):
     return new, total * tl.exp(largest - safe) + tl.exp(x - safe)
 
 
+def reference_softmax(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax and log-sum-exp [..., 1] of the last dimension, from one exp."""
+    largest = x.amax(-1, keepdim=True)
+    largest.masked_fill_(largest == -float("inf"), 0)
+    e = (x - largest).exp_()
+    total = e.sum(-1, keepdim=True)
+    return e.div_(total), total.log().add_(largest)
+
+
+def reference_log_ratio(s: Tensor, t: Tensor, lse_s: Tensor, lse_t: Tensor) -> Tensor:
+    """log p - log q, as in `elements`, but with one choice for the whole chunk where none of its
+    logits are far apart."""
+    gap = t - s
+    if gap.numel():
+        low, high = (bound.item() for bound in torch.aminmax(gap))
+        # Of such a gap the rounding is below that of the log-sum-exps.
+        if low > -_NEAR and high < _NEAR:  # false for NaN
+            return gap.sub_(lse_t - lse_s)
+    near = gap.abs() < 1
+    far = (t - lse_t).sub_(s - lse_s)
+    return torch.where(near, gap.sub_(lse_t - lse_s), far)
+
+
 def reference_relative_entropy(p: Tensor, q: Tensor, d: Tensor) -> Tensor:
     x = -d
     value = torch.expm1(x).sub_(x).mul_(p)
-    value = torch.where(x < 1, value, p * d - p + q)
+    if not d.numel():
+        return value
+    low, high = (bound.item() for bound in torch.aminmax(d))
+    if low > -_NEAR and high < float("inf"):  # false for NaN
+        return value
+    value = torch.where(x < 1, value, (q - p).addcmul_(p, d))
     return torch.where(p == 0, q, value)
 
 
 def reference_elements(
-    s: Tensor, t: Tensor, lse_s: Tensor, lse_t: Tensor, divergence: int, gradient_only: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `elements`; the summand is not computed where only the derivative is wanted."""
-    if divergence == MSE:
-        return (s - t).square_(), s, (s - t).mul_(2)
-    p, q = (t - lse_t).exp_(), (s - lse_s).exp_()
-    if divergence == KL and gradient_only:
-        return q, q, q - p
-    gap = t - s
-    d = torch.where(gap.abs() < 1, gap - (lse_t - lse_s), (t - lse_t) - (s - lse_s))
+    s: Tensor,
+    t: Tensor,
+    lse_s: Tensor,
+    lse_t: Tensor,
+    p: Tensor,
+    q: Tensor,
+    divergence: int,
+) -> tuple[Tensor, Tensor]:
+    """As `elements`, from both softmaxes: the summand and the derivative."""
+    d = reference_log_ratio(s, t, lse_s, lse_t)
     if divergence == KL:
-        return reference_relative_entropy(p, q, d), q, q - p
+        return reference_relative_entropy(p, q, d), q - p
     if divergence == REVERSE_KL:
-        return reference_relative_entropy(q, p, -d), q, -d
+        return reference_relative_entropy(q, p, -d), -d
     if divergence == TV:
-        return (q - p).abs_().mul_(0.5), q, torch.sign(q - p).mul_(0.5)
+        return (q - p).abs_().mul_(0.5), torch.sign(q - p).mul_(0.5)
     half = d.clamp_(-80, 80).mul_(0.5)
     square = half * half
     series = square * (0.5 - square * (1 / 12 - square * (1 / 45 - square * (17 / 2520))))
@@ -115,4 +149,4 @@ def reference_elements(
     log_q_m = -half - log_cosh
     value = reference_relative_entropy(p, m, half - log_cosh)
     value += reference_relative_entropy(q, m, log_q_m)
-    return value.mul_(0.5), q, log_q_m.mul_(0.5)
+    return value.mul_(0.5), log_q_m.mul_(0.5)

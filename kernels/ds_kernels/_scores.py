@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._divergences import difference, reference_relative_entropy, relative_entropy
+from ._divergences import (
+    difference,
+    log_ratio,
+    reference_log_ratio,
+    reference_relative_entropy,
+    reference_softmax,
+    relative_entropy,
+)
 from ._shared import INTERPRETED, accumulator, hinge, jit, open_gate, tl, use_triton
 
 BY_ROWS, BY_COLUMNS, SYMMETRIC = range(3)
@@ -116,7 +123,7 @@ def _forward_kernel(
             t = _scores(
                 xt, yt, bias_t, own, other, length, scale_t, stride_bt[2], stride_bt[3], BIAS_T, ACC
             )
-            d = (t - s) - (lse_t - lse_s)[:, None]
+            d = log_ratio(s, t, lse_s[:, None], lse_t[:, None])
             element = relative_entropy(tl.exp(t - lse_t[:, None]), tl.exp(s - lse_s[:, None]), d)
             value += tl.sum(tl.where(inside[None, :], element, 0.0), 1)
         loss = value * factor
@@ -173,14 +180,14 @@ def _backward_kernel(
             both = counted[:, None] & inside[None, :]
             slope = tl.zeros([BLOCK, BLOCK], ACC)
             if MODE != 1:  # this block holds the queries
-                d = (t - s) - (own_lse_t - own_lse_s)
+                d = log_ratio(s, t, own_lse_s, own_lse_t)
                 change = difference(tl.exp(t - own_lse_t), tl.exp(s - own_lse_s), d)
                 slope += tl.where(both & (own_ratio != 0), change * own_ratio, 0.0)
             if MODE != 0:  # the other block does
                 weight = tl.load(ratio + other, mask=other < length, other=0.0).to(ACC)[None, :]
                 lse_s = tl.load(stats + other, mask=other < length, other=0.0)[None, :]
                 lse_t = tl.load(stats + num_rows + other, mask=other < length, other=0.0)[None, :]
-                d = (t - s) - (lse_t - lse_s)
+                d = log_ratio(s, t, lse_s, lse_t)
                 change = difference(tl.exp(t - lse_t), tl.exp(s - lse_s), d)
                 slope += tl.where(both & (weight != 0), change * weight, 0.0)
             total += tl.dot(slope.to(ys.dtype), ys, input_precision="ieee", out_dtype=ACC)
@@ -255,9 +262,8 @@ def forward_scores(
         for span in _spans(valid, heads):
             s = _reference_scores(query_s, key_s, bias_s, scale_s, span, acc)
             t = _reference_scores(query_t, key_t, bias_t, scale_t, span, acc)
-            s_lse, t_lse = torch.logsumexp(s, -1, True), torch.logsumexp(t, -1, True)
-            d = (t - s).sub_(t_lse - s_lse)
-            value = reference_relative_entropy(t.sub_(t_lse).exp_(), s.sub_(s_lse).exp_(), d)
+            (q, s_lse), (p, t_lse) = reference_softmax(s), reference_softmax(t)
+            value = reference_relative_entropy(p, q, reference_log_ratio(s, t, s_lse, t_lse))
             example, head, queries, _ = span
             losses[example, head, queries] = hinge(value.sum(-1).mul_(weight), tolerance)
             stats[:, example, head, queries] = torch.stack((s_lse[..., 0], t_lse[..., 0]))

@@ -55,21 +55,19 @@ def _take(tensor: Tensor, rows: Tensor | None, start: int, end: int) -> Tensor:
 
 def _mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """out + a @ b in float32 (float64 stays), without rounding to a 16-bit dtype on the way."""
-    if a.is_cuda:
-        low = a.dtype in (torch.float16, torch.bfloat16)
+    low = a.dtype in (torch.float16, torch.bfloat16)
+    if a.is_cuda or not low:
         product = torch.mm(a, b, out_dtype=torch.float32) if low else torch.mm(a, b)
         return product if out is None else out.add_(product)
-    # In blocks: 16-bit operands are never converted whole, and the library's packed copies of
-    # the operands stay small.
+    # In blocks: the CPU has no such out_dtype, and the operands are never converted whole.
     (rows, inner), columns = a.shape, b.shape[1]
-    acc = accumulator(a)
     if out is None:
-        out = torch.zeros(rows, columns, dtype=acc, device=a.device)
+        out = torch.zeros(rows, columns, dtype=torch.float32, device=a.device)
     for i in range(0, rows, _BLOCK):
         for k in range(0, inner, _BLOCK):
-            part = a[i : i + _BLOCK, k : k + _BLOCK].to(acc)
+            part = a[i : i + _BLOCK, k : k + _BLOCK].float()
             for j in range(0, columns, _BLOCK):
-                block = b[k : k + _BLOCK, j : j + _BLOCK].to(acc)
+                block = b[k : k + _BLOCK, j : j + _BLOCK].float()
                 out[i : i + _BLOCK, j : j + _BLOCK].addmm_(part, block)
     return out
 
@@ -157,7 +155,8 @@ def _backward(
     if rows is not None:
         scale = scale[rows]
     # A power of ten or more below 1 as a rule: taken out, so that float16 does not underflow.
-    largest = scale.abs().amax() if scale.numel() else scale.new_zeros(())
+    low = dtype in (torch.float16, torch.bfloat16)
+    largest = scale.abs().amax() if low and scale.numel() else scale.new_zeros(())
     largest = torch.where(largest == 0, 1, largest)
     ratio = (scale / largest)[:, None]
     num_counted = scale.shape[0]
@@ -196,7 +195,8 @@ def _backward(
         if wanted[1]:
             if sum_weight is None:  # no row counts
                 sum_weight = torch.zeros_like(student_weight)
-            grad_weight = sum_weight.mul_(largest).to(student_weight.dtype)
+            grad_weight = sum_weight.mul_(largest) if low else sum_weight
+            grad_weight = grad_weight.to(student_weight.dtype)
         if sum_bias is not None and student_bias is not None:
             grad_bias = sum_bias.mul_(largest).to(student_bias.dtype)
     return grad_hidden, grad_weight, grad_bias

@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._divergences import JS, KL, MSE, REVERSE_KL, TV, elements, online, reference_elements
+from ._divergences import (
+    JS,
+    KL,
+    MSE,
+    REVERSE_KL,
+    TV,
+    elements,
+    online,
+    reference_elements,
+    reference_softmax,
+)
 from ._shared import (
     accumulator,
     check_options,
@@ -132,12 +142,37 @@ def _backward_kernel(
             tl.store(gradient + columns, (derivative * scale).to(element_type), mask=columns < V)
 
 
-def _chunks(rows: Tensor | None, num_rows: int, width: int) -> Any:
-    """Selectors of counted rows, a bounded number at a time: slices, or vectors of indices."""
-    size = max(1, _REFERENCE_ELEMENTS // width)
-    if rows is None:
-        return (slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size))
-    return rows.split(size)
+def _reference_rows(
+    student: Tensor,
+    teacher: Tensor,
+    inverse_t: float,
+    factor: float,
+    tolerance: float,
+    divergence: int,
+    bias_s: Tensor | None,
+    bias_t: Tensor | None,
+    acc: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses [n], stats [3, n] and derivatives [n, V] of these rows."""
+    s, t = _tempered(student, bias_s, inverse_t, acc), _tempered(teacher, bias_t, inverse_t, acc)
+    if divergence == MSE:
+        gap = s - t
+        losses = hinge(gap.square().sum(-1).mul_(factor), tolerance)
+        return losses, losses.new_zeros(3, len(losses)), gap.mul_(2)
+    (q, lse_s), (p, lse_t) = reference_softmax(s), reference_softmax(t)
+    value, derivative = reference_elements(s, t, lse_s, lse_t, p, q, divergence)
+    losses = hinge(value.sum(-1).mul_(factor), tolerance)
+    if divergence == KL:
+        slope = torch.zeros_like(losses)
+    else:
+        slope = torch.where(q != 0, q * derivative, 0.0).sum(-1)
+    return losses, torch.stack((lse_s[:, 0], lse_t[:, 0], slope)), derivative
+
+
+def _tempered(x: Tensor, bias: Tensor | None, inverse_t: float, acc: torch.dtype) -> Tensor:
+    x = x.to(acc)
+    x = x if bias is None else x + bias
+    return x if inverse_t == 1.0 else x * inverse_t
 
 
 def _reference_forward(
@@ -154,20 +189,23 @@ def _reference_forward(
 ) -> tuple[Tensor, Tensor]:
     acc = accumulator(student, teacher)
     num_rows, width = student.shape
+    options = (inverse_t, factor, tolerance, divergence, bias_s, bias_t, acc)
+    size = max(1, _REFERENCE_ELEMENTS // width)
+    if rows is None and unit_gradient is None and num_rows <= size:
+        return _reference_rows(student, teacher, *options)[:2]
     losses = torch.zeros(num_rows, dtype=acc, device=student.device)
     stats = torch.zeros(3, num_rows, dtype=acc, device=student.device)
     if rows is not None and rows.dtype == torch.bool:
         rows = rows.nonzero().squeeze(1)
-    for chunk in _chunks(rows, num_rows, width):
-        s, t = student[chunk].to(acc), teacher[chunk].to(acc)
-        s = (s if bias_s is None else s + bias_s) * inverse_t
-        t = (t if bias_t is None else t + bias_t) * inverse_t
-        lse_s, lse_t = torch.logsumexp(s, -1, keepdim=True), torch.logsumexp(t, -1, keepdim=True)
-        value, q, derivative = reference_elements(s, t, lse_s, lse_t, divergence, False)
-        losses[chunk] = hinge(value.sum(-1).mul_(factor), tolerance)
-        stats[0, chunk], stats[1, chunk] = lse_s[:, 0], lse_t[:, 0]
-        if divergence not in (KL, MSE):
-            stats[2, chunk] = torch.where(q != 0, q * derivative, 0.0).sum(-1)
+    chunks = (
+        [slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size)]
+        if rows is None
+        else rows.split(size)
+    )
+    for chunk in chunks:
+        losses[chunk], stats[:, chunk], derivative = _reference_rows(
+            student[chunk], teacher[chunk], *options
+        )
         if unit_gradient is not None:
             unit_gradient[chunk] = derivative.to(unit_gradient.dtype)
     return losses, stats
@@ -183,15 +221,25 @@ def _reference_backward(
     factor: float,
     divergence: int,
 ) -> Tensor:
-    gradient = torch.zeros(student.shape, dtype=student.dtype, device=student.device)
-    for chunk in _chunks(open_gate(losses).nonzero().squeeze(1), *student.shape):
-        s = student[chunk].to(losses.dtype) * inverse_t
-        t = teacher[chunk].to(losses.dtype) * inverse_t
+    num_rows, width = student.shape
+    gate, size = open_gate(losses), max(1, _REFERENCE_ELEMENTS // width)
+    whole = num_rows <= size and bool(gate.all())
+    if not whole:
+        gradient = torch.zeros(student.shape, dtype=student.dtype, device=student.device)
+    for chunk in [slice(None)] if whole else gate.nonzero().squeeze(1).split(size):
+        s = _tempered(student[chunk], None, inverse_t, losses.dtype)
+        t = _tempered(teacher[chunk], None, inverse_t, losses.dtype)
         lse_s, lse_t, slope = stats[:, chunk, None]
-        _, q, derivative = reference_elements(s, t, lse_s, lse_t, divergence, True)
-        if divergence not in (KL, MSE):
+        p, q = (t - lse_t).exp_(), (s - lse_s).exp_()
+        if divergence == KL:
+            derivative = q.sub_(p)
+        else:
+            _, derivative = reference_elements(s, t, lse_s, lse_t, p, q, divergence)
             derivative = torch.where(q != 0, q * (derivative - slope), 0.0)
-        gradient[chunk] = derivative.mul_(upstream[chunk, None] * factor).to(student.dtype)
+        derivative.mul_((upstream[chunk] * factor)[:, None])
+        if whole:
+            return derivative.to(student.dtype)
+        gradient[chunk] = derivative.to(student.dtype)
     return gradient
 
 

@@ -138,16 +138,7 @@ def test_a_terminal_shows_a_bar_with_the_time_left(toy_recipe, tmp_path, command
     command = [sys.executable, "-m", "ds_distill", "run", str(toy_recipe)]
     main, child = pty.openpty()
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "ds_distill",
-            "run",
-            str(toy_recipe),
-            "training.epochs=4",
-            "--folder",
-            str(tmp_path / "run"),
-        ],
+        [*command, "training.epochs=4", "--folder", str(tmp_path / "run")],
         stdin=child,
         stdout=child,
         stderr=child,

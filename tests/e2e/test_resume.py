@@ -223,7 +223,10 @@ def kill_series(runs: Runs, folder: Path, kinds: list[str], total: int, seed: in
             moment: Moment = {
                 "checkpoint": lambda folder: writing_a_checkpoint(folder),
                 "phase": end_of_a_phase(folder),
-                "random": after_steps(draw.randint(1, share), draw.uniform(0, 0.03)),
+                "random": after_steps(
+                    draw.randint(1, max(1, min(3 * share // 2, total - steps(folder) - 8))),
+                    draw.uniform(0, 0.03),
+                ),
             }[kind]
             assert runs.kill(folder, moment, resume=folder.exists()), "the run ended too early"
             if kind == "checkpoint" and not writing_a_checkpoint(folder):
