@@ -56,8 +56,8 @@ class SequenceCollator:
         # The student's alone: live teachers must not change which examples meet in a batch.
         plan_by = [tables["student"]] if "student" in tables else list(tables.values())
         self.lengths = np.max([table.lengths for table in plan_by], axis=0)
-        """int32 [N]: tokens of each example, by which batches are planned: in the student's view, or
-        without a student in the view where it is longest."""
+        """int32 [N]: tokens of each example, by which batches are planned: in the student's
+        view, or without a student in the view where it is longest."""
 
     def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
         """The batch of examples `indices` (int [B]). No examples give a batch of one filler
