@@ -95,6 +95,7 @@ def _check_names(recipe: Recipe) -> None:
 def _check_phases(recipe: Recipe) -> None:
     known = {"student", *recipe.teachers}
     cached: dict[str, str] = {}  # split -> the cache phase that holds it
+    stale: dict[str, str] = {}  # the same for what teachers said before they were trained again
     measured = False
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         place = f"phases.{name}"
@@ -109,11 +110,18 @@ def _check_phases(recipe: Recipe) -> None:
                         f"{', '.join(sorted(known))}."
                     )
             if set(phase.outputs) & set(recipe.teachers):
-                cached, measured = {}, False  # what teachers said before is out of date
+                stale |= cached
+                cached, measured = {}, False
             known |= set(phase.outputs)
         elif isinstance(phase, Expertise):
             measured = True
         elif isinstance(phase, Cache):
+            for split in set(phase.splits) & set(stale):
+                raise UserError(
+                    f"{place}.splits: split {split!r} is cached by phase {stale[split]!r} already, "
+                    "and its teachers are trained again in between; a run keeps one cache of a "
+                    "split. Take one of the phases out, or make two runs of it."
+                )
             cached |= dict.fromkeys(phase.splits, name)
         elif isinstance(phase, Distil):
             _check_distil(phase, place, known, set(cached), measured)
