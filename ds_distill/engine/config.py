@@ -53,6 +53,12 @@ def find_config(reference: str) -> tuple[str, dict[str, Any]]:
         section = config.get(key)
         if section and not (isinstance(section, dict) and section.get("enabled") is False):
             raise UserError(f"deepspeed: {path} sets {key!r}. Take it out and use {instead}.")
+    for section in ("zero_optimization", "bf16"):
+        if not isinstance(config.get(section, {}), dict):
+            raise UserError(
+                f"deepspeed: {path} sets {section}={config[section]!r}; it is a section, e.g. "
+                '"zero_optimization": {"stage": 3}.'
+            )
     stage = config.get("zero_optimization", {}).get("stage", 0)
     if stage not in (0, 1, 2, 3):
         raise UserError(

@@ -82,8 +82,8 @@ class Bundle(nn.Module):
         return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
 
     def _signals_of(self, name: str, batch: Batch) -> Signals:
-        if name == "student":
-            assert self.student is not None, "this bundle has no student"
+        # Without a student to train, a trained student may stand among the models to ask.
+        if name == "student" and self.student is not None:
             return read_signals(self.student, batch.views[name], hidden=self._hidden)
         view = batch.views[name]
         # Not inference_mode: ZeRO-3 may prefetch a student's weight inside this block, and a

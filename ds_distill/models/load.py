@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -204,11 +203,6 @@ def usable_length(config: PreTrainedConfig) -> int | None:
         return None
     behind_padding = any(kind in config.model_type for kind in _POSITIONS_BEHIND_PADDING)
     return int(limit) - (int(config.pad_token_id) + 1 if behind_padding else 0)
-
-
-def has_weights(folder: str) -> bool:
-    """Whether a local folder holds safetensors weights."""
-    return any(Path(folder).glob("*.safetensors"))
 
 
 def _some(names: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from ds_distill.data.batches import Examples, SequenceCollator
 from ds_distill.data.plan import deal, padding_share, plan_epoch
 from ds_distill.engine.config import batch_shape
 from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.errors import UserError
 from ds_distill.evaluation.metrics import accuracy
 from ds_distill.models.bundle import Bundle
 from ds_distill.phases.asking import ask_all
@@ -92,15 +94,15 @@ def train(job: Job, run: Run) -> dict[str, Any]:
                 epoch,
             )
             todo = plan[progress.step - epoch * steps_per_epoch :]
-            log.event(
-                "epoch",
-                phase=job.output,
-                step=progress.step,
-                epoch=epoch,
-                padding_share=round(
-                    padding_share(job.collate.lengths, plan, micro_steps * world.size), 4
-                ),
-            )
+            if len(todo) == len(plan):  # an epoch that a kill interrupted is announced once
+                share = padding_share(job.collate.lengths, plan, micro_steps * world.size)
+                log.event(
+                    "epoch",
+                    phase=job.output,
+                    step=progress.step,
+                    epoch=epoch,
+                    padding_share=round(share, 4),
+                )
             for batch, micro_batches in _collated(job, todo, micro_steps, run, epoch, ahead):
                 losses = engine.train_step(micro_batches)
                 progress = replace(progress, step=progress.step + 1)
@@ -112,6 +114,12 @@ def train(job: Job, run: Run) -> dict[str, Any]:
                 # Also before a checkpoint: a resumed run then takes its means over the same steps.
                 if progress.step % run.recipe.logging.every == 0 or epoch_ends or saves:
                     values = meter.read(world)
+                    if not math.isfinite(values["loss"]):
+                        raise UserError(
+                            f"{job.output}: the loss is {values['loss']} by step {progress.step}. "
+                            f"Training went astray: set a lower learning_rate than "
+                            f"{settings.learning_rate}, or a longer warmup."
+                        )
                     log.event(
                         "train",
                         phase=job.output,

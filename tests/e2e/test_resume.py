@@ -161,13 +161,12 @@ def curves(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def others(folder: Path) -> list[tuple[Any, ...]]:
-    """The other events, but for what the clock says. An epoch that goes on after a kill is
-    announced once more."""
+    """The other events, but for what the clock says."""
     names = ("step", "epoch", "accuracy", "model")
     return [
         (event["event"], event["number"], event["phase"], *(event.get(name) for name in names))
         for event in events(folder)
-        if event["event"] not in ("train", "epoch")
+        if event["event"] != "train"
     ]
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from cases import (
+    CASES,
     COSINE,
     DTYPES,
     INTERPRETED,
@@ -125,6 +126,24 @@ def test_far_student(device: torch.device) -> None:
     losses, gradient = both(ds_kernels.masked_kl, student, teacher)
     assert losses.item() == pytest.approx(400.0)
     assert gradient[0, :2].tolist() == pytest.approx([-1.0, 1.0])
+
+
+@pytest.mark.parametrize("op", DIVERGENCES, ids=lambda op: op.__name__)
+@pytest.mark.parametrize("far", [0.0, 1500.0])
+def test_near_and_far_logits_in_one_row(op, far: float, device: torch.device) -> None:
+    """Subtracting a far logit first would round log p to the size of the student's logit."""
+    torch.manual_seed(0)
+    teacher, student = (torch.randn(3, 37, device=device) for _ in range(2))
+    student[:, 20:] -= far
+    teacher[:, 20:] -= 30.0  # some mass is there
+    losses, gradient = both(op, student, teacher)
+    exact = student.double().requires_grad_()
+    name = op.__name__.removeprefix("masked_")
+    case = next(case for case in CASES if case.name == name)
+    oracle = case.rows([exact], [teacher.double()], 1.0)
+    torch.testing.assert_close(losses.double(), oracle, rtol=2e-6, atol=2e-6)
+    (wanted,) = torch.autograd.grad(oracle.sum(), exact)
+    torch.testing.assert_close(gradient.double(), wanted.nan_to_num(), rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("width", [1, 2, 6, 16, 17, 37])

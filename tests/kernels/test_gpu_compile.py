@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 import torch
 from cases import INTERPRETED, MODULES
@@ -16,18 +18,33 @@ import ds_kernels
 
 VOCABULARIES = [30522, 50265, 128100]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+# By default every vocabulary and every dtype once; the rest of the square is slow.
+PAIRS = [
+    pytest.param(width, dtype, id=f"{width}-{dtype}", marks=[] if i == j else pytest.mark.slow)
+    for i, width in enumerate(VOCABULARIES)
+    for j, dtype in enumerate(DTYPES)
+]
+
+
+_launches: list[Launch] = []
+
+
+def _compile(index: int, target: str) -> int | None:
+    return _launches[index].compile(target)
 
 
 def compile_all(launches: list[Launch], target: str, wanted: set[str]) -> None:
+    """In two processes, forked so that they see the launches, which cannot be pickled."""
     assert {launch.kernel.__name__ for launch in launches} == wanted
-    for launch in launches:
-        spilled = launch.compile(target)
-        assert not spilled, f"{launch.kernel.__name__} spills {spilled} bytes on {target}"
+    _launches[:] = launches
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        jobs = [(index, target) for index in range(len(launches))]
+        for launch, spilled in zip(launches, pool.starmap(_compile, jobs, 1), strict=True):
+            assert not spilled, f"{launch.kernel.__name__} spills {spilled} bytes on {target}"
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("width", VOCABULARIES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("width", "dtype"), PAIRS)
 def test_vocabulary_kernels(width: int, dtype: torch.dtype, target: str) -> None:
     student = torch.zeros(2, width, dtype=dtype, requires_grad=True)
     teacher, mask = student.detach(), torch.ones(2, dtype=torch.bool)
@@ -53,7 +70,11 @@ def test_vocabulary_kernels(width: int, dtype: torch.dtype, target: str) -> None
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, *(pytest.param(low, marks=pytest.mark.slow) for low in DTYPES[:2])],
+    ids=str,
+)
 def test_divergences(dtype: torch.dtype, target: str) -> None:
     student = torch.zeros(2, 30522, dtype=dtype, requires_grad=True)
     with recorded(MODULES["masked_kl"]) as launches:
@@ -64,7 +85,14 @@ def test_divergences(dtype: torch.dtype, target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("width", "layers"), [(312, 1), (768, 12), (1024, 24)])
+@pytest.mark.parametrize(
+    ("width", "layers"),
+    [
+        (768, 12),
+        pytest.param(312, 1, marks=pytest.mark.slow),
+        pytest.param(1024, 24, marks=pytest.mark.slow),
+    ],
+)
 def test_cosine(width: int, layers: int, dtype: torch.dtype, target: str) -> None:
     students = [torch.zeros(2, width, dtype=dtype, requires_grad=True) for _ in range(layers)]
     mask = torch.ones(2, dtype=torch.bool)

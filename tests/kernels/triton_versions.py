@@ -8,24 +8,31 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from pathlib import Path
 
-import torch
-
 ROOT = Path(__file__).parents[2]
+TESTS = ["-q", "--no-header", "-m", "not slow", "tests/kernels"]
 
 
 def run(version: str, folder: Path) -> int:
-    python = folder / "bin" / "python"
+    """Torch and the rest are this environment's, behind the Triton of the new one."""
     venv.create(folder, with_pip=True)
-    install = [python, "-m", "pip", "install", "-q"]
-    subprocess.run([*install, f"torch=={torch.__version__.split('+')[0]}"], check=True)
-    subprocess.run([*install, f"triton=={version}", "numpy", "pytest", "hypothesis"], check=True)
+    python = folder / "bin" / "python"
+    install = [python, "-m", "pip", "install", "-q", "--ignore-installed", "--no-deps"]
+    subprocess.run([*install, f"triton=={version}"], check=True)
+    site = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    Path(site, "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "kernels"), "OMP_NUM_THREADS": "1"}
-    command = [python, "-m", "pytest", "-q", "--no-header", "-m", "not slow", "tests/kernels"]
-    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+    environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    show = "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__)"
+    subprocess.run([python, "-c", show], env=environment, check=True)
+    return subprocess.run([python, "-m", "pytest", *TESTS], cwd=ROOT, env=environment).returncode
 
 
 if __name__ == "__main__":
