@@ -44,7 +44,7 @@ def launch_run(
     if not resume:
         check_data(recipe, open_source(recipe.task))
     command = [_deepspeed(), *_placement(num_gpus, hostfile), "--no_local_rank"]
-    command += ["--log_level", "warning", "--module", "ds_distill"]
+    command += ["--log_level", "error", "--module", "ds_distill"]
     command += ["run", reference, *overrides, "--folder", str(folder)]
     command += ["--resume"] if resume else []
     environment = dict(os.environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ SHARE = 0.15  # counted rows
 
 @dataclass
 class Problem:
-    """`paths` maps a rival to a loss over `leaves`; `oracle` is the loss of float64 leaves."""
+    """`paths` maps a rival to a loss over `leaves` and `fixed`, made in float32 and rounded to
+    `dtype` here; the oracle takes the unrounded ones."""
 
     op: str
     shape: dict[str, int]
@@ -27,9 +29,12 @@ class Problem:
     fixed: list[Tensor]
     paths: dict[str, Callable[[list[Tensor], list[Tensor]], Tensor]]
     floor_bytes: int
-    compiled: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    exact: tuple[list[Tensor], list[Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.exact = self.leaves, self.fixed
+        self.leaves = [x.detach().to(self.dtype).requires_grad_() for x in self.leaves]
+        self.fixed = [x.to(self.dtype) if x.is_floating_point() else x for x in self.fixed]
         for name in ("eager", "eager_compact"):
             if name in self.paths:
                 rival = name.replace("eager", "compile")
@@ -61,8 +66,8 @@ def _both(fused: Any, rows: Any, indices: Tensor, gather: Any) -> dict[str, Any]
 
 
 def masked_kl(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Problem:
-    student = (torch.randn(rows, width, device=device) * 2).to(dtype).requires_grad_()
-    teacher = (torch.randn(rows, width, device=device) * 2).to(dtype)
+    student = torch.randn(rows, width, device=device) * 2
+    teacher = torch.randn(rows, width, device=device) * 2
     chosen, size = _indices(rows, device), dtype.itemsize
     counted = chosen.shape[0]
     paths = _both(
@@ -71,7 +76,9 @@ def masked_kl(rows: int, width: int, dtype: torch.dtype, device: torch.device) -
         chosen,
         lambda leaves, fixed: ([leaves[0][chosen]], [fixed[0][chosen]]),
     )
-    if device.type == "cuda" and (liger := _liger("kl_div", "LigerKLDIVLoss")) is not None:
+    on_gpu = device.type == "cuda"
+    if on_gpu and (kl_div := _liger("transformers.kl_div.LigerKLDIVLoss")) is not None:
+        liger = kl_div(reduction="batchmean")
         paths["liger_compact"] = lambda leaves, fixed: liger(
             leaves[0][chosen].float().log_softmax(-1), fixed[0][chosen].float().softmax(-1)
         )
@@ -80,8 +87,8 @@ def masked_kl(rows: int, width: int, dtype: torch.dtype, device: torch.device) -
 
 
 def class_kl(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Problem:
-    student = torch.randn(rows, width, device=device, dtype=dtype).requires_grad_()
-    teacher = torch.randn(rows, width, device=device, dtype=dtype)
+    student = torch.randn(rows, width, device=device)
+    teacher = torch.randn(rows, width, device=device)
     paths = {
         "ds_kernels": lambda leaves, fixed: ds_kernels.masked_kl(leaves[0], fixed[0]),
         "eager": lambda leaves, fixed: _kl(leaves[0], fixed[0]).mean(),
@@ -95,10 +102,9 @@ def class_kl(rows: int, width: int, dtype: torch.dtype, device: torch.device) ->
 def masked_cosine(
     rows: int, width: int, layers: int, dtype: torch.dtype, device: torch.device
 ) -> Problem:
-    students = [
-        torch.randn(rows, width, device=device).to(dtype).requires_grad_() for _ in range(layers)
-    ]
-    teachers = [torch.randn(rows, width, device=device).to(dtype) for _ in range(layers)]
+    students, teachers = (
+        [torch.randn(rows, width, device=device) for _ in range(layers)] for _ in range(2)
+    )
     chosen = _indices(rows, device)
 
     def rows_of(leaves: list[Tensor], fixed: list[Tensor]) -> Tensor:
@@ -123,10 +129,8 @@ def masked_cosine(
 def linear_kl(
     rows: int, width: int, wide: int, narrow: int, dtype: torch.dtype, device: torch.device
 ) -> Problem:
-    student = torch.randn(rows, narrow, device=device).to(dtype).requires_grad_()
-    own = (torch.randn(width, narrow, device=device) * 0.05).to(dtype).requires_grad_()
-    teacher = torch.randn(rows, wide, device=device).to(dtype)
-    head = (torch.randn(width, wide, device=device) * 0.05).to(dtype)
+    student, teacher = (torch.randn(rows, size, device=device) for size in (narrow, wide))
+    own, head = (torch.randn(width, size, device=device) * 0.05 for size in (narrow, wide))
     chosen = _indices(rows, device)
 
     def rows_of(leaves: list[Tensor], fixed: list[Tensor]) -> Tensor:
@@ -138,13 +142,21 @@ def linear_kl(
         chosen,
         lambda leaves, fixed: ([leaves[0][chosen], leaves[1]], [fixed[0][chosen], fixed[1]]),
     )
-    if (
-        device.type == "cuda"
-        and (liger := _liger("fused_linear_jsd", "LigerFusedLinearJSD")) is not None
-    ):
-        fused = liger.__class__(jsd_beta=0.0)
+    gpu = device.type == "cuda"
+    if gpu and (jsd := _liger("transformers.fused_linear_jsd.LigerFusedLinearJSD")) is not None:
+        fused = jsd(jsd_beta=0.0)  # KL(teacher || student)
         paths["liger_compact"] = lambda leaves, fixed: fused(
             leaves[0][chosen], leaves[1], fixed[0][chosen], fixed[1]
+        )
+    if (chunked := _liger("chunked_loss.LigerFusedLinearJSDLoss")) is not None:
+        loss = chunked(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.0, compiled=gpu)
+        labels = torch.zeros(rows, dtype=torch.int64, device=device)
+        ignored = labels.index_fill(0, chosen, 1) == 0
+        paths["liger_chunked"] = lambda leaves, fixed: loss(
+            *leaves, *fixed, labels.masked_fill(ignored, -100)
+        )
+        paths["liger_chunked_compact"] = lambda leaves, fixed: loss(
+            leaves[0][chosen], leaves[1], fixed[0][chosen], fixed[1], labels[chosen]
         )
     size, counted = dtype.itemsize, chosen.shape[0]
     # Weights read once forward and once backward, their gradient written; hidden states in and out.
@@ -158,7 +170,7 @@ def linear_kl(
 def topk_kl(
     rows: int, width: int, entries: int, dtype: torch.dtype, device: torch.device
 ) -> Problem:
-    student = (torch.randn(rows, width, device=device) * 2).to(dtype).requires_grad_()
+    student = torch.randn(rows, width, device=device) * 2
     log_probs, ids = (torch.randn(rows, width, device=device) * 2).log_softmax(-1).topk(entries, -1)
     tail = torch.log(-torch.expm1(log_probs.logsumexp(-1)))
     chosen = _indices(rows, device)
@@ -196,8 +208,7 @@ def scores(
     mask = torch.arange(length, device=device) < lengths[:, None]
     shape = (batch, length, heads * width)
     count = 2 if op == "attention_kl" else 1
-    leaves = [torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(count)]
-    fixed = [torch.randn(shape, device=device).to(dtype) for _ in range(count)]
+    leaves, fixed = ([torch.randn(shape, device=device) for _ in range(count)] for _ in range(2))
 
     def split(x: Tensor) -> Tensor:
         return x.unflatten(2, (heads, -1)).transpose(1, 2)
@@ -222,11 +233,11 @@ def scores(
     return Problem(op, sizes, dtype, leaves, fixed, {"ds_kernels": fused, "eager": eager}, floor)
 
 
-def _liger(module: str, name: str) -> Any:
+def _liger(name: str) -> Any:
+    """A class of liger-kernel, or None where it is not installed."""
+    module, _, cls = name.rpartition(".")
     try:
-        import importlib
-
-        return getattr(importlib.import_module(f"liger_kernel.transformers.{module}"), name)()
+        return getattr(importlib.import_module(f"liger_kernel.{module}"), cls)
     except ImportError:
         return None
 

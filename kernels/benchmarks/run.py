@@ -84,10 +84,11 @@ def gradients(loss: Tensor, leaves: list[Tensor], retain: bool = False) -> list[
 
 
 def oracle(problem: Problem) -> tuple[float, list[Tensor]]:
-    """float64, on counted rows; from the tensors as they were rounded."""
+    """float64, on counted rows, from the unrounded tensors."""
     path = problem.paths.get("eager_compact", problem.paths["eager"])
-    leaves = [x.detach().double().requires_grad_() for x in problem.leaves]
-    fixed = [x.double() if x.is_floating_point() else x for x in problem.fixed]
+    leaves, fixed = problem.exact
+    leaves = [x.detach().double().requires_grad_() for x in leaves]
+    fixed = [x.double() if x.is_floating_point() else x for x in fixed]
     loss = path(leaves, fixed)
     return loss.item(), gradients(loss, leaves)
 
@@ -149,6 +150,9 @@ def measure(problem: Problem, timer: Timer, bandwidth: float) -> list[dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="one op")
+    parser.add_argument(
+        "--out", type=Path, help="CSV to write; results/DATE-DEVICE.csv if not given"
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="per measurement")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -165,16 +169,14 @@ def main() -> None:
     }
     print(about)
     slug = "cpu" if device.type == "cpu" else torch.cuda.get_device_name().replace(" ", "-").lower()
-    path = RESULTS / f"{about['date']}-{slug}.csv"
-    RESULTS.mkdir(exist_ok=True)
+    path = arguments.out or RESULTS / f"{about['date']}-{slug}.csv"
+    path.parent.mkdir(exist_ok=True)
     rows: list[dict[str, Any]] = []
     for make in problems(device):
         problem = make()
         if arguments.only in ("", problem.op):
             rows += measure(problem, timer, bandwidth)
-            write(
-                path, rows, about
-            )  # after each problem: a long run that is cut off keeps its rows
+            write(path, rows, about)  # after each problem: a run that is cut off keeps its rows
         del problem
     report(path)
 

@@ -4,7 +4,8 @@ from ._shared import last_path
 from .attention_kl import attention_kl
 from .linear_kl import linear_kl, linear_mse
 from .masked_cosine import masked_cosine
-from .masked_kl import masked_js, masked_kl, masked_reverse_kl, masked_tv
+from .masked_divergences import masked_js, masked_reverse_kl, masked_tv
+from .masked_kl import masked_kl
 from .relation_kl import relation_kl
 from .topk_kl import topk_kl
 

@@ -363,7 +363,7 @@ def _launch(
         "num_warps": 4,
     }  # fmt: skip
     if torch.version.hip is None:  # left alone, ptxas stops at 128 registers and spills a few
-        launch["maxnreg"] = 224
+        launch["maxnreg"] = 255
     return launch, (batch * heads * tiles,)
 
 

@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from ._divergences import (
-    JS,
     KL,
     MSE,
-    REVERSE_KL,
-    TV,
     elements,
     online,
     reference_elements,
@@ -382,7 +379,7 @@ _forward_op.register_autograd(_autograd, setup_context=_setup_context)
 forbid_double_backward(_backward_op, "masked_kl")
 
 
-def _masked_divergence(
+def masked_divergence(
     op: str,
     divergence: int,
     student_logits: Tensor,
@@ -394,6 +391,7 @@ def _masked_divergence(
     reduction: str,
     denominator: float | Tensor | None,
 ) -> Tensor:
+    """The checked call behind `masked_kl` and the functions of `masked_divergences`."""
     check_pair(op, "logits", student_logits, teacher_logits)
     check_options(op, weight, tolerance, reduction, temperature)
     lead, width = student_logits.shape[:-1], student_logits.shape[-1]
@@ -438,66 +436,7 @@ def masked_kl(
         ValueError: shapes, dtypes or devices that do not fit, row indices out of range (CPU),
             temperature <= 0, weight or tolerance below 0, an unknown reduction.
     """
-    return _masked_divergence(
+    return masked_divergence(
         "masked_kl", KL, student_logits, teacher_logits, mask,
-        temperature, weight, tolerance, reduction, denominator,
-    )  # fmt: skip
-
-
-def masked_reverse_kl(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    mask: Tensor | None = None,
-    *,
-    temperature: float = 1.0,
-    weight: float = 1.0,
-    tolerance: float = 0.0,
-    reduction: str = "mean",
-    denominator: float | Tensor | None = None,
-) -> Tensor:
-    """As `masked_kl` with KL(student || teacher): Wen et al. 2023, "f-Divergence Minimization
-    for Sequence-Level Knowledge Distillation", on tokens."""
-    return _masked_divergence(
-        "masked_reverse_kl", REVERSE_KL, student_logits, teacher_logits, mask,
-        temperature, weight, tolerance, reduction, denominator,
-    )  # fmt: skip
-
-
-def masked_js(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    mask: Tensor | None = None,
-    *,
-    temperature: float = 1.0,
-    weight: float = 1.0,
-    tolerance: float = 0.0,
-    reduction: str = "mean",
-    denominator: float | Tensor | None = None,
-) -> Tensor:
-    """As `masked_kl` with the Jensen-Shannon divergence (KL(p || m) + KL(q || m)) / 2,
-    m = (p + q) / 2: Wen et al. 2023, "f-Divergence Minimization for Sequence-Level Knowledge
-    Distillation", on tokens."""
-    return _masked_divergence(
-        "masked_js", JS, student_logits, teacher_logits, mask,
-        temperature, weight, tolerance, reduction, denominator,
-    )  # fmt: skip
-
-
-def masked_tv(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    mask: Tensor | None = None,
-    *,
-    temperature: float = 1.0,
-    weight: float = 1.0,
-    tolerance: float = 0.0,
-    reduction: str = "mean",
-    denominator: float | Tensor | None = None,
-) -> Tensor:
-    """As `masked_kl` with the total variation distance sum |p - q| / 2: Wen et al. 2023,
-    "f-Divergence Minimization for Sequence-Level Knowledge Distillation", on tokens. Where
-    p = q for a column its derivative is taken as 0."""
-    return _masked_divergence(
-        "masked_tv", TV, student_logits, teacher_logits, mask,
         temperature, weight, tolerance, reduction, denominator,
     )  # fmt: skip
