@@ -41,7 +41,11 @@ def table(rows: list[Row]) -> str:
         "bandwidth. Errors are relative, against float64.",
     ]
     if "cuda" not in about["device"].lower() and "nvidia" not in about["device"].lower():
-        lines += ["", "GPU: not measured. Memory in this table: not measured on a CPU."]
+        lines += [
+            "",
+            "GPU: not measured. Memory: not measured on a CPU. liger-kernel: only its chunked loss "
+            "runs on a CPU; its others are Triton kernels.",
+        ]
     lines += [
         "",
         "| problem | path | forward | backward | both | range | speed | floor | peak MB | "
