@@ -30,12 +30,14 @@ def groups(rows: list[Row]) -> dict[str, list[Row]]:
 
 def table(rows: list[Row]) -> str:
     about = rows[0]
+    loads = ", ".join(dict.fromkeys(row["load"] for row in rows))
+    copies = ", ".join(dict.fromkeys(row["copy_gb_s"] for row in rows))
     lines = [
         f"# {about['date']}, {about['device']}",
         "",
         f"torch {about['torch']}, triton {about['triton']}, liger-kernel {about['liger-kernel']}, "
-        f"Python {about['python']}; copy {about['copy_gb_s']} GB/s, system load {about['load']} at "
-        "the start. Median milliseconds, 15% of "
+        f"Python {about['python']}; copy {copies} GB/s, system load {loads} at "
+        "the start of each run. Median milliseconds, 15% of "
         "the rows counted where a path has a mask; the range is p20 to p80 of forward + backward. "
         "Speed is the path's time over ours: below 1 we lose. Floor: least bytes at the copy "
         "bandwidth. Errors are relative, against float64.",

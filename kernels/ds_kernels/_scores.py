@@ -360,7 +360,7 @@ def _launch(
         "TILES": tiles, "BLOCK": block,
         "BIAS_S": bias_s is not None, "BIAS_T": bias_t is not None, "UPCAST": INTERPRETED,
         "ACC": tl.float64 if acc == torch.float64 else tl.float32,
-        "num_warps": 4,
+        "num_warps": 8 if max(padded_s, padded_t) > 64 else 4,
     }  # fmt: skip
     if torch.version.hip is None:  # left alone, ptxas stops at 128 registers and spills a few
         launch["maxnreg"] = 255
