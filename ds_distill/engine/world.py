@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import deepspeed
 import deepspeed.comm as dist
@@ -56,6 +57,9 @@ class World:
                     verbose=False,
                     timeout=timedelta(hours=6),  # rank 0 tokenises while the others wait
                 )
+            if on_cpu:
+                dist.barrier()  # every rank has opened every buffer
+                _unlink_shared_buffer()
         device = torch.device("cpu" if on_cpu else accelerator.device_name(local_rank))
         return World(dist.get_rank(), dist.get_world_size(), local_rank, device)
 
@@ -77,6 +81,14 @@ class World:
     def stop() -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _unlink_shared_buffer() -> None:
+    """Take this rank's buffer for collectives on CPU out of /dev/shm: it stays mapped as long as
+    a process uses it, and DeepSpeed would leave 66 MiB of memory behind at each end of a run."""
+    rank, address, port = (os.environ[key] for key in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
+    name = f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{rank}"
+    Path("/dev/shm", name).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -64,6 +64,8 @@ def launch(folder: Path, ranks: int) -> Launch:
         [*command, str(folder)], env=environment, capture_output=True, text=True, timeout=600
     )
     assert (folder / "results.json").is_file(), done.stdout[-4000:] + done.stderr[-4000:]
+    left = list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"))
+    assert not left, "shared memory is left behind"
     return Launch(folder)
 
 
