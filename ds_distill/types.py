@@ -9,6 +9,7 @@ one per chosen position. Routing and loss terms only ever see rows, so they know
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -72,34 +73,60 @@ class VocabularyHead:
         return nn.functional.linear(self.features, self.weight, self.bias)
 
 
+@dataclass(frozen=True)
+class TopK:
+    """Distributions over a vocabulary by their likeliest entries, as a cache keeps them."""
+
+    log_probs: torch.Tensor
+    """float32 [n, K]: of softmax(logits / T), at the T that the cache was made for."""
+    ids: torch.Tensor
+    """int64 [n, K]; -1 where a row has fewer than K entries."""
+    tail_log_prob: torch.Tensor
+    """float32 [n]: the mass of all other entries together."""
+
+    def to(self, device: torch.device) -> TopK:
+        return TopK(
+            self.log_probs.to(device, non_blocking=True),
+            self.ids.to(device, non_blocking=True),
+            self.tail_log_prob.to(device, non_blocking=True),
+        )
+
+
 class Signals:
     """What a model says about a batch. A student's carry gradients, a teacher's do not; a
     cached teacher's are the same type as a live one's."""
 
     def __init__(
-        self, logits: torch.Tensor | VocabularyHead, hidden: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor | VocabularyHead | TopK,
+        hidden: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         """
         logits: float [n, C], or the head that gives them: terms that can do without the whole
-            [n, V] never make it.
-        hidden: float [n, H], the last layer's state at each row (the first token of a
-            sequence-level task). None where no term asks for it.
+            [n, V] never make it. Of a cached masked-LM teacher, the top of its distributions.
+        hidden: layer -> float [n, H], its state at each row (at the first token of a
+            sequence-level task), for the layers asked for. Layers are numbered as in
+            transformers' `hidden_states`: 0 is the embeddings, -1 the last layer.
         """
         self.head = logits if isinstance(logits, VocabularyHead) else None
-        self._logits = None if isinstance(logits, VocabularyHead) else logits
-        self.hidden = hidden
+        self.top = logits if isinstance(logits, TopK) else None
+        self._logits = logits if isinstance(logits, torch.Tensor) else None
+        self.hidden = dict(hidden or {})
 
     @property
     def logits(self) -> torch.Tensor:
         """[n, C], float; made once where a head gives them, within the engine's forward."""
         if self._logits is None:
-            assert self.head is not None
+            assert self.head is not None, "the top of a distribution has no logits"
             self._logits = self.head.logits()
         return self._logits
 
     def to(self, device: torch.device) -> Signals:
         """For cached signals; a live model's are where the model is."""
-        return Signals(self.logits.to(device, non_blocking=True), _to(self.hidden, device))
+        return Signals(
+            self.top.to(device) if self.top else self.logits.to(device, non_blocking=True),
+            {layer: state.to(device, non_blocking=True) for layer, state in self.hidden.items()},
+        )
 
 
 @dataclass(frozen=True)

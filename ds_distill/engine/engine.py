@@ -18,7 +18,7 @@ from ds_distill.engine.config import is_bf16, zero_stage
 from ds_distill.engine.placement import keep_resident
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.models.bundle import Bundle
-from ds_distill.types import Batch
+from ds_distill.types import Batch, Signals
 
 TAG = "engine"
 """The folder of DeepSpeed's files inside a checkpoint."""
@@ -103,13 +103,17 @@ class Engine:
                 total[name] = total.get(name, 0.0) + part.detach().float()
         return total
 
-    def ask(self, batch: Batch, models: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Logits float32 [n, C] of models of the bundle, on the device. Every rank must ask
-        the same models at the same time."""
+    def ask(
+        self, batch: Batch, models: Iterable[str], layers: Iterable[int] = ()
+    ) -> dict[str, Signals]:
+        """What models of the bundle say: logits float32 [n, C] and the states of `layers`, on
+        the device. Every rank must ask the same models at the same time."""
         self._engine.eval()
         with torch.no_grad():
-            answers = self._engine(batch=batch.to(self.world.device), ask=tuple(models))
-        return {name: logits.float() for name, logits in answers.items()}
+            answers = self._engine(
+                batch=batch.to(self.world.device), ask=tuple(models), layers=tuple(layers)
+            )
+        return {name: Signals(said.logits.float(), said.hidden) for name, said in answers.items()}
 
     def _with_counts(self, micro_batches: list[Batch]) -> list[Batch]:
         """Row counts of the whole optimizer step, known before its first backward."""

@@ -17,7 +17,7 @@ class HiddenMSE(Term):
     """sum over teachers t of MSE(H_t, W_t H_s) on the last layer's state of each row, W_t
     trained (MT-BERT's multi-teacher hidden loss)."""
 
-    needs_hidden = True
+    layers = (-1,)
 
     def __init__(
         self, settings: HiddenMSELoss, student_width: int, teacher_widths: Mapping[str, int]
@@ -38,11 +38,9 @@ class HiddenMSE(Term):
         routed: Routed | None,
         batch: Batch,
     ) -> torch.Tensor:
-        assert student.hidden is not None
-        total = torch.zeros(len(batch.labels), device=student.hidden.device)
+        state = student.hidden[-1]
+        total = torch.zeros(len(state), device=state.device)
         for name, projection in self.projections.items():
-            target = teachers[name].hidden
-            assert target is not None
-            difference = projection(student.hidden).float() - target.float()
+            difference = projection(state).float() - teachers[name].hidden[-1].float()
             total = total + difference.square().mean(dim=-1)
         return self._weight * total

@@ -21,8 +21,8 @@ class Term(nn.Module, ABC):
 
     rows: str = "all"
     """The batch's row set that is counted: the loss is the mean over it."""
-    needs_hidden: bool = False
-    """Whether it reads hidden states."""
+    layers: tuple[int, ...] = ()
+    """Whose states it reads, as `Signals.hidden` numbers them."""
 
     @abstractmethod
     def forward(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,7 +49,7 @@ class Bundle(nn.Module):
         self.teachers = nn.ModuleDict(teachers)
         self.teachers.requires_grad_(False)
         self._router = router
-        self._hidden = any(term.needs_hidden for term in self.terms.values())
+        self._layers = sorted({layer for term in (terms or {}).values() for layer in term.layers})
         self._teacher_autocast = teacher_autocast
         self.train(self.training)
 
@@ -58,18 +59,24 @@ class Bundle(nn.Module):
         self.teachers.eval()
         return self
 
-    def forward(self, batch: Batch, ask: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
-        """One micro-step's loss, or the logits of the models in `ask`.
+    def forward(
+        self, batch: Batch, ask: tuple[str, ...] | None = None, layers: tuple[int, ...] = ()
+    ) -> dict[str, Any]:
+        """One micro-step's loss, or the words of the models in `ask`.
 
         Training (`ask` is None) returns `loss` and each term's weighted share of it, detached:
         scalars that add up, over ranks and micro-steps, to the mean over the optimizer step's
-        rows. Asking returns {model: logits [n, C]} and computes no loss.
+        rows. Asking returns {model: Signals with logits [n, C] and the states of `layers`} and
+        computes no loss.
         """
         if ask is not None:
-            return {name: self._signals_of(name, batch).logits for name in ask}
-        teachers = batch.signals or {name: self._signals_of(name, batch) for name in self.teachers}
+            answers = {name: self._signals_of(name, batch, layers) for name in ask}
+            return {name: Signals(said.logits, said.hidden) for name, said in answers.items()}
+        teachers = batch.signals or {
+            name: self._signals_of(name, batch, self._layers) for name in self.teachers
+        }
         assert self.student is not None, "a bundle without a student has no loss"
-        student = read_signals(self.student, batch.views["student"], hidden=self._hidden)
+        student = read_signals(self.student, batch.views["student"], self._layers)
         routed = self._router(teachers, batch) if self._router else None
         parts = {}
         for name, term in self.terms.items():
@@ -81,10 +88,10 @@ class Bundle(nn.Module):
         loss = torch.stack(list(parts.values())).sum()
         return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
 
-    def _signals_of(self, name: str, batch: Batch) -> Signals:
+    def _signals_of(self, name: str, batch: Batch, layers: Collection[int]) -> Signals:
         # Without a student to train, a trained student may stand among the models to ask.
         if name == "student" and self.student is not None:
-            return read_signals(self.student, batch.views[name], hidden=self._hidden)
+            return read_signals(self.student, batch.views[name], layers)
         view = batch.views[name]
         # Not inference_mode: ZeRO-3 may prefetch a student's weight inside this block, and a
         # tensor made in inference mode cannot be part of the backward pass.
@@ -92,4 +99,4 @@ class Bundle(nn.Module):
             torch.no_grad(),
             torch.autocast(view.input_ids.device.type, torch.bfloat16, self._teacher_autocast),
         ):
-            return read_signals(self.teachers[name], view, hidden=self._hidden)
+            return read_signals(self.teachers[name], view, layers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -9,21 +11,23 @@ from transformers import PreTrainedModel
 from ds_distill.types import PaddedView, Signals, VocabularyHead
 
 
-def read_signals(model: PreTrainedModel, view: PaddedView, *, hidden: bool = False) -> Signals:
+def read_signals(model: PreTrainedModel, view: PaddedView, layers: Collection[int] = ()) -> Signals:
     """Run a model on a view.
 
     Without `view.rows` the model is a sequence classifier and each example is a row. With
     rows it is a masked-LM: its head's features are computed at the rows alone, and logits only
     if somebody asks for them.
 
-    hidden: also return the last layer's state at each row.
+    layers: whose states at each row are wanted too, as `Signals.hidden` numbers them.
     """
     if view.rows is None:
-        output = model(**view.model_inputs(), output_hidden_states=hidden)
-        return Signals(output.logits, output.hidden_states[-1][:, 0] if hidden else None)
-    states = model.base_model(**view.model_inputs()).last_hidden_state
-    rows = states.flatten(0, 1)[view.rows]
-    return Signals(vocabulary_head(model, rows), rows if hidden else None)
+        output = model(**view.model_inputs(), output_hidden_states=bool(layers))
+        states = {layer: output.hidden_states[layer][:, 0] for layer in layers}
+        return Signals(output.logits, states)
+    output = model.base_model(**view.model_inputs(), output_hidden_states=bool(layers))
+    rows = output.last_hidden_state.flatten(0, 1)[view.rows]
+    states = {layer: output.hidden_states[layer].flatten(0, 1)[view.rows] for layer in layers}
+    return Signals(vocabulary_head(model, rows), states)
 
 
 def vocabulary_head(model: PreTrainedModel, rows: torch.Tensor) -> VocabularyHead:

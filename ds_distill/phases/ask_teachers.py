@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from ds_distill.cache.format import Fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
@@ -21,12 +20,18 @@ from ds_distill.phases.asking import ask_all
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache, Expertise
 from ds_distill.routing import ExpertiseTable
+from ds_distill.types import Signals
 
 
 def ask_models(
-    run: Run, places: list[ModelPlace], splits: list[str], batch_size: int
-) -> dict[str, tuple[Examples, dict[str, np.ndarray]]]:
-    """Logits float32 [N, C] of models on whole splits: {split: (examples, {model: logits})}.
+    run: Run,
+    places: list[ModelPlace],
+    split: str,
+    batch_size: int,
+    *,
+    layers: Sequence[int] = (),
+) -> tuple[Examples, dict[str, Signals]]:
+    """What models say about a whole split: logits float32 [N, C] and the states of `layers`.
 
     All models run in one engine, sharded under ZeRO stage 3.
     """
@@ -34,17 +39,12 @@ def ask_models(
     with sharded_loading(config):
         models = {place.name: run.classifier(place) for place in places}
     engine = Engine(Bundle(None, models), config, run.world)
-    answers = {}
-    for split in splits:
-        examples = run.examples(split)
-        collate = SequenceCollator(examples, run.tables(split, places))
-        bar = run.log.bar(f"{', '.join(models)} on {split}", len(examples))
-        answers[split] = (
-            examples,
-            ask_all(engine, collate, list(models), len(run.labels), batch_size, run.world, bar),
-        )
+    examples = run.examples(split)
+    collate = SequenceCollator(examples, run.tables(split, places))
+    bar = run.log.bar(f"{', '.join(models)} on {split}", len(examples))
+    answers = ask_all(engine, collate, list(models), batch_size, run.world, bar, layers=layers)
     engine.close()
-    return answers
+    return examples, answers
 
 
 def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -52,8 +52,9 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     todo = [split for split in phase.splits if not run.folder.cache(split).is_dir()]
     if todo:
         places = [run.place(teacher, number) for teacher in run.recipe.teachers]
-        answers = ask_models(run, places, todo, phase.batch_size)
-        for split, (examples, logits) in answers.items():
+        for split in todo:
+            examples, said = ask_models(run, places, split, phase.batch_size)
+            logits = {name: signals.logits.numpy() for name, signals in said.items()}
             if run.world.is_main:
                 prints = {place.name: fingerprint(run, place) for place in places}
                 write_cache(
@@ -86,7 +87,8 @@ def checked_cache(run: Run, split: str, places: list[ModelPlace]) -> CacheReader
 def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:
     """Write the expertise table: each teacher's accuracy per class on a held-out split."""
     places = [run.place(teacher, number) for teacher in run.recipe.teachers]
-    [(examples, logits)] = ask_models(run, places, [phase.split], batch_size=64).values()
+    examples, said = ask_models(run, places, phase.split, batch_size=64)
+    logits = {name: signals.logits.numpy() for name, signals in said.items()}
     table = ExpertiseTable.measure(logits, examples.labels, run.labels)
     if run.world.is_main:
         write_json(run.folder.expertise, table.to_json())

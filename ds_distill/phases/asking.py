@@ -1,11 +1,11 @@
-"""Every model's logits on every example of a split, by all ranks together."""
+"""What every model says about every example of a split, by all ranks together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-import numpy as np
 import torch
 
 from ds_distill.data.batches import SequenceCollator
@@ -13,34 +13,42 @@ from ds_distill.data.plan import deal, plan_once
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.events import Bar
+from ds_distill.types import Signals
 
 
 def ask_all(
     engine: Engine,
     collate: SequenceCollator,
     models: Sequence[str],
-    num_labels: int,
     batch_size: int,
     world: World,
     bar: AbstractContextManager[Bar] | None = None,
-) -> dict[str, np.ndarray]:
-    """Logits float32 [N, num_labels] by model, the same on every rank.
+    *,
+    layers: Sequence[int] = (),
+) -> dict[str, Signals]:
+    """What models say about all N examples, on the CPU of every rank: logits float32 [N, C] and
+    the states of `layers`, float32 [N, H].
 
     batch_size: examples per rank and forward pass.
     """
     batches = plan_once(collate.lengths, batch_size * world.size)
-    logits = {name: torch.zeros(len(collate.lengths), num_labels) for name in models}
-    progress = bar.__enter__() if bar else None
-    for batch in batches:
-        [mine] = deal(batch, 1, world.size, world.rank)
-        answers = engine.ask(collate(mine), models)
-        if len(mine):
-            for name in models:
-                logits[name][torch.from_numpy(mine)] = answers[name].cpu()
-        if progress:
-            progress.advance(len(batch))
-    if bar:
-        bar.__exit__(None, None, None)
-    for name in models:  # each example was answered by one rank and is zero on the others
-        logits[name] = world.sum(logits[name].to(world.device)).cpu()
-    return {name: values.numpy() for name, values in logits.items()}
+    said: dict[str, dict[Any, torch.Tensor]] = {name: {} for name in models}
+    with bar or nullcontext() as progress:
+        for batch in batches:
+            [mine] = deal(batch, 1, world.size, world.rank)
+            answers = engine.ask(collate(mine), models, layers)
+            for name, answer in answers.items():
+                for what, values in [("logits", answer.logits), *answer.hidden.items()]:
+                    if what not in said[name]:
+                        shape = (len(collate.lengths), values.shape[1])
+                        said[name][what] = torch.zeros(shape)
+                    if len(mine):
+                        said[name][what][torch.from_numpy(mine)] = values.float().cpu()
+            if progress:
+                progress.advance(len(batch))
+    whole = {
+        # Each example was answered by one rank and is zero on the others.
+        name: {what: world.sum(part.to(world.device)).cpu() for what, part in parts.items()}
+        for name, parts in said.items()
+    }
+    return {name: Signals(parts.pop("logits"), parts) for name, parts in whole.items()}

@@ -33,7 +33,8 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     other model on the same examples."""
     roles = models_to_evaluate(run.recipe, number)
     places: list[ModelPlace] = [run.place(model, number) for model in roles]
-    [(examples, logits)] = ask_models(run, places, [phase.split], phase.batch_size).values()
+    examples, said = ask_models(run, places, phase.split, phase.batch_size)
+    logits = {name: signals.logits.numpy() for name, signals in said.items()}
     models = {}
     for model, role in roles.items():
         report = classification_report(logits[model], examples.labels, run.labels)

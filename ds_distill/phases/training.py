@@ -177,10 +177,8 @@ def _validate(job: Job, run: Run, engine: Engine, progress: Progress, epoch: int
     if job.validation is None:
         return progress
     examples, collate = job.validation
-    logits = ask_all(engine, collate, ["student"], len(run.labels), EVALUATION_BATCH, run.world)[
-        "student"
-    ]
-    result = accuracy(logits, examples.labels)
+    said = ask_all(engine, collate, ["student"], EVALUATION_BATCH, run.world)["student"]
+    result = accuracy(said.logits.numpy(), examples.labels)
     run.log.event("validation", phase=job.output, step=progress.step, epoch=epoch, accuracy=result)
     keep_last = job.settings.keep == "last"
     if not keep_last and (progress.best_accuracy is None or result > progress.best_accuracy):

@@ -126,8 +126,8 @@ def test_hidden_mse_projects_the_student_to_each_teacher():
     }
     hidden = randn(ROWS, 5).requires_grad_()
     targets = {name: randn(ROWS, width, seed=width) for name, width in widths.items()}
-    teachers = {name: Signals(randn(ROWS, CLASSES), target) for name, target in targets.items()}
-    rows = term(Signals(randn(ROWS, CLASSES), hidden), teachers, None, make_batch())
+    teachers = {n: Signals(randn(ROWS, CLASSES), {-1: target}) for n, target in targets.items()}
+    rows = term(Signals(randn(ROWS, CLASSES), {-1: hidden}), teachers, None, make_batch())
     exact = hidden.detach().double().requires_grad_()
     maps = {n: p.weight.detach().double().requires_grad_() for n, p in term.projections.items()}
     wanted = 0.7 * sum(
@@ -274,7 +274,8 @@ def test_dropout_acts_on_the_student_alone():
     bundle, _ = make_bundle()
     bundle.train()
     batch = classifier_batch()
-    answers = [bundle(batch, ask=("student", "first", "second")) for _ in range(2)]
+    said = [bundle(batch, ask=("student", "first", "second")) for _ in range(2)]
+    answers = [{name: signals.logits for name, signals in each.items()} for each in said]
     assert torch.equal(answers[0]["first"], answers[1]["first"])
     assert torch.equal(answers[0]["second"], answers[1]["second"])
     assert not torch.equal(answers[0]["student"], answers[1]["student"])
@@ -287,7 +288,7 @@ def test_cached_signals_give_the_loss_of_live_teachers(policy):
     batch = classifier_batch()
     with torch.no_grad():
         signals = {
-            name: read_signals(teacher, batch.views[name], hidden=True)
+            name: read_signals(teacher, batch.views[name], [-1])
             for name, teacher in teachers.items()
         }
     own = {"student": batch.views["student"]}

@@ -352,10 +352,10 @@ def test_masked_lm_logits_at_rows_are_those_of_the_whole_model(family, more):
     rows = torch.tensor([0, 4, 9, 13, 26])
     with torch.no_grad():
         output = model(**given, output_hidden_states=True)
-        signals = read_signals(model, PaddedView(**given, rows=rows), hidden=True)
+        signals = read_signals(model, PaddedView(**given, rows=rows), [-1])
     wanted = output.logits.flatten(0, 1)[rows]
     torch.testing.assert_close(signals.logits, wanted, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(signals.hidden, output.hidden_states[-1].flatten(0, 1)[rows])
+    torch.testing.assert_close(signals.hidden[-1], output.hidden_states[-1].flatten(0, 1)[rows])
 
 
 @each_family
@@ -363,10 +363,10 @@ def test_a_classifiers_signals_are_its_logits_and_first_states(family):
     model = classifier(family)
     with torch.no_grad():
         output = model(**inputs(), output_hidden_states=True)
-        signals = read_signals(model, PaddedView(**inputs()), hidden=True)
+        signals = read_signals(model, PaddedView(**inputs()), [-1])
     assert torch.equal(signals.logits, output.logits)
-    assert torch.equal(signals.hidden, output.hidden_states[-1][:, 0])
-    assert read_signals(model, PaddedView(**inputs())).hidden is None
+    assert torch.equal(signals.hidden[-1], output.hidden_states[-1][:, 0])
+    assert read_signals(model, PaddedView(**inputs())).hidden == {}
 
 
 MOBILE = {"embedding_size": 8, "intra_bottleneck_size": 16, "true_hidden_size": 16}
