@@ -42,13 +42,13 @@ class SequenceCollator:
         self,
         examples: Examples,
         tables: Mapping[str, TokenTable],
-        cached: Callable[[torch.Tensor], dict[str, Signals]] | None = None,
+        cached: Callable[[np.ndarray, int], dict[str, Signals]] | None = None,
     ) -> None:
         """
         examples: the split's N examples.
         tables: a token table over the same N examples for each model that runs; models
             with the same tokenizer share one.
-        cached: content keys int64 [B, 2] -> cached teachers' signals, by teacher.
+        cached: numbers of examples [B] and the epoch -> cached teachers' signals, by teacher.
         """
         self._examples = examples
         self._tables = dict(tables)
@@ -77,5 +77,5 @@ class SequenceCollator:
             labels=torch.where(labels < 0, -100, labels),
             row_sets={"all": counted, "labelled": counted & (labels >= 0)},
             epoch=epoch,
-            signals=self._cached(examples.keys) if self._cached else {},
+            signals=self._cached(chosen, epoch) if self._cached else {},
         )

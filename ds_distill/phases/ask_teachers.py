@@ -1,24 +1,18 @@
-"""Phases that only ask teachers: the cache and the expertise table."""
+"""What models say about whole splits; the expertise phase."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ds_distill.cache.format import Fingerprint, weights_fingerprint
-from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.writer import write_cache
 from ds_distill.data.batches import Examples, SequenceCollator
-from ds_distill.data.tokenise import tokenizer_fingerprint
-from ds_distill.engine.config import is_bf16
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import load_config
 from ds_distill.phases.asking import ask_all
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.phases import Cache, Expertise
+from ds_distill.recipe.phases import Expertise
 from ds_distill.routing import ExpertiseTable
 from ds_distill.types import Signals
 
@@ -45,43 +39,6 @@ def ask_models(
     answers = ask_all(engine, collate, list(models), batch_size, run.world, bar, layers=layers)
     engine.close()
     return examples, answers
-
-
-def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
-    """Write all teachers' logits on the phase's splits."""
-    todo = [split for split in phase.splits if not run.folder.cache(split).is_dir()]
-    if todo:
-        places = [run.place(teacher, number) for teacher in run.recipe.teachers]
-        for split in todo:
-            examples, said = ask_models(run, places, split, phase.batch_size)
-            logits = {name: signals.logits.numpy() for name, signals in said.items()}
-            if run.world.is_main:
-                prints = {place.name: fingerprint(run, place) for place in places}
-                write_cache(
-                    run.folder.cache(split), examples.keys.numpy(), logits, prints, phase.dtype
-                )
-        run.world.barrier()
-    return {"splits": phase.splits}
-
-
-def fingerprint(run: Run, place: ModelPlace) -> Fingerprint:
-    """All that a teacher's cached words depend on."""
-    commit = getattr(load_config(place.reference, place.revision), "_commit_hash", None)
-    return {
-        "weights": weights_fingerprint(place.reference, commit),
-        "tokenizer": tokenizer_fingerprint(run.tokenizer(place)),
-        "max_length": run.recipe.task.max_length,
-        "labels": run.labels,
-        "dtype": "bfloat16" if is_bf16(run.deepspeed()) else "float32",
-    }
-
-
-def checked_cache(run: Run, split: str, places: list[ModelPlace]) -> CacheReader:
-    """The cache of a split, if it belongs to these teachers as they are now."""
-    reader = CacheReader(run.folder.cache(split))
-    for place in places:
-        reader.check(place.name, fingerprint(run, place))
-    return reader
 
 
 def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:

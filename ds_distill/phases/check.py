@@ -94,8 +94,7 @@ def _check_names(recipe: Recipe) -> None:
 
 def _check_phases(recipe: Recipe) -> None:
     known = {"student", *recipe.teachers}
-    cached: dict[str, str] = {}  # split -> the cache phase that holds it
-    stale: dict[str, str] = {}  # the same for what teachers said before they were trained again
+    cached: dict[str, Cache] = {}  # split -> the cache phase that holds it
     measured = False
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         place = f"phases.{name}"
@@ -110,21 +109,14 @@ def _check_phases(recipe: Recipe) -> None:
                         f"{', '.join(sorted(known))}."
                     )
             if set(phase.outputs) & set(recipe.teachers):
-                stale |= cached
                 cached, measured = {}, False
             known |= set(phase.outputs)
         elif isinstance(phase, Expertise):
             measured = True
         elif isinstance(phase, Cache):
-            for split in set(phase.splits) & set(stale):
-                raise UserError(
-                    f"{place}.splits: split {split!r} is cached by phase {stale[split]!r} already, "
-                    "and its teachers are trained again in between; a run keeps one cache of a "
-                    "split. Take one of the phases out, or make two runs of it."
-                )
-            cached |= dict.fromkeys(phase.splits, name)
+            cached |= dict.fromkeys(phase.splits, phase)
         elif isinstance(phase, Distil):
-            _check_distil(phase, place, known, set(cached), measured)
+            _check_distil(phase, place, known, cached, measured)
             known |= set(phase.outputs)
 
 
@@ -145,7 +137,7 @@ def _check_not_empty(phase: object, place: str) -> None:
 
 
 def _check_distil(
-    phase: Distil, place: str, known: set[str], cached: set[str], measured: bool
+    phase: Distil, place: str, known: set[str], cached: dict[str, Cache], measured: bool
 ) -> None:
     if phase.start not in known:
         raise UserError(
@@ -159,9 +151,14 @@ def _check_distil(
             f"{phase.split}}} before it (after the last fine-tuning of a teacher), or set "
             "teachers=live."
         )
-    if phase.teachers == "cached" and phase.losses.hidden_mse:
+    if (
+        phase.teachers == "cached"
+        and phase.losses.hidden_mse
+        and -1 not in cached[phase.split].hidden
+    ):
         raise UserError(
-            f"{place}.losses.hidden_mse: needs hidden states, and the cache holds logits. Set "
+            f"{place}.losses.hidden_mse: needs the last layer's states, and the cache of split "
+            f"{phase.split!r} keeps logits alone. Set hidden: [-1] in its cache phase, or "
             f"{place}.teachers=live."
         )
     for routing in phase.routing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,13 +13,12 @@ from ds_distill.files import read_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import freeze_embeddings, load_config, set_dropout
-from ds_distill.phases.ask_teachers import checked_cache
+from ds_distill.phases.cached import cached_signals
 from ds_distill.phases.fine_tune import validation_of
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.phases.training import Job, train
 from ds_distill.recipe.phases import Distil
 from ds_distill.routing import ExpertiseTable, Router
-from ds_distill.types import Signals
 
 
 def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -68,7 +66,7 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
         examples = run.examples(phase.split)
         places = [ModelPlace("student", start.reference, start.revision)]
         tables = run.tables(phase.split, places + (teachers if live else []))
-        cached = None if live else cached_signals(run, phase.split, teachers)
+        cached = None if live else cached_signals(run, phase.split, number, examples)
         job = Job(
             number=number,
             output=output,
@@ -81,17 +79,3 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
         )
         trained.append(train(job, run))
     return {"trained": trained}
-
-
-def cached_signals(
-    run: Run, split: str, teachers: list[ModelPlace]
-) -> Callable[[torch.Tensor], dict[str, Signals]]:
-    """Keys of a batch -> cached signals of all teachers."""
-    reader = checked_cache(run, split, teachers)
-    names = [place.name for place in teachers]
-
-    def read(keys: torch.Tensor) -> dict[str, Signals]:
-        rows = reader.rows(keys)
-        return {name: Signals(reader.logits(name, rows)) for name in names}
-
-    return read

@@ -85,7 +85,13 @@ class Cache(Section):
     kind: Literal["cache"] = "cache"
     name: Name | None = None
     splits: list[Name]
-    dtype: Literal["float32", "float16"] = "float16"
+    folder: str | None = None
+    """Where the cache lies, for runs that share one: what it lacks is added, what it holds is
+    not asked again. Default: in the run's folder."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+    hidden: list[int] = Field(default_factory=list)
+    """Layers whose states are kept beside the logits, for terms and policies that read them:
+    -1 is the last one. Of a sequence-level task it is the first token's state."""
     batch_size: Count = 64
     """Examples per rank and teacher call."""
 
