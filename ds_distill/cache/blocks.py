@@ -10,7 +10,7 @@ import pyarrow as pa
 import xxhash
 
 from ds_distill.cache.build import END_OF_STREAM
-from ds_distill.cache.format import Block, Shard, Teacher, damaged
+from ds_distill.cache.format import MANIFEST, Block, Shard, Teacher, damaged
 
 
 class _AddressSpace:
@@ -33,10 +33,14 @@ class _AddressSpace:
         }
         self._items = np.asarray(self)
 
-    def take(self, addresses: np.ndarray) -> np.ndarray:
-        """Items at int64 addresses [n]: void [n]."""
-        taken: np.ndarray = self._items[addresses - self._ORIGIN]
-        return taken
+    def take(self, places: np.ndarray) -> np.ndarray:
+        """Items at int64 places [n]: uint8 [n, bytes of an item]."""
+        return self._items[places].view(np.uint8).reshape(len(places), self._items.itemsize)
+
+    @classmethod
+    def place(cls, buffer: pa.Buffer | None) -> int:
+        """Where a buffer begins; Arrow has none for no values."""
+        return int(buffer.address) - cls._ORIGIN if buffer is not None else 0
 
 
 class TeacherBlocks:
@@ -46,6 +50,7 @@ class TeacherBlocks:
         self, cache: Path, name: str, teacher: Teacher, block_rows: int, blocks: int, checks: bool
     ) -> None:
         """
+        block_rows: examples of a block, a power of two.
         blocks: of the cache; the teacher must have every one.
         checks: compare checksums when a block is first touched.
 
@@ -55,11 +60,13 @@ class TeacherBlocks:
         self._cache, self._name = cache, name
         self._words = teacher.words
         self._schema = teacher.words.arrow_schema()
-        self._block_rows = block_rows
+        self._block_rows, self._shift = block_rows, block_rows.bit_length() - 1
         self._checks = checks
         self._shards = teacher.shards
         self._maps: dict[int, mmap.mmap] = {}
         self._place: list[tuple[int, Block] | None] = [None] * blocks
+        if block_rows & (block_rows - 1):
+            raise damaged(cache, MANIFEST)
         for number, shard in enumerate(teacher.shards):
             file = cache / name / shard.file
             if not file.is_file() or file.stat().st_size != shard.bytes:
@@ -71,8 +78,7 @@ class TeacherBlocks:
         if None in self._place:
             raise damaged(cache, f"{name}: block {self._place.index(None)}")
         self._rows = np.array([place[1].rows for place in self._place if place], dtype=np.int64)
-        self._touched = np.zeros(blocks, dtype=bool)
-        self._all_touched = False
+        self._ready = np.zeros(blocks, dtype=np.int64)  # its rows, once a block was touched
         items = teacher.words.items
         self._values = {column: np.zeros(blocks, dtype=np.int64) for column in items}
         self._offsets = {column: np.zeros(blocks, dtype=np.int64) for column in items}
@@ -90,7 +96,7 @@ class TeacherBlocks:
         """Bytes of each row's item, by column: int64 [n] -> uint8 [n, bytes of an item]."""
         blocks, local = self._locate(rows)
         return {
-            column: self._gather(size, self._values[column][blocks] + local * size)
+            column: self._space[size].take(self._values[column][blocks] + local * size)
             for column, size in self._item_bytes.items()
         }
 
@@ -101,29 +107,26 @@ class TeacherBlocks:
         at = draw * self._rows[blocks] + local
         columns: dict[str, np.ndarray] = {}
         for column, size in self._item_bytes.items():
-            spans = self._gather(8, self._offsets[column][blocks] + 4 * at).view(np.int32)
+            spans = self._space[8].take(self._offsets[column][blocks] + 4 * at).view(np.int32)
             starts, lengths = spans[:, 0].astype(np.int64), spans[:, 1].astype(np.int64)
             lengths -= starts
             first = self._values[column][blocks] + starts * size
             before = np.cumsum(lengths) - lengths
             within = np.arange(lengths.sum()) - np.repeat(before, lengths)
-            columns[column] = self._gather(size, np.repeat(first, lengths) + within * size)
+            columns[column] = self._space[size].take(np.repeat(first, lengths) + within * size)
         return columns, lengths
 
-    def _gather(self, size: int, addresses: np.ndarray) -> np.ndarray:
-        taken = self._space[size].take(addresses)
-        return taken.view(np.uint8).reshape(len(addresses), size)
-
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Block of each row, and its place in it. Raises IndexError for a row that is not there."""
-        blocks = rows // self._block_rows
-        local = rows - blocks * self._block_rows
-        if (local >= self._rows[blocks]).any() or (len(rows) and rows.min() < 0):
-            raise IndexError("no such row in the cache")
-        if not self._all_touched and not self._touched[blocks].all():
-            for block in np.unique(blocks[~self._touched[blocks]]):
+        """Block of each row, and its place in it, all touched. Raises IndexError for a row that
+        is not there."""
+        # As unsigned, a negative row is far outside; a block's rows are a power of two.
+        blocks = rows.view(np.uint64) >> self._shift
+        local = rows & (self._block_rows - 1)
+        if not (local < self._ready[blocks]).all():
+            if not (local < self._rows[blocks]).all():
+                raise IndexError("no such row in the cache")
+            for block in np.unique(blocks[self._ready[blocks] == 0]):
                 self._touch(int(block))
-            self._all_touched = bool(self._touched.all())
         return blocks, local
 
     def _touch(self, number: int) -> None:
@@ -142,15 +145,15 @@ class TeacherBlocks:
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             values = column
             if self._words.draws is not None:
-                self._offsets[name][number] = column.offsets.buffers()[1].address
+                self._offsets[name][number] = _AddressSpace.place(column.offsets.buffers()[1])
                 values = column.values
             if column.null_count or column.offset or values.null_count:
                 raise self._damaged(shard)
             items = values.values if isinstance(values, pa.FixedSizeListArray) else values
             if items.null_count:
                 raise self._damaged(shard)
-            self._values[name][number] = items.buffers()[1].address if len(items) else 0
-        self._touched[number] = True
+            self._values[name][number] = _AddressSpace.place(items.buffers()[1])
+        self._ready[number] = place[1].rows
 
     def _message(self, number: int, block: Block) -> memoryview:
         """A block's bytes, checked."""
