@@ -107,13 +107,15 @@ class Words(BaseModel):
         counts: int [Arrow rows], rows of each example and draw, under `draws`.
         Raises NotFinite.
         """
-        finite = torch.cat([part.finite for part in kept]).cpu()
+        finite = torch.cat([torch.ones(0, dtype=torch.bool), *(p.finite.cpu() for p in kept)])
         if not finite.all():
             sound = torch.cat([part.sound for part in kept]).cpu()
             raise NotFinite((~finite).nonzero()[:, 0].numpy(), overflow=bool(sound.all()))
         columns = []
         for name, width in self._widths.items():
-            stored = torch.cat([part.columns[name] for part in kept]).cpu().numpy()
+            parts = [part.columns[name] for part in kept]  # none where no token was chosen
+            none = torch.empty(0, self.items[name], dtype=torch.uint8)
+            stored = (torch.cat(parts).cpu() if parts else none).numpy()
             numbers = pa.Array.from_buffers(
                 _ARROW[self.dtype], len(stored) * width, [None, pa.py_buffer(stored)]
             )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.batches import Examples
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import sharded_loading
+from ds_distill.evaluation.metrics import TokenScores
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
-from ds_distill.phases.asking import ask_all
+from ds_distill.phases.asking import ask_all, score_tokens
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Expertise
 from ds_distill.routing import ExpertiseTable
@@ -25,20 +27,38 @@ def ask_models(
     *,
     layers: Sequence[int] = (),
 ) -> tuple[Examples, dict[str, Signals]]:
-    """What models say about a whole split: logits float32 [N, C] and the states of `layers`.
+    """What classifiers say about a whole split: logits float32 [N, C] and the states of
+    `layers`."""
+    examples = run.examples(split)
+    collate = run.collator(examples, run.tables(split, places))
+    names = [place.name for place in places]
+    bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
+    with asking_engine(run, places) as engine:
+        answers = ask_all(engine, collate, names, batch_size, run.world, bar, layers=layers)
+    return examples, answers
 
-    All models run in one engine, sharded under ZeRO stage 3.
-    """
+
+def score_models(
+    run: Run, places: list[ModelPlace], split: str, batch_size: int
+) -> dict[str, TokenScores]:
+    """How masked-LMs do on a whole split, with the same masks for all."""
+    examples = run.examples(split)
+    collate = run.collator(examples, run.tables(split, places))
+    names = [place.name for place in places]
+    bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
+    with asking_engine(run, places) as engine:
+        return score_tokens(engine, collate, names, batch_size, run.world, bar)
+
+
+@contextmanager
+def asking_engine(run: Run, places: list[ModelPlace]) -> Iterator[Engine]:
+    """All models in one engine, sharded under ZeRO stage 3."""
     config = run.deepspeed()
     with sharded_loading(config):
-        models = {place.name: run.classifier(place) for place in places}
+        models = {place.name: run.model(place) for place in places}
     engine = Engine(Bundle(None, models), config, run.world)
-    examples = run.examples(split)
-    collate = SequenceCollator(examples, run.tables(split, places))
-    bar = run.log.bar(f"{', '.join(models)} on {split}", len(examples))
-    answers = ask_all(engine, collate, list(models), batch_size, run.world, bar, layers=layers)
+    yield engine
     engine.close()
-    return examples, answers
 
 
 def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:

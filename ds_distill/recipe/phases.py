@@ -122,7 +122,8 @@ class Routing(Section):
 
 
 class CrossEntropyLoss(Section):
-    """Cross-entropy between the student and the label, on labelled rows."""
+    """Cross-entropy between the student and the label, on labelled rows. In masked-LM a row is a
+    hidden token, and its label the token itself."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
 
@@ -210,7 +211,8 @@ class Distil(Training):
 
 
 class Evaluate(Section):
-    """Accuracy of every model on a split, overall and per class."""
+    """Accuracy of every model on a split, overall and per class; of masked-LMs, accuracy, loss and
+    perplexity on hidden tokens, the same ones for all."""
 
     kind: Literal["evaluate"] = "evaluate"
     name: Name | None = None
