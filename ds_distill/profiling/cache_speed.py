@@ -33,7 +33,7 @@ from ds_distill.cache.build import (
 from ds_distill.cache.codecs import Encoded, TopKCodec
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Kept, Words
-from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.batches import Collator, Examples, SequenceCollator
 from ds_distill.data.plan import plan_once
 from ds_distill.data.sources import open_source
 from ds_distill.data.tokenise import TokenTable, tokenise
@@ -216,7 +216,7 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
             writer = ShardWriter(path, plan, "teacher", words, 0, 1)
             todo = blocks_to_write(path, plan, "teacher", words)
             write_blocks(
-                *(engine, writer, "teacher", words, plan, todo, [collate], [order], batch),
+                *(engine, writer, "teacher", words, plan, todo, list[Collator]([collate]), [order], batch),
                 advance=lambda rows: None,
             )
             writer.close()
