@@ -252,6 +252,25 @@ def test_a_finished_run_may_be_resumed(make_runs, whole):
     assert (digests(whole), curves(whole), files(whole)) == before
 
 
+def test_a_killed_masked_lm_training_ends_as_if_left_alone(
+    masked_lm_settings, command_environment, tmp_path
+):
+    """Masks are drawn anew in every epoch, and the same again after a resume."""
+    recipe = tmp_path / "masked-lm.yaml"
+    recipe.write_text(yaml.safe_dump(masked_lm_settings, sort_keys=False))
+    runs = Runs(recipe, command_environment, None)
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    runs.finish(whole)
+    teacher = sum(event[1] == "bert" for event in curves(whole))
+    assert runs.kill(folder, after_steps(teacher + 20, 0.0), resume=False), "ended too early"
+    assert len(records(folder)) == 1, "killed outside of the student's training"
+    runs.finish(folder, resume=True)
+    assert len(digests(whole)) == 3  # the teacher, the student, and again as it is shipped
+    assert digests(folder) == digests(whole)
+    assert curves(folder) == curves(whole)
+    assert others(folder) == others(whole)
+
+
 @pytest.mark.slow
 def test_ten_kills_change_nothing(make_runs, whole, tmp_path):
     runs, folder = make_runs(None), tmp_path / "run"
