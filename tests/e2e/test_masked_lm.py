@@ -22,7 +22,7 @@ def runs(
     (root / "mlm.yaml").write_text(yaml.safe_dump(masked_lm_settings, sort_keys=False))
     commands = {
         1: ["run", "mlm.yaml"],
-        2: ["launch", "mlm.yaml", "--num-gpus", "2", "deepspeed=zero3_fp32"],
+        2: ["launch", "mlm.yaml", "--num-gpus", "2", "deepspeed=zero3_fp32", "training.epochs=1"],
     }
     for ranks, command in commands.items():
         done = ds_distill(*command, "--folder", root / str(ranks), cwd=root)
@@ -44,11 +44,8 @@ def losses(folder: Path) -> list[tuple[str, int, float, float]]:
     ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_teacher_and_student_learn_to_tell_the_hidden_tokens(
-    runs: dict[int, Path], ranks: int
-) -> None:
-    found = results(runs[ranks])
+def test_teacher_and_student_learn_to_tell_the_hidden_tokens(runs: dict[int, Path]) -> None:
+    found = results(runs[1])
     models = found["phases"][-1]["models"]
     assert {name: model["role"] for name, model in models.items()} == {
         "bert": "teacher",
@@ -61,18 +58,16 @@ def test_teacher_and_student_learn_to_tell_the_hidden_tokens(
     [comparison] = found["phases"][-1]["comparisons"]
     assert comparison["interval"][0] <= comparison["difference"] <= comparison["interval"][1]
     assert found["verdict"].count("hidden tokens of test") == 1
-    assert "perplexity" in (runs[ranks] / "report.html").read_text()
+    assert "perplexity" in (runs[1] / "report.html").read_text()
 
 
-def test_two_ranks_train_on_the_same_masks(runs: dict[int, Path]) -> None:
+def test_two_ranks_with_sharded_models_see_the_same_masks(runs: dict[int, Path]) -> None:
     one, two = losses(runs[1]), losses(runs[2])
-    assert [place[:2] for place in one] == [place[:2] for place in two]
-    assert len(one) == 2 * 4 * 15  # models, epochs, steps
-    for (model, step, *ours), (*_, his, hers) in zip(one, two, strict=True):
-        if model == "bert" and step <= 5:  # later, rounding has grown
-            assert (his, hers) == pytest.approx(ours, rel=1e-3)
-    tokens = [results(folder)["phases"][-1]["models"]["bert"]["tokens"] for folder in runs.values()]
-    assert tokens[0] == tokens[1]
+    assert (len(one), len(two)) == (2 * 4 * 15, 2 * 15)  # models, epochs, steps
+    assert two[0] == pytest.approx(one[0], rel=1e-5), "before the first update"
+    evaluated = [results(folder)["phases"][-1]["models"] for folder in runs.values()]
+    for model in ("bert", "student"):
+        assert evaluated[0][model]["tokens"] == evaluated[1][model]["tokens"]
 
 
 def test_the_shipped_student_fills_masks(runs: dict[int, Path]) -> None:

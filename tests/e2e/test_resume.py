@@ -257,15 +257,25 @@ def test_a_killed_masked_lm_training_ends_as_if_left_alone(
 ):
     """Masks are drawn anew in every epoch, and the same again after a resume."""
     recipe = tmp_path / "masked-lm.yaml"
-    recipe.write_text(yaml.safe_dump(masked_lm_settings, sort_keys=False))
+    teacher = masked_lm_settings["teachers"]["bert"]
+    routing = {"policy": "average", "mix": "losses"}
+    settings = {
+        **masked_lm_settings,
+        "teachers": {"bert": teacher, "other": teacher},
+        "phases": [
+            {"fine-tune": {"models": ["bert", "other"]}},
+            {"distil": {"losses": {"kl": {"temperature": 2.0}}, "routing": routing}},
+        ],
+    }
+    recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
     runs = Runs(recipe, command_environment, None)
     whole, folder = tmp_path / "whole", tmp_path / "run"
     runs.finish(whole)
-    teacher = sum(event[1] == "bert" for event in curves(whole))
-    assert runs.kill(folder, after_steps(teacher + 20, 0.0), resume=False), "ended too early"
+    teachers = sum(event[1] != "student" for event in curves(whole))
+    assert runs.kill(folder, after_steps(teachers + 20, 0.0), resume=False), "ended too early"
     assert len(records(folder)) == 1, "killed outside of the student's training"
     runs.finish(folder, resume=True)
-    assert len(digests(whole)) == 3  # the teacher, the student, and again as it is shipped
+    assert len(digests(whole)) == 4  # two teachers, the student, and again as it is shipped
     assert digests(folder) == digests(whole)
     assert curves(folder) == curves(whole)
     assert others(folder) == others(whole)
