@@ -25,6 +25,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+cache_app = typer.Typer(
+    help="Keep what teachers say: ask them once, train any number of students on it.",
+    no_args_is_help=True,
+)
+app.add_typer(cache_app, name="cache")
+
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a built-in recipe.")
 ]
@@ -37,6 +43,15 @@ Overrides = Annotated[
 ]
 FolderOption = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
+]
+RanksOption = Annotated[
+    int | None, typer.Option(min=1, help="Ranks on this machine; without GPUs, CPU processes.")
+]
+HostfileOption = Annotated[
+    Path | None, typer.Option(help="DeepSpeed hostfile: lines `host slots=N`.")
+]
+CacheArgument = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="A cache's folder, or a run's with caches in it.")
 ]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Continue the run in the folder where it stopped.")
@@ -51,7 +66,8 @@ def run(
     resume: ResumeOption = False,
 ) -> None:
     """Run a recipe: all its phases, in this process (or as one rank of a launched run)."""
-    _execute(recipe, overrides or [], folder, resume)
+    loaded = _load(recipe, overrides or [])
+    _execute(loaded, folder or Path("runs") / loaded.name, resume=resume)
 
 
 @app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")
@@ -59,19 +75,15 @@ def quickstart(
     overrides: Overrides = None, folder: FolderOption = None, resume: ResumeOption = False
 ) -> None:
     """Two teachers, one student, real text, minutes on two CPU cores."""
-    _execute("quickstart", overrides or [], folder, resume)
+    run("quickstart", overrides, folder, resume)
 
 
 @app.command(epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16")
 def launch(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    num_gpus: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on this machine; without GPUs, CPU processes.")
-    ] = None,
-    hostfile: Annotated[
-        Path | None, typer.Option(help="DeepSpeed hostfile: lines `host slots=N`.")
-    ] = None,
+    num_gpus: RanksOption = None,
+    hostfile: HostfileOption = None,
     folder: FolderOption = None,
     resume: ResumeOption = False,
 ) -> None:
@@ -79,11 +91,13 @@ def launch(
 
     With --hostfile the folder must be on a file system that all hosts see.
     """
-    from ds_distill.launching import launch_run
+    from ds_distill.launching import Ranks, launch_run
+    from ds_distill.phases.folder import RunFolder
 
     loaded = _load(recipe, overrides or [])
-    path = (folder or Path("runs") / loaded.name).absolute()
-    launch_run(recipe, loaded, overrides or [], path, resume, num_gpus, hostfile)
+    place = RunFolder((folder or Path("runs") / loaded.name).absolute())
+    ranks = Ranks(num_gpus, hostfile)
+    launch_run(recipe, loaded, overrides or [], place, ranks, resume=resume)
 
 
 @app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")
@@ -115,28 +129,77 @@ def recipes(
         typer.echo(f"{name:<{width}}  {load_recipe(name).description}")
 
 
+@cache_app.command("build", epilog="Example: ds-distill cache build my.yaml --num-gpus 8")
+def cache_build(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    num_gpus: RanksOption = None,
+    hostfile: HostfileOption = None,
+    folder: FolderOption = None,
+) -> None:
+    """Run a recipe through its last cache phase; after a stop, the same command does the rest.
+
+    What a cache in a folder of its own (phases.cache.folder) holds already is not asked again.
+    Train from it: ds-distill run RECIPE --resume.
+    """
+    from ds_distill.phases.folder import RunFolder
+
+    loaded = _load(recipe, overrides or [])
+    if not any(phase.kind == "cache" for phase in loaded.phases):
+        raise UserError(
+            f"{recipe}: has no cache phase. Add - cache: {{splits: train}} before the phases that "
+            "train from it."
+        )
+    place = RunFolder((folder or Path("runs") / loaded.name).absolute())
+    if num_gpus is not None or hostfile is not None:
+        from ds_distill.launching import Ranks, launch_build
+
+        launch_build(recipe, loaded, overrides or [], place, Ranks(num_gpus, hostfile))
+    else:
+        _execute(loaded, place.path, resume=place.holds_run(), through="cache")
+
+
+@cache_app.command("verify", epilog="Example: ds-distill cache verify runs/quickstart")
+def cache_verify(folder: CacheArgument) -> None:
+    """Check every byte of a cache against its checksums."""
+    from ds_distill.cache.inspect import caches_in
+    from ds_distill.cache.reader import CacheReader
+
+    for path in caches_in(folder):
+        CacheReader(path).verify()
+        typer.echo(f"{path}: whole")
+
+
+@cache_app.command("info", epilog="Example: ds-distill cache info runs/quickstart")
+def cache_info(folder: CacheArgument) -> None:
+    """Say what a cache holds, of which teachers, and how large it is."""
+    from ds_distill.cache.inspect import caches_in, describe
+
+    for path in caches_in(folder):
+        typer.echo(describe(path))
+
+
 def _load(recipe, overrides):  # type: ignore[no-untyped-def]
     from ds_distill.recipe import load_recipe
 
     return load_recipe(recipe, overrides)
 
 
-def _execute(recipe: str, overrides: list[str], folder: Path | None, resume: bool) -> None:
-    loaded = _load(recipe, overrides)
+def _execute(recipe, path: Path, *, resume: bool, through: str | None = None) -> None:  # type: ignore[no-untyped-def]
     from ds_distill.phases.execute import execute  # imports deepspeed: seconds
 
-    path = folder or Path("runs") / loaded.name
     try:
-        execute(loaded, path, resume=resume)
+        execute(recipe, path, resume=resume, through=through)
     except Exception as error:
         if isinstance(error, UserError) or not is_disk_full(error):
             raise
         place = getattr(error, "filename", None) or path
+        again = "" if through else " with --resume"
         raise UserError(
             f"no space left on the disk while writing {place}. What was finished is kept: free "
-            "some space, then run the same command with --resume."
+            f"some space, then run the same command{again}."
         ) from error
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0" and through is None:
         typer.echo(f"\nReport   {path / 'report.html'}")
         typer.echo(f"Results  {path / 'results.json'}")
         typer.echo(f"Student  {path / 'student'}")

@@ -49,8 +49,8 @@ def write_text(path: Path, text: str) -> None:
     sync(path.parent)
 
 
-def write_json(path: Path, data: Any) -> None:
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+def write_json(path: Path, data: Any, indent: int | None = 2) -> None:
+    write_text(path, json.dumps(data, indent=indent, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

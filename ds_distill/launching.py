@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,59 +20,118 @@ from ds_distill.phases.folder import RunFolder
 from ds_distill.recipe import Recipe
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """Where a run's processes are: on this machine, or on those of a hostfile."""
+
+    num_gpus: int | None
+    hostfile: Path | None
+
+    def count(self) -> int:
+        """Raises UserError when they cannot be had."""
+        if (self.num_gpus is None) == (self.hostfile is None):
+            raise UserError("launch: give either --num-gpus N (this machine) or --hostfile FILE.")
+        if self.hostfile is not None:
+            return _slots(self.hostfile)
+        assert self.num_gpus is not None
+        gpus = torch.cuda.device_count()
+        if gpus and self.num_gpus > gpus:
+            raise UserError(f"launch: --num-gpus {self.num_gpus}, and this machine has {gpus}.")
+        return self.num_gpus
+
+    def options(self) -> list[str]:
+        """As a user gives them."""
+        if self.hostfile is not None:
+            return ["--hostfile", str(self.hostfile)]
+        return ["--num-gpus", str(self.num_gpus)]
+
+
 def launch_run(
     reference: str,
     recipe: Recipe,
     overrides: list[str],
-    folder: Path,
+    folder: RunFolder,
+    ranks: Ranks,
+    *,
     resume: bool,
-    num_gpus: int | None,
-    hostfile: Path | None,
+) -> None:
+    """Run a recipe on many ranks. Raises as `_launch` does."""
+    what = [reference, *overrides]
+    place = ["--folder", str(folder.path)]
+    each = ["run", *what, *place, *(["--resume"] if resume else [])]
+    again = ["launch", *what, *ranks.options(), *place, "--resume"]
+    _launch(recipe, folder, ranks, each, again, resume=resume, proof=folder.results)
+
+
+def launch_build(
+    reference: str, recipe: Recipe, overrides: list[str], folder: RunFolder, ranks: Ranks
+) -> None:
+    """Run a recipe's phases through its last cache phase on many ranks, or the rest of them.
+    Raises as `_launch` does."""
+    what = ["cache", "build", reference, *overrides]
+    place = ["--folder", str(folder.path)]
+    [*_, (number, name)] = (
+        (number, name)
+        for number, name in enumerate(recipe.phase_names())
+        if recipe.phases[number].kind == "cache"
+    )
+    _launch(
+        recipe,
+        folder,
+        ranks,
+        [*what, *place],
+        [*what, *ranks.options(), *place],
+        resume=folder.holds_run(),
+        proof=folder.record(number, name),
+    )
+
+
+def _launch(
+    recipe: Recipe,
+    folder: RunFolder,
+    ranks: Ranks,
+    each: list[str],
+    again: list[str],
+    *,
+    resume: bool,
+    proof: Path,
 ) -> None:
     """Check the run here, where an error is one paragraph, then hand it to `deepspeed`.
 
+    each: the `ds-distill` command of each rank; again: the user's, to continue after a stop.
+    proof: a file that is there when all went well.
+
     Raises UserError for mistakes, and SystemExit(1) when the run fails.
     """
-    if (num_gpus is None) == (hostfile is None):
-        raise UserError("launch: give either --num-gpus N (this machine) or --hostfile FILE.")
-    ranks = num_gpus or _slots(hostfile)  # type: ignore[arg-type]
-    gpus = torch.cuda.device_count()
-    if num_gpus is not None and gpus and num_gpus > gpus:
-        raise UserError(f"launch: --num-gpus {num_gpus}, and this machine has {gpus}.")
-    run_folder = RunFolder(folder)
-    run_folder.check_new_or_same(recipe, resume)
-    check_recipe(recipe, num_ranks=ranks)
+    count = ranks.count()
+    folder.check_new_or_same(recipe, resume)
+    check_recipe(recipe, num_ranks=count)
     if not resume:
         check_data(recipe, open_source(recipe.task))
-    command = [_deepspeed(), *_placement(num_gpus, hostfile), "--no_local_rank"]
-    command += ["--log_level", "error", "--module", "ds_distill"]
-    command += ["run", reference, *overrides, "--folder", str(folder)]
-    command += ["--resume"] if resume else []
+    command = [_deepspeed(), *_placement(ranks), "--no_local_rank"]
+    command += ["--log_level", "error", "--module", "ds_distill", *each]
     environment = dict(os.environ)
-    if not gpus:
+    if not torch.cuda.device_count():
         environment["DS_ACCELERATOR"] = "cpu"
-        environment["LOCAL_SIZE"] = str(num_gpus or 1)
-    ranks_option = ["--num-gpus", num_gpus] if hostfile is None else ["--hostfile", hostfile]
-    again = ["ds-distill", "launch", reference, *overrides]
-    again += [*map(str, ranks_option), "--folder", str(folder), "--resume"]
+        environment["LOCAL_SIZE"] = str(ranks.num_gpus or 1)
     status = subprocess.run(command, env=environment).returncode
     # The launcher can return 0 after a rank was killed by a signal: results are the proof.
-    if status == 2 or (status != 0 and not folder.exists()):
+    if status == 2 or (status != 0 and not folder.path.exists()):
         raise SystemExit(2)
-    if status != 0 or not run_folder.results.is_file():
+    if status != 0 or not proof.is_file():
         print(
             f"ds-distill: the run stopped (launcher's exit code {status}). What is done is kept; "
-            f"continue with: {shlex.join(again)}",
+            f"continue with: {shlex.join(['ds-distill', *again])}",
             file=sys.stderr,
         )
         raise SystemExit(1)
 
 
-def _placement(num_gpus: int | None, hostfile: Path | None) -> list[str]:
-    if hostfile is not None:
-        return ["--hostfile", str(hostfile)]
+def _placement(ranks: Ranks) -> list[str]:
+    if ranks.hostfile is not None:
+        return ["--hostfile", str(ranks.hostfile)]
     # A port of its own: two runs on one machine must not meet.
-    return ["--num_gpus", str(num_gpus), "--master_port", str(free_port())]
+    return ["--num_gpus", str(ranks.num_gpus), "--master_port", str(free_port())]
 
 
 def _slots(hostfile: Path) -> int:

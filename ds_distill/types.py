@@ -121,6 +121,23 @@ class Signals:
             self._logits = self.head.logits()
         return self._logits
 
+    def __len__(self) -> int:
+        """n, of a cached teacher."""
+        return len(self.top.ids if self.top else self.logits)
+
+    def filler(self) -> Signals:
+        """One row of zeros in place of none, for a batch in which no row counts."""
+        states = {layer: state.new_zeros(1, state.shape[1]) for layer, state in self.hidden.items()}
+        if self.top is None:
+            return Signals(self.logits.new_zeros(1, self.logits.shape[1]), states)
+        log_probs, ids = self.top.log_probs, self.top.ids
+        top = TopK(
+            log_probs.new_zeros(1, log_probs.shape[1]),
+            ids.new_zeros(1, ids.shape[1]),
+            log_probs.new_zeros(1),
+        )
+        return Signals(top, states)
+
     def to(self, device: torch.device) -> Signals:
         """For cached signals; a live model's are where the model is."""
         return Signals(

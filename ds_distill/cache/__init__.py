@@ -1,1 +1,9 @@
-"""Teachers' words on disk."""
+"""Teachers' words on disk.
+
+words    what is kept of a teacher, and its form in Arrow
+format   the folder: manifest, checksums, fingerprints
+index    content keys -> row numbers
+build    writing: plan, blocks, journal, finish
+blocks   reading blocks: checked, memory-mapped, gathered by address
+reader   content keys -> signals
+"""

@@ -1,29 +1,126 @@
-"""The cache's folder: names, versions, fingerprints.
+"""The cache's folder: names, manifest, checksums, fingerprints.
 
-    manifest.json          what it holds, written last: without it there is no cache
-    index.npy              sorted content keys, int64 [N, 2]; row i of every teacher is key i's
-    TEACHER/shard-*.arrow  Arrow IPC streams with a column `logits`
+    manifest.json            what it holds; replaced at once when a build ends
+    index-*.arrow            sorted content keys and their row numbers
+    TEACHER/shard-*.arrow    Arrow IPC streams, one record batch per block of rows
+    building/                an unfinished build: its plan and its journals (see `build`)
 
-A manifest lists every file with its rows and xxh3-128 checksum, per teacher the fingerprint of
-what its words depend on, and last its own checksum.
+Row r lies in block r // block_rows of every teacher. A manifest lists each block's place and
+xxh3-128 checksum, so that a reader checks what it touches and no more; per teacher the
+fingerprint of all that its words depend on; and its own checksum.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ds_distill.cache.words import Words
 from ds_distill.errors import UserError
+from ds_distill.files import read_json, write_json
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
-INDEX = "index.npy"
 
 Fingerprint = dict[str, Any]
-"""weights, tokenizer, max_length, labels, compute dtype: JSON values."""
+"""weights, tokenizer, max_length, labels or masking, compute dtype: JSON values."""
+
+Count = Annotated[int, Field(ge=0, strict=True)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+"""A file in its own folder: nothing that leads out of it."""
+
+
+class Block(NamedTuple):
+    """One record batch of a shard: its message's place and checksum."""
+
+    number: Count
+    rows: Count
+    """Examples; the cache's block_rows except at the end of a split."""
+    offset: Count
+    length: Count
+    checksum: str
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Shard(_Part):
+    """A file of blocks."""
+
+    file: FileName
+    bytes: Count
+    checksum: str
+    """Of what lies before the first block (the schema) and after the last one (the end)."""
+    blocks: list[Block]
+
+
+class Teacher(_Part):
+    """What a cache holds of a teacher."""
+
+    fingerprint: Fingerprint
+    words: Words
+    shards: list[Shard]
+
+
+class Index(_Part):
+    """The file of content keys."""
+
+    file: FileName
+    checksum: str
+
+
+class Manifest(_Part):
+    """What a cache holds."""
+
+    format: int = FORMAT
+    examples: Count
+    block_rows: Annotated[int, Field(ge=1, strict=True)]
+    blocks: Count
+    """Blocks of each teacher; the next build's begin here."""
+    index: Index
+    teachers: dict[FileName, Teacher]
+
+    def write(self, cache: Path) -> None:
+        content = self.model_dump(mode="json")
+        write_json(cache / MANIFEST, {**content, "checksum": _checksum(content)}, indent=None)
+
+    @staticmethod
+    def read(cache: Path) -> Manifest:
+        """Raises UserError when there is none, of another format, or damaged."""
+        if not (cache / MANIFEST).is_file():
+            raise UserError(
+                f"cache {cache}: there is no {MANIFEST}, so no build of it was ever finished. "
+                "Build it: ds-distill cache build RECIPE"
+            )
+        try:
+            content = read_json(cache / MANIFEST)
+            version = content["format"]
+            if version != FORMAT:  # before the checksum, which it may take of something else
+                raise UserError(
+                    f"cache {cache}: format {version}, and this version reads format {FORMAT}. "
+                    "Remove the folder and build it again."
+                )
+            if content.pop("checksum") != _checksum(content):
+                raise damaged(cache, MANIFEST)
+            return Manifest.model_validate(content)
+        except (ValueError, TypeError, KeyError, AttributeError, ValidationError) as error:
+            raise damaged(cache, MANIFEST) from error
+
+
+def damaged(cache: Path, file: str) -> UserError:
+    return UserError(
+        f"cache {cache}: {file} is missing or damaged (its checksum does not fit). Remove the "
+        "folder and build the cache again."
+    )
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
 def file_checksum(path: Path) -> str:
@@ -33,12 +130,6 @@ def file_checksum(path: Path) -> str:
         while block := file.read(1 << 22):
             digest.update(block)
     return digest.hexdigest()
-
-
-def manifest_checksum(manifest: dict[str, Any]) -> str:
-    """xxh3-128 of what a manifest says beside its own checksum."""
-    content = {key: value for key, value in manifest.items() if key != "checksum"}
-    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
 def weights_fingerprint(reference: str, commit: str | None) -> str:
@@ -59,5 +150,6 @@ def check_fingerprint(cache: Path, teacher: str, held: Fingerprint, wanted: Fing
         if held.get(what) != value:
             raise UserError(
                 f"cache {cache}: teacher {teacher!r} was cached with {what} {held.get(what)!r}, "
-                f"and the run has {value!r}. Remove the folder and run the cache phase again."
+                f"and the run has {value!r}. Remove the folder, or name another one "
+                "(phases.cache.folder), and build the cache again."
             )

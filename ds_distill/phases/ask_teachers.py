@@ -1,24 +1,20 @@
-"""Phases that only ask teachers: the cache and the expertise table."""
+"""What models say about whole splits; the expertise phase."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from ds_distill.cache.format import Fingerprint, weights_fingerprint
-from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.writer import write_cache
-from ds_distill.data.batches import Examples, SequenceCollator
-from ds_distill.data.tokenise import tokenizer_fingerprint
-from ds_distill.engine.config import is_bf16
+from ds_distill.data.batches import Examples
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import sharded_loading
+from ds_distill.evaluation.metrics import TokenScores
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import load_config
-from ds_distill.phases.asking import ask_all
+from ds_distill.phases.asking import ask_all, score_tokens
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.phases import Cache, Expertise
+from ds_distill.recipe.phases import Expertise
 from ds_distill.routing import ExpertiseTable
 from ds_distill.types import Signals
 
@@ -31,57 +27,38 @@ def ask_models(
     *,
     layers: Sequence[int] = (),
 ) -> tuple[Examples, dict[str, Signals]]:
-    """What models say about a whole split: logits float32 [N, C] and the states of `layers`.
-
-    All models run in one engine, sharded under ZeRO stage 3.
-    """
-    config = run.deepspeed()
-    with sharded_loading(config):
-        models = {place.name: run.classifier(place) for place in places}
-    engine = Engine(Bundle(None, models), config, run.world)
+    """What classifiers say about a whole split: logits float32 [N, C] and the states of
+    `layers`."""
     examples = run.examples(split)
-    collate = SequenceCollator(examples, run.tables(split, places))
-    bar = run.log.bar(f"{', '.join(models)} on {split}", len(examples))
-    answers = ask_all(engine, collate, list(models), batch_size, run.world, bar, layers=layers)
-    engine.close()
+    collate = run.collator(examples, run.tables(split, places))
+    names = [place.name for place in places]
+    bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
+    with asking_engine(run, places) as engine:
+        answers = ask_all(engine, collate, names, batch_size, run.world, bar, layers=layers)
     return examples, answers
 
 
-def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
-    """Write all teachers' logits on the phase's splits."""
-    todo = [split for split in phase.splits if not run.folder.cache(split).is_dir()]
-    if todo:
-        places = [run.place(teacher, number) for teacher in run.recipe.teachers]
-        for split in todo:
-            examples, said = ask_models(run, places, split, phase.batch_size)
-            logits = {name: signals.logits.numpy() for name, signals in said.items()}
-            if run.world.is_main:
-                prints = {place.name: fingerprint(run, place) for place in places}
-                write_cache(
-                    run.folder.cache(split), examples.keys.numpy(), logits, prints, phase.dtype
-                )
-        run.world.barrier()
-    return {"splits": phase.splits}
+def score_models(
+    run: Run, places: list[ModelPlace], split: str, batch_size: int
+) -> dict[str, TokenScores]:
+    """How masked-LMs do on a whole split, with the same masks for all."""
+    examples = run.examples(split)
+    collate = run.collator(examples, run.tables(split, places))
+    names = [place.name for place in places]
+    bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
+    with asking_engine(run, places) as engine:
+        return score_tokens(engine, collate, names, batch_size, run.world, bar)
 
 
-def fingerprint(run: Run, place: ModelPlace) -> Fingerprint:
-    """All that a teacher's cached words depend on."""
-    commit = getattr(load_config(place.reference, place.revision), "_commit_hash", None)
-    return {
-        "weights": weights_fingerprint(place.reference, commit),
-        "tokenizer": tokenizer_fingerprint(run.tokenizer(place)),
-        "max_length": run.recipe.task.max_length,
-        "labels": run.labels,
-        "dtype": "bfloat16" if is_bf16(run.deepspeed()) else "float32",
-    }
-
-
-def checked_cache(run: Run, split: str, places: list[ModelPlace]) -> CacheReader:
-    """The cache of a split, if it belongs to these teachers as they are now."""
-    reader = CacheReader(run.folder.cache(split))
-    for place in places:
-        reader.check(place.name, fingerprint(run, place))
-    return reader
+@contextmanager
+def asking_engine(run: Run, places: list[ModelPlace]) -> Iterator[Engine]:
+    """All models in one engine, sharded under ZeRO stage 3."""
+    config = run.deepspeed()
+    with sharded_loading(config):
+        models = {place.name: run.model(place) for place in places}
+    engine = Engine(Bundle(None, models), config, run.world)
+    yield engine
+    engine.close()
 
 
 def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.data.sources import Source
+from ds_distill.data.tokenise import same_tokens
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.models.load import (
     check_labels,
+    check_masked_lm,
     check_vocabulary,
     load_config,
     load_tokenizer,
@@ -23,13 +25,15 @@ from ds_distill.models.load import (
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Cache, Distil, Evaluate, Expertise, FineTune, Training
 from ds_distill.recipe.references import resolve_model
-from ds_distill.recipe.schema import Student, Teacher
+from ds_distill.recipe.schema import MaskedLM, Student, Teacher
 
 
 def check_recipe(recipe: Recipe, num_ranks: int = 1) -> None:
     """Phases, DeepSpeed config and the models' configurations and tokenizers. Reads no data
     and no weights. Raises UserError."""
     _check_names(recipe)
+    if isinstance(recipe.task, MaskedLM):
+        _check_masked_lm_phases(recipe)
     _check_phases(recipe)
     _check_logging(recipe)
     for phase in recipe.phases:
@@ -42,6 +46,7 @@ def check_data(recipe: Recipe, source: Source) -> None:
     """The splits that phases use, their labels, and teachers' labels against the task's.
     Raises UserError."""
     labels = source.labels
+    masked_lm = isinstance(recipe.task, MaskedLM)
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         for split, need_labels in _splits_of(phase):
             if split not in source.splits:
@@ -50,7 +55,7 @@ def check_data(recipe: Recipe, source: Source) -> None:
                     f"has {', '.join(source.splits)}. Choose one with phases.{name}.split=NAME, or "
                     f"say where it is with task.data.splits.{split}=NAME."
                 )
-            source.read(split, need_labels)
+            source.read(split, need_labels and not masked_lm)
         if isinstance(phase, Training) and phase.keep == "best":
             if "validation" not in source.splits:
                 raise UserError(
@@ -58,7 +63,7 @@ def check_data(recipe: Recipe, source: Source) -> None:
                     f"{recipe.task.data.path} has {', '.join(source.splits)}. Add one, or set "
                     "training.keep=last."
                 )
-            source.read("validation", True)
+            source.read("validation", not masked_lm)
         if isinstance(phase, FineTune) and phase.focus is not None:
             for label in phase.focus.classes:
                 if label not in labels:
@@ -71,8 +76,9 @@ def check_data(recipe: Recipe, source: Source) -> None:
         reference = resolve_model(teacher.model, recipe.models_folder)
         config = load_config(reference, teacher.revision)
         try:
-            _check_is_classifier(reference, config)
-            check_labels(reference, config, labels)
+            _check_has_head(reference, config, masked_lm=masked_lm)
+            if not masked_lm:
+                check_labels(reference, config, labels)
         except UserError as error:
             raise UserError(
                 f"teachers.{name} is used by phase {first!r} as it is: {error}"
@@ -94,8 +100,7 @@ def _check_names(recipe: Recipe) -> None:
 
 def _check_phases(recipe: Recipe) -> None:
     known = {"student", *recipe.teachers}
-    cached: dict[str, str] = {}  # split -> the cache phase that holds it
-    stale: dict[str, str] = {}  # the same for what teachers said before they were trained again
+    cached: dict[str, Cache] = {}  # split -> the cache phase that holds it
     measured = False
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         place = f"phases.{name}"
@@ -110,22 +115,48 @@ def _check_phases(recipe: Recipe) -> None:
                         f"{', '.join(sorted(known))}."
                     )
             if set(phase.outputs) & set(recipe.teachers):
-                stale |= cached
                 cached, measured = {}, False
             known |= set(phase.outputs)
         elif isinstance(phase, Expertise):
             measured = True
         elif isinstance(phase, Cache):
-            for split in set(phase.splits) & set(stale):
-                raise UserError(
-                    f"{place}.splits: split {split!r} is cached by phase {stale[split]!r} already, "
-                    "and its teachers are trained again in between; a run keeps one cache of a "
-                    "split. Take one of the phases out, or make two runs of it."
-                )
-            cached |= dict.fromkeys(phase.splits, name)
+            cached |= dict.fromkeys(phase.splits, phase)
         elif isinstance(phase, Distil):
-            _check_distil(phase, place, known, set(cached), measured)
+            _check_distil(phase, place, known, cached, measured)
             known |= set(phase.outputs)
+
+
+def _check_masked_lm_phases(recipe: Recipe) -> None:
+    """What task.type=masked-lm cannot do: all that needs classes."""
+    task = recipe.task
+    assert isinstance(task, MaskedLM)
+    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        place = f"phases.{name}"
+        if isinstance(phase, Expertise):
+            raise UserError(
+                f"{place}: the expertise table counts right answers per class, and "
+                "task.type=masked-lm has no classes. Take the phase out."
+            )
+        if isinstance(phase, Cache) and task.masking.draws is None:
+            raise UserError(
+                f"{place}: a cache keeps a number of ways of masking each example. Set "
+                "task.masking.draws, e.g. to the number of epochs: epoch e takes number e mod "
+                "draws."
+            )
+        if isinstance(phase, FineTune) and (phase.focus or phase.per_class):
+            key = "focus" if phase.focus else "per_class"
+            raise UserError(
+                f"{place}.{key}: chooses examples by class, and task.type=masked-lm has no "
+                "classes. Take the key out."
+            )
+        if isinstance(phase, Distil):
+            for routing in phase.routing:
+                if routing.needs_expertise:
+                    raise UserError(
+                        f"{place}.routing: {routing.policy} follows the teacher that knows a class "
+                        "best, and task.type=masked-lm has no classes. Choose average, random, "
+                        "ca-mkd or mt-bert."
+                    )
 
 
 def _check_not_empty(phase: object, place: str) -> None:
@@ -145,7 +176,7 @@ def _check_not_empty(phase: object, place: str) -> None:
 
 
 def _check_distil(
-    phase: Distil, place: str, known: set[str], cached: set[str], measured: bool
+    phase: Distil, place: str, known: set[str], cached: dict[str, Cache], measured: bool
 ) -> None:
     if phase.start not in known:
         raise UserError(
@@ -159,9 +190,14 @@ def _check_distil(
             f"{phase.split}}} before it (after the last fine-tuning of a teacher), or set "
             "teachers=live."
         )
-    if phase.teachers == "cached" and phase.losses.hidden_mse:
+    if (
+        phase.teachers == "cached"
+        and phase.losses.hidden_mse
+        and -1 not in cached[phase.split].hidden
+    ):
         raise UserError(
-            f"{place}.losses.hidden_mse: needs hidden states, and the cache holds logits. Set "
+            f"{place}.losses.hidden_mse: needs the last layer's states, and the cache of split "
+            f"{phase.split!r} keeps logits alone. Set hidden: [-1] in its cache phase, or "
             f"{place}.teachers=live."
         )
     for routing in phase.routing:
@@ -175,6 +211,7 @@ def _check_distil(
 
 def _check_models(recipe: Recipe) -> None:
     given: dict[str, Teacher | Student] = {**recipe.teachers, "student": recipe.student}
+    vocabularies: dict[str, tuple[PreTrainedTokenizerBase, int]] = {}
     for name, model in given.items():
         place = "student" if name == "student" else f"teachers.{name}"
         try:
@@ -183,6 +220,9 @@ def _check_models(recipe: Recipe) -> None:
             tokenizer = load_tokenizer(reference, model.revision)
             _check_has_words(reference, tokenizer)
             check_vocabulary(reference, config, tokenizer)
+            if isinstance(recipe.task, MaskedLM):
+                check_masked_lm(reference, config, tokenizer)
+            vocabularies[place] = tokenizer, config.vocab_size
             if Path(reference).is_dir():
                 _check_weights(Path(reference))
         except UserError as error:
@@ -193,10 +233,32 @@ def _check_models(recipe: Recipe) -> None:
                 f"task.max_length={recipe.task.max_length}: {place} ({model.model}) takes at most "
                 f"{limit} tokens. Set task.max_length={limit} or less."
             )
+    if isinstance(recipe.task, MaskedLM):
+        _check_one_vocabulary(vocabularies)
     layers = recipe.student.layers
     if layers is not None:
         _check_layers(
             layers, load_config(resolve_model(recipe.student.model, recipe.models_folder))
+        )
+
+
+def _check_one_vocabulary(models: dict[str, tuple[PreTrainedTokenizerBase, int]]) -> None:
+    """models: place in the recipe -> tokenizer and size of the model's vocabulary."""
+    student, size = models["student"]
+    for place, (tokenizer, other_size) in models.items():
+        same = same_tokens(student, tokenizer)
+        if same and size == other_size:
+            continue
+        what = (
+            f"the vocabulary of its model has {other_size} entries and the student's {size}"
+            if same
+            else f"its tokenizer ({len(tokenizer)} tokens) splits or numbers text in another way "
+            f"than the student's ({len(student)})"
+        )
+        raise UserError(
+            f"{place}.model: {what}. With task.type=masked-lm all models must have the same "
+            "vocabulary, because they are compared token by token (a student that only adds "
+            "tokens is not supported yet). Choose models of one family, e.g. all of BERT's."
         )
 
 
@@ -245,12 +307,14 @@ def _check_has_words(reference: str, tokenizer: PreTrainedTokenizerBase) -> None
         )
 
 
-def _check_is_classifier(reference: str, config: PreTrainedConfig) -> None:
-    """Refuse a checkpoint that says it has no classifier on top."""
+def _check_has_head(reference: str, config: PreTrainedConfig, *, masked_lm: bool) -> None:
+    """Refuse a checkpoint that says it has no trained head of the task on top."""
     kinds = getattr(config, "architectures", None) or []
-    if kinds and not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+    endings = ("ForMaskedLM", "BertForPreTraining") if masked_lm else "ForSequenceClassification"
+    if kinds and not any(kind.endswith(endings) for kind in kinds):
+        noun = "masked-LM" if masked_lm else "classifier"
         raise UserError(
-            f"model {reference!r} holds {', '.join(kinds)}, which is no trained classifier. "
+            f"model {reference!r} holds {', '.join(kinds)}, which is no trained {noun}. "
             "Fine-tune it first (a fine-tune phase before), or give a fine-tuned checkpoint."
         )
 

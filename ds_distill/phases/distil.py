@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ds_distill.data.batches import SequenceCollator
 from ds_distill.engine.config import is_bf16
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.files import read_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import freeze_embeddings, load_config, set_dropout
-from ds_distill.phases.ask_teachers import checked_cache
-from ds_distill.phases.fine_tune import validation_of
+from ds_distill.phases.cached import cached_signals
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.phases.training import Job, train
+from ds_distill.phases.validation import validation_of
 from ds_distill.recipe.phases import Distil
 from ds_distill.routing import ExpertiseTable, Router
-from ds_distill.types import Signals
 
 
 def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -33,7 +30,7 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
             continue
         teachers = [run.place(teacher, number) for teacher in run.recipe.teachers]
         start = run.place(phase.start, number)
-        student = run.classifier(start, new_head=True)
+        student = run.model(start, new_head=True)
         if phase.freeze_embeddings:
             freeze_embeddings(student)
         if phase.dropout is not None:
@@ -56,19 +53,22 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
         config = run.deepspeed(phase)
         live = phase.teachers == "live"
         with sharded_loading(config):
-            loaded = {place.name: run.classifier(place) for place in (teachers if live else [])}
+            loaded = {place.name: run.model(place) for place in (teachers if live else [])}
+        # One teacher's words are the target as they are: over a vocabulary, without logits.
+        # MT-BERT weighs a single teacher, too.
+        alone = len(teachers) == 1 and routing.policy != "mt-bert"
         bundle = Bundle(
             student,
             loaded,
             terms,
-            router,
+            None if alone else router,
             # bf16 halves a teacher's time where the device has it, also beside an fp32 student.
             teacher_autocast=run.world.device.type == "cuda" and not is_bf16(config),
         )
         examples = run.examples(phase.split)
         places = [ModelPlace("student", start.reference, start.revision)]
         tables = run.tables(phase.split, places + (teachers if live else []))
-        cached = None if live else cached_signals(run, phase.split, teachers)
+        cached = None if live else cached_signals(run, phase.split, number, examples)
         job = Job(
             number=number,
             output=output,
@@ -76,22 +76,8 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
             bundle=bundle,
             start=start,
             examples=examples,
-            collate=SequenceCollator(examples, tables, cached),
+            collate=run.collator(examples, tables, cached),
             validation=validation_of(run, start),
         )
         trained.append(train(job, run))
     return {"trained": trained}
-
-
-def cached_signals(
-    run: Run, split: str, teachers: list[ModelPlace]
-) -> Callable[[torch.Tensor], dict[str, Signals]]:
-    """Keys of a batch -> cached signals of all teachers."""
-    reader = checked_cache(run, split, teachers)
-    names = [place.name for place in teachers]
-
-    def read(keys: torch.Tensor) -> dict[str, Signals]:
-        rows = reader.rows(keys)
-        return {name: Signals(reader.logits(name, rows)) for name in names}
-
-    return read

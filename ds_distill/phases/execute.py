@@ -14,7 +14,8 @@ from ds_distill.engine.world import World
 from ds_distill.environment import describe_environment
 from ds_distill.events import RunLog
 from ds_distill.files import write_json
-from ds_distill.phases.ask_teachers import cache, expertise
+from ds_distill.phases.ask_teachers import expertise
+from ds_distill.phases.cache import cache
 from ds_distill.phases.check import check_data, check_recipe
 from ds_distill.phases.distil import distil
 from ds_distill.phases.evaluate import evaluate
@@ -34,8 +35,12 @@ PHASES: dict[str, Any] = {
 """Phase kind -> function (settings, number, name, run) -> record."""
 
 
-def execute(recipe: Recipe, path: Path, *, resume: bool = False) -> Path:
+def execute(
+    recipe: Recipe, path: Path, *, resume: bool = False, through: str | None = None
+) -> Path:
     """Run a recipe in the folder `path` and return it.
+
+    through: kind of the last phase to run, e.g. `cache`; None runs them all and publishes.
 
     Raises UserError for what the user can mend; nothing is written then.
     """
@@ -57,8 +62,10 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False) -> Path:
     log = RunLog(path, recipe, speaks=world.is_main, resumed=resume)
     run = Run(recipe, folder, world, log, source)
     try:
+        kinds: list[str] = [phase.kind for phase in recipe.phases]
+        last = len(kinds) - (kinds[::-1].index(through) if through else 0)
         for number, (phase, name) in enumerate(
-            zip(recipe.phases, recipe.phase_names(), strict=True)
+            zip(recipe.phases[:last], recipe.phase_names(), strict=False)
         ):
             title = f"[{number + 1}/{len(recipe.phases)}] {name}"
             if folder.read_record(number, name) is not None:
@@ -76,7 +83,7 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False) -> Path:
                     {"phase": name, "kind": phase.kind, "seconds": seconds, **record},
                 )
             world.barrier()
-        if world.is_main:
+        if world.is_main and through is None:
             publish(run)
         world.barrier()
     finally:

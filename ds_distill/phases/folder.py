@@ -28,6 +28,9 @@ class RunFolder:
         self.student = path / "student"
         self.expertise = path / "expertise.json"
 
+    def holds_run(self) -> bool:
+        return (self.path / "recipe.yaml").is_file()
+
     def check_new_or_same(self, recipe: Recipe, resume: bool) -> None:
         """Refuse a folder that another run left, and a resume with another recipe."""
         written = self.path / "recipe.yaml"
@@ -92,8 +95,9 @@ class RunFolder:
     def checkpoints(self, number: int, output: str) -> Path:
         return self.path / "checkpoints" / f"{number:02d}-{output}"
 
-    def cache(self, split: str) -> Path:
-        return self.path / "cache" / split
+    def cache(self, number: int, name: str) -> Path:
+        """Where cache phase `number` writes, unless its recipe names another folder."""
+        return self.path / "cache" / f"{number:02d}-{name}"
 
     def record(self, number: int, name: str) -> Path:
         """The file that says that a phase is done, and what came of it."""

@@ -89,7 +89,13 @@ class Cache(Section):
     kind: Literal["cache"] = "cache"
     name: Name | None = None
     splits: list[Name]
-    dtype: Literal["float32", "float16"] = "float16"
+    folder: str | None = None
+    """Where the cache lies, for runs that share one: what it lacks is added, what it holds is
+    not asked again. Default: in the run's folder."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+    hidden: list[int] = Field(default_factory=list)
+    """Layers whose states are kept beside the logits, for terms and policies that read them:
+    -1 is the last one. Of a sequence-level task it is the first token's state."""
     batch_size: Count = 64
     """Examples per rank and teacher call."""
 
@@ -152,7 +158,8 @@ class Routing(Section):
 
 
 class CrossEntropyLoss(Section):
-    """Cross-entropy between the student and the label, on labelled rows."""
+    """Cross-entropy between the student and the label, on labelled rows. In masked-LM a row is a
+    hidden token, and its label the token itself."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
 
@@ -240,7 +247,8 @@ class Distil(Training):
 
 
 class Evaluate(Section):
-    """Accuracy of every model on a split, overall and per class."""
+    """Accuracy of every model on a split, overall and per class; of masked-LMs, accuracy, loss and
+    perplexity on hidden tokens, the same ones for all."""
 
     kind: Literal["evaluate"] = "evaluate"
     name: Name | None = None

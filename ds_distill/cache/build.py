@@ -1,0 +1,346 @@
+"""Writing a cache: by any number of ranks, killed at any moment, continued by the same call.
+
+The rows that a cache lacks are cut into blocks, and block b is written by rank b mod the
+number of ranks. A rank appends its blocks to a shard of its own, syncs the shard, and only
+then notes the block in its journal, which it syncs too. What a journal notes is there after a
+power cut; what it does not note is written again. `finish_build` turns the journals into the
+manifest.
+
+    building/plan.json                             what is being built
+    building/TEACHER.RANK-of-RANKS.jsonl           journals: a line per block
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from ds_distill.cache.format import (
+    MANIFEST,
+    Block,
+    Fingerprint,
+    Index,
+    Manifest,
+    Shard,
+    Teacher,
+    file_checksum,
+)
+from ds_distill.cache.index import KeyIndex, write_index
+from ds_distill.cache.words import Words
+from ds_distill.errors import UserError
+from ds_distill.files import read_json, sync, write_json
+
+BUILDING = "building"
+LOCK = ".lock"
+
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, MAX_BLOCK_BYTES = 256, 8192, 4 << 20
+"""A reader checks a block when it touches one row of it, and a kill loses a block at most; but
+each costs about 200 bytes in its shard and 80 in the manifest."""
+
+BLOCKS_OF_A_BUILD = 64
+"""So many are wanted: what a kill loses is then a small share."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows that a cache lacks, in the order in which they will lie."""
+
+    first_block: int
+    """Number of its first block: as many as the cache holds."""
+    block_rows: int
+    keys: list[np.ndarray]
+    """int64 [n, 2] per split, longest example first; a block has rows of one split."""
+
+    def __post_init__(self) -> None:
+        assert self.block_rows >= 1
+
+    @property
+    def blocks(self) -> list[tuple[int, slice]]:
+        """Split and its rows, for each block from the first on."""
+        size = self.block_rows
+        return [
+            (split, slice(start, min(start + size, len(keys))))
+            for split, keys in enumerate(self.keys)
+            for start in range(0, len(keys), size)
+        ]
+
+    @property
+    def examples(self) -> int:
+        return sum(len(keys) for keys in self.keys)
+
+    def rows(self) -> np.ndarray:
+        """Row numbers of all keys, in their order: uint32 [n]."""
+        parts, block = [], self.first_block
+        for keys in self.keys:
+            first = block * self.block_rows
+            parts.append(np.arange(first, first + len(keys), dtype=np.uint32))
+            block += -(-len(keys) // self.block_rows)
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
+
+    def to_json(self) -> dict[str, Any]:
+        digest = xxhash.xxh3_128()
+        for keys in self.keys:
+            digest.update(len(keys).to_bytes(8, "big"))
+            digest.update(np.ascontiguousarray(keys).tobytes())
+        return {
+            "first_block": self.first_block,
+            "block_rows": self.block_rows,
+            "examples": self.examples,
+            "keys": digest.hexdigest(),
+        }
+
+
+def block_rows_for(examples: int, row_bytes: int) -> int:
+    """Examples of a block: a power of two that is a small share of them and of few bytes.
+
+    row_bytes: of an example, as well as it is known.
+    """
+    wanted = min(max(examples // BLOCKS_OF_A_BUILD, MIN_BLOCK_ROWS), MAX_BLOCK_ROWS)
+    limit = min(wanted, MAX_BLOCK_BYTES // max(row_bytes, 1))
+    return 1 << max(limit, 1).bit_length() - 1
+
+
+# --------------------------------------------------------------------------- the main process
+
+
+@contextmanager
+def building(cache: Path) -> Iterator[None]:
+    """Nobody else builds this cache meanwhile. Main process. Raises UserError when one does."""
+    cache.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(cache / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise UserError(
+            f"cache {cache}: another process is building it. Wait for it, or name another folder "
+            "(phases.cache.folder)."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def start_build(
+    cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, Words]]
+) -> int | None:
+    """Make ready for the blocks of a plan; what an earlier build of the same plan left is kept.
+
+    Main process; the others wait for it. Returns the number of blocks, of all teachers, that
+    are there already; None when an unfinished build of something else had to be dropped.
+    """
+    wanted = _described(plan, teachers)
+    folder = cache / BUILDING
+    kept: int | None = 0
+    if folder.is_dir():
+        try:
+            same = read_json(folder / "plan.json") == wanted
+        except (OSError, ValueError):
+            same = False  # killed before its plan was whole
+        if same:
+            for name, (_, words) in teachers.items():
+                assert kept is not None
+                kept += sum(len(shard.blocks) for shard in _written(cache, name, words))
+            return kept
+        kept = None if any(folder.glob("*.jsonl")) else 0
+        shutil.rmtree(folder)
+    _remove_leftovers(cache)
+    for name in teachers:
+        (cache / name).mkdir(exist_ok=True)
+        sync(cache / name)
+    folder.mkdir()
+    sync(cache)
+    for parent in (cache.parent, cache.parent.parent):
+        sync(parent)
+    write_json(folder / "plan.json", wanted)
+    return kept
+
+
+def finish_build(
+    cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, Words]]
+) -> None:
+    """Turn a build whose blocks are all written into a part of the cache. Main process, after
+    the others have closed their shards."""
+    old = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
+    entries = {}
+    for name, (fingerprint, words) in teachers.items():
+        shards = _written(cache, name, words)
+        there = {block.number for shard in shards for block in shard.blocks}
+        wanted = set(range(plan.first_block, plan.first_block + len(plan.blocks)))
+        assert there == wanted, f"blocks {sorted(wanted ^ there)[:5]} of {name}"
+        for shard in shards:
+            _close_shard(cache / name / shard.file, shard)
+        sync(cache / name)
+        before = old.teachers[name].shards if old else []
+        entries[name] = Teacher(fingerprint=fingerprint, words=words, shards=before + shards)
+    keys, rows = np.concatenate(plan.keys), plan.rows()
+    if old is not None:
+        index = KeyIndex(cache, old.index.file, old.index.checksum)
+        keys = np.concatenate([index.keys, keys])
+        rows = np.concatenate([index.all_rows, rows])
+    blocks = plan.first_block + len(plan.blocks)
+    index_file = cache / f"index-{blocks}.arrow"
+    write_index(index_file, keys, rows)
+    sync(cache)
+    Manifest(
+        examples=len(keys),
+        block_rows=plan.block_rows,
+        blocks=blocks,
+        index=Index(file=index_file.name, checksum=file_checksum(index_file)),
+        teachers=entries,
+    ).write(cache)
+    discard_build(cache)
+
+
+def discard_build(cache: Path) -> None:
+    """Drop what is left of a build that nothing needs any more. Main process."""
+    shutil.rmtree(cache / BUILDING, ignore_errors=True)
+    _remove_leftovers(cache)
+
+
+def _described(plan: Plan, teachers: Mapping[str, tuple[Fingerprint, Words]]) -> dict[str, Any]:
+    described = {
+        name: {"fingerprint": fingerprint, "words": words.model_dump(mode="json")}
+        for name, (fingerprint, words) in teachers.items()
+    }
+    return {**plan.to_json(), "teachers": json.loads(json.dumps(described))}
+
+
+def _remove_leftovers(cache: Path) -> None:
+    """Drop files of builds that never finished, and indexes that were replaced."""
+    listed = {LOCK, MANIFEST}
+    if (cache / MANIFEST).is_file():
+        manifest = Manifest.read(cache)
+        listed.add(manifest.index.file)
+        for name, teacher in manifest.teachers.items():
+            listed |= {f"{name}/{shard.file}" for shard in teacher.shards}
+    for pattern in ("index-*.arrow", "*/shard-*.arrow"):
+        for file in cache.glob(pattern):
+            if str(file.relative_to(cache)) not in listed:
+                file.unlink()
+
+
+def _close_shard(file: Path, shard: Shard) -> None:
+    """Cut off a block that was never noted, and end the stream."""
+    end = shard.bytes - len(END_OF_STREAM)
+    with open(file, "r+b") as opened:
+        opened.truncate(end)
+        opened.seek(end)
+        opened.write(END_OF_STREAM)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+# ------------------------------------------------------------------------------- every rank
+
+
+def blocks_to_write(cache: Path, plan: Plan, teacher: str, words: Words) -> list[int]:
+    """Positions in `plan.blocks` of the blocks that no rank has written, in order."""
+    numbers = {block.number for shard in _written(cache, teacher, words) for block in shard.blocks}
+    return [at for at in range(len(plan.blocks)) if plan.first_block + at not in numbers]
+
+
+class ShardWriter:
+    """One rank's blocks of one teacher."""
+
+    def __init__(
+        self, cache: Path, plan: Plan, teacher: str, words: Words, rank: int, ranks: int
+    ) -> None:
+        """Continues the shard that the same rank of as many ranks began, if any."""
+        place = f"{rank:05d}-of-{ranks:05d}"
+        self._journal = cache / BUILDING / f"{teacher}.{place}.jsonl"
+        self._file = cache / teacher / f"shard-{plan.first_block:08d}-{place}.arrow"
+        self._first_block = plan.first_block
+        self._schema = words.arrow_schema()
+        notes = [block for _, block in _noted(cache / teacher, self._journal)]
+        header = self._schema.serialize().to_pybytes()
+        self._end = max([note.offset + note.length for note in notes], default=len(header))
+        new = not notes
+        self._shard = open(self._file, "w+b" if new else "r+b")  # noqa: SIM115
+        self._notes = open(self._journal, "ab")  # noqa: SIM115
+        if new:
+            self._shard.write(header)
+        self._shard.truncate(self._end)
+        self._shard.seek(self._end)
+        self._notes.truncate(sum(len(_line(self._file.name, note)) for note in notes))
+        if new:
+            sync(self._file.parent)
+            sync(self._journal.parent)
+
+    def append(self, at: int, batch: pa.RecordBatch, rows: int) -> None:
+        """Write block `at` of the plan, of so many examples; on return it will survive a power
+        cut. Raises OSError, and the block counts as not written then."""
+        message = memoryview(batch.serialize())
+        self._shard.write(message)
+        self._shard.flush()
+        os.fdatasync(self._shard.fileno())
+        block = Block(
+            self._first_block + at,
+            rows,
+            self._end,
+            len(message),
+            xxhash.xxh3_128_hexdigest(message),
+        )
+        self._notes.write(_line(self._file.name, block))
+        self._notes.flush()
+        os.fdatasync(self._notes.fileno())
+        self._end += len(message)
+
+    def close(self) -> None:
+        self._shard.close()
+        self._notes.close()
+
+
+def _line(file: str, block: Block) -> bytes:
+    return json.dumps([file, *block]).encode() + b"\n"
+
+
+def _noted(teacher: Path, journal: Path) -> list[tuple[str, Block]]:
+    """The blocks that a journal notes, with their shard's name. A last line that was cut off
+    does not count, nor does what the shard is too short for: somebody else cut that off."""
+    noted: list[tuple[str, Block]] = []
+    if not journal.is_file():
+        return noted
+    for line in journal.read_bytes().splitlines(keepends=True):
+        try:
+            file, *place = json.loads(line)
+            block = Block(*place)
+            size = (teacher / file).stat().st_size
+        except (ValueError, TypeError, OSError):
+            break
+        if _line(file, block) != line or block.offset + block.length > size:
+            break
+        noted.append((file, block))
+    return noted
+
+
+def _written(cache: Path, teacher: str, words: Words) -> list[Shard]:
+    """What the journals of all ranks note of a teacher, as shards, sorted by their names."""
+    header = words.arrow_schema().serialize().to_pybytes()
+    frame = xxhash.xxh3_128_hexdigest(header + END_OF_STREAM)
+    shards: dict[str, list[Block]] = {}
+    for journal in sorted((cache / BUILDING).glob(f"{teacher}.*.jsonl")):
+        for file, block in _noted(cache / teacher, journal):
+            shards.setdefault(file, []).append(block)
+    return [
+        Shard(
+            file=file,
+            bytes=blocks[-1].offset + blocks[-1].length + len(END_OF_STREAM),
+            checksum=frame,
+            blocks=blocks,
+        )
+        for file, blocks in shards.items()
+    ]

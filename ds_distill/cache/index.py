@@ -1,0 +1,106 @@
+"""Content keys to row numbers: 20 bytes per example, memory-mapped, searched by bisection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from ds_distill.cache.format import damaged, file_checksum
+from ds_distill.errors import UserError
+from ds_distill.files import sync
+
+SCHEMA = pa.schema([("key_hi", pa.int64()), ("key_lo", pa.int64()), ("row", pa.uint32())])
+
+_LARGE_QUESTION = 10_000
+"""Keys from which on sorting them first pays: neighbours are then found near each other."""
+
+
+def write_index(file: Path, keys: np.ndarray, rows: np.ndarray) -> None:
+    """Write an index of distinct keys. keys: int64 [N, 2]; rows: uint32 [N].
+
+    Arrow IPC stream of one record batch, sorted by key. Synced; not yet under a name that
+    anything refers to.
+    """
+    order = np.lexsort((keys[:, 1], keys[:, 0]))
+    columns = [pa.array(column[order]) for column in (keys[:, 0], keys[:, 1], rows)]
+    del order
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+    sync(file)
+
+
+class KeyIndex:
+    """An index file, memory-mapped."""
+
+    def __init__(self, cache: Path, name: str, checksum: str) -> None:
+        """Raises UserError when the file is missing or damaged."""
+        self._cache = cache
+        file = cache / name
+        if not file.is_file() or file_checksum(file) != checksum:
+            raise damaged(cache, name)
+        try:
+            with pa.memory_map(str(file)) as source:
+                [batch] = list(pa.ipc.open_stream(source))
+        except (pa.ArrowInvalid, ValueError) as error:
+            raise damaged(cache, name) from error
+        if batch.schema != SCHEMA or any(column.null_count for column in batch.columns):
+            raise damaged(cache, name)
+        self._hi, self._lo, self._row = (column.to_numpy() for column in batch.columns)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    @property
+    def keys(self) -> np.ndarray:
+        """All keys, sorted: int64 [N, 2]."""
+        return np.stack([self._hi, self._lo], axis=1)
+
+    @property
+    def all_rows(self) -> np.ndarray:
+        """The row numbers of `keys`: uint32 [N]."""
+        return self._row
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """Row numbers of keys, -1 where there is none: int64 [B, 2] -> int64 [B]."""
+        if len(keys) > _LARGE_QUESTION:
+            order = np.lexsort((keys[:, 1], keys[:, 0]))
+            rows = np.empty(len(keys), dtype=np.int64)
+            rows[order] = self._find(keys[order])
+            return rows
+        return self._find(keys)
+
+    def _find(self, keys: np.ndarray) -> np.ndarray:
+        hi, lo = keys[:, 0], keys[:, 1]
+        at = np.searchsorted(self._hi, hi)
+        last = len(self._hi) - 1
+        if last < 0:
+            return np.full(len(keys), -1, dtype=np.int64)
+        while True:  # steps on only where two keys share their first 64 bits
+            near = np.minimum(at, last)
+            hi_fits = (at <= last) & (self._hi[near] == hi)
+            found = hi_fits & (self._lo[near] == lo)
+            step_on = hi_fits & ~found
+            if not step_on.any():
+                break
+            at = at + step_on
+        return np.where(found, self._row[near].astype(np.int64), -1)
+
+    def rows(self, keys: torch.Tensor) -> np.ndarray:
+        """Row numbers of keys: int64 [B, 2] -> int64 [B].
+
+        Raises UserError when a key is not there: a missing row is never guessed.
+        """
+        wanted = keys.numpy()
+        rows = self.find(wanted)
+        missing = wanted[rows < 0]
+        if len(missing):
+            shown = ", ".join(str(key.tolist()) for key in missing[:3])
+            raise UserError(
+                f"cache {self._cache}: {len(missing)} of {len(wanted)} examples asked for are not "
+                f"in it, e.g. with the keys {shown}. The data changed since it was built: build "
+                "it again, which adds the rows that are missing."
+            )
+        return rows

@@ -1,0 +1,47 @@
+"""What a cache is, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ds_distill.cache.format import MANIFEST, Manifest
+from ds_distill.errors import UserError
+
+
+def caches_in(folder: Path) -> list[Path]:
+    """The folder itself if it is a cache, else all caches within. Raises UserError for none."""
+    if (folder / MANIFEST).is_file():
+        return [folder]
+    found = sorted(file.parent for file in folder.glob(f"cache/*/{MANIFEST}"))
+    if not found:
+        raise UserError(
+            f"{folder}: neither a cache nor a run's folder with a finished cache in it. Build one: "
+            "ds-distill cache build RECIPE"
+        )
+    return found
+
+
+def describe(cache: Path) -> str:
+    """What a cache holds and how large it is, as lines of text."""
+    manifest = Manifest.read(cache)
+    lines = [
+        f"{cache}",
+        f"  examples      {manifest.examples:,} (index {_size(cache / manifest.index.file)})",
+    ]
+    for name, teacher in manifest.teachers.items():
+        words, size = teacher.words, sum(shard.bytes for shard in teacher.shards)
+        kept = f"logits {words.classes} x {words.dtype}"
+        kept += "".join(f", layer {layer} {width}" for layer, width in words.hidden.items())
+        kept += f", {words.draws} mask draws" if words.draws else ""
+        lines += [
+            f"  {name}",
+            f"    keeps       {kept}",
+            f"    files       {len(teacher.shards)} shards, {size / 2**20:,.1f} MiB, "
+            f"{size / max(manifest.examples, 1):,.1f} bytes per example",
+            *(f"    {what:<11} {value}" for what, value in teacher.fingerprint.items()),
+        ]
+    return "\n".join(lines)
+
+
+def _size(file: Path) -> str:
+    return f"{file.stat().st_size / 2**20:,.1f} MiB"

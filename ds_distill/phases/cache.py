@@ -1,0 +1,233 @@
+"""The cache phase: run the teachers once over splits and keep what they say."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ds_distill.cache.build import (
+    Plan,
+    ShardWriter,
+    block_rows_for,
+    blocks_to_write,
+    building,
+    discard_build,
+    finish_build,
+    start_build,
+)
+from ds_distill.cache.format import MANIFEST, Fingerprint
+from ds_distill.cache.reader import CacheReader
+from ds_distill.cache.words import Kept, NotFinite, Words
+from ds_distill.data.batches import Collator, Examples
+from ds_distill.engine.engine import Engine
+from ds_distill.errors import UserError
+from ds_distill.models.load import load_config
+from ds_distill.phases.ask_teachers import asking_engine
+from ds_distill.phases.cached import cache_folder, fingerprint
+from ds_distill.phases.run import ModelPlace, Run
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.schema import MaskedLM
+
+
+def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
+    """Write what all teachers say about the phase's splits, as far as it is not there."""
+    path, world = cache_folder(run, phase, number), run.world
+    places = [run.place(teacher, number) for teacher in run.recipe.teachers]
+    teachers = {
+        place.name: (fingerprint(run, place), _words(phase, run, place)) for place in places
+    }
+    examples = {split: run.examples(split) for split in phase.splits}
+    collators = [run.collator(examples[split], run.tables(split, places)) for split in phase.splits]
+    plan, chosen = _missing(path, phase, list(examples.values()), collators, teachers)
+    world.barrier()  # every rank has seen the same cache, before the main process changes it
+    rows = len(np.unique(np.concatenate([part.keys.numpy() for part in examples.values()]), axis=0))
+    record = {"splits": phase.splits, "folder": str(path), "examples": rows}
+    with building(path) if world.is_main else nullcontext():
+        if plan.examples == 0:
+            if world.is_main:
+                discard_build(path)
+            run.log.say(f"  {path} holds all {rows:,} examples")
+            return {**record, "added": 0}
+        blocks = len(plan.blocks) * len(teachers)
+        if world.is_main:
+            kept = start_build(path, plan, teachers)
+            if kept is None:
+                run.log.say("  data or teachers changed since an unfinished build: starting anew")
+            elif kept:
+                run.log.say(f"  {kept} of {blocks} blocks were written before")
+            run.log.event("cache", phase=name, blocks=blocks, kept=kept or 0)
+        world.barrier()
+        for place in places:
+            _ask_teacher(run, place, path, plan, phase, teachers[place.name][1], collators, chosen)
+        world.barrier()
+        if world.is_main:
+            finish_build(path, plan, teachers)
+        world.barrier()
+    return {**record, "added": plan.examples}
+
+
+def _words(phase: Cache, run: Run, place: ModelPlace) -> Words:
+    config, task = load_config(place.reference, place.revision), run.recipe.task
+    masked = isinstance(task, MaskedLM)
+    return Words(
+        dtype=phase.dtype,
+        classes=config.vocab_size if masked else len(run.labels),
+        hidden=dict.fromkeys(phase.hidden, config.hidden_size),
+        draws=task.masking.draws if isinstance(task, MaskedLM) else None,
+    )
+
+
+def _missing(
+    path: Path,
+    phase: Cache,
+    examples: list[Examples],
+    collators: list[Collator],
+    teachers: dict[str, tuple[Fingerprint, Words]],
+) -> tuple[Plan, list[np.ndarray]]:
+    """What the cache lacks, and the examples of each split that stand for it, in its order.
+
+    Raises UserError when the cache that is there is of other teachers.
+    """
+    reader = CacheReader(path) if (path / MANIFEST).is_file() else None
+    if reader is not None:
+        reader.check_same(teachers)
+    chosen: list[np.ndarray] = []
+    seen = np.empty((0, 2), dtype=np.int64)
+    for split, collate in zip(examples, collators, strict=True):
+        keys = split.keys.numpy()
+        _, first = np.unique(keys, axis=0, return_index=True)  # duplicates share a row
+        if reader is not None:
+            first = first[~reader.holds(split.keys[torch.from_numpy(first)])]
+        first = first[~_among(keys[first], seen)]
+        seen = np.concatenate([seen, keys[first]])
+        # Longest first: one that does not fit in memory fails at once. Ties by key, so that the
+        # order of the examples in the data does not matter.
+        order = np.lexsort((keys[first, 1], keys[first, 0], -collate.lengths[first]))
+        chosen.append(first[order])
+    if reader is not None:
+        block_rows, first_block = reader.manifest.block_rows, reader.manifest.blocks
+    else:
+        row_bytes = max(sum(words.items.values()) for _, words in teachers.values())
+        block_rows, first_block = block_rows_for(sum(map(len, chosen)), row_bytes), 0
+    keys_by_split = [split.keys.numpy()[rows] for split, rows in zip(examples, chosen, strict=True)]
+    return Plan(first_block, block_rows, keys_by_split), chosen
+
+
+def _among(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Which keys [n, 2] are among others [m, 2]: bool [n]."""
+    pair = np.dtype([("hi", np.int64), ("lo", np.int64)])
+    as_pairs = [np.ascontiguousarray(part).view(pair)[:, 0] for part in (keys, others)]
+    return np.isin(as_pairs[0], as_pairs[1])
+
+
+def _ask_teacher(
+    run: Run,
+    place: ModelPlace,
+    path: Path,
+    plan: Plan,
+    phase: Cache,
+    words: Words,
+    collators: list[Collator],
+    chosen: list[np.ndarray],
+) -> None:
+    """Write this rank's blocks of a teacher. All ranks make the same number of calls."""
+    todo = blocks_to_write(path, plan, place.name, words)
+    if not todo:
+        return
+    world, teacher = run.world, place.name
+    shares = [
+        [at for at in todo if (plan.first_block + at) % world.size == rank]
+        for rank in range(world.size)
+    ]
+    writer = ShardWriter(path, plan, teacher, words, world.rank, world.size)
+    blocks = plan.blocks
+    sizes = [part.stop - part.start for _, part in blocks]
+    waiting: Future[None] | None = None
+    # One thread writes and syncs while the teacher goes on; a block is in flight at most.
+    with (
+        asking_engine(run, [place]) as engine,
+        ThreadPoolExecutor(1) as aside,
+        run.log.bar(teacher, sum(sizes[at] for at in todo)) as bar,
+    ):
+        for step in range(max(map(len, shares))):
+            together = [share[step] for share in shares if step < len(share)]
+            calls = -(-max(sizes[at] for at in together) // phase.batch_size)
+            own = shares[world.rank][step] if step < len(shares[world.rank]) else None
+            split, part = blocks[together[0] if own is None else own]
+            indices = chosen[split][part] if own is not None else chosen[split][:0]
+            said = _ask(engine, collators[split], indices, calls, phase.batch_size, teacher, words)
+            if waiting is not None:
+                waiting.result()
+            if own is not None:
+                keys = plan.keys[split][part]
+                waiting = aside.submit(_write, writer, own, words, *said, keys, teacher)
+            bar.advance(sum(sizes[at] for at in together))
+        if waiting is not None:
+            waiting.result()
+    writer.close()
+
+
+def _ask(
+    engine: Engine,
+    collate: Collator,
+    indices: np.ndarray,
+    calls: int,
+    batch_size: int,
+    teacher: str,
+    words: Words,
+) -> tuple[list[Kept], np.ndarray | None]:
+    """A block's words, and under mask draws the number of rows of each draw and example.
+
+    calls: per draw; what this rank has no examples for keeps the others company, as ZeRO stage
+        3 needs.
+    """
+    kept: list[Kept] = []
+    counts: list[np.ndarray] = []
+    for draw in range(words.draws or 1):
+        for call in range(calls):
+            some = indices[call * batch_size :][:batch_size]
+            batch = collate(some, draw)
+            signals = engine.ask(batch, [teacher], words.hidden)[teacher]
+            rows = batch.views[teacher].rows
+            if rows is not None and len(some):
+                length = batch.views[teacher].input_ids.shape[1]
+                rows = rows[batch.row_sets["all"]]  # without the filler of a batch of no rows
+                counts.append(np.bincount(rows.numpy() // length, minlength=len(some)))
+            if batch.row_sets["all"].any():
+                kept.append(words.keep(signals))
+    return kept, np.concatenate(counts) if counts else None
+
+
+def _write(
+    writer: ShardWriter,
+    at: int,
+    words: Words,
+    kept: list[Kept],
+    counts: np.ndarray | None,
+    keys: np.ndarray,
+    teacher: str,
+) -> None:
+    try:
+        batch = words.record_batch(kept, counts)
+    except NotFinite as error:
+        mend = (
+            "Set the cache phase's dtype to float32."
+            if error.overflow
+            else "Its weights are damaged or its training diverged."
+        )
+        examples = error.rows
+        if counts is not None:  # rows are tokens
+            examples = np.searchsorted(np.cumsum(counts), error.rows, side="right") % len(keys)
+        examples = np.unique(examples)
+        shown = ", ".join(str(key.tolist()) for key in keys[examples[:3]])
+        raise UserError(
+            f"teacher {teacher!r} gave words that are not finite in {words.dtype} for "
+            f"{len(examples)} of {len(keys)} examples of a block, e.g. those with the keys "
+            f"{shown}. {mend}"
+        ) from error
+    writer.append(at, batch, len(keys))

@@ -1,0 +1,70 @@
+"""What phases read from the caches of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ds_distill.cache.format import Fingerprint, weights_fingerprint
+from ds_distill.cache.reader import CacheReader
+from ds_distill.data.batches import CachedSignals, Examples
+from ds_distill.data.tokenise import tokenizer_fingerprint
+from ds_distill.engine.config import is_bf16
+from ds_distill.models.load import load_config
+from ds_distill.phases.run import ModelPlace, Run
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.schema import MaskedLM, SingleLabel
+from ds_distill.types import Signals
+
+
+def cache_folder(run: Run, phase: Cache, number: int) -> Path:
+    """Where phase `number` keeps its cache."""
+    if phase.folder is not None:
+        return Path(phase.folder).expanduser()
+    return run.folder.cache(number, run.recipe.phase_names()[number])
+
+
+def fingerprint(run: Run, place: ModelPlace) -> Fingerprint:
+    """All that a teacher's cached words depend on."""
+    task = run.recipe.task
+    commit = getattr(load_config(place.reference, place.revision), "_commit_hash", None)
+    return {
+        "weights": weights_fingerprint(place.reference, commit),
+        "tokenizer": tokenizer_fingerprint(run.tokenizer(place)),
+        "max_length": run.recipe.task.max_length,
+        **({"masking": task.masking.model_dump()} if isinstance(task, MaskedLM) else {}),
+        **({"labels": run.labels} if isinstance(task, SingleLabel) else {}),
+        "dtype": "bfloat16" if is_bf16(run.deepspeed()) else "float32",
+    }
+
+
+def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
+    """The cache of the last cache phase before phase `number` that holds a split, or None.
+
+    Raises UserError when it does not belong to the teachers as they are now.
+    """
+    for earlier in reversed(range(number)):
+        phase = run.recipe.phases[earlier]
+        if isinstance(phase, Cache) and split in phase.splits:
+            reader = CacheReader(cache_folder(run, phase, earlier))
+            for teacher in run.recipe.teachers:
+                reader.check(teacher, fingerprint(run, run.place(teacher, number)))
+            return reader
+    return None
+
+
+def cached_signals(run: Run, split: str, number: int, examples: Examples) -> CachedSignals:
+    """Reads all teachers' signals on a split's examples. Keys become row numbers here, once.
+
+    Raises UserError when the cache lacks an example.
+    """
+    reader = open_cache(run, split, number)
+    assert reader is not None, "check_recipe wants a cache phase before cached teachers"
+    rows = reader.rows(examples.keys)
+
+    def read(indices: np.ndarray, epoch: int) -> dict[str, Signals]:
+        draw = epoch % reader.draws if reader.draws else 0
+        return {name: reader.read(name, rows[indices], draw) for name in run.recipe.teachers}
+
+    return read
