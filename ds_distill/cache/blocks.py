@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 import xxhash
 
 from ds_distill.cache.build import END_OF_STREAM
+from ds_distill.cache.codecs import Encoded
 from ds_distill.cache.format import MANIFEST, Block, Shard, Teacher, damaged
 
 
@@ -79,11 +81,15 @@ class TeacherBlocks:
             raise damaged(cache, f"{name}: block {self._place.index(None)}")
         self._rows = np.array([place[1].rows for place in self._place if place], dtype=np.int64)
         self._ready = np.zeros(blocks, dtype=np.int64)  # its rows, once a block was touched
-        items = teacher.words.items
-        self._values = {column: np.zeros(blocks, dtype=np.int64) for column in items}
-        self._offsets = {column: np.zeros(blocks, dtype=np.int64) for column in items}
-        self._item_bytes = items
-        self._space = {size: _AddressSpace(size) for size in {*items.values(), 8}}
+        self._item_bytes = teacher.words.items
+        self._fixed = {name: size for name, size in self._item_bytes.items() if size is not None}
+        self._space = {size: _AddressSpace(size) for size in {*self._fixed.values(), 1, 8}}
+
+        def places() -> dict[str, np.ndarray]:
+            return {column: np.zeros(blocks, dtype=np.int64) for column in self._item_bytes}
+
+        # Where a block's values lie, the offsets of its lists, and of items of any length.
+        self._values, self._lists, self._items = places(), places(), places()
 
     def has(self, rows: np.ndarray) -> np.ndarray:
         """Whether row numbers int64 [n] are rows of the teacher: bool [n]."""
@@ -92,29 +98,40 @@ class TeacherBlocks:
         blocks = np.where(known, blocks, 0)
         return known & (rows - blocks * self._block_rows < self._rows[blocks])
 
-    def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Bytes of each row's item, by column: int64 [n] -> uint8 [n, bytes of an item]."""
+    def read(self, rows: np.ndarray) -> dict[str, Encoded]:
+        """Each row's item, by column: int64 [n] -> bytes [n, bytes of an item]."""
         blocks, local = self._locate(rows)
         return {
-            column: self._space[size].take(self._values[column][blocks] + local * size)
-            for column, size in self._item_bytes.items()
+            column: self._take(column, self._values[column][blocks] + local * size)
+            for column, size in self._fixed.items()
         }
 
-    def read_lists(self, rows: np.ndarray, draw: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Items of each row's list in one mask draw, one list after the other: uint8
-        [n items, bytes of an item] by column; and each list's length: int64 [n]."""
+    def read_lists(self, rows: np.ndarray, draw: int) -> dict[str, Encoded]:
+        """Items of each row's list in one mask draw, one list after the other, by column."""
         blocks, local = self._locate(rows)
         at = draw * self._rows[blocks] + local
-        columns: dict[str, np.ndarray] = {}
+        columns = {}
         for column, size in self._item_bytes.items():
-            spans = self._space[8].take(self._offsets[column][blocks] + 4 * at).view(np.int32)
-            starts, lengths = spans[:, 0].astype(np.int64), spans[:, 1].astype(np.int64)
-            lengths -= starts
-            first = self._values[column][blocks] + starts * size
-            before = np.cumsum(lengths) - lengths
-            within = np.arange(lengths.sum()) - np.repeat(before, lengths)
-            columns[column] = self._space[size].take(np.repeat(first, lengths) + within * size)
-        return columns, lengths
+            starts, lengths = self._spans(self._lists[column][blocks] + 4 * at)
+            values = self._values[column][blocks]
+            if size is not None:
+                columns[column] = self._take(column, _runs(values + starts * size, lengths, size))
+                continue
+            # Items of any length: where each begins and ends stands in offsets of its own.
+            offsets = _runs(self._items[column][blocks] + 4 * starts, lengths, 4)
+            first, sizes = self._spans(offsets)
+            places = _runs(np.repeat(values, lengths) + first, sizes, 1)
+            payload = torch.from_numpy(self._space[1].take(places)[:, 0])
+            columns[column] = Encoded(payload, torch.from_numpy(sizes))
+        return columns
+
+    def _take(self, column: str, places: np.ndarray) -> Encoded:
+        return Encoded(torch.from_numpy(self._space[self._fixed[column]].take(places)))
+
+    def _spans(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Start and length that Arrow offsets at some places give: int64 [n] each."""
+        ends = self._space[8].take(places).view(np.int32).astype(np.int64)
+        return ends[:, 0], ends[:, 1] - ends[:, 0]
 
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Block of each row, and its place in it, all touched. Raises IndexError for a row that
@@ -145,14 +162,17 @@ class TeacherBlocks:
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             values = column
             if self._words.draws is not None:
-                self._offsets[name][number] = _AddressSpace.place(column.offsets.buffers()[1])
+                self._lists[name][number] = _AddressSpace.place(column.buffers()[1])
                 values = column.values
-            if column.null_count or column.offset or values.null_count:
+            if pa.types.is_binary(values.type):
+                self._items[name][number] = _AddressSpace.place(values.buffers()[1])
+            if column.null_count or column.offset or values.null_count or values.offset:
                 raise self._damaged(shard)
-            items = values.values if isinstance(values, pa.FixedSizeListArray) else values
-            if items.null_count:
-                raise self._damaged(shard)
-            self._values[name][number] = _AddressSpace.place(items.buffers()[1])
+            if isinstance(values, pa.FixedSizeListArray):
+                values = values.values
+                if values.null_count or values.offset:
+                    raise self._damaged(shard)
+            self._values[name][number] = _AddressSpace.place(values.buffers()[-1])
         self._ready[number] = place[1].rows
 
     def _message(self, number: int, block: Block) -> memoryview:
@@ -184,3 +204,10 @@ class TeacherBlocks:
 
     def _damaged(self, shard: Shard) -> Exception:
         return damaged(self._cache, f"{self._name}/{shard.file}")
+
+
+def _runs(first: np.ndarray, lengths: np.ndarray, step: int) -> np.ndarray:
+    """first[i], first[i] + step, ... lengths[i] of them, for each i in turn: int64."""
+    before = np.cumsum(lengths) - lengths
+    within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
+    return np.repeat(first, lengths) + within * step

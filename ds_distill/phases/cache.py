@@ -20,6 +20,7 @@ from ds_distill.cache.build import (
     finish_build,
     start_build,
 )
+from ds_distill.cache.codecs import CompactCodec, TopKCodec
 from ds_distill.cache.format import MANIFEST, Fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Kept, NotFinite, Words
@@ -30,7 +31,7 @@ from ds_distill.models.load import load_config
 from ds_distill.phases.ask_teachers import asking_engine
 from ds_distill.phases.cached import cache_folder, fingerprint
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.phases import Cache, Codec
 from ds_distill.recipe.schema import MaskedLM
 
 
@@ -79,7 +80,19 @@ def _words(phase: Cache, run: Run, place: ModelPlace) -> Words:
         classes=config.vocab_size if masked else len(run.labels),
         hidden=dict.fromkeys(phase.hidden, config.hidden_size),
         draws=task.masking.draws if isinstance(task, MaskedLM) else None,
+        **(_codec(phase.codec, config.vocab_size) if masked else {}),
     )
+
+
+def _codec(codec: Codec, vocabulary: int) -> dict[str, Any]:
+    if codec.name == "dense":
+        return {}
+    made = (
+        TopKCodec(vocabulary, codec.entries)
+        if codec.name == "topk"
+        else CompactCodec(vocabulary, codec.threshold)
+    )
+    return {"codec": made.to_json(), "temperature": codec.temperature}
 
 
 def _missing(
@@ -112,10 +125,17 @@ def _missing(
     if reader is not None:
         block_rows, first_block = reader.manifest.block_rows, reader.manifest.blocks
     else:
-        row_bytes = max(sum(words.items.values()) for _, words in teachers.values())
+        tokens = max(float(np.mean(collate.lengths)) for collate in collators)
+        row_bytes = max(_example_bytes(words, tokens) for _, words in teachers.values())
         block_rows, first_block = block_rows_for(sum(map(len, chosen)), row_bytes), 0
     keys_by_split = [split.keys.numpy()[rows] for split, rows in zip(examples, chosen, strict=True)]
     return Plan(first_block, block_rows, keys_by_split), chosen
+
+
+def _example_bytes(words: Words, tokens: float) -> int:
+    """About what an example takes: of its tokens some sixth is chosen in each mask draw."""
+    row = sum(size if size is not None else 64 for size in words.items.values())
+    return row if words.draws is None else round(row * words.draws * max(tokens / 6, 1))
 
 
 def _among(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
