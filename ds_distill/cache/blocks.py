@@ -149,7 +149,7 @@ class TeacherBlocks:
         try:
             batch = pa.ipc.read_record_batch(message, self._schema)
             batch.validate(full=True)
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError, EOFError) as error:
             raise self._damaged(shard) from error
         if batch.num_rows != block.rows * (self._words.draws or 1):
             raise self._damaged(shard)
@@ -162,7 +162,10 @@ class TeacherBlocks:
                 lists, values = column.offsets, column.values
                 self._offsets[name][number] = self._address(lists, message, shard)
             items = values.values if isinstance(values, pa.FixedSizeListArray) else values
-            if column.null_count or column.offset or values.null_count or items.null_count:
+            size = len(values) * self._item_bytes[name]
+            if len(items) * items.type.byte_width != size or column.offset:
+                raise self._damaged(shard)
+            if column.null_count or values.null_count or items.null_count:
                 raise self._damaged(shard)
             self._values[name][number] = self._address(items, message, shard)
         self._ready[number] = block.rows

@@ -45,7 +45,7 @@ class KeyIndex:
             with pa.memory_map(str(file)) as source:
                 [batch] = list(pa.ipc.open_stream(source))
             batch.validate(full=True)
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError, EOFError) as error:
             raise damaged(cache, name) from error
         if batch.schema != SCHEMA or any(column.null_count for column in batch.columns):
             raise damaged(cache, name)
