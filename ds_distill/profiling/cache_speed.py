@@ -201,6 +201,7 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
     order = np.concatenate(plan_once(collate.lengths, batch))
     plan = Plan(0, block_rows_for(len(order), 4), [split.keys.numpy()[order]])
     teachers: dict[str, Any] = {"teacher": ({}, words)}
+    collators: list[Collator] = [collate]
     number = 0
 
     def ask() -> None:
@@ -216,7 +217,17 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
             writer = ShardWriter(path, plan, "teacher", words, 0, 1)
             todo = blocks_to_write(path, plan, "teacher", words)
             write_blocks(
-                *(engine, writer, "teacher", words, plan, todo, list[Collator]([collate]), [order], batch),
+                *(
+                    engine,
+                    writer,
+                    "teacher",
+                    words,
+                    plan,
+                    todo,
+                    list[Collator]([collate]),
+                    [order],
+                    batch,
+                ),
                 advance=lambda rows: None,
             )
             writer.close()
