@@ -358,6 +358,7 @@ def test_payloads_of_another_shape_are_refused():
         {"codec": "topk", "vocabulary": 10, "bits": 3},
         {"codec": "dense", "vocabulary": 10, "dtype": "int8"},
         {"codec": "compact", "vocabulary": 10, "threshold": 0.1},
+        {"codec": "compact", "vocabulary": 10, "threshold": 0.1, "tail": 3},
         {"codec": "compact", "vocabulary": 10, "threshold": 2.0, "tail": a_tail(10).to_json()},
         {"codec": "compact", "vocabulary": 10, "threshold": 0.1, "tail": a_tail(9).to_json()},
         {"codec": "compact", "vocabulary": 10, "threshold": 0.1, "tail": {"codes": "?"}},

@@ -88,6 +88,7 @@ class CompactCodec(VocabularyCodec):
             raise ValueError(f"vocabulary is {vocabulary}, and 2^24 entries are the most")
         self.threshold = threshold
         self.tail = tail or TailShape.even(vocabulary)
+        self._is_even = tail is None
         if len(self.tail.codes) != vocabulary:
             raise ValueError(
                 f"the tail's shape has {len(self.tail.codes)} entries and the vocabulary "
@@ -115,7 +116,7 @@ class CompactCodec(VocabularyCodec):
             "codec": self.name,
             "vocabulary": self.vocabulary,
             "threshold": self.threshold,
-            "tail": self.tail.to_json(),
+            "tail": None if self._is_even else self.tail.to_json(),
         }
 
     def _encode(self, logits: Tensor, lse: Tensor) -> Encoded:
