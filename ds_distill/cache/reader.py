@@ -29,6 +29,8 @@ class CacheReader:
         self.manifest = Manifest.read(path)
         index = self.manifest.index
         self._index = KeyIndex(path, index.file, index.checksum)
+        if len(self._index) != self.manifest.examples:
+            raise damaged(path, index.file)
         self._blocks: dict[str, TeacherBlocks] = {}
 
     @property

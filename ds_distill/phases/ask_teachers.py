@@ -1,21 +1,17 @@
-"""What models say about whole splits; the expertise phase."""
+"""What models say about whole splits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from ds_distill.data.batches import Examples
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.evaluation.metrics import TokenScores
-from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.phases.asking import ask_all, score_tokens
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.phases import Expertise
-from ds_distill.routing import ExpertiseTable
 from ds_distill.types import Signals
 
 
@@ -59,22 +55,3 @@ def asking_engine(run: Run, places: list[ModelPlace]) -> Iterator[Engine]:
     engine = Engine(Bundle(None, models), config, run.world)
     yield engine
     engine.close()
-
-
-def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:
-    """Write the expertise table: each teacher's accuracy per class on a held-out split."""
-    places = [run.place(teacher, number) for teacher in run.recipe.teachers]
-    examples, said = ask_models(run, places, phase.split, batch_size=64)
-    logits = {name: signals.logits.numpy() for name, signals in said.items()}
-    table = ExpertiseTable.measure(logits, examples.labels, run.labels)
-    if run.world.is_main:
-        write_json(run.folder.expertise, table.to_json())
-    run.world.barrier()
-    experts = {label: table.teachers[t] for label, t in zip(run.labels, table.experts, strict=True)}
-    for label, teacher in experts.items():
-        run.log.say(f"  {label}: {teacher} knows it best")
-    return {
-        "split": phase.split,
-        "overall": dict(zip(table.teachers, table.overall.tolist(), strict=True)),
-        "experts": experts,
-    }

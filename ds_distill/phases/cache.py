@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -155,41 +156,71 @@ def _ask_teacher(
     collators: list[Collator],
     chosen: list[np.ndarray],
 ) -> None:
-    """Write this rank's blocks of a teacher. All ranks make the same number of calls."""
+    """Have all that is missing of a teacher written, by all ranks together."""
     todo = blocks_to_write(path, plan, place.name, words)
     if not todo:
         return
-    world, teacher = run.world, place.name
+    world, blocks = run.world, plan.blocks
+    rows = sum(blocks[at][1].stop - blocks[at][1].start for at in todo)
+    writer = ShardWriter(path, plan, place.name, words, world.rank, world.size)
+    with asking_engine(run, [place]) as engine, run.log.bar(place.name, rows) as bar:
+        write_blocks(
+            engine,
+            writer,
+            place.name,
+            words,
+            plan,
+            todo,
+            collators,
+            chosen,
+            phase.batch_size,
+            bar.advance,
+        )
+    writer.close()
+
+
+def write_blocks(
+    engine: Engine,
+    writer: ShardWriter,
+    teacher: str,
+    words: Words,
+    plan: Plan,
+    todo: list[int],
+    collators: list[Collator],
+    chosen: list[np.ndarray],
+    batch_size: int,
+    advance: Callable[[int], None],
+) -> None:
+    """Ask a teacher for blocks of a plan, and write this rank's. All ranks make the same number
+    of calls.
+
+    todo: positions in `plan.blocks`. chosen: the examples of each split, in the plan's order.
+    advance: told how many examples all ranks have done.
+    """
+    world, blocks = engine.world, plan.blocks
     shares = [
         [at for at in todo if (plan.first_block + at) % world.size == rank]
         for rank in range(world.size)
     ]
-    writer = ShardWriter(path, plan, teacher, words, world.rank, world.size)
-    blocks = plan.blocks
     sizes = [part.stop - part.start for _, part in blocks]
     waiting: Future[None] | None = None
     # One thread writes and syncs while the teacher goes on; a block is in flight at most.
-    with (
-        asking_engine(run, [place]) as engine,
-        ThreadPoolExecutor(1) as aside,
-        run.log.bar(teacher, sum(sizes[at] for at in todo)) as bar,
-    ):
+    with ThreadPoolExecutor(1) as aside:
         for step in range(max(map(len, shares))):
             together = [share[step] for share in shares if step < len(share)]
-            calls = -(-max(sizes[at] for at in together) // phase.batch_size)
+            calls = -(-max(sizes[at] for at in together) // batch_size)
             own = shares[world.rank][step] if step < len(shares[world.rank]) else None
             split, part = blocks[together[0] if own is None else own]
             indices = chosen[split][part] if own is not None else chosen[split][:0]
-            said = _ask(engine, collators[split], indices, calls, phase.batch_size, teacher, words)
+            said = _ask(engine, collators[split], indices, calls, batch_size, teacher, words)
             if waiting is not None:
                 waiting.result()
             if own is not None:
                 keys = plan.keys[split][part]
                 waiting = aside.submit(_write, writer, own, words, *said, keys, teacher)
-            bar.advance(sum(sizes[at] for at in together))
+            advance(sum(sizes[at] for at in together))
         if waiting is not None:
             waiting.result()
-    writer.close()
 
 
 def _ask(

@@ -101,7 +101,8 @@ def _check_names(recipe: Recipe) -> None:
 def _check_phases(recipe: Recipe) -> None:
     known = {"student", *recipe.teachers}
     cached: dict[str, Cache] = {}  # split -> the cache phase that holds it
-    measured = False
+    measured: Expertise | None = None
+    states_read = False  # whether the gate that was learnt last reads states
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         place = f"phases.{name}"
         if isinstance(phase, Distil | Cache | Expertise) and not recipe.teachers:
@@ -115,14 +116,17 @@ def _check_phases(recipe: Recipe) -> None:
                         f"{', '.join(sorted(known))}."
                     )
             if set(phase.outputs) & set(recipe.teachers):
-                cached, measured = {}, False
+                cached, measured = {}, None
             known |= set(phase.outputs)
         elif isinstance(phase, Expertise):
-            measured = True
+            measured = phase
+            held = cached.get(phase.split)
+            states_read = phase.states and (held is None or -1 in held.hidden)
         elif isinstance(phase, Cache):
             cached |= dict.fromkeys(phase.splits, phase)
         elif isinstance(phase, Distil):
-            _check_distil(phase, place, known, cached, measured)
+            _check_distil(phase, place, known, cached)
+            _check_routing(phase, place, cached, measured, states_read)
             if phase.teachers == "cached" and isinstance(recipe.task, MaskedLM):
                 _check_codec(recipe, phase, place, cached[phase.split].codec)
             known |= set(phase.outputs)
@@ -199,9 +203,7 @@ def _check_not_empty(phase: object, place: str) -> None:
                 raise UserError(f"{place}.{key}: {item!r} stands twice. Keep it once.")
 
 
-def _check_distil(
-    phase: Distil, place: str, known: set[str], cached: dict[str, Cache], measured: bool
-) -> None:
+def _check_distil(phase: Distil, place: str, known: set[str], cached: dict[str, Cache]) -> None:
     if phase.start not in known:
         raise UserError(
             f"{place}.start: no model {phase.start!r} before this phase. There are: "
@@ -224,12 +226,33 @@ def _check_distil(
             f"{phase.split!r} keeps logits alone. Set hidden: [-1] in its cache phase, or "
             f"{place}.teachers=live."
         )
+
+
+def _check_routing(
+    phase: Distil,
+    place: str,
+    cached: dict[str, Cache],
+    measured: Expertise | None,
+    states_read: bool,
+) -> None:
     for routing in phase.routing:
-        if routing.needs_expertise and not measured:
+        if routing.needs_expertise and measured is None:
             raise UserError(
-                f"{place}.routing: {routing.policy} needs the expertise table of the teachers as "
-                "they are then. Add - expertise: {split: validation} before it (after the last "
-                "fine-tuning of a teacher)."
+                f"{place}.routing: {routing.policy} needs what an expertise phase learns of the "
+                "teachers as they are then. Add - expertise: {split: validation} before it (after "
+                "the last fine-tuning of a teacher)."
+            )
+        if (
+            routing.may_read_states
+            and states_read
+            and phase.teachers == "cached"
+            and -1 not in cached[phase.split].hidden
+        ):
+            may = "reads" if routing.policy == "gate" else "may choose the gate, which reads"
+            raise UserError(
+                f"{place}.routing: {routing.policy} {may} the teachers' last states, and the cache "
+                f"of split {phase.split!r} keeps logits alone. Set hidden: [-1] in its cache "
+                "phase, or states: false in the expertise phase for a gate of logits."
             )
 
 

@@ -17,7 +17,8 @@ from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.phases.training import Job, train
 from ds_distill.phases.validation import validation_of
 from ds_distill.recipe.phases import Distil
-from ds_distill.routing import ExpertiseTable, Router
+from ds_distill.routing import Fitted, Router
+from ds_distill.routing.comparison import CANDIDATES
 
 
 def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -35,14 +36,14 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
             freeze_embeddings(student)
         if phase.dropout is not None:
             set_dropout(student, phase.dropout)
-        table = None
-        if routing.needs_expertise:
-            table = ExpertiseTable.from_json(read_json(run.folder.expertise))
+        if routing.policy == "chosen":
+            routing = CANDIDATES[read_json(run.folder.comparison)["choice"]]
+            run.log.say(f"  {output}: the chosen policy is {routing.policy}")
         router = Router(
             routing,
             temperature=phase.losses.kl.temperature if phase.losses.kl else 1.0,
             seed=run.recipe.seed,
-            table=table,
+            fitted=Fitted.load(run.folder.fitted) if routing.needs_expertise else None,
         )
         widths = {
             place.name: load_config(place.reference, place.revision).hidden_size
@@ -55,8 +56,7 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
         with sharded_loading(config):
             loaded = {place.name: run.model(place) for place in (teachers if live else [])}
         # One teacher's words are the target as they are: over a vocabulary, without logits.
-        # MT-BERT weighs a single teacher, too.
-        alone = len(teachers) == 1 and routing.policy != "mt-bert"
+        alone = len(teachers) == 1 and not routing.changes_a_single_teacher
         bundle = Bundle(
             student,
             loaded,
