@@ -176,47 +176,27 @@ def test_compact_bytes(vocabulary):
     for number, length in enumerate(encoded.lengths.tolist()):
         row = payload[start : start + length]
         start += length
-        k, power, step = row[0], row[1] / 8, row[2] / 128
-        tail = float(np.frombuffer(bytes(row[3:5]), np.float16)[0])
+        k, step = row[0], row[1] / 128
+        tail = float(np.frombuffer(bytes(row[2:4]), np.float16)[0])
         low = int(math.log2(vocabulary / k))
-        values = [field(row, 40 + 4 * j, 4) for j in range(k)]
-        lows = [field(row, 40 + 4 * k + low * j, low) for j in range(k)]
-        highs = field(row, 40 + (4 + low) * k, k + (vocabulary - 1 >> low))
+        values = [field(row, 32 + 4 * j, 4) for j in range(k)]
+        lows = [field(row, 32 + 4 * k + low * j, low) for j in range(k)]
+        highs = field(row, 32 + (4 + low) * k, k + (vocabulary - 1 >> low))
         places = [place for place in range(highs.bit_length()) if highs >> place & 1]
         ids = [(p - j << low) + lows[j] for j, p in enumerate(places)]
         wanted = (log_probs[number] >= math.log(1e-3)).nonzero().squeeze(1).tolist()
         assert ids == wanted[:255] == top.ids[number, :k].tolist()
-        assert length == math.ceil((40 + (4 + low) * k + k + (vocabulary - 1 >> low)) / 8)
+        assert length == math.ceil((32 + (4 + low) * k + k + (vocabulary - 1 >> low)) / 8)
         weights = [math.exp(-step * value) for value in values]
         expected = [w / sum(weights) * (1 - math.exp(tail)) for w in weights]
         assert np.allclose(top.log_probs[number, :k].exp(), expected, rtol=1e-4, atol=1e-7)
-        prior = np.exp(power * codec.tail.log_prior.double().numpy())
+        prior = np.exp(codec.tail.log_prior.double().numpy())
         prior[ids] = 0
         if prior.any():
             spread = prior / prior.sum() * math.exp(tail)
             others = np.setdiff1d(np.arange(vocabulary), ids)
             assert np.allclose(whole[number].exp()[others], spread[others], rtol=1e-3, atol=1e-9)
     assert start == len(payload)
-
-
-def test_compact_power_is_the_likeliest():
-    vocabulary = 500
-    codec = CompactCodec(vocabulary, 1e-2, a_tail(vocabulary))
-    prior = codec.tail.log_prior
-    noise = torch.randn(16, vocabulary, generator=torch.Generator().manual_seed(1)) * 0.3
-    logits = torch.linspace(0, 1.8, 16)[:, None] * prior + noise
-    logits[:, ::50] += 5
-    encoded = codec.encode(logits)
-    starts = encoded.lengths.cumsum(0) - encoded.lengths
-    top, truth = codec.decode(encoded), torch.softmax(logits, 1)
-    for row in range(16):
-        outside = torch.ones(vocabulary, dtype=torch.bool)
-        outside[top.ids[row][top.ids[row] >= 0]] = False
-        gains = [
-            (truth[row][outside] * torch.log_softmax(a / 8 * prior[outside], 0)).sum()
-            for a in range(16)
-        ]
-        assert int(encoded.payload[starts[row] + 1]) == int(torch.stack(gains).argmax())
 
 
 def test_fitted_tail_is_closer_than_an_even_one():

@@ -3,9 +3,8 @@
 A row keeps the entries of at least `threshold`, k of them, in the order of their ids:
 
     byte 0      k, from 1 to 255
-    byte 1      power of the tail's prior, in eighths, up to 15
-    byte 2      step, in 1/128 nat
-    bytes 3-4   float16 log of the tail's mass
+    byte 1      step, in 1/128 nat
+    bytes 2-3   float16 log of the tail's mass
     then bits   k values of 4 bits: an entry is `value * step` nats below the likeliest
                 k times the lowest l bits of the id, l = floor(log2(V / k))
                 k + ((V - 1) >> l) bits: bit (id >> l) + j is set for the j-th entry
@@ -34,12 +33,10 @@ from ds_distill.cache.codecs.bits import read_at, write_at
 from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.types import TopK
 
-_HEADER = 5
+_HEADER = 4
 _MOST = 255
 _VALUE_BITS = 4
 _STEPS = 128.0
-_POWERS = 16
-_POWER_UNIT = 8.0
 _LEAST_TAIL = -(2.0**-24)
 """Float16's number next to 0: a tail of exactly 1 would leave nothing for the entries."""
 
@@ -94,11 +91,6 @@ class CompactCodec(VocabularyCodec):
                 f"the tail's shape has {len(self.tail.codes)} entries and the vocabulary "
                 f"{vocabulary}: fit it to this teacher"
             )
-        log_prior = self.tail.log_prior.double()
-        self._masses = [
-            float(torch.exp(level / _POWER_UNIT * log_prior).sum()) for level in range(_POWERS)
-        ]
-        """Of the prior to each power, over the whole vocabulary."""
         self._most = min(_MOST, vocabulary)
         counts = range(1, self._most + 1)
         # Entry 0 stands for no k at all.
@@ -120,13 +112,11 @@ class CompactCodec(VocabularyCodec):
         }
 
     def _encode(self, logits: Tensor, lse: Tensor) -> Encoded:
-        expected = self._expected_log_prior(logits, lse)
         log_probs, ids, rest = top_of(logits, lse, self._most)
         kept = log_probs >= math.log(self.threshold)
         kept[:, 0] = True
         left_out = torch.cat((log_probs.masked_fill(kept, -math.inf), rest[:, None]), 1)
         tail = torch.logsumexp(left_out, 1).clamp(max=_LEAST_TAIL).half()
-        power = self._best_power(expected, log_probs, ids, kept)
 
         below = (log_probs[:, :1] - log_probs).masked_fill(~kept, 0.0)
         step = (below.amax(1) * _STEPS / (2**_VALUE_BITS - 1)).ceil().clamp(1, 255)
@@ -140,7 +130,7 @@ class CompactCodec(VocabularyCodec):
         at = self._layout(k, ends - lengths)
         # A byte in each int32, so that fields that share a byte can be added.
         data = torch.zeros(int(lengths.sum()), dtype=torch.int32, device=k.device)
-        header = torch.stack((k, power, step.long()), 1)
+        header = torch.stack((k, step.long()), 1)
         header = torch.cat((header, tail[:, None].view(torch.uint8).long()), 1)
         start = (ends - lengths)[:, None] + torch.arange(_HEADER, device=k.device)
         data[start] = header.int()
@@ -155,8 +145,8 @@ class CompactCodec(VocabularyCodec):
         payload, k, starts = self._rows(encoded)
         at = self._layout(k, starts)
         shape = (len(k), int(k.max()) if len(k) else 1)
-        step = payload[starts + 2] / -_STEPS
-        tail = _halves(payload, starts + 3).clamp(max=_LEAST_TAIL)
+        step = payload[starts + 1] / -_STEPS
+        tail = _halves(payload, starts + 2).clamp(max=_LEAST_TAIL)
         below = torch.full(shape, -math.inf, device=payload.device)
         values = read_at(payload, at.values, _VALUE_BITS)
         below[at.row, at.rank] = values * step[at.row]
@@ -169,17 +159,7 @@ class CompactCodec(VocabularyCodec):
         return TopK(entry_log_probs(below, tail), ids, tail)
 
     def log_probs(self, encoded: Encoded) -> Tensor:
-        top = self.decode(encoded)
-        payload, _, starts = self._rows(encoded)
-        power = (payload[starts + 1] & (_POWERS - 1)) / _POWER_UNIT
-        shape = power[:, None] * self.tail.log_prior.to(payload.device)
-        columns = top.ids.masked_fill(top.ids < 0, self.vocabulary)
-        # Absent entries write to one column more.
-        whole = torch.nn.functional.pad(shape, (0, 1), value=-math.inf)
-        whole.scatter_(1, columns, -math.inf)
-        others = torch.logsumexp(whole, 1, keepdim=True)
-        whole += torch.where(others.isfinite(), top.tail_log_prob[:, None] - others, 0.0)
-        return whole.scatter_(1, columns, top.log_probs)[:, : self.vocabulary]
+        return self.tail.spread(self.decode(encoded))
 
     def _rows(self, encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
         """Payload, k [n] and first byte [n] of each row, made sure to lie within the payload."""
@@ -214,29 +194,6 @@ class CompactCodec(VocabularyCodec):
         if not torch.equal(row[found], at.row):
             raise ValueError("a row's ids are not as many as it says")
         return place[found] - at.rank
-
-    def _expected_log_prior(self, logits: Tensor, lse: Tensor) -> Tensor:
-        """Of the teacher's whole distribution: float64 [n]."""
-        log_prior = self.tail.log_prior.to(logits.device)
-        return (torch.exp(logits - lse) @ log_prior).double()
-
-    def _best_power(self, expected: Tensor, log_probs: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
-        """The power of the prior that gives the tail the highest likelihood: int64 [n].
-
-        It is max_a of a * E[log prior] - log sum(prior^a), expectation and sum over what is not
-        kept: over all entries, less what is.
-        """
-        log_prior = self.tail.log_prior.to(ids.device)
-        probs = log_probs.masked_fill(~kept, -math.inf).exp().double()
-        kept_prior = log_prior[ids].double()
-        mean = expected - (probs * kept_prior).sum(1)
-        mass = (1 - probs.sum(1)).clamp(min=1e-12)
-        gains = []
-        for level, total in enumerate(self._masses):
-            power = level / _POWER_UNIT
-            inside = torch.exp(power * kept_prior).masked_fill_(~kept, 0.0).sum(1)
-            gains.append(power * mean - mass * torch.log((total - inside).clamp(min=1e-12)))
-        return torch.stack(gains, 1).argmax(1)
 
 
 def _halves(payload: Tensor, byte: Tensor) -> Tensor:

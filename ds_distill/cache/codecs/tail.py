@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ds_distill.types import TopK
+
 _LEVELS = 255
 _RAREST = 1e-12
 
 
 @dataclass(frozen=True)
 class TailShape:
-    """A tail is `prior` raised to a power that each row chooses, scaled to the row's mass.
+    """A prior over the vocabulary, that a row's tail is in proportion to.
 
     One teacher has one prior: how likely each entry is on the average of rows that do not keep
-    it. Power 0 is an even spread.
+    it.
     """
 
     codes: Tensor
@@ -59,6 +62,17 @@ class TailShape:
         step = float(below_first.max()) / _LEVELS
         codes = torch.round(below_first / step) if step else torch.zeros_like(below_first)
         return TailShape(codes.to(torch.uint8), step)
+
+    def spread(self, top: TopK) -> Tensor:
+        """Whole distributions: float32 [n, V]."""
+        # Absent entries write to one column more.
+        columns = top.ids.masked_fill(top.ids < 0, len(self.codes))
+        prior = torch.nn.functional.pad(self.log_prior.to(columns.device), (0, 1), value=-math.inf)
+        whole = prior.expand(len(columns), -1).scatter(1, columns, -math.inf)
+        others = torch.logsumexp(whole, 1)
+        # Where all entries are kept, there are no others to scale.
+        whole += torch.where(others.isfinite(), top.tail_log_prob - others, 0.0)[:, None]
+        return whole.scatter_(1, columns, top.log_probs)[:, :-1]
 
     def to_json(self) -> dict[str, Any]:
         codes = base64.b64encode(self.codes.cpu().numpy().tobytes()).decode()

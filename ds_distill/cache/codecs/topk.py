@@ -26,6 +26,7 @@ from ds_distill.cache.codecs.base import (
     top_of,
 )
 from ds_distill.cache.codecs.bits import Fields, field_words
+from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.types import TopK
 
 _HEADER = 8
@@ -108,15 +109,4 @@ class TopKCodec(VocabularyCodec):
         ids.copy_(found)
 
     def log_probs(self, encoded: Encoded) -> Tensor:
-        return spread_evenly(self.decode(encoded), self.vocabulary)
-
-
-def spread_evenly(top: TopK, vocabulary: int) -> Tensor:
-    """float32 [n, V]: the tail's mass in equal parts to all entries that are not in the top."""
-    absent = top.ids < 0
-    others = vocabulary - (~absent).sum(1)
-    share = top.tail_log_prob - others.log()
-    whole = share[:, None].expand(-1, vocabulary + 1).clone()
-    # Absent entries write to one column more.
-    whole.scatter_(1, top.ids.masked_fill(absent, vocabulary), top.log_probs)
-    return whole[:, :vocabulary]
+        return TailShape.even(self.vocabulary).spread(self.decode(encoded))
