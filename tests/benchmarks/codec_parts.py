@@ -7,7 +7,7 @@ KL differs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ THRESHOLD = 2e-3
 MOST = 255
 HEADER = 4
 POWERS = torch.arange(16) / 8
+TAIL_BYTES = {"even": 0, "prior": 0, "power": 1, "4 directions": 4, "directions": 16}
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,15 @@ class Variant:
     value_bits: tuple[int, int] = (4, 4)
     """Of the 8 likeliest entries, and of the others."""
     ids: str = "elias-fano"
-    tail: str = "prior"
+    tail: str = "directions"
 
 
 VARIANTS = (
     Variant("as it is"),
     Variant("even tail", tail="even"),
-    Variant("prior to a power that each row chooses", tail="prior to a power"),
+    Variant("prior without directions", tail="prior"),
+    Variant("prior and 4 directions", tail="4 directions"),
+    Variant("prior to a power that each row chooses", tail="power"),
     Variant("same number of entries in all rows", rule="count"),
     Variant("same tail mass in all rows", rule="mass"),
     Variant("entries that differ most from the prior", rule="excess"),
@@ -123,8 +126,7 @@ def _sizes(variant: Variant, kept: Tensor, vocabulary: int) -> Tensor:
     # Two widths need to know which entries are the first: both sets of ids are coded apart.
     apart = 0 if first == others else 16
     values = k.clamp(max=8) * first + (k - 8).clamp(min=0) * others + apart
-    power = 1 if variant.tail == "prior to a power" else 0
-    return HEADER + power + ((ids + values) / 8).ceil()
+    return HEADER + TAIL_BYTES[variant.tail] + ((ids + values) / 8).ceil()
 
 
 def _apply(
@@ -150,19 +152,22 @@ def _apply(
     entries = (-below).masked_fill(~kept, -math.inf)
     entries = torch.log_softmax(entries, 1) + torch.log(-torch.expm1(mass.clamp(max=-1e-7)))
 
-    def decoded(power: float | Tensor) -> Tensor:
-        shape = (power * tail.log_prior).expand_as(truth).scatter(1, columns, -math.inf)
+    def decoded(shape: Tensor) -> Tensor:
+        shape = shape.expand_as(truth).scatter(1, columns, -math.inf)
         whole = shape - torch.logsumexp(shape, 1, keepdim=True) + mass
         at, rank = kept.nonzero().T
         whole[at, ids[at, rank]] = entries[at, rank]
         return whole
 
-    kl = _CHOICES[variant.tail](lambda power: divergence(truth, decoded(power)))
+    prior = tail.log_prior
+    if variant.tail == "power":
+        kl = torch.stack([divergence(truth, decoded(p * prior)) for p in POWERS]).amin(0)
+    elif variant.tail.endswith("directions"):
+        places = tail.places(truth, THRESHOLD).float()
+        if variant.tail.startswith("4"):
+            places[:, 4:] = 0
+        along = (places * tail.scales) @ tail.directions.float().T
+        kl = divergence(truth, decoded(prior + along))
+    else:
+        kl = divergence(truth, decoded(prior if variant.tail == "prior" else 0 * prior))
     return sizes, kl, kept.sum(1).double()
-
-
-_CHOICES: dict[str, Callable[[Callable[[float], Tensor]], Tensor]] = {
-    "even": lambda kl: kl(0.0),
-    "prior": lambda kl: kl(1.0),
-    "prior to a power": lambda kl: torch.stack([kl(float(p)) for p in POWERS]).amin(0),
-}

@@ -39,7 +39,7 @@ from ds_distill.recipe import load_recipe
 
 TEMPERATURES = (1.0, 2.0)
 EXAMPLES = 16
-PART_ROWS = 512
+PART_ROWS = 256
 """Rows on which the parts of the codec are varied."""
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=3000, help="to fit to, and to compare on")
+    parser.add_argument("--rows", type=int, default=1500, help="to fit to, and to compare on")
     options = parser.parse_args()
     result: dict[str, Any] = {"environment": describe_environment(1, "cpu")}
     if options.output.is_file():  # speed alone is measured anew

@@ -5,6 +5,7 @@ A row keeps the entries of at least `threshold`, k of them, in the order of thei
     byte 0      k, from 1 to 255
     byte 1      step, in 1/128 nat
     bytes 2-3   float16 log of the tail's mass
+    D bytes     int8, the row's places along the directions of the tail's shape
     then bits   k values of 4 bits: an entry is `value * step` nats below the likeliest
                 k times the lowest l bits of the id, l = floor(log2(V / k))
                 k + ((V - 1) >> l) bits: bit (id >> l) + j is set for the j-th entry
@@ -33,7 +34,7 @@ from ds_distill.cache.codecs.bits import read_at, write_at
 from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.types import TopK
 
-_HEADER = 4
+_FIXED = 4
 _MOST = 255
 _VALUE_BITS = 4
 _STEPS = 128.0
@@ -91,13 +92,14 @@ class CompactCodec(VocabularyCodec):
                 f"the tail's shape has {len(self.tail.codes)} entries and the vocabulary "
                 f"{vocabulary}: fit it to this teacher"
             )
+        self._header = _FIXED + self.tail.num_directions
         self._most = min(_MOST, vocabulary)
         counts = range(1, self._most + 1)
         # Entry 0 stands for no k at all.
         self._low_bits = torch.tensor([0, *((vocabulary // k).bit_length() - 1 for k in counts)])
         k = torch.arange(self._most + 1)
         self._high_bits = k + ((vocabulary - 1) >> self._low_bits)
-        self._bytes = _HEADER + (k * (_VALUE_BITS + self._low_bits) + self._high_bits + 7) // 8
+        self._bytes = self._header + (k * (_VALUE_BITS + self._low_bits) + self._high_bits + 7) // 8
 
     @property
     def width(self) -> None:
@@ -112,6 +114,7 @@ class CompactCodec(VocabularyCodec):
         }
 
     def _encode(self, logits: Tensor, lse: Tensor) -> Encoded:
+        places = self.tail.places(logits - lse, self.threshold)
         log_probs, ids, rest = top_of(logits, lse, self._most)
         kept = log_probs >= math.log(self.threshold)
         kept[:, 0] = True
@@ -131,8 +134,9 @@ class CompactCodec(VocabularyCodec):
         # A byte in each int32, so that fields that share a byte can be added.
         data = torch.zeros(int(lengths.sum()), dtype=torch.int32, device=k.device)
         header = torch.stack((k, step.long()), 1)
-        header = torch.cat((header, tail[:, None].view(torch.uint8).long()), 1)
-        start = (ends - lengths)[:, None] + torch.arange(_HEADER, device=k.device)
+        numbers = (tail[:, None].view(torch.uint8), places.view(torch.uint8))
+        header = torch.cat((header, *(part.long() for part in numbers)), 1)
+        start = (ends - lengths)[:, None] + torch.arange(self._header, device=k.device)
         data[start] = header.int()
         flat_ids, low_bits = ids[at.row, at.rank], at.low_bits[at.row]
         write_at(data, at.values, values[at.row, at.rank])
@@ -159,7 +163,10 @@ class CompactCodec(VocabularyCodec):
         return TopK(entry_log_probs(below, tail), ids, tail)
 
     def log_probs(self, encoded: Encoded) -> Tensor:
-        return self.tail.spread(self.decode(encoded))
+        payload, _, starts = self._rows(encoded)
+        at = torch.arange(_FIXED, self._header, device=payload.device)
+        places = payload[starts[:, None] + at].view(torch.int8)
+        return self.tail.spread(self.decode(encoded), places)
 
     def _rows(self, encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
         """Payload, k [n] and first byte [n] of each row, made sure to lie within the payload."""
@@ -167,7 +174,7 @@ class CompactCodec(VocabularyCodec):
         if lengths is None or payload.dtype != torch.uint8 or payload.ndim != 1:
             raise ValueError("the compact codec reads uint8 [bytes] with the rows' lengths")
         lengths = lengths.long()
-        known = ((lengths > _HEADER) & (lengths <= int(self._bytes.max()))).all()
+        known = ((lengths > self._header) & (lengths <= int(self._bytes.max()))).all()
         if not known or int(lengths.sum()) != len(payload):
             raise ValueError(
                 f"{len(lengths)} rows cannot have these lengths in {len(payload)} bytes"
@@ -181,7 +188,7 @@ class CompactCodec(VocabularyCodec):
     def _layout(self, k: Tensor, starts: Tensor) -> _Layout:
         row = torch.repeat_interleave(torch.arange(len(k), device=k.device), k)
         rank = torch.arange(len(row), device=k.device) - (k.cumsum(0) - k)[row]
-        return _Layout(k, 8 * (starts + _HEADER), row, rank, self._low_bits.to(k.device)[k])
+        return _Layout(k, 8 * (starts + self._header), row, rank, self._low_bits.to(k.device)[k])
 
     def _read_highs(self, payload: Tensor, at: _Layout) -> Tensor:
         """High parts of all ids: [N]."""
