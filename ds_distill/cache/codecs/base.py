@@ -148,8 +148,10 @@ def _complement(entries: Tensor, rest: Tensor) -> Tensor:
 
 
 def entry_log_probs(below_first: Tensor, tail: Tensor) -> Tensor:
-    """Scale entries so that they and the tail make 1: [n, K] up to a constant of each row,
-    -inf where absent, and [n] -> log-probs [n, K]. The first entry's is not stored for that."""
-    # A tail above 1 is a stranger's. Entries that hold nothing stay so.
-    mass = torch.log(-torch.expm1(tail.clamp(max=0.0)))
-    return below_first - torch.logsumexp(below_first, 1, keepdim=True) + mass[:, None]
+    """Scale entries so that they and the tail make 1; so the first's own need not be stored.
+
+    below_first: [n, K], log-probs less the first entry's, so 0 at most; -inf where absent;
+    overwritten. tail: [n]. Returns log-probs [n, K].
+    """
+    mass = torch.log(-torch.expm1(tail))
+    return below_first.add_((mass - below_first.exp().sum(1).log())[:, None])
