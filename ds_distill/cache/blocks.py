@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 import xxhash
 
-from ds_distill.cache.build import END_OF_STREAM
-from ds_distill.cache.format import MANIFEST, Block, Shard, Teacher, damaged
+from ds_distill.cache.codecs import Encoded
+from ds_distill.cache.format import END_OF_STREAM, MANIFEST, Block, Shard, Teacher, damaged
+
+_FAR_OUTSIDE = np.uint64(2**63 - 1)
 
 
 class _AddressSpace:
@@ -22,25 +24,34 @@ class _AddressSpace:
     """
 
     _ORIGIN = 64  # numpy takes address 0 for no data at all
+    _END = 2**48  # of user space on x86-64 and arm64
 
     def __init__(self, item_bytes: int) -> None:
+        self._item_bytes = item_bytes
+        # numpy counts an array's bytes, were its items side by side, in 63 bits.
+        self._item_wise = item_bytes * self._END < 2**63
         self.__array_interface__ = {
             "version": 3,
-            "typestr": f"|V{item_bytes}",
+            "typestr": f"|V{item_bytes}" if self._item_wise else "|u1",
             "data": (self._ORIGIN, True),
-            "shape": (2**47,),
+            "shape": (self._END - self._ORIGIN,),
             "strides": (1,),
         }
         self._items = np.asarray(self)
 
     def take(self, places: np.ndarray) -> np.ndarray:
         """Items at int64 places [n]: uint8 [n, bytes of an item]."""
-        return self._items[places].view(np.uint8).reshape(len(places), self._items.itemsize)
+        if self._item_wise:
+            return self._items[places].view(np.uint8).reshape(len(places), self._item_bytes)
+        taken = np.empty((len(places), self._item_bytes), dtype=np.uint8)
+        for item, place in zip(taken, places.tolist(), strict=True):
+            item[:] = self._items[place : place + self._item_bytes]
+        return taken
 
     @classmethod
-    def place(cls, buffer: pa.Buffer | None) -> int:
-        """Where a buffer begins; Arrow has none for no values."""
-        return int(buffer.address) - cls._ORIGIN if buffer is not None else 0
+    def place(cls, buffer: pa.Buffer) -> int:
+        """Where a buffer begins."""
+        return int(buffer.address) - cls._ORIGIN
 
 
 class TeacherBlocks:
@@ -50,40 +61,39 @@ class TeacherBlocks:
         self, cache: Path, name: str, teacher: Teacher, block_rows: int, blocks: int, checks: bool
     ) -> None:
         """
-        block_rows: examples of a block, a power of two.
-        blocks: of the cache; the teacher must have every one.
+        teacher, block_rows, blocks: of a manifest that was read and checked.
         checks: compare checksums when a block is first touched.
 
-        Raises UserError when a shard is missing or of another length than the manifest says, or
-        the manifest is not one that a build writes.
+        Raises UserError when a shard is missing or of another length than the manifest says.
         """
         self._cache, self._name = cache, name
         self._words = teacher.words
-        self._schema = teacher.words.arrow_schema()
+        try:
+            self._schema = teacher.words.arrow_schema()
+        except OverflowError as error:  # wider than Arrow's rows can be
+            raise damaged(cache, MANIFEST) from error
         self._block_rows, self._shift = block_rows, block_rows.bit_length() - 1
         self._checks = checks
         self._shards = teacher.shards
-        self._maps: dict[int, mmap.mmap] = {}
-        self._place: list[tuple[int, Block] | None] = [None] * blocks
-        if block_rows & (block_rows - 1):
-            raise damaged(cache, MANIFEST)
+        self._maps: dict[int, pa.Buffer] = {}
+        place: dict[int, tuple[int, Block]] = {}
         for number, shard in enumerate(teacher.shards):
             file = cache / name / shard.file
             if not file.is_file() or file.stat().st_size != shard.bytes:
                 raise self._damaged(shard)
-            for block in shard.blocks:
-                if block.number >= blocks or block.rows > block_rows:
-                    raise self._damaged(shard)
-                self._place[block.number] = (number, block)
-        if None in self._place:
-            raise damaged(cache, f"{name}: block {self._place.index(None)}")
-        self._rows = np.array([place[1].rows for place in self._place if place], dtype=np.int64)
+            place |= {block.number: (number, block) for block in shard.blocks}
+        self._place = [place[number] for number in range(blocks)]
+        self._rows = np.array([block.rows for _, block in self._place], dtype=np.int64)
         self._ready = np.zeros(blocks, dtype=np.int64)  # its rows, once a block was touched
-        items = teacher.words.items
-        self._values = {column: np.zeros(blocks, dtype=np.int64) for column in items}
-        self._offsets = {column: np.zeros(blocks, dtype=np.int64) for column in items}
-        self._item_bytes = items
-        self._space = {size: _AddressSpace(size) for size in {*items.values(), 8}}
+        self._item_bytes = teacher.words.items
+        self._fixed = {name: size for name, size in self._item_bytes.items() if size is not None}
+        self._space = {size: _AddressSpace(size) for size in {*self._fixed.values(), 1, 8}}
+
+        def places() -> dict[str, np.ndarray]:
+            return {column: np.zeros(blocks, dtype=np.int64) for column in self._item_bytes}
+
+        # Where a block's values lie, the offsets of its lists, and of items of any length.
+        self._values, self._lists, self._items = places(), places(), places()
 
     def has(self, rows: np.ndarray) -> np.ndarray:
         """Whether row numbers int64 [n] are rows of the teacher: bool [n]."""
@@ -92,95 +102,152 @@ class TeacherBlocks:
         blocks = np.where(known, blocks, 0)
         return known & (rows - blocks * self._block_rows < self._rows[blocks])
 
-    def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Bytes of each row's item, by column: int64 [n] -> uint8 [n, bytes of an item]."""
+    def read(self, rows: np.ndarray) -> dict[str, Encoded]:
+        """Each row's item, by column: int64 [n] -> bytes [n, bytes of an item]."""
         blocks, local = self._locate(rows)
         return {
-            column: self._space[size].take(self._values[column][blocks] + local * size)
-            for column, size in self._item_bytes.items()
+            column: self._take(column, self._values[column][blocks] + local * size)
+            for column, size in self._fixed.items()
         }
 
-    def read_lists(self, rows: np.ndarray, draw: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Items of each row's list in one mask draw, one list after the other: uint8
-        [n items, bytes of an item] by column; and each list's length: int64 [n]."""
+    def read_lists(self, rows: np.ndarray, draw: int) -> dict[str, Encoded]:
+        """Items of each row's list in one mask draw, one list after the other, by column.
+
+        Raises IndexError for a row or draw that is not there.
+        """
+        if not 0 <= draw < (self._words.draws or 0):
+            raise IndexError("no such mask draw in the cache")
         blocks, local = self._locate(rows)
         at = draw * self._rows[blocks] + local
-        columns: dict[str, np.ndarray] = {}
+        columns = {}
         for column, size in self._item_bytes.items():
-            spans = self._space[8].take(self._offsets[column][blocks] + 4 * at).view(np.int32)
-            starts, lengths = spans[:, 0].astype(np.int64), spans[:, 1].astype(np.int64)
-            lengths -= starts
-            first = self._values[column][blocks] + starts * size
-            before = np.cumsum(lengths) - lengths
-            within = np.arange(lengths.sum()) - np.repeat(before, lengths)
-            columns[column] = self._space[size].take(np.repeat(first, lengths) + within * size)
-        return columns, lengths
+            starts, lengths = self._spans(self._lists[column][blocks] + 4 * at)
+            values = self._values[column][blocks]
+            if size is not None:
+                columns[column] = self._take(column, _runs(values + starts * size, lengths, size))
+                continue
+            # Items of any length: where each begins and ends stands in offsets of its own.
+            offsets = _runs(self._items[column][blocks] + 4 * starts, lengths, 4)
+            first, sizes = self._spans(offsets)
+            places = _runs(np.repeat(values, lengths) + first, sizes, 1)
+            payload = torch.from_numpy(self._space[1].take(places)[:, 0])
+            columns[column] = Encoded(payload, torch.from_numpy(sizes))
+        return columns
+
+    def _take(self, column: str, places: np.ndarray) -> Encoded:
+        return Encoded(torch.from_numpy(self._space[self._fixed[column]].take(places)))
+
+    def _spans(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Start and length that Arrow offsets at some places give: int64 [n] each."""
+        ends = self._space[8].take(places).view(np.int32).astype(np.int64)
+        return ends[:, 0], ends[:, 1] - ends[:, 0]
 
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Block of each row, and its place in it, all touched. Raises IndexError for a row that
         is not there."""
-        # As unsigned, a negative row is far outside; a block's rows are a power of two.
-        blocks = rows.view(np.uint64) >> self._shift
+        # As unsigned, a negative row is far outside, also where numpy takes the number of its
+        # block as signed. A block's rows are a power of two.
+        blocks = np.minimum(rows.view(np.uint64) >> self._shift, _FAR_OUTSIDE)
         local = rows & (self._block_rows - 1)
         if not (local < self._ready[blocks]).all():
             if not (local < self._rows[blocks]).all():
                 raise IndexError("no such row in the cache")
             for block in np.unique(blocks[self._ready[blocks] == 0]):
-                self._touch(int(block))
+                self._touch(int(block), self._checks)
         return blocks, local
 
-    def _touch(self, number: int) -> None:
+    def _touch(self, number: int, check: bool) -> None:
         """Check a block and note where its values lie."""
-        place = self._place[number]
-        assert place is not None
-        shard = self._shards[place[0]]
-        message = self._message(place[0], place[1])
-        try:
-            batch = pa.ipc.read_record_batch(pa.py_buffer(message), self._schema)
-            batch.validate(full=True)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._damaged(shard) from error
-        if batch.num_rows != place[1].rows * (self._words.draws or 1):
+        shard_number, block = self._place[number]
+        shard = self._shards[shard_number]
+        message = self._message(shard_number, block)
+        if check and xxhash.xxh3_128_hexdigest(message) != block.checksum:
             raise self._damaged(shard)
+        try:
+            batch = pa.ipc.read_record_batch(message, self._schema)
+            batch.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError, EOFError) as error:
+            raise self._damaged(shard) from error
+        if batch.num_rows != block.rows * (self._words.draws or 1):
+            raise self._damaged(shard)
+        lists = None
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             values = column
             if self._words.draws is not None:
-                self._offsets[name][number] = _AddressSpace.place(column.offsets.buffers()[1])
-                values = column.values
-            if column.null_count or column.offset or values.null_count:
+                if lists is not None and not column.offsets.equals(lists):
+                    raise self._damaged(shard)  # columns with different numbers of tokens
+                lists, values = column.offsets, column.values
+                self._lists[name][number] = self._address(lists.buffers()[1], message, shard)
+            if column.null_count or column.offset or values.null_count or values.offset:
                 raise self._damaged(shard)
             items = values.values if isinstance(values, pa.FixedSizeListArray) else values
-            if items.null_count:
+            size = self._item_bytes[name]
+            if size is None:
+                self._items[name][number] = self._address(values.buffers()[1], message, shard)
+            elif len(items) * items.type.byte_width != len(values) * size:
                 raise self._damaged(shard)
-            self._values[name][number] = _AddressSpace.place(items.buffers()[1])
-        self._ready[number] = place[1].rows
+            if items.null_count or items.offset:
+                raise self._damaged(shard)
+            self._values[name][number] = self._address(items.buffers()[-1], message, shard)
+        self._ready[number] = block.rows
 
-    def _message(self, number: int, block: Block) -> memoryview:
-        """A block's bytes, checked."""
+    def _address(self, buffer: pa.Buffer | None, message: pa.Buffer, shard: Shard) -> int:
+        """Where an array's values begin, in `_AddressSpace`'s terms; 0 for no values.
+
+        Raises UserError when they are not a part of the block's own bytes: Arrow unpacks
+        compressed ones to memory that it frees, and no build compresses.
+        """
+        if buffer is None or not buffer.size:
+            return 0
+        before = buffer.address - message.address
+        if before < 0 or before + buffer.size > message.size:
+            raise self._damaged(shard)
+        return _AddressSpace.place(buffer)
+
+    def _message(self, number: int, block: Block) -> pa.Buffer:
+        """A block's bytes."""
         shard = self._shards[number]
         if number not in self._maps:
-            with open(self._cache / self._name / shard.file, "rb") as file:
-                self._maps[number] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        message = memoryview(self._maps[number])[block.offset : block.offset + block.length]
-        if self._checks and xxhash.xxh3_128_hexdigest(message) != block.checksum:
+            try:
+                mapped = _map_file(self._cache / self._name / shard.file)
+            except OSError as error:
+                raise self._damaged(shard) from error
+            # Of threads that come here together all go on with the same one: the addresses that
+            # they note must be of a file that stays mapped.
+            self._maps.setdefault(number, mapped)
+        mapped = self._maps[number]
+        if mapped.size != shard.bytes:
             raise self._damaged(shard)
-        return message
+        return mapped.slice(block.offset, block.length)
 
     def verify(self) -> None:
         """Check every byte of every shard. Raises UserError that names the first bad one."""
-        for number, shard in enumerate(self._shards):
+        for shard in self._shards:
             file = self._cache / self._name / shard.file
-            size = sum(block.length for block in shard.blocks)
-            header = shard.bytes - size - len(END_OF_STREAM)
             with open(file, "rb") as opened:
-                frame = opened.read(max(header, 0))
-                opened.seek(max(shard.bytes - len(END_OF_STREAM), 0))
+                frame = opened.read(shard.blocks[0].offset)
+                opened.seek(shard.bytes - len(END_OF_STREAM))
                 frame += opened.read()
             if xxhash.xxh3_128_hexdigest(frame) != shard.checksum:
                 raise self._damaged(shard)
             for block in shard.blocks:
-                self._message(number, block)
-                self._touch(block.number)
+                self._touch(block.number, check=True)
 
     def _damaged(self, shard: Shard) -> Exception:
         return damaged(self._cache, f"{self._name}/{shard.file}")
+
+
+def _map_file(path: Path) -> pa.Buffer:
+    """A whole file, mapped but not open: a cache may have more shards than a process may open
+    files. Raises OSError."""
+    with pa.memory_map(str(path)) as source:
+        # To read all would ask the kernel for the whole file at once.
+        first = source.read_buffer(1)
+        return pa.foreign_buffer(first.address, source.size(), base=first)
+
+
+def _runs(first: np.ndarray, lengths: np.ndarray, step: int) -> np.ndarray:
+    """first[i], first[i] + step, ... lengths[i] of them, for each i in turn: int64."""
+    before = np.cumsum(lengths) - lengths
+    within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
+    return np.repeat(first, lengths) + within * step

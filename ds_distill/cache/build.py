@@ -6,8 +6,8 @@ then notes the block in its journal, which it syncs too. What a journal notes is
 power cut; what it does not note is written again. `finish_build` turns the journals into the
 manifest.
 
-    building/plan.json                             what is being built
-    building/TEACHER.RANK-of-RANKS.jsonl           journals: a line per block
+    .building/plan.json                            what is being built
+    .building/TEACHER.RANK-of-RANKS.jsonl          journals: a line per block
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import pyarrow as pa
 import xxhash
 
 from ds_distill.cache.format import (
+    END_OF_STREAM,
     MANIFEST,
     Block,
     Fingerprint,
@@ -41,10 +42,9 @@ from ds_distill.cache.words import Words
 from ds_distill.errors import UserError
 from ds_distill.files import read_json, sync, write_json
 
-BUILDING = "building"
+BUILDING = ".building"
 LOCK = ".lock"
-
-END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""Names that no teacher has."""
 
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, MAX_BLOCK_BYTES = 256, 8192, 4 << 20
 """A reader checks a block when it touches one row of it, and a kill loses a block at most; but
@@ -65,7 +65,7 @@ class Plan:
     """int64 [n, 2] per split, longest example first; a block has rows of one split."""
 
     def __post_init__(self) -> None:
-        assert self.block_rows >= 1
+        assert self.block_rows >= 1 and not self.block_rows & (self.block_rows - 1)
 
     @property
     def blocks(self) -> list[tuple[int, slice]]:
@@ -268,25 +268,24 @@ class ShardWriter:
         notes = [block for _, block in _noted(cache / teacher, self._journal)]
         header = self._schema.serialize().to_pybytes()
         self._end = max([note.offset + note.length for note in notes], default=len(header))
-        new = not notes
-        self._shard = open(self._file, "w+b" if new else "r+b")  # noqa: SIM115
-        self._notes = open(self._journal, "ab")  # noqa: SIM115
-        if new:
-            self._shard.write(header)
-        self._shard.truncate(self._end)
-        self._shard.seek(self._end)
-        self._notes.truncate(sum(len(_line(self._file.name, note)) for note in notes))
-        if new:
+        self._notes_end = sum(len(_line(self._file.name, note)) for note in notes)
+        # Nothing waits in a buffer of this process: a writer that failed would write it later,
+        # when it is closed, over what another one wrote since.
+        self._shard = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)
+        self._notes = os.open(self._journal, os.O_RDWR | os.O_CREAT, 0o666)
+        os.ftruncate(self._shard, self._end)
+        os.ftruncate(self._notes, self._notes_end)
+        if not notes:
+            _write_at(self._shard, header, 0)
             sync(self._file.parent)
             sync(self._journal.parent)
 
     def append(self, at: int, batch: pa.RecordBatch, rows: int) -> None:
         """Write block `at` of the plan, of so many examples; on return it will survive a power
-        cut. Raises OSError, and the block counts as not written then."""
+        cut. Raises OSError; blocks written before are kept, and another writer can continue."""
         message = memoryview(batch.serialize())
-        self._shard.write(message)
-        self._shard.flush()
-        os.fdatasync(self._shard.fileno())
+        _write_at(self._shard, message, self._end)
+        os.fdatasync(self._shard)
         block = Block(
             self._first_block + at,
             rows,
@@ -294,14 +293,22 @@ class ShardWriter:
             len(message),
             xxhash.xxh3_128_hexdigest(message),
         )
-        self._notes.write(_line(self._file.name, block))
-        self._notes.flush()
-        os.fdatasync(self._notes.fileno())
+        line = _line(self._file.name, block)
+        _write_at(self._notes, line, self._notes_end)
+        os.fdatasync(self._notes)
         self._end += len(message)
+        self._notes_end += len(line)
 
     def close(self) -> None:
-        self._shard.close()
-        self._notes.close()
+        os.close(self._shard)
+        os.close(self._notes)
+
+
+def _write_at(file: int, content: bytes | memoryview, offset: int) -> None:
+    left = memoryview(content)
+    while left:
+        written = os.pwrite(file, left, offset)
+        left, offset = left[written:], offset + written
 
 
 def _line(file: str, block: Block) -> bytes:

@@ -3,7 +3,7 @@
     manifest.json            what it holds; replaced at once when a build ends
     index-*.arrow            sorted content keys and their row numbers
     TEACHER/shard-*.arrow    Arrow IPC streams, one record batch per block of rows
-    building/                an unfinished build: its plan and its journals (see `build`)
+    .building/               an unfinished build: its plan and its journals (see `build`)
 
 Row r lies in block r // block_rows of every teacher. A manifest lists each block's place and
 xxh3-128 checksum, so that a reader checks what it touches and no more; per teacher the
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ds_distill.cache.words import Words
 from ds_distill.errors import UserError
@@ -25,6 +25,11 @@ from ds_distill.files import read_json, write_json
 
 FORMAT = 2
 MANIFEST = "manifest.json"
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""The last bytes of a shard."""
+
+MAX_ROWS = 1 << 32
+"""The index has 32 bits for a row number."""
 
 Fingerprint = dict[str, Any]
 """weights, tokenizer, max_length, labels or masking, compute dtype: JSON values."""
@@ -50,13 +55,24 @@ class _Part(BaseModel):
 
 
 class Shard(_Part):
-    """A file of blocks."""
+    """A file: the schema, blocks one after the other, the end of the stream."""
 
     file: FileName
     bytes: Count
     checksum: str
     """Of what lies before the first block (the schema) and after the last one (the end)."""
-    blocks: list[Block]
+    blocks: Annotated[list[Block], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _is_full_of_blocks(self) -> Shard:
+        end = self.blocks[0].offset
+        for block in self.blocks:
+            if block.offset != end:
+                raise ValueError(f"block {block.number} begins at {block.offset}, not at {end}")
+            end += block.length
+        if end + len(END_OF_STREAM) != self.bytes:
+            raise ValueError(f"blocks end at {end} of {self.bytes} bytes")
+        return self
 
 
 class Teacher(_Part):
@@ -83,7 +99,27 @@ class Manifest(_Part):
     blocks: Count
     """Blocks of each teacher; the next build's begin here."""
     index: Index
-    teachers: dict[FileName, Teacher]
+    teachers: Annotated[dict[FileName, Teacher], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Manifest:
+        """Readers trust what is checked here; a stranger may have written it."""
+        if self.block_rows & (self.block_rows - 1) or self.blocks * self.block_rows > MAX_ROWS:
+            raise ValueError(f"{self.blocks} blocks of {self.block_rows} rows")
+        sizes = [
+            sorted((block.number, block.rows) for shard in teacher.shards for block in shard.blocks)
+            for teacher in self.teachers.values()
+        ]
+        if any(size != sizes[0] for size in sizes):
+            raise ValueError("teachers have different blocks")
+        if [number for number, _ in sizes[0]] != list(range(self.blocks)):
+            raise ValueError("a block is missing or listed twice")
+        rows = [rows for _, rows in sizes[0]]
+        if not all(1 <= count <= self.block_rows for count in rows) or sum(rows) != self.examples:
+            raise ValueError("blocks do not hold the examples")
+        if len({teacher.words.draws for teacher in self.teachers.values()}) != 1:
+            raise ValueError("teachers have different draws")
+        return self
 
     def write(self, cache: Path) -> None:
         content = self.model_dump(mode="json")
@@ -108,13 +144,17 @@ class Manifest(_Part):
             if content.pop("checksum") != _checksum(content):
                 raise damaged(cache, MANIFEST)
             return Manifest.model_validate(content)
-        except (ValueError, TypeError, KeyError, AttributeError, ValidationError) as error:
+        except _NOT_A_MANIFEST as error:
             raise damaged(cache, MANIFEST) from error
+
+
+_NOT_A_MANIFEST = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What reading it raises where it is anything else; pydantic's errors are ValueErrors."""
 
 
 def damaged(cache: Path, file: str) -> UserError:
     return UserError(
-        f"cache {cache}: {file} is missing or damaged (its checksum does not fit). Remove the "
+        f"cache {cache}: {file} is missing or damaged (it is not what a build wrote). Remove the "
         "folder and build the cache again."
     )
 

@@ -44,7 +44,8 @@ class KeyIndex:
         try:
             with pa.memory_map(str(file)) as source:
                 [batch] = list(pa.ipc.open_stream(source))
-        except (pa.ArrowInvalid, ValueError) as error:
+            batch.validate(full=True)
+        except (pa.ArrowException, OSError, ValueError, EOFError) as error:
             raise damaged(cache, name) from error
         if batch.schema != SCHEMA or any(column.null_count for column in batch.columns):
             raise damaged(cache, name)

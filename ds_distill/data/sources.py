@@ -101,6 +101,11 @@ class Source(ABC):
         hidden = "class" in data.column_names
         if cap is not None:
             classes = _numpy(data, "class" if hidden else "label")
+            if classes[0] < 0 and not isinstance(self.task, SingleLabel):
+                raise UserError(
+                    f"task.data.per_class.{split}: caps the examples of each class, and "
+                    f"task.type={self.task.type} has no classes. Take the key out."
+                )
             if classes[0] < 0:
                 raise self._no_labels(split)
             keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +21,7 @@ from ds_distill.cache.build import (
     finish_build,
     start_build,
 )
+from ds_distill.cache.codecs import CompactCodec, TopKCodec
 from ds_distill.cache.format import MANIFEST, Fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Kept, NotFinite, Words
@@ -30,7 +32,7 @@ from ds_distill.models.load import load_config
 from ds_distill.phases.ask_teachers import asking_engine
 from ds_distill.phases.cached import cache_folder, fingerprint
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.phases import Cache, Codec
 from ds_distill.recipe.schema import MaskedLM
 
 
@@ -79,7 +81,19 @@ def _words(phase: Cache, run: Run, place: ModelPlace) -> Words:
         classes=config.vocab_size if masked else len(run.labels),
         hidden=dict.fromkeys(phase.hidden, config.hidden_size),
         draws=task.masking.draws if isinstance(task, MaskedLM) else None,
+        **(_codec(phase.codec, config.vocab_size) if masked else {}),
     )
+
+
+def _codec(codec: Codec, vocabulary: int) -> dict[str, Any]:
+    if codec.name == "dense":
+        return {}
+    made = (
+        TopKCodec(vocabulary, codec.entries)
+        if codec.name == "topk"
+        else CompactCodec(vocabulary, codec.threshold)
+    )
+    return {"codec": made.to_json(), "temperature": codec.temperature}
 
 
 def _missing(
@@ -112,10 +126,17 @@ def _missing(
     if reader is not None:
         block_rows, first_block = reader.manifest.block_rows, reader.manifest.blocks
     else:
-        row_bytes = max(sum(words.items.values()) for _, words in teachers.values())
+        tokens = max(float(np.mean(collate.lengths)) for collate in collators)
+        row_bytes = max(_example_bytes(words, tokens) for _, words in teachers.values())
         block_rows, first_block = block_rows_for(sum(map(len, chosen)), row_bytes), 0
     keys_by_split = [split.keys.numpy()[rows] for split, rows in zip(examples, chosen, strict=True)]
     return Plan(first_block, block_rows, keys_by_split), chosen
+
+
+def _example_bytes(words: Words, tokens: float) -> int:
+    """About what an example takes: of its tokens some sixth is chosen in each mask draw."""
+    row = sum(size if size is not None else 64 for size in words.items.values())
+    return row if words.draws is None else round(row * words.draws * max(tokens / 6, 1))
 
 
 def _among(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -135,41 +156,71 @@ def _ask_teacher(
     collators: list[Collator],
     chosen: list[np.ndarray],
 ) -> None:
-    """Write this rank's blocks of a teacher. All ranks make the same number of calls."""
+    """Have all that is missing of a teacher written, by all ranks together."""
     todo = blocks_to_write(path, plan, place.name, words)
     if not todo:
         return
-    world, teacher = run.world, place.name
+    world, blocks = run.world, plan.blocks
+    rows = sum(blocks[at][1].stop - blocks[at][1].start for at in todo)
+    writer = ShardWriter(path, plan, place.name, words, world.rank, world.size)
+    with asking_engine(run, [place]) as engine, run.log.bar(place.name, rows) as bar:
+        write_blocks(
+            engine,
+            writer,
+            place.name,
+            words,
+            plan,
+            todo,
+            collators,
+            chosen,
+            phase.batch_size,
+            bar.advance,
+        )
+    writer.close()
+
+
+def write_blocks(
+    engine: Engine,
+    writer: ShardWriter,
+    teacher: str,
+    words: Words,
+    plan: Plan,
+    todo: list[int],
+    collators: list[Collator],
+    chosen: list[np.ndarray],
+    batch_size: int,
+    advance: Callable[[int], None],
+) -> None:
+    """Ask a teacher for blocks of a plan, and write this rank's. All ranks make the same number
+    of calls.
+
+    todo: positions in `plan.blocks`. chosen: the examples of each split, in the plan's order.
+    advance: told how many examples all ranks have done.
+    """
+    world, blocks = engine.world, plan.blocks
     shares = [
         [at for at in todo if (plan.first_block + at) % world.size == rank]
         for rank in range(world.size)
     ]
-    writer = ShardWriter(path, plan, teacher, words, world.rank, world.size)
-    blocks = plan.blocks
     sizes = [part.stop - part.start for _, part in blocks]
     waiting: Future[None] | None = None
     # One thread writes and syncs while the teacher goes on; a block is in flight at most.
-    with (
-        asking_engine(run, [place]) as engine,
-        ThreadPoolExecutor(1) as aside,
-        run.log.bar(teacher, sum(sizes[at] for at in todo)) as bar,
-    ):
+    with ThreadPoolExecutor(1) as aside:
         for step in range(max(map(len, shares))):
             together = [share[step] for share in shares if step < len(share)]
-            calls = -(-max(sizes[at] for at in together) // phase.batch_size)
+            calls = -(-max(sizes[at] for at in together) // batch_size)
             own = shares[world.rank][step] if step < len(shares[world.rank]) else None
             split, part = blocks[together[0] if own is None else own]
             indices = chosen[split][part] if own is not None else chosen[split][:0]
-            said = _ask(engine, collators[split], indices, calls, phase.batch_size, teacher, words)
+            said = _ask(engine, collators[split], indices, calls, batch_size, teacher, words)
             if waiting is not None:
                 waiting.result()
             if own is not None:
                 keys = plan.keys[split][part]
                 waiting = aside.submit(_write, writer, own, words, *said, keys, teacher)
-            bar.advance(sum(sizes[at] for at in together))
+            advance(sum(sizes[at] for at in together))
         if waiting is not None:
             waiting.result()
-    writer.close()
 
 
 def _ask(

@@ -23,7 +23,7 @@ from ds_distill.models.load import (
     usable_length,
 )
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import Cache, Distil, Evaluate, Expertise, FineTune, Training
+from ds_distill.recipe.phases import Cache, Codec, Distil, Evaluate, Expertise, FineTune, Training
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import MaskedLM, Student, Teacher
 
@@ -127,6 +127,8 @@ def _check_phases(recipe: Recipe) -> None:
         elif isinstance(phase, Distil):
             _check_distil(phase, place, known, cached)
             _check_routing(phase, place, cached, measured, states_read)
+            if phase.teachers == "cached" and isinstance(recipe.task, MaskedLM):
+                _check_codec(recipe, phase, place, cached[phase.split].codec)
             known |= set(phase.outputs)
 
 
@@ -161,6 +163,28 @@ def _check_masked_lm_phases(recipe: Recipe) -> None:
                         "best, and task.type=masked-lm has no classes. Choose average, random, "
                         "ca-mkd or mt-bert."
                     )
+
+
+def _check_codec(recipe: Recipe, phase: Distil, place: str, codec: Codec) -> None:
+    """What terms and policies cannot do with the top of a distribution."""
+    if codec.name == "dense":
+        return
+    kept = f"the cache keeps distributions with codec {codec.name!r}"
+    if len(recipe.teachers) > 1:
+        raise UserError(
+            f"{place}: {kept}, and {len(recipe.teachers)} teachers' cannot be mixed yet. Set "
+            "codec: {name: dense} in the cache phase, or teachers=live."
+        )
+    if phase.losses.logit_mse:
+        raise UserError(
+            f"{place}.losses.logit_mse: needs all logits, and {kept}. Set codec: {{name: dense}} "
+            "in the cache phase, or teachers=live."
+        )
+    if phase.losses.kl and phase.losses.kl.temperature != codec.temperature:
+        raise UserError(
+            f"{place}.losses.kl.temperature={phase.losses.kl.temperature}: {kept} at temperature "
+            f"{codec.temperature}. Set codec.temperature in the cache phase to the same."
+        )
 
 
 def _check_not_empty(phase: object, place: str) -> None:

@@ -83,6 +83,21 @@ class Expertise(Section):
     distillation then needs them in the cache (`hidden: [-1]`)."""
 
 
+class Codec(Section):
+    """How a cache keeps distributions over a vocabulary. `ds-distill cache compare` measures
+    the choices on your own teacher."""
+
+    name: Literal["topk", "compact", "dense"] = "topk"
+    """`topk`: the likeliest entries of each row, decoded fast; `compact`: as many as the row
+    needs, in fewer bytes; `dense`: all logits, in the phase's dtype."""
+    entries: Count = 64
+    """Of a row, for `topk`."""
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 1e-3
+    """The probability from which entries are kept, for `compact`."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of the distributions: that of the kl term that reads them."""
+
+
 class Cache(Section):
     """Run the teachers once over splits and keep what they say."""
 
@@ -96,6 +111,8 @@ class Cache(Section):
     hidden: list[int] = Field(default_factory=list)
     """Layers whose states are kept beside the logits, for terms and policies that read them:
     -1 is the last one. Of a sequence-level task it is the first token's state."""
+    codec: Codec = Codec()
+    """For masked-LM teachers."""
     batch_size: Count = 64
     """Examples per rank and teacher call."""
 

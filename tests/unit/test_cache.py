@@ -1,128 +1,315 @@
-"""The cache is never silently wrong."""
+"""What is written is read: any rows, in any order, by any number of threads and processes."""
 
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 import torch
+from cache_files import (
+    PRINT,
+    block,
+    check_reads,
+    check_rows,
+    contents,
+    list_lengths,
+    make_keys,
+    says,
+    write_cache,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.cache.build import (
-    Plan,
-    ShardWriter,
-    blocks_to_write,
-    building,
-    finish_build,
-    start_build,
-)
-from ds_distill.cache.format import check_fingerprint, weights_fingerprint
+from ds_distill.cache.build import BUILDING, Plan, ShardWriter, building, start_build
+from ds_distill.cache.format import Manifest, check_fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Words
-from ds_distill.data.keys import content_keys
+from ds_distill.cache.words import NotFinite, Words
 from ds_distill.errors import UserError
 from ds_distill.types import Signals
 
-PRINT = {"weights": "w1", "tokenizer": "t1", "max_length": 128, "labels": ["a", "b"]}
-CLASSES = 3
-
-
-def make_keys(count, mark=""):
-    return content_keys([f"text {mark}{number}" for number in range(count)])
-
-
-def make_logits(count, seed=0):
-    return np.random.default_rng(seed).normal(size=(count, CLASSES)).astype(np.float32) * 5
+TWO = {
+    "first": Words(dtype="float32", classes=3),
+    "second": Words(dtype="float16", classes=5, hidden={-1: 4}),
+}
+LISTS = {
+    "first": Words(dtype="float16", classes=7, draws=3),
+    "second": Words(dtype="bfloat16", classes=2, hidden={0: 3}, draws=3),
+}
 
 
 @pytest.fixture
-def cache(tmp_path):
-    """Two teachers on 50 examples, float32."""
-    keys = make_keys(50)
-    logits = {"first": make_logits(50, 1), "second": make_logits(50, 2)}
-    path = tmp_path / "cache"
-    write_cache(path, keys, logits)
-    return path, keys, logits
+def cache(tmp_path: Path) -> tuple[Path, np.ndarray]:
+    """Two teachers on 50 examples."""
+    path, keys = tmp_path / "cache", make_keys(50)
+    write_cache(path, keys, TWO)
+    return path, keys
 
 
-def write_cache(path, keys, logits, dtype="float32", block_rows=8, ranks=1):
-    """Write all teachers' logits at once, by so many ranks in turn."""
-    plan = Plan(0, block_rows, [keys])
-    teachers = {
-        name: (PRINT, Words(dtype=dtype, classes=values.shape[1]))
-        for name, values in logits.items()
+# ---------------------------------------------------------------------- what is read
+
+
+@st.composite
+def all_words(draw: st.DrawFn) -> dict[str, Words]:
+    draws = draw(st.none() | st.integers(1, 3))
+    return {
+        name: Words(
+            dtype=draw(st.sampled_from(["float32", "float16", "bfloat16"])),
+            classes=draw(st.integers(1, 9)),
+            hidden=draw(st.dictionaries(st.integers(-2, 1), st.integers(1, 5), max_size=2)),
+            draws=draws,
+        )
+        for name in draw(st.sampled_from([["t"], ["t", "u"], ["a-b", "b"]]))
     }
-    with building(path):
-        start_build(path, plan, teachers)
-        for name, (_, words) in teachers.items():
-            writers = [ShardWriter(path, plan, name, words, rank, ranks) for rank in range(ranks)]
-            for at in blocks_to_write(path, plan, name, words):
-                _, part = plan.blocks[at]
-                kept = words.keep(Signals(torch.from_numpy(logits[name][part])))
-                rows = part.stop - part.start
-                writers[at % ranks].append(at, words.record_batch([kept]), rows)
-            for writer in writers:
-                writer.close()
-        finish_build(path, plan, teachers)
 
 
-def read(path, teacher, keys):
-    reader = CacheReader(path)
-    return reader.read(teacher, reader.rows(torch.from_numpy(keys))).logits.numpy()
-
-
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
-    count=st.integers(1, 40),
-    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    words=all_words(),
+    parts=st.lists(st.lists(st.integers(0, 20), max_size=3), min_size=1, max_size=3),
     block_rows=st.sampled_from([1, 2, 8, 64]),
-    ranks=st.integers(1, 3),
+    ranks=st.lists(st.integers(1, 3), min_size=3, max_size=3),
     data=st.data(),
 )
-def test_any_subset_in_any_order_reads_what_was_written(
-    tmp_path_factory, count, dtype, block_rows, ranks, data
+def test_any_rows_in_any_order_read_what_was_written(
+    tmp_path_factory, words, parts, block_rows, ranks, data
 ):
+    """Built in several parts, each of several splits, by as many ranks as there are then."""
     path = tmp_path_factory.mktemp("round-trip") / "cache"
-    keys, logits = make_keys(count), {"t": make_logits(count), "u": make_logits(count, 1)}
-    write_cache(path, keys, logits, dtype, block_rows, ranks)
-    asked = np.array(data.draw(st.lists(st.integers(0, count - 1), min_size=1)))
-    for teacher, values in logits.items():
-        wanted = torch.from_numpy(values).to(getattr(torch, dtype)).float().numpy()
-        np.testing.assert_array_equal(read(path, teacher, keys[asked]), wanted[asked])
-    assert CacheReader(path).teachers == ["t", "u"]
+    for number, (sizes, rank) in enumerate(zip(parts, ranks, strict=False)):
+        splits = [make_keys(size, f"{number}.{at} ") for at, size in enumerate(sizes)]
+        write_cache(path, splits, words, block_rows=block_rows, ranks=rank)
+    every = [
+        key
+        for number, sizes in enumerate(parts)
+        for at, size in enumerate(sizes)
+        for key in make_keys(size, f"{number}.{at} ")
+    ]
+    if not every:
+        assert contents(path) == {}
+        return
+    asked = data.draw(st.lists(st.integers(0, len(every) - 1), max_size=30))
+    check_rows(path, np.array(every)[asked], words)
+    assert CacheReader(path).teachers == list(words)
+    assert CacheReader(path).manifest.examples == len(every)
+    CacheReader(path).verify()
+    if words["t" if "t" in words else "b"].draws:
+        check_lists_one_by_one(path, np.array(every), words)
+
+
+def check_lists_one_by_one(path: Path, keys: np.ndarray, words: dict[str, Words]) -> None:
+    """Against a plain dict of (teacher, draw, key) -> list."""
+    said = {
+        (name, draw, tuple(key)): says(name, kept, key[None], draw).logits
+        for name, kept in words.items()
+        for draw in range(kept.draws or 1)
+        for key in keys
+    }
+    reader = CacheReader(path)
+    for (name, draw, key), wanted in said.items():
+        row = reader.rows(torch.tensor([key]))
+        assert torch.equal(reader.read(name, row, draw).logits, wanted)
+
+
+def test_lists_may_be_empty(tmp_path):
+    keys = make_keys(400)
+    keys = keys[list_lengths(keys, 0) == 0][:8]  # nobody has a token in draw 0, all in draw 1
+    write_cache(tmp_path / "cache", keys, LISTS)
+    reader = CacheReader(tmp_path / "cache")
+    rows = reader.rows(torch.from_numpy(keys))
+    assert reader.draws == 3
+    assert reader.read("first", rows, draw=0).logits.shape == (0, 7)
+    assert reader.read("first", rows, draw=1).logits.shape == (8, 7)
+    check_rows(tmp_path / "cache", keys, LISTS)
+    check_rows(tmp_path / "cache", keys[:0], LISTS)
+
+
+def test_rows_wider_than_a_page_of_addresses(tmp_path):
+    """Dense words on a large vocabulary: a row of more than 64 KiB."""
+    keys, words = make_keys(5), {"wide": Words(dtype="float32", classes=50_001)}
+    write_cache(tmp_path / "cache", keys, words, block_rows=2)
+    check_rows(tmp_path / "cache", keys[[3, 0, 4]], words)
 
 
 def test_keys_that_share_their_first_word_are_told_apart(tmp_path):
     low, high = -(2**63), 2**63 - 1
     keys = np.array([[7, 5], [7, -5], [7, 0], [low, high], [high, low], [high, high], [low, low]])
-    logits = make_logits(len(keys))
-    write_cache(tmp_path / "cache", keys, {"t": logits})
-    order = [6, 0, 3, 2, 5, 1, 4]
-    np.testing.assert_array_equal(read(tmp_path / "cache", "t", keys[order]), logits[order])
+    write_cache(tmp_path / "cache", keys, TWO)
+    check_rows(tmp_path / "cache", keys[[6, 0, 3, 2, 5, 1, 4]], TWO)
+    reader = CacheReader(tmp_path / "cache")
     for missing in ([7, 1], [7, 6], [high, 0], [0, 0], [high - 1, high], [low, 0]):
         with pytest.raises(UserError, match="1 of 1 examples"):
-            read(tmp_path / "cache", "t", np.array([missing]))
+            reader.rows(torch.tensor([missing]))
+
+
+@pytest.mark.parametrize("words", [TWO, LISTS])
+def test_files_are_arrow_streams_that_other_tools_open(words, tmp_path):
+    keys = make_keys(20)
+    write_cache(tmp_path / "cache", keys, words, ranks=2)
+    for name, kept in words.items():
+        files = sorted((tmp_path / "cache" / name).iterdir())
+        assert len(files) == 2
+        # Blocks of 8, 8 and 4 examples: the first and the last are the first rank's.
+        for file, parts in zip(files, ([keys[:8], keys[16:]], [keys[8:16]]), strict=True):
+            shard = datasets.Dataset.from_file(str(file))
+            rows = shard.with_format("arrow")["logits"]
+            assert shard.num_rows == sum(map(len, parts)) * (kept.draws or 1)
+            wanted = [block(name, kept, part)["logits"] for part in parts]
+            assert rows.to_pylist() == [row for part in wanted for row in part.to_pylist()]
+
+
+# ------------------------------------------------------------- threads and processes
+
+
+@pytest.mark.parametrize("words", [TWO, LISTS])
+def test_threads_share_a_reader(words, tmp_path):
+    """All touch the same blocks first at once."""
+    keys = make_keys(64)
+    write_cache(tmp_path / "cache", keys, words, block_rows=4, ranks=2)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for attempt in range(15):
+            reader, together = CacheReader(tmp_path / "cache"), threading.Barrier(16)
+
+            def read(seed, reader=reader, together=together):
+                order = np.random.default_rng(seed).permutation(len(keys))
+                rows = reader.rows(torch.from_numpy(keys[order]))
+                together.wait()
+                check_reads(reader, rows, keys[order], words)
+                check_reads(reader, rows[::-1].copy(), keys[order][::-1], words)
+
+            with ThreadPoolExecutor(16) as threads:
+                list(threads.map(read, range(100 * attempt, 100 * attempt + 16)))
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_forks_share_a_reader(cache):
+    path, keys = cache
+    reader = CacheReader(path)
+    rows = reader.rows(torch.from_numpy(keys))
+    check_reads(reader, rows[:9], keys[:9], TWO)  # the others are first touched in the forks
+    children = []
+    for seed in range(4):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                order = np.random.default_rng(seed).permutation(len(keys))
+                check_reads(reader, rows[order], keys[order], TWO)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    check_reads(reader, rows, keys, TWO)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+
+
+def test_open_files_do_not_grow_with_the_shards(tmp_path):
+    """A cache of 64 nodes has more shards than a process may open files."""
+    keys = make_keys(60)
+    write_cache(tmp_path / "cache", keys, TWO, block_rows=1, ranks=60)
+    reader = CacheReader(tmp_path / "cache")
+    before = len(os.listdir("/proc/self/fd"))
+    check_reads(reader, reader.rows(torch.from_numpy(keys)), keys, TWO)
+    assert len(os.listdir("/proc/self/fd")) <= before + 5
+
+
+# ---------------------------------------------------------------------- adding rows
+
+
+def test_a_superset_adds_what_is_missing_and_touches_nothing_else(cache):
+    path, keys = cache
+    before = contents(path)
+    more = np.concatenate([make_keys(30, "more "), keys])
+    write_cache(path, more, TWO, block_rows=64, ranks=2)
+    after = contents(path)
+    shards = {name for name in before if "shard" in name}
+    assert {name: after[name] for name in shards} == {name: before[name] for name in shards}
+    assert len([name for name in after if "shard" in name]) == 2 + 2 * 2
+    assert len(after) == 6 + 2  # the manifest and one index
+    assert CacheReader(path).manifest.examples == 80
+    check_rows(path, more, TWO)
+    CacheReader(path).verify()
+    write_cache(path, more[::-1], TWO)
+    assert contents(path) == after
+
+
+def test_a_subset_and_another_order_add_nothing(cache):
+    path, keys = cache
+    before = contents(path)
+    write_cache(path, keys[::-2], TWO)
+    assert contents(path) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "fingerprint", "message"),
+    [
+        ({"first": TWO["first"]}, PRINT, "holds teacher 'second' too"),
+        ({**TWO, "third": TWO["first"]}, PRINT, "no teacher 'third', only first, second"),
+        (TWO, {**PRINT, "weights": "w2"}, "weights 'w1', and the run has 'w2'"),
+        (
+            {**TWO, "first": Words(dtype="float16", classes=3)},
+            PRINT,
+            "dtype 'float32', and the run has 'float16'",
+        ),
+        (
+            {**TWO, "second": Words(dtype="float16", classes=5)},
+            PRINT,
+            r"hidden \{-1: 4\}, and the run has \{\}",
+        ),
+        (
+            {**TWO, "first": Words(dtype="float32", classes=3, draws=2)},
+            PRINT,
+            "draws None, and the run has 2",
+        ),
+    ],
+)
+def test_rows_of_others_are_not_added(cache, words, fingerprint, message):
+    path, _ = cache
+    before = contents(path)
+    with pytest.raises(UserError, match=message):
+        write_cache(path, make_keys(60), words, fingerprint=fingerprint)
+    assert contents(path) == before
+
+
+# ------------------------------------------------------------------- what is refused
 
 
 def test_a_missing_key_is_an_error_with_counts_and_an_example(cache):
-    path, keys, _ = cache
+    path, keys = cache
     strange = make_keys(2, "strange ")
     asked = np.concatenate([keys[:3], strange, keys[4:5]])
     with pytest.raises(UserError, match="2 of 6 examples") as caught:
-        read(path, "first", asked)
+        CacheReader(path).rows(torch.from_numpy(asked))
     assert str(strange[0].tolist()) in str(caught.value)
     assert str(path) in str(caught.value)
 
 
-def test_files_are_arrow_streams_that_other_tools_open(cache):
-    path, _, logits = cache
-    [file] = (path / "first").iterdir()
-    shard = datasets.Dataset.from_file(str(file))
-    np.testing.assert_array_equal(np.array(shard["logits"]), logits["first"])
-
-
-# ------------------------------------------------------------------------ what is refused
+@pytest.mark.parametrize("block_rows", [1, 2, 8])
+@pytest.mark.parametrize("words", [TWO, LISTS])
+def test_rows_and_draws_that_are_not_there_are_never_read(block_rows, words, tmp_path):
+    write_cache(tmp_path / "cache", make_keys(21), words, block_rows=block_rows)
+    last = 20 if block_rows < 8 else 2 * 8 + 4
+    for checked_before in (False, True):
+        reader = CacheReader(tmp_path / "cache")
+        if checked_before:
+            reader.verify()
+        for row in (-1, -2, -8, last + 1, last + 4, 10**6, 2**62, -(2**63)):
+            with pytest.raises(IndexError):
+                reader.read("first", np.array([0, row]))
+        for draw in (-1, 3, 1000) if words is LISTS else ():
+            with pytest.raises(IndexError):
+                reader.read("first", np.array([0]), draw)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +331,23 @@ def test_another_teacher_is_refused(cache):
         CacheReader(cache[0]).check("third", PRINT)
 
 
-# ----------------------------------------------------------------- fingerprint of weights
+def test_what_is_asked_for_must_have_been_written():
+    check_fingerprint(Path("cache"), "t", {**PRINT, "more": 1}, PRINT)
+    with pytest.raises(UserError, match="None"):
+        check_fingerprint(Path("cache"), "t", {}, PRINT)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 70_000.0])
+@pytest.mark.parametrize("column", ["logits", "hidden"])
+def test_words_that_are_not_finite_are_not_kept(value, column):
+    words = Words(dtype="float16", classes=3, hidden={-1: 2})
+    parts = [Signals(torch.zeros(4, 3), {-1: torch.zeros(4, 2)}) for _ in range(3)]
+    for part, row in ((1, 2), (2, 0)):
+        (parts[part].logits if column == "logits" else parts[part].hidden[-1])[row, 1] = value
+    with pytest.raises(NotFinite) as caught:
+        words.record_batch([words.keep(part) for part in parts])
+    assert caught.value.rows.tolist() == [6, 8]
+    assert caught.value.overflow == (value == 70_000.0)
 
 
 def test_the_fingerprint_of_a_folder_is_its_weights_and_config(tmp_path):
@@ -163,7 +366,68 @@ def test_the_fingerprint_of_a_folder_is_its_weights_and_config(tmp_path):
     assert weights_fingerprint("org/name", "abc") == "org/name@abc"
 
 
-def test_what_is_asked_for_must_have_been_written():
-    check_fingerprint(Path("cache"), "t", {**PRINT, "more": 1}, PRINT)
-    with pytest.raises(UserError, match="None"):
-        check_fingerprint(Path("cache"), "t", {}, PRINT)
+# ------------------------------------------------------------------------------ builds
+
+
+def test_class_logits_cost_two_bytes_each_and_at_most_24_more(tmp_path):
+    examples, classes, teachers = 20_000, 6, 3
+    words = {f"teacher-{n}": Words(dtype="float16", classes=classes) for n in range(teachers)}
+    from ds_distill.cache.build import block_rows_for
+
+    rows = block_rows_for(examples, 2 * classes)
+    write_cache(tmp_path / "cache", make_keys(examples), words, block_rows=rows, ranks=8)
+    size = sum(len(content) for content in contents(tmp_path / "cache").values())
+    assert size <= examples * (2 * classes * teachers + 24)
+    check_rows(tmp_path / "cache", make_keys(examples)[::97], words)
+
+
+BUILDER = """
+import sys, time
+from pathlib import Path
+from ds_distill.cache.build import building
+with building(Path(sys.argv[1])):
+    print("building", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_builder_is_refused_until_the_first_one_is_gone(cache):
+    path, _ = cache
+    first = subprocess.Popen(
+        [sys.executable, "-c", BUILDER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert first.stdout is not None and first.stdout.readline() == "building\n"
+        before = contents(path)
+        with pytest.raises(UserError, match="another process is building it"):
+            write_cache(path, make_keys(60), TWO)
+        assert contents(path) == before
+        check_rows(path, make_keys(50), TWO)  # reading needs no lock
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    write_cache(path, make_keys(60), TWO)
+    check_rows(path, make_keys(60), TWO)
+
+
+def test_a_teacher_may_be_named_like_the_folder_of_a_build(tmp_path):
+    words = {BUILDING.strip("."): TWO["first"]}
+    write_cache(tmp_path / "cache", make_keys(9), words)
+    check_rows(tmp_path / "cache", make_keys(9), words)
+
+
+def test_an_unfinished_build_of_something_else_is_dropped(tmp_path):
+    path, keys = tmp_path / "cache", make_keys(20)
+    teachers = {"first": (PRINT, TWO["first"])}
+    with building(path):
+        assert start_build(path, Plan(0, 8, [keys]), teachers) == 0
+        writer = ShardWriter(path, Plan(0, 8, [keys]), "first", TWO["first"], 0, 1)
+        writer.append(0, block("first", TWO["first"], keys[:8]), 8)
+        writer.close()
+        assert start_build(path, Plan(0, 8, [keys]), teachers) == 1
+        assert start_build(path, Plan(0, 8, [keys[1:]]), teachers) is None
+        assert start_build(path, Plan(0, 8, [keys[1:]]), teachers) == 0
+        shutil.copytree(path, tmp_path / "copy")
+    write_cache(path, keys, TWO)
+    check_rows(path, keys, TWO)
+    assert Manifest.read(path).blocks == 3

@@ -284,7 +284,7 @@ BAD_FILES = {
     "not gzip": ("a.jsonl.gz", GOOD, ["a.jsonl.gz", "cannot be read"]),
     "gzip cut off": ("a.jsonl.gz", gzip.compress(GOOD * 99)[:-9], ["a.jsonl.gz", "cannot be read"]),
     "not parquet": ("a.parquet", b"PAR1 no", ["a.parquet", "parquet"]),
-    "ending": ("a.txt", b"a\n", ["a.txt", ".jsonl"]),
+    "ending": ("a.tsv", b"a\n", ["a.tsv", ".jsonl"]),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ds_distill.cache.codecs.base import Encoded, VocabularyCodec
+from ds_distill.cache.codecs.base import Encoded, Packed, VocabularyCodec
 from ds_distill.cache.codecs.compact import CompactCodec
 from ds_distill.cache.codecs.dense import DenseCodec
 from ds_distill.cache.codecs.tail import TailShape
@@ -14,6 +14,7 @@ __all__ = [
     "CompactCodec",
     "DenseCodec",
     "Encoded",
+    "Packed",
     "TailShape",
     "TopKCodec",
     "VocabularyCodec",

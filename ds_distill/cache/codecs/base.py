@@ -115,6 +115,20 @@ class VocabularyCodec(ABC):
             yield start, logits[start : start + rows]
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Distributions as stored, that are decoded on the device where they are needed."""
+
+    encoded: Encoded
+    codec: VocabularyCodec
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def to(self, device: torch.device) -> TopK:
+        return self.codec.decode(self.encoded.to(device))
+
+
 def top_of(logits: Tensor, lse: Tensor, entries: int) -> tuple[Tensor, Tensor, Tensor]:
     """The likeliest entries of each row: log-probs [n, K] falling, ids [n, K], and the log of
     the mass of all others [n]. Overwrites `logits`."""

@@ -1,0 +1,161 @@
+"""Caches for tests: words are a function of teacher and key, so that any row can be checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from ds_distill.cache.build import (
+    Plan,
+    ShardWriter,
+    blocks_to_write,
+    building,
+    discard_build,
+    finish_build,
+    start_build,
+)
+from ds_distill.cache.format import MANIFEST
+from ds_distill.cache.reader import CacheReader
+from ds_distill.cache.words import Words
+from ds_distill.data.keys import content_keys
+from ds_distill.types import Signals
+
+PRINT: dict[str, Any] = {
+    "weights": "w1",
+    "tokenizer": "t1",
+    "max_length": 128,
+    "labels": ["a", "b", "c"],
+}
+
+
+def make_keys(count: int, mark: str = "") -> np.ndarray:
+    return content_keys([f"text {mark}{number}" for number in range(count)])
+
+
+def list_lengths(keys: np.ndarray, draw: int) -> np.ndarray:
+    """Tokens chosen in a mask draw, 0 to 3: int64 [n]."""
+    return (keys[:, 1] + draw) % 4
+
+
+def says(teacher: str, words: Words, keys: np.ndarray, draw: int = 0) -> Signals:
+    """What a teacher says about keys, as it is read back from a cache.
+
+    Under `draws` one list after the other, of all keys in one draw.
+    """
+    place = np.zeros(len(keys), dtype=np.int64)
+    if words.draws is not None:
+        lengths = list_lengths(keys, draw)
+        keys = np.repeat(keys, lengths, axis=0)
+        before = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        place = np.arange(len(keys)) - before + 10 * draw
+    dtype = getattr(torch, words.dtype)
+
+    def numbers(mark: str, width: int) -> torch.Tensor:
+        seed = np.uint64(int.from_bytes(f"{teacher}{mark}".encode()[-7:], "big"))
+        mixed = (keys[:, :1] ^ keys[:, 1:]).astype(np.uint64) + seed
+        mixed = mixed + place[:, None].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed + np.arange(width, dtype=np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (mixed >> np.uint64(40)).astype(np.float32) / 2**20 - 8
+        made = torch.empty(values.shape)
+        made[:] = torch.tensor(values)
+        return made.to(dtype).float()
+
+    hidden = {layer: numbers(f"hidden{layer}", width) for layer, width in words.hidden.items()}
+    return Signals(numbers("logits", words.classes), hidden)
+
+
+def block(teacher: str, words: Words, keys: np.ndarray) -> pa.RecordBatch:
+    """A block with what a teacher says about keys."""
+    if words.draws is None:
+        return words.record_batch([words.keep(says(teacher, words, keys))])
+    kept = [words.keep(says(teacher, words, keys, draw)) for draw in range(words.draws)]
+    counts = np.concatenate([list_lengths(keys, draw) for draw in range(words.draws)])
+    return words.record_batch(kept, counts)
+
+
+def write_cache(
+    path: Path,
+    keys: np.ndarray | list[np.ndarray],
+    words: Mapping[str, Words],
+    *,
+    block_rows: int = 8,
+    ranks: int = 1,
+    fingerprint: Mapping[str, Any] = PRINT,
+    acknowledge: Callable[[str, int], None] = lambda teacher, number: None,
+) -> None:
+    """Write what the cache lacks, as the cache phase does: all ranks' blocks, in turn.
+
+    keys: of each split.
+    acknowledge: called with teacher and number of each block that was written.
+    """
+    teachers = {name: (dict(fingerprint), kept) for name, kept in words.items()}
+    splits = [keys] if isinstance(keys, np.ndarray) else keys
+    first_block = 0
+    with building(path):
+        if (path / MANIFEST).is_file():
+            reader = CacheReader(path)
+            reader.check_same(teachers)
+            splits = [part[~reader.holds(torch.tensor(part.copy()))] for part in splits]
+            block_rows, first_block = reader.manifest.block_rows, reader.manifest.blocks
+        plan = Plan(first_block, block_rows, splits)
+        if plan.examples == 0:
+            discard_build(path)
+            return
+        start_build(path, plan, teachers)
+        for name, kept in words.items():
+            writers = [ShardWriter(path, plan, name, kept, rank, ranks) for rank in range(ranks)]
+            for at in blocks_to_write(path, plan, name, kept):
+                split, part = plan.blocks[at]
+                batch = block(name, kept, plan.keys[split][part])
+                number = plan.first_block + at
+                writers[number % ranks].append(at, batch, part.stop - part.start)
+                acknowledge(name, number)
+            for writer in writers:
+                writer.close()
+        finish_build(path, plan, teachers)
+
+
+def check_rows(path: Path, keys: np.ndarray, words: Mapping[str, Words]) -> None:
+    """The cache says of these keys what the teachers say."""
+    reader = CacheReader(path)
+    check_reads(reader, reader.rows(torch.from_numpy(keys)), keys, words)
+
+
+def check_reads(
+    reader: CacheReader, rows: np.ndarray, keys: np.ndarray, words: Mapping[str, Words]
+) -> None:
+    for name, kept in words.items():
+        for draw in range(kept.draws or 1):
+            read, wanted = reader.read(name, rows, draw), says(name, kept, keys, draw)
+            assert torch.equal(read.logits, wanted.logits), name
+            assert read.hidden.keys() == wanted.hidden.keys()
+            for layer, states in wanted.hidden.items():
+                assert torch.equal(read.hidden[layer], states), (name, layer)
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Every file of a cache, the lock apart."""
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.name != ".lock"
+    }
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    return json.loads((path / MANIFEST).read_text())
+
+
+def write_manifest(path: Path, content: dict[str, Any]) -> None:
+    """As somebody would who knows the format: with the checksum that fits."""
+    from ds_distill.cache.format import _checksum
+
+    content.pop("checksum", None)
+    text = json.dumps({**content, "checksum": _checksum(content)})
+    (path / MANIFEST).write_text(text)
