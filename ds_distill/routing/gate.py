@@ -14,7 +14,7 @@ T teachers, N examples, C classes, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from ds_distill.routing.calibration import log_probabilities
 
 PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03)
-"""On half the squared norm of W, the loss being a mean over examples. From strong to weak, so
-that each fit starts where the last ended."""
+"""On half the squared norm of W, the loss being a mean over examples; from strong to weak, each
+fit starting where the last ended."""
 
 COMPONENTS = 128
 """Principal components of each teacher's states that W sees. More gain nothing and cost time."""
@@ -77,16 +77,8 @@ def fit_gate(
     projection = torch.block_diag(*components)  # [D, k]
     x = x @ projection
     offset = calibrated_average(logits, temperatures).double()
-    losses = torch.zeros(len(PENALTIES), dtype=torch.float64)
-    for fold in range(FOLDS):
-        out = folds == fold
-        if out.all():
-            continue
-        for number, (weight, bias) in enumerate(_fits(x[~out], offset[~out], truth[~out])):
-            scores = offset[out] + x[out] @ weight + bias
-            losses[number] += F.cross_entropy(scores, truth[out], reduction="sum")
-    best = int(losses.argmin())
-    weight, bias = _fits(x, offset, truth, PENALTIES[: best + 1])[-1]
+    penalty = _best_penalty(x, offset, truth, folds)
+    weight, bias = _fit(x, offset, truth, penalty)
     weight = scale[:, None] * (projection @ weight)
     return Gate(weight.float(), (bias - mean @ weight).float(), bool(states))
 
@@ -120,48 +112,59 @@ def _components(state: torch.Tensor) -> torch.Tensor:
     return vectors[:, -COMPONENTS:]
 
 
-def _fits(
+def _best_penalty(
+    x: torch.Tensor, offset: torch.Tensor, truth: torch.Tensor, folds: torch.Tensor
+) -> float:
+    """The penalty under which each fold is likeliest, fitted on the others. The weaker ones are
+    not tried once one makes it worse: they cost the most time."""
+    fits: dict[int, tuple[torch.Tensor, torch.Tensor] | None] = dict.fromkeys(range(FOLDS))
+    best, least = PENALTIES[0], torch.inf
+    for penalty in PENALTIES:
+        loss = 0.0
+        for fold, start in fits.items():
+            out = folds == fold
+            if out.all():
+                continue
+            fits[fold] = _fit(x[~out], offset[~out], truth[~out], penalty, start)
+            weight, bias = fits[fold]
+            scores = offset[out] + x[out] @ weight + bias
+            loss += F.cross_entropy(scores, truth[out], reduction="sum").item()
+        if loss >= least:
+            break
+        best, least = penalty, loss
+    return best
+
+
+def _fit(
     x: torch.Tensor,
     offset: torch.Tensor,
     truth: torch.Tensor,
-    penalties: Sequence[float] = PENALTIES,
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each penalty the W and b of least mean cross-entropy + penalty / 2 * |W|^2.
+    penalty: float,
+    start: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The W and b of least mean cross-entropy + penalty / 2 * |W|^2.
 
-    x: float64 [N, k]; offset: float64 [N, C]; truth: int64 [N].
+    x: float64 [N, k]; offset: float64 [N, C]; truth: int64 [N]; start: W and b to start from.
     """
-    weight = torch.zeros(x.shape[1], offset.shape[1], dtype=torch.float64)
-    bias = torch.zeros(offset.shape[1], dtype=torch.float64, requires_grad=True)
-    fits = []
-    for penalty in penalties:
-        # Columns differ much in variance. In units in which the loss curves alike along all of
-        # them (Boehning's bound: half the variance, and the penalty), few steps are enough.
-        unit = (x.square().mean(dim=0) / 2 + penalty).rsqrt()[:, None]
-        scaled = x * unit.T
-        v = (weight / unit).requires_grad_()
-        fit = torch.optim.LBFGS(
-            [v, bias],
-            max_iter=50,
-            tolerance_grad=1e-5,
-            tolerance_change=1e-7,
-            line_search_fn="strong_wolfe",
-        )
+    classes = offset.shape[1]
+    weight, bias = start or (x.new_zeros(x.shape[1], classes), x.new_zeros(classes))
+    # Columns differ much in variance. In units in which the loss curves alike along all of them
+    # (Boehning's bound: half the variance, and the penalty), few steps are enough.
+    unit = (x.square().mean(dim=0) / 2 + penalty).rsqrt()[:, None]
+    x = x * unit.T
+    v, bias = (weight / unit).requires_grad_(), bias.clone().requires_grad_()
+    fit = torch.optim.LBFGS(
+        [v, bias], max_iter=50, tolerance_grad=1e-4, line_search_fn="strong_wolfe"
+    )
 
-        def closure(
-            v: torch.Tensor = v,
-            scaled: torch.Tensor = scaled,
-            unit: torch.Tensor = unit,
-            penalty: float = penalty,
-        ) -> float:
-            loss = F.cross_entropy(offset + scaled @ v + bias, truth)
-            # A class without examples would push its bias to minus infinity.
-            size = penalty * (unit * v).square().sum() + BIAS_PENALTY * bias.square().sum()
-            loss = loss + size / 2
-            v.grad, bias.grad = torch.autograd.grad(loss, (v, bias))
-            return loss.item()
+    def closure() -> float:
+        loss = F.cross_entropy(offset + x @ v + bias, truth)
+        # A class without examples would push its bias to minus infinity.
+        size = penalty * (unit * v).square().sum() + BIAS_PENALTY * bias.square().sum()
+        loss = loss + size / 2
+        v.grad, bias.grad = torch.autograd.grad(loss, (v, bias))
+        return loss.item()
 
-        with torch.enable_grad():
-            fit.step(closure)
-        weight = (unit * v).detach()
-        fits.append((weight, bias.detach().clone()))
-    return fits
+    with torch.enable_grad():
+        fit.step(closure)
+    return (unit * v).detach(), bias.detach()
