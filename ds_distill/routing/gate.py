@@ -125,8 +125,8 @@ def _best_penalty(
             out = folds == fold
             if out.all():
                 continue
-            fits[fold] = _fit(x[~out], offset[~out], truth[~out], penalty, start)
-            weight, bias = fits[fold]
+            weight, bias = _fit(x[~out], offset[~out], truth[~out], penalty, start)
+            fits[fold] = weight, bias
             scores = offset[out] + x[out] @ weight + bias
             loss += F.cross_entropy(scores, truth[out], reduction="sum").item()
         if loss >= least:

@@ -27,6 +27,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 
 from routing_sets import SETS, SHARE_OF_OTHERS, StudySet
+from routing_variants import variants
 
 from ds_distill.environment import describe_environment
 from ds_distill.evaluation.metrics import paired_interval
@@ -149,6 +150,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
                 right["student of gate"], right["student of average"]
             ),
         },
+        "variants": variants(said, truth, keys, said_test, truth_test),
         "temperatures": fitted.temperatures,
         "fit_seconds": round(seconds, 2),
     }
