@@ -43,6 +43,7 @@ from ds_distill.errors import UserError
 from ds_distill.files import read_json, sync, write_json
 
 BUILDING = ".building"
+PLAN = "plan.json"
 LOCK = ".lock"
 """Names that no teacher has."""
 
@@ -147,7 +148,7 @@ def start_build(
     kept: int | None = 0
     if folder.is_dir():
         try:
-            same = read_json(folder / "plan.json") == wanted
+            same = read_json(folder / PLAN) == wanted
         except (OSError, ValueError):
             same = False  # killed before its plan was whole
         if same:
@@ -165,7 +166,7 @@ def start_build(
     sync(cache)
     for parent in (cache.parent, cache.parent.parent):
         sync(parent)
-    write_json(folder / "plan.json", wanted)
+    write_json(folder / PLAN, wanted)
     return kept
 
 
@@ -245,6 +246,25 @@ def _close_shard(file: Path, shard: Shard) -> None:
 
 
 # ------------------------------------------------------------------------------- every rank
+
+
+def known_teachers(cache: Path) -> dict[str, tuple[Fingerprint, Words]]:
+    """Teachers of the build that goes on, else of the cache as it is, else none.
+
+    Raises UserError when the cache is damaged.
+    """
+    try:
+        planned = read_json(cache / BUILDING / PLAN)["teachers"]
+        return {
+            name: (said["fingerprint"], Words.model_validate(said["words"]))
+            for name, said in planned.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError):  # killed before its plan was whole
+        pass
+    if not (cache / MANIFEST).is_file():
+        return {}
+    manifest = Manifest.read(cache)
+    return {name: (said.fingerprint, said.words) for name, said in manifest.teachers.items()}
 
 
 def blocks_to_write(cache: Path, plan: Plan, teacher: str, words: Words) -> list[int]:

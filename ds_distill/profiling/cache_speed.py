@@ -217,17 +217,15 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
             writer = ShardWriter(path, plan, "teacher", words, 0, 1)
             todo = blocks_to_write(path, plan, "teacher", words)
             write_blocks(
-                *(
-                    engine,
-                    writer,
-                    "teacher",
-                    words,
-                    plan,
-                    todo,
-                    list[Collator]([collate]),
-                    [order],
-                    batch,
-                ),
+                engine,
+                writer,
+                "teacher",
+                words,
+                plan,
+                todo,
+                collators,
+                [order],
+                batch,
                 advance=lambda rows: None,
             )
             writer.close()
