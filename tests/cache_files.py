@@ -14,13 +14,14 @@ import torch
 from ds_distill.cache.build import (
     Plan,
     ShardWriter,
+    _written,
     blocks_to_write,
     building,
     discard_build,
     finish_build,
     start_build,
 )
-from ds_distill.cache.format import MANIFEST
+from ds_distill.cache.format import MANIFEST, Block
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Words
 from ds_distill.data.keys import content_keys
@@ -159,3 +160,15 @@ def write_manifest(path: Path, content: dict[str, Any]) -> None:
     content.pop("checksum", None)
     text = json.dumps({**content, "checksum": _checksum(content)})
     (path / MANIFEST).write_text(text)
+
+
+def noted_blocks(
+    path: Path, words: Mapping[str, Words]
+) -> dict[tuple[str, int], tuple[str, Block]]:
+    """What the journals of an unfinished build note: teacher and number -> shard and place."""
+    return {
+        (name, place.number): (shard.file, place)
+        for name, kept in words.items()
+        for shard in _written(path, name, kept)
+        for place in shard.blocks
+    }
