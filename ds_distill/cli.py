@@ -129,6 +129,21 @@ def recipes(
         typer.echo(f"{name:<{width}}  {load_recipe(name).description}")
 
 
+@app.command(epilog="Example: ds-distill route my.yaml --folder runs/my-run")
+def route(recipe: RecipeArgument, overrides: Overrides = None, folder: FolderOption = None) -> None:
+    """Compare all routing policies on what a run's cache holds, and say which is best.
+
+    Loads no model and trains nothing. What a policy learns from the split is judged on other
+    examples of it (cross-validation). The recipe's expertise phase names the split; a cache phase
+    must hold it. Train with the winner: phases.distil.routing=chosen.
+    """
+    from ds_distill.phases.expertise import route as compare_policies
+
+    loaded = _load(recipe, overrides or [])
+    _quiet_libraries()
+    compare_policies(loaded, folder or Path("runs") / loaded.name)
+
+
 @cache_app.command("build", epilog="Example: ds-distill cache build my.yaml --num-gpus 8")
 def cache_build(
     recipe: RecipeArgument,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -76,6 +76,10 @@ class RunLog:
     def say(self, text: str) -> None:
         """A line on the console."""
         self._console.print(text, markup=False)
+
+    def show(self, table: RenderableType) -> None:
+        """A table on the console."""
+        self._console.print(table, soft_wrap=False)
 
     def start_phase(self, number: int) -> None:
         """Events that follow belong to phase `number`. Those that an earlier attempt at it left

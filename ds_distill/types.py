@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -84,6 +84,9 @@ class TopK:
     tail_log_prob: torch.Tensor
     """float32 [n]: the mass of all other entries together."""
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
     def to(self, device: torch.device) -> TopK:
         return TopK(
             self.log_probs.to(device, non_blocking=True),
@@ -92,41 +95,69 @@ class TopK:
         )
 
 
+class PackedTopK(Protocol):
+    """The same as a cache stores it, decoded on the device where it is needed."""
+
+    def __len__(self) -> int: ...
+
+    def to(self, device: torch.device) -> TopK: ...
+
+
 class Signals:
     """What a model says about a batch. A student's carry gradients, a teacher's do not; a
     cached teacher's are the same type as a live one's."""
 
     def __init__(
         self,
-        logits: torch.Tensor | VocabularyHead | TopK,
+        logits: torch.Tensor | VocabularyHead | TopK | PackedTopK,
         hidden: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         """
         logits: float [n, C], or the head that gives them: terms that can do without the whole
-            [n, V] never make it. Of a cached masked-LM teacher, the top of its distributions.
+            [n, V] never make it. Of a cached masked-LM teacher, the top of its distributions,
+            which is packed until `to`.
         hidden: layer -> float [n, H], its state at each row (at the first token of a
             sequence-level task), for the layers asked for. Layers are numbered as in
             transformers' `hidden_states`: 0 is the embeddings, -1 the last layer.
         """
         self.head = logits if isinstance(logits, VocabularyHead) else None
         self.top = logits if isinstance(logits, TopK) else None
-        self._logits = logits if isinstance(logits, torch.Tensor) else None
+        self._words = logits
         self.hidden = dict(hidden or {})
 
     @property
     def logits(self) -> torch.Tensor:
         """[n, C], float; made once where a head gives them, within the engine's forward."""
-        if self._logits is None:
-            assert self.head is not None, "the top of a distribution has no logits"
-            self._logits = self.head.logits()
-        return self._logits
+        if self.head is not None and self._words is self.head:
+            self._words = self.head.logits()
+        assert isinstance(self._words, torch.Tensor), "the top of a distribution has no logits"
+        return self._words
+
+    def __len__(self) -> int:
+        """n, of a cached teacher."""
+        assert not isinstance(self._words, VocabularyHead)
+        return len(self._words)
 
     def to(self, device: torch.device) -> Signals:
         """For cached signals; a live model's are where the model is."""
-        return Signals(
-            self.top.to(device) if self.top else self.logits.to(device, non_blocking=True),
-            {layer: state.to(device, non_blocking=True) for layer, state in self.hidden.items()},
-        )
+        assert not isinstance(self._words, VocabularyHead)
+        states = {
+            layer: state.to(device, non_blocking=True) for layer, state in self.hidden.items()
+        }
+        if isinstance(self._words, torch.Tensor):
+            return Signals(self._words.to(device, non_blocking=True), states)
+        return Signals(self._words.to(device), states)
+
+    def filler(self) -> Signals:
+        """One row of zeros, for a batch in which no row counts; of cached signals."""
+        whole = self.to(torch.device("cpu"))
+        states = {
+            layer: state.new_zeros(1, state.shape[1]) for layer, state in whole.hidden.items()
+        }
+        if whole.top is None:
+            return Signals(whole.logits.new_zeros(1, whole.logits.shape[1]), states)
+        zeros = whole.top.log_probs.new_zeros(1, whole.top.ids.shape[1])
+        return Signals(TopK(zeros, zeros.long(), zeros[:, 0]), states)
 
 
 @dataclass(frozen=True)

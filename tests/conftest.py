@@ -219,6 +219,40 @@ def toy_recipe(tmp_path: Path, toy_settings: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def masked_lm_settings(
+    tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path]
+) -> dict[str, Any]:
+    """A masked-LM recipe as data. A text says one word again and again, so that a hidden token
+    can be told by its neighbours."""
+    folder = tmp_path_factory.mktemp("texts")
+    words = " ".join(TOY_WORDS.values()).split()
+    draw = random.Random(0)
+    for split, size in {"train": 240, "validation": 40, "test": 60}.items():
+        lines = [" ".join([draw.choice(words)] * draw.randint(5, 12)) for _ in range(size)]
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    return {
+        "name": "toy-masked-lm",
+        "description": "A masked-LM teacher and half of its layers.",
+        "task": {
+            "type": "masked-lm",
+            "data": {"path": str(folder)},
+            "max_length": 32,
+            "masking": {"rate": 0.2, "seed": 1},
+        },
+        "teachers": {"bert": {"model": str(tiny_models["toy"])}},
+        "student": {"model": str(tiny_models["toy"]), "layers": [0]},
+        "training": {"batch_size": 16, "learning_rate": 1.0e-2, "epochs": 4},
+        "phases": [
+            {"fine-tune": {"models": "bert"}},
+            {"distil": {"losses": {"cross_entropy": {"weight": 0.5}, "kl": {"temperature": 2.0}}}},
+            {"evaluate": {"split": "test"}},
+        ],
+        "logging": {"every": 1},
+        "deepspeed": "zero1_fp32",
+    }
+
+
 CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

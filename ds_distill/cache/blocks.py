@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 import xxhash
 
+from ds_distill.cache.codecs import Encoded
 from ds_distill.cache.format import END_OF_STREAM, MANIFEST, Block, Shard, Teacher, damaged
 
 _FAR_OUTSIDE = np.uint64(2**63 - 1)
@@ -83,11 +85,15 @@ class TeacherBlocks:
         self._place = [place[number] for number in range(blocks)]
         self._rows = np.array([block.rows for _, block in self._place], dtype=np.int64)
         self._ready = np.zeros(blocks, dtype=np.int64)  # its rows, once a block was touched
-        items = teacher.words.items
-        self._values = {column: np.zeros(blocks, dtype=np.int64) for column in items}
-        self._offsets = {column: np.zeros(blocks, dtype=np.int64) for column in items}
-        self._item_bytes = items
-        self._space = {size: _AddressSpace(size) for size in {*items.values(), 8}}
+        self._item_bytes = teacher.words.items
+        self._fixed = {name: size for name, size in self._item_bytes.items() if size is not None}
+        self._space = {size: _AddressSpace(size) for size in {*self._fixed.values(), 1, 8}}
+
+        def places() -> dict[str, np.ndarray]:
+            return {column: np.zeros(blocks, dtype=np.int64) for column in self._item_bytes}
+
+        # Where a block's values lie, the offsets of its lists, and of items of any length.
+        self._values, self._lists, self._items = places(), places(), places()
 
     def has(self, rows: np.ndarray) -> np.ndarray:
         """Whether row numbers int64 [n] are rows of the teacher: bool [n]."""
@@ -96,17 +102,16 @@ class TeacherBlocks:
         blocks = np.where(known, blocks, 0)
         return known & (rows - blocks * self._block_rows < self._rows[blocks])
 
-    def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Bytes of each row's item, by column: int64 [n] -> uint8 [n, bytes of an item]."""
+    def read(self, rows: np.ndarray) -> dict[str, Encoded]:
+        """Each row's item, by column: int64 [n] -> bytes [n, bytes of an item]."""
         blocks, local = self._locate(rows)
         return {
-            column: self._space[size].take(self._values[column][blocks] + local * size)
-            for column, size in self._item_bytes.items()
+            column: self._take(column, self._values[column][blocks] + local * size)
+            for column, size in self._fixed.items()
         }
 
-    def read_lists(self, rows: np.ndarray, draw: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Items of each row's list in one mask draw, one list after the other: uint8
-        [n items, bytes of an item] by column; and each list's length: int64 [n].
+    def read_lists(self, rows: np.ndarray, draw: int) -> dict[str, Encoded]:
+        """Items of each row's list in one mask draw, one list after the other, by column.
 
         Raises IndexError for a row or draw that is not there.
         """
@@ -114,16 +119,28 @@ class TeacherBlocks:
             raise IndexError("no such mask draw in the cache")
         blocks, local = self._locate(rows)
         at = draw * self._rows[blocks] + local
-        columns: dict[str, np.ndarray] = {}
+        columns = {}
         for column, size in self._item_bytes.items():
-            spans = self._space[8].take(self._offsets[column][blocks] + 4 * at).view(np.int32)
-            starts, lengths = spans[:, 0].astype(np.int64), spans[:, 1].astype(np.int64)
-            lengths -= starts
-            first = self._values[column][blocks] + starts * size
-            before = np.cumsum(lengths) - lengths
-            within = np.arange(lengths.sum()) - np.repeat(before, lengths)
-            columns[column] = self._space[size].take(np.repeat(first, lengths) + within * size)
-        return columns, lengths
+            starts, lengths = self._spans(self._lists[column][blocks] + 4 * at)
+            values = self._values[column][blocks]
+            if size is not None:
+                columns[column] = self._take(column, _runs(values + starts * size, lengths, size))
+                continue
+            # Items of any length: where each begins and ends stands in offsets of its own.
+            offsets = _runs(self._items[column][blocks] + 4 * starts, lengths, 4)
+            first, sizes = self._spans(offsets)
+            places = _runs(np.repeat(values, lengths) + first, sizes, 1)
+            payload = torch.from_numpy(self._space[1].take(places)[:, 0])
+            columns[column] = Encoded(payload, torch.from_numpy(sizes))
+        return columns
+
+    def _take(self, column: str, places: np.ndarray) -> Encoded:
+        return Encoded(torch.from_numpy(self._space[self._fixed[column]].take(places)))
+
+    def _spans(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Start and length that Arrow offsets at some places give: int64 [n] each."""
+        ends = self._space[8].take(places).view(np.int32).astype(np.int64)
+        return ends[:, 0], ends[:, 1] - ends[:, 0]
 
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Block of each row, and its place in it, all touched. Raises IndexError for a row that
@@ -160,27 +177,30 @@ class TeacherBlocks:
                 if lists is not None and not column.offsets.equals(lists):
                     raise self._damaged(shard)  # columns with different numbers of tokens
                 lists, values = column.offsets, column.values
-                self._offsets[name][number] = self._address(lists, message, shard)
+                self._lists[name][number] = self._address(lists.buffers()[1], message, shard)
+            if column.null_count or column.offset or values.null_count or values.offset:
+                raise self._damaged(shard)
             items = values.values if isinstance(values, pa.FixedSizeListArray) else values
-            size = len(values) * self._item_bytes[name]
-            if len(items) * items.type.byte_width != size or column.offset:
+            size = self._item_bytes[name]
+            if size is None:
+                self._items[name][number] = self._address(values.buffers()[1], message, shard)
+            elif len(items) * items.type.byte_width != len(values) * size:
                 raise self._damaged(shard)
-            if column.null_count or values.null_count or items.null_count:
+            if items.null_count or items.offset:
                 raise self._damaged(shard)
-            self._values[name][number] = self._address(items, message, shard)
+            self._values[name][number] = self._address(items.buffers()[-1], message, shard)
         self._ready[number] = block.rows
 
-    def _address(self, array: pa.Array, message: pa.Buffer, shard: Shard) -> int:
+    def _address(self, buffer: pa.Buffer | None, message: pa.Buffer, shard: Shard) -> int:
         """Where an array's values begin, in `_AddressSpace`'s terms; 0 for no values.
 
         Raises UserError when they are not a part of the block's own bytes: Arrow unpacks
         compressed ones to memory that it frees, and no build compresses.
         """
-        buffer = array.buffers()[1]
         if buffer is None or not buffer.size:
             return 0
         before = buffer.address - message.address
-        if array.offset or before < 0 or before + buffer.size > message.size:
+        if before < 0 or before + buffer.size > message.size:
             raise self._damaged(shard)
         return _AddressSpace.place(buffer)
 
@@ -224,3 +244,10 @@ def _map_file(path: Path) -> pa.Buffer:
         # To read all would ask the kernel for the whole file at once.
         first = source.read_buffer(1)
         return pa.foreign_buffer(first.address, source.size(), base=first)
+
+
+def _runs(first: np.ndarray, lengths: np.ndarray, step: int) -> np.ndarray:
+    """first[i], first[i] + step, ... lengths[i] of them, for each i in turn: int64."""
+    before = np.cumsum(lengths) - lengths
+    within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
+    return np.repeat(first, lengths) + within * step

@@ -31,6 +31,9 @@ def describe(cache: Path) -> str:
     for name, teacher in manifest.teachers.items():
         words, size = teacher.words, sum(shard.bytes for shard in teacher.shards)
         kept = f"logits {words.classes} x {words.dtype}"
+        if words.codec is not None:
+            settings = {k: v for k, v in words.codec.items() if k not in ("codec", "tail")}
+            kept = f"codec {words.codec['codec']}, {settings}, temperature {words.temperature}"
         kept += "".join(f", layer {layer} {width}" for layer, width in words.hidden.items())
         kept += f", {words.draws} mask draws" if words.draws else ""
         lines += [

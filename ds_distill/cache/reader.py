@@ -94,8 +94,7 @@ class CacheReader:
         blocks, words = self._blocks_of(teacher), self.manifest.teachers[teacher].words
         if words.draws is None:
             return words.signals(blocks.read(rows))
-        columns, _ = blocks.read_lists(rows, draw)
-        return words.signals(columns)
+        return words.signals(blocks.read_lists(rows, draw))
 
     def verify(self) -> None:
         """Check every byte. Raises UserError that names the first file that is damaged."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from ds_distill.cache.codecs import Encoded, Packed, VocabularyCodec, codec_from_json
 from ds_distill.types import Signals
 
 Dtype = Literal["float16", "bfloat16", "float32"]
@@ -42,8 +44,8 @@ class NotFinite(ValueError):
 class Kept:
     """Words of n rows in the form in which they are stored, still on the model's device."""
 
-    columns: dict[str, torch.Tensor]
-    """uint8 [n, bytes of a row] by column."""
+    columns: dict[str, Encoded]
+    """By column."""
     sound: torch.Tensor
     """bool [n]: whether the model's own numbers are finite."""
     finite: torch.Tensor
@@ -56,19 +58,29 @@ class Words(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtype: Dtype
-    """Of logits and hidden states."""
+    """Of what is kept as numbers: hidden states, and logits without a codec."""
     classes: Width
     """Width of the logits: classes, or entries of the vocabulary."""
+    codec: dict[str, Any] | None = None
+    """How distributions over a vocabulary are kept, as `codec_from_json` reads it. None: as
+    logits."""
+    temperature: float | None = None
+    """That the codec's distributions were taken at."""
     hidden: dict[int, Width] = {}
     """Layer -> width of its states, for the layers that are kept (see `Signals.hidden`)."""
     draws: Width | None = None
     """Mask draws of each example; None for a sequence-level teacher."""
 
+    @cached_property
+    def _codec(self) -> VocabularyCodec | None:
+        return codec_from_json(self.codec) if self.codec is not None else None
+
     @property
-    def items(self) -> dict[str, int]:
-        """Bytes of a row, by column."""
+    def items(self) -> dict[str, int | None]:
+        """Bytes of a row, by column; None where they differ from row to row."""
         size = _ARROW[self.dtype].byte_width
-        return {name: width * size for name, width in self._widths.items()}
+        items: dict[str, int | None] = {name: width * size for name, width in self._widths.items()}
+        return items | ({"logits": self._codec.width} if self._codec else {})
 
     @property
     def _widths(self) -> dict[str, int]:
@@ -77,26 +89,33 @@ class Words(BaseModel):
         }
 
     def arrow_schema(self) -> pa.Schema:
-        """Lists of numbers per row; under `draws` lists of such rows."""
+        """Lists of numbers per row, or a codec's bytes; under `draws` lists of such rows."""
         fields = []
         for name, width in self._widths.items():
             row = pa.list_(_ARROW[self.dtype], width)
+            if name == "logits" and self._codec is not None:
+                row = pa.binary() if self._codec.width is None else pa.binary(self._codec.width)
             fields.append(pa.field(name, row if self.draws is None else pa.list_(row)))
         return pa.schema(fields)
 
     def keep(self, signals: Signals) -> Kept:
         """Words in the form in which they are stored. Waits for nothing on the device."""
-        values = {"logits": signals.logits}
-        values |= {f"hidden{layer}": signals.hidden[layer] for layer in self.hidden}
+        logits = signals.logits
+        sound = finite = torch.isfinite(logits).all(dim=-1)
+        values = {f"hidden{layer}": signals.hidden[layer] for layer in self.hidden}
         columns = {}
-        sound = finite = torch.ones(
-            len(signals.logits), dtype=torch.bool, device=signals.logits.device
-        )
+        if self._codec is not None:
+            assert self.temperature is not None
+            scaled = logits.float() / self.temperature
+            # What is not finite is reported with its example when the block is written.
+            columns["logits"] = self._codec.encode(torch.where(sound[:, None], scaled, 0.0))
+        else:
+            values = {"logits": logits, **values}
         for name, numbers in values.items():
             stored = numbers.to(getattr(torch, self.dtype))
             sound = sound & torch.isfinite(numbers).all(dim=-1)
             finite = finite & torch.isfinite(stored).all(dim=-1)
-            columns[name] = stored.contiguous().view(torch.uint8)
+            columns[name] = Encoded(stored.contiguous().view(torch.uint8))
         return Kept(columns, sound, finite)
 
     def record_batch(
@@ -107,28 +126,44 @@ class Words(BaseModel):
         counts: int [Arrow rows], rows of each example and draw, under `draws`.
         Raises NotFinite.
         """
-        finite = torch.cat([part.finite for part in kept]).cpu()
+        finite = torch.cat([torch.ones(0, dtype=torch.bool), *(p.finite.cpu() for p in kept)])
         if not finite.all():
             sound = torch.cat([part.sound for part in kept]).cpu()
             raise NotFinite((~finite).nonzero()[:, 0].numpy(), overflow=bool(sound.all()))
         columns = []
-        for name, width in self._widths.items():
-            stored = torch.cat([part.columns[name] for part in kept]).cpu().numpy()
-            numbers = pa.Array.from_buffers(
-                _ARROW[self.dtype], len(stored) * width, [None, pa.py_buffer(stored)]
-            )
-            rows = pa.FixedSizeListArray.from_arrays(numbers, width)
+        for field in self.arrow_schema():
+            rows = self._array(field, [part.columns[field.name] for part in kept])
             if counts is not None:
                 offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
                 rows = pa.ListArray.from_arrays(pa.array(offsets), rows)
             columns.append(rows)
         return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema())
 
-    def signals(self, columns: dict[str, np.ndarray]) -> Signals:
-        """Words from their stored form: uint8 [n, bytes of a row] by column."""
+    def _array(self, field: pa.Field, parts: list[Encoded]) -> pa.Array:
+        """Rows of a column, one part after the other; no parts where no token was chosen."""
+        row = field.type.value_type if self.draws is not None else field.type
+        item = self.items[field.name]
+        if not parts:
+            return pa.array([], row)
+        stored = torch.cat([part.payload for part in parts]).cpu().numpy()
+        data = pa.py_buffer(np.ascontiguousarray(stored))
+        if item is None:
+            lengths = torch.cat([part.lengths for part in parts if part.lengths is not None])
+            ends = np.concatenate([[0], np.cumsum(lengths.cpu().numpy())]).astype(np.int32)
+            return pa.Array.from_buffers(row, len(lengths), [None, pa.py_buffer(ends), data])
+        if pa.types.is_fixed_size_binary(row):
+            return pa.Array.from_buffers(row, len(stored), [None, data])
+        numbers = pa.Array.from_buffers(row.value_type, len(stored) * row.list_size, [None, data])
+        return pa.FixedSizeListArray.from_arrays(numbers, row.list_size)
+
+    def signals(self, columns: dict[str, Encoded]) -> Signals:
+        """Words from their stored form."""
         numbers = {
-            name: torch.from_numpy(stored).view(getattr(torch, self.dtype)).float()
+            name: stored.payload.view(getattr(torch, self.dtype)).float()
             for name, stored in columns.items()
+            if name != "logits" or self._codec is None
         }
         hidden = {layer: numbers[f"hidden{layer}"] for layer in self.hidden}
-        return Signals(numbers["logits"], hidden)
+        if self._codec is None:
+            return Signals(numbers["logits"], hidden)
+        return Signals(Packed(columns["logits"], self._codec), hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import datasets
 import numpy as np
@@ -11,6 +12,9 @@ import torch
 
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.types import Batch, PaddedView, Signals
+
+CachedSignals = Callable[[np.ndarray, int], dict[str, Signals]]
+"""Numbers of examples int64 [B] and an epoch -> cached teachers' signals, by teacher."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,18 @@ class Examples:
         return Examples(self.keys[torch.from_numpy(indices)], self.labels[indices])
 
 
+class Collator(Protocol):
+    """Makes a task's batches from numbers of a split's N examples."""
+
+    lengths: np.ndarray
+    """int32 [N]: tokens of each example, by which batches are planned."""
+
+    def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
+        """The batch of examples `indices` (int [B]). No examples give a batch of one filler
+        row that no loss counts, because every rank must run every model in each step."""
+        ...
+
+
 class SequenceCollator:
     """Batches of a sequence-level task: one row per example."""
 
@@ -42,7 +58,7 @@ class SequenceCollator:
         self,
         examples: Examples,
         tables: Mapping[str, TokenTable],
-        cached: Callable[[np.ndarray, int], dict[str, Signals]] | None = None,
+        cached: CachedSignals | None = None,
     ) -> None:
         """
         examples: the split's N examples.
@@ -55,13 +71,11 @@ class SequenceCollator:
         self._cached = cached
         # The student's alone: live teachers must not change which examples meet in a batch.
         plan_by = [tables["student"]] if "student" in tables else list(tables.values())
-        self.lengths = np.max([table.lengths for table in plan_by], axis=0)
-        """int32 [N]: tokens of each example, by which batches are planned: in the student's
-        view, or without a student in the view where it is longest."""
+        # In the student's view, or without a student in the view where it is longest.
+        self.lengths: np.ndarray = np.max([table.lengths for table in plan_by], axis=0)
 
     def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
-        """The batch of examples `indices` (int [B]). No examples give a batch of one filler
-        row that no loss counts, because every rank must run every model in each step."""
+        """See `Collator`."""
         filler = len(indices) == 0
         chosen = np.zeros(1, dtype=np.int64) if filler else indices
         views: dict[int, PaddedView] = {}

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import CachedSignals, Examples
 from ds_distill.data.keys import uniform
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.types import Batch, PaddedView
+from ds_distill.types import Batch, PaddedView, Signals
 
 CHOSEN, SHOWN, RANDOM_TOKEN = 201, 202, 203
 """Purposes: which tokens are chosen, what is shown in their place, which random token."""
@@ -70,35 +70,68 @@ def _token_draws(
 
 
 class MaskedLMCollator:
-    """Batches of masked-LM: one row per hidden token. All models share one tokenizer, because
-    a row must mean the same token in every view."""
+    """Batches of masked-LM: one row per hidden token."""
 
     def __init__(
-        self, examples: Examples, tables: Mapping[str, TokenTable], masking: Masking
+        self,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        masking: Masking,
+        *,
+        draws: int | None = None,
+        cached: CachedSignals | None = None,
     ) -> None:
+        """
+        examples: the split's N examples.
+        tables: a token table over the same N examples for each model that runs, all with the
+            same tokens, because a row must mean the same token in every view.
+        draws: how many ways of masking an example there are; epoch e takes number e mod draws,
+            as a cache keeps them. None: every epoch has its own.
+        cached: numbers of examples [B] and the epoch -> cached teachers' signals, by teacher.
+        """
         self._examples = examples
-        [self._table] = {id(table): table for table in tables.values()}.values()
-        self._names = list(tables)
+        self._tables = dict(tables)
         self._masking = masking
-        self.lengths = self._table.lengths
+        self._draws, self._cached = draws, cached
+        self.lengths: np.ndarray = next(iter(tables.values())).lengths
 
     def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
-        """The batch of examples `indices` (int [B]); see `SequenceCollator`."""
+        """See `Collator`."""
         filler = len(indices) == 0
         chosen = np.zeros(1, dtype=np.int64) if filler else indices
         keys = self._examples.keys[torch.from_numpy(chosen)]
-        view, labels = mask_view(self._table.view(chosen), keys, self._masking, epoch)
+        plain = {id(table): table.view(chosen) for table in self._tables.values()}
+        draw = epoch if self._draws is None else epoch % self._draws
+        view, labels = mask_view(next(iter(plain.values())), keys, self._masking, draw)
         assert view.rows is not None
+        signals = self._cached(chosen, epoch) if self._cached else {}
+        _check_rows(signals, len(labels))
         if len(view.rows) == 0:  # every rank must run the head in each step
             filler = True
             view = replace(view, rows=torch.zeros(1, dtype=torch.int64))
             labels = torch.full((1,), -100)
+            signals = {name: said.filler() for name, said in signals.items()}
         assert view.rows is not None
         counted = torch.full((len(labels),), not filler)
+        views = {
+            number: replace(own, input_ids=view.input_ids, rows=view.rows)
+            for number, own in plain.items()
+        }
         return Batch(
             keys=keys[view.rows // view.input_ids.shape[1]],
-            views=dict.fromkeys(self._names, view),
+            views={name: views[id(table)] for name, table in self._tables.items()},
             labels=labels,
             row_sets={"all": counted, "labelled": counted},
             epoch=epoch,
+            signals=signals,
         )
+
+
+def _check_rows(signals: Mapping[str, Signals], rows: int) -> None:
+    """The cache's fingerprints should make this impossible; a wrong row would be silent."""
+    for name, said in signals.items():
+        if len(said) != rows:
+            raise ValueError(
+                f"the cache has {len(said)} rows of teacher {name!r} for a batch whose masks "
+                f"choose {rows} tokens"
+            )

@@ -14,6 +14,7 @@ import json
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ from ds_distill.errors import UserError
 
 BATCH = 10_000
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
+SUFFIXES = (
+    *(".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet"),
+    *(".txt", ".txt.gz"),
+)
 
 
 class Reader(ABC):
@@ -169,6 +173,25 @@ class JsonLines(_File):
                     '{"text": "...", "label": "..."}; `jq -c .[]` turns an array into lines.'
                 )
             yield place, row
+
+
+class TextLines(_File):
+    """One text a line, plain or gzip: the column `text`. Blank lines are left out, and white
+    space around a text."""
+
+    def columns(self) -> list[str]:
+        return ["text"]
+
+    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
+        # The exact way is fast enough: there is nothing to parse.
+        rows = self.rows(columns)
+        while batch := [row for _, row in islice(rows, BATCH)]:
+            yield pa.Table.from_pylist(batch, pa.schema([("text", pa.string())]))
+
+    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for number, line in self._lines():
+            if text := line.strip():
+                yield f"{self.path}:{number}", {"text": text}
 
 
 class Csv(_File):
@@ -319,6 +342,7 @@ def open_file(path: Path) -> Reader:
         ".json": JsonLines,
         ".csv": Csv,
         ".parquet": Parquet,
+        ".txt": TextLines,
     }
     return kinds[ending.removesuffix(".gz")](path)
 

@@ -20,7 +20,7 @@ from ds_distill.data import docstrings
 from ds_distill.data.examples import build_once, convert, distinct_labels, keep_per_class
 from ds_distill.data.readers import SUFFIXES, HubSplit, Reader, file_suffix, nearest, open_file
 from ds_distill.errors import UserError
-from ds_distill.recipe.schema import Task
+from ds_distill.recipe.schema import SingleLabel, Task
 
 VERSION = 1
 """Part of the converted files' names: raise it when the same input gives other rows."""
@@ -72,7 +72,8 @@ class Source(ABC):
     @property
     @abstractmethod
     def labels(self) -> list[str]:
-        """Label names in the order of the class ids. Raises UserError when there are none."""
+        """Label names in the order of the class ids; none where the task has no labels. Raises
+        UserError when a classification task has none."""
 
     @abstractmethod
     def _examples(self, split: str) -> datasets.Dataset:
@@ -100,6 +101,11 @@ class Source(ABC):
         hidden = "class" in data.column_names
         if cap is not None:
             classes = _numpy(data, "class" if hidden else "label")
+            if classes[0] < 0 and not isinstance(self.task, SingleLabel):
+                raise UserError(
+                    f"task.data.per_class.{split}: caps the examples of each class, and "
+                    f"task.type={self.task.type} has no classes. Take the key out."
+                )
             if classes[0] < 0:
                 raise self._no_labels(split)
             keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)
@@ -146,6 +152,8 @@ class ReaderSource(Source):
 
     @cached_property
     def labels(self) -> list[str]:
+        if not isinstance(self.task, SingleLabel):
+            return []
         return self.task.labels or self._declared_labels() or self._labels_in_train()
 
     def _declared_labels(self) -> list[str] | None:
@@ -214,8 +222,9 @@ class DocstringSource(Source):
         super().__init__(task, cache_folder)
         data = task.data
         packages = docstrings.parse_packages(data.path)
-        if task.labels is not None and set(task.labels) != set(packages):
-            odd = sorted(set(task.labels) ^ set(packages))[0]
+        labels = task.labels if isinstance(task, SingleLabel) else None
+        if labels is not None and set(labels) != set(packages):
+            odd = sorted(set(labels) ^ set(packages))[0]
             raise UserError(
                 f"task.labels: {odd!r} must stand both in task.labels and in "
                 f"task.data.path={data.path}: the labels are the packages. Leave task.labels out "
@@ -224,7 +233,7 @@ class DocstringSource(Source):
         for key, value in (("config", data.config), ("columns.text_b", data.columns.text_b)):
             if value is not None:
                 raise UserError(f"task.data.{key}={value}: docstrings have none. Take the key out.")
-        self._packages = task.labels or packages
+        self._packages = labels or packages
         self._progress = progress
         self._names = dict(data.splits) or {name: name for name in docstrings.SHARES}
         for split, name in self._names.items():
@@ -235,7 +244,7 @@ class DocstringSource(Source):
 
     @property
     def labels(self) -> list[str]:
-        return list(self._packages)
+        return list(self._packages) if isinstance(self.task, SingleLabel) else []
 
     def _examples(self, split: str) -> datasets.Dataset:
         path = docstrings.docstring_corpus(self._packages, self.cache_folder, self._progress)

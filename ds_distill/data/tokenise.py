@@ -23,17 +23,30 @@ from ds_distill.types import PaddedView
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """16 hex digits that change when the tokenizer would split or number text differently."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
-    for setting in ("truncation", "padding"):  # left over from the last call
-        rules.pop(setting, None)
     what = [
-        rules,
+        _rules(tokenizer),
         tokenizer.special_tokens_map,
         tokenizer.model_input_names,
         tokenizer.truncation_side,
     ]
     return xxhash.xxh3_64_hexdigest(json.dumps(what, sort_keys=True, default=str).encode())
+
+
+def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers give the same ids for every text. Their models may differ in the
+    other inputs that they take, as BERT and DistilBERT do."""
+    return all(
+        rule(first) == rule(second)
+        for rule in (_rules, lambda t: t.special_tokens_map, lambda t: t.truncation_side)
+    )
+
+
+def _rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
+    for setting in ("truncation", "padding"):  # left over from the last call
+        rules.pop(setting, None)
+    return dict(rules)
 
 
 def tokenise(

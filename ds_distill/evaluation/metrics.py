@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
+
+from ds_distill.errors import UserError
 
 
 def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -43,18 +46,57 @@ def classification_report(
     }
 
 
+@dataclass(frozen=True)
+class TokenScores:
+    """How a masked-LM does on each of N examples. All float64 [N]."""
+
+    loss: np.ndarray
+    """Sum of the cross-entropies of its hidden tokens."""
+    right: np.ndarray
+    """How many of them have the largest logit."""
+    tokens: np.ndarray
+    """How many of its tokens are hidden."""
+
+
+def masked_lm_report(scores: TokenScores) -> dict[str, Any]:
+    """Examples, hidden tokens, and over these accuracy, mean cross-entropy (nats) and its
+    exponential, perplexity. Raises UserError when no token is hidden."""
+    tokens = int(scores.tokens.sum())
+    if tokens == 0:
+        raise UserError(
+            "a split has no token that is hidden, so there is nothing to measure: its texts are "
+            "too few or too short for task.masking.rate. Add texts to it, or raise the rate."
+        )
+    loss = float(scores.loss.sum() / tokens)
+    return {
+        "examples": len(scores.tokens),
+        "tokens": tokens,
+        "accuracy": float(scores.right.sum() / tokens),
+        "loss": loss,
+        "perplexity": float(np.exp(loss)),
+    }
+
+
 def paired_interval(
-    first: np.ndarray, second: np.ndarray, *, seed: int = 0, draws: int = 2000
+    first: np.ndarray,
+    second: np.ndarray,
+    tokens: np.ndarray | None = None,
+    *,
+    seed: int = 0,
+    draws: int = 2000,
 ) -> tuple[float, float]:
     """95% bootstrap interval of the difference in accuracy of two models on the same examples.
 
-    first, second: bool [N], whether each example was answered rightly.
+    first, second: how many right answers each example has: [N], at most 1 or `tokens`.
+    tokens: answers that each example asks for, [N], at least one of them above 0. Examples are
+        drawn, not tokens: those of one text are not independent. None: one each.
     """
     generator = np.random.default_rng(seed)
-    difference = first.astype(np.int8) - second.astype(np.int8)
-    # Examples differ only in this value, so a bootstrap sample is a multinomial draw.
-    values, counts = np.unique(difference, return_counts=True)
+    difference = first.astype(np.int64) - second.astype(np.int64)
+    asked = np.ones_like(difference) if tokens is None else tokens.astype(np.int64)
+    # Examples differ only in these values, so a bootstrap sample is a multinomial draw.
+    kinds, counts = np.unique(np.stack([difference, asked]), axis=1, return_counts=True)
     samples = generator.multinomial(len(difference), counts / len(difference), size=draws)
-    means = samples @ values / len(difference)
+    means = (samples @ kinds[0]) / np.maximum(samples @ kinds[1], 1)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)

@@ -12,7 +12,7 @@ from ds_distill.losses.term import Term, routed_loss
 from ds_distill.recipe.phases import CrossEntropyLoss, KLLoss, LogitMSELoss
 from ds_distill.routing import Routed
 from ds_distill.types import Batch, Signals, VocabularyHead
-from ds_kernels import linear_kl, linear_mse, masked_kl
+from ds_kernels import linear_kl, linear_mse, masked_kl, topk_kl
 
 
 class CrossEntropy(Term):
@@ -60,6 +60,13 @@ class KL(Term):
         heads = _vocabulary_heads(student, teachers, routed)
         if heads is not None:
             return _linear(linear_kl, *heads, mask, options)
+
+        if routed is None:
+            [teacher] = teachers.values()
+            if teacher.top is not None:
+                top = teacher.top
+                target = (top.log_probs, top.ids, top.tail_log_prob)
+                return topk_kl(student.logits, *target, mask, **options)
 
         def loss(target: torch.Tensor) -> torch.Tensor:
             return masked_kl(student.logits, target, mask, **options)

@@ -49,7 +49,8 @@ class Bundle(nn.Module):
         self.teachers = nn.ModuleDict(teachers)
         self.teachers.requires_grad_(False)
         self._router = router
-        self._layers = sorted({layer for term in (terms or {}).values() for layer in term.layers})
+        self._layers = {layer for term in (terms or {}).values() for layer in term.layers}
+        self._teacher_layers = self._layers.union(router.layers if router else ())
         self._teacher_autocast = teacher_autocast
         self.train(self.training)
 
@@ -73,7 +74,7 @@ class Bundle(nn.Module):
             answers = {name: self._signals_of(name, batch, layers) for name in ask}
             return {name: Signals(said.logits, said.hidden) for name, said in answers.items()}
         teachers = batch.signals or {
-            name: self._signals_of(name, batch, self._layers) for name in self.teachers
+            name: self._signals_of(name, batch, self._teacher_layers) for name in self.teachers
         }
         assert self.student is not None, "a bundle without a student has no loss"
         student = read_signals(self.student, batch.views["student"], self._layers)

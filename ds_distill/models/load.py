@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedConfig,
@@ -17,6 +18,7 @@ from transformers import (
 )
 
 from ds_distill.errors import UserError
+from ds_distill.models.encoder import vocabulary_head
 
 # Only these files are read: a model's folder can hold no code that runs.
 _SAFE: dict[str, Any] = {"trust_remote_code": False}
@@ -73,20 +75,78 @@ def load_classifier(
 
     Raises UserError when the weights cannot be had or do not fit.
     """
+    model, missing = _load(
+        AutoModelForSequenceClassification,
+        reference,
+        revision,
+        seed=seed,
+        attention=attention,
+        num_labels=len(labels),
+        id2label=dict(enumerate(labels)),
+        label2id={label: index for index, label in enumerate(labels)},
+    )
+    if not new_head and missing:
+        raise UserError(
+            f"model {reference!r}: the checkpoint has no weights for {_some(missing)} with "
+            f"{len(labels)} labels, so it is no classifier trained on this task. Fine-tune it "
+            "first (a fine-tune phase before the one that uses it), or give a fine-tuned "
+            "checkpoint."
+        )
+    if layers is not None:
+        keep_layers(model, layers)
+    return model
+
+
+def load_masked_lm(
+    reference: str,
+    *,
+    revision: str | None = None,
+    layers: list[int] | None = None,
+    new_head: bool,
+    seed: int = 0,
+    attention: str | None = None,
+) -> PreTrainedModel:
+    """A masked-LM in fp32; arguments and errors as of `load_classifier`.
+
+    new_head: the checkpoint may lack the head. Its transform is random then; its projection to
+        the vocabulary is tied to the embeddings.
+    """
+    model, missing = _load(
+        AutoModelForMaskedLM, reference, revision, seed=seed, attention=attention
+    )
+    if not new_head and missing:
+        raise UserError(
+            f"model {reference!r}: the checkpoint has no weights for {_some(missing)}, so it is no "
+            "trained masked-LM. Train it first (a fine-tune phase before the one that uses it), "
+            "or give a checkpoint with its masked-LM head."
+        )
+    if layers is not None:
+        keep_layers(model, layers)
+    return model
+
+
+def _load(
+    kind: Any,
+    reference: str,
+    revision: str | None,
+    *,
+    seed: int,
+    attention: str | None,
+    **options: Any,
+) -> tuple[PreTrainedModel, list[str]]:
+    """A model of an auto class, and the weights of its head that were left at random."""
     load_config(reference, revision)  # refuses what must not be loaded
     torch.manual_seed(seed)  # the head's random start is the same on every rank and run
     try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
+        model, info = kind.from_pretrained(
             reference,
             revision=revision,
-            num_labels=len(labels),
-            id2label=dict(enumerate(labels)),
-            label2id={label: index for index, label in enumerate(labels)},
             dtype=torch.float32,
             attn_implementation=attention,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # they are judged below, by name
             output_loading_info=True,
+            **options,
             **_SAFE,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
@@ -104,16 +164,7 @@ def load_classifier(
             f"model {reference!r}: the checkpoint does not fit its config.json: it has no weights "
             f"of the right name and size for {_some(lost)}. Put the files of one model there."
         )
-    if not new_head and missing:
-        raise UserError(
-            f"model {reference!r}: the checkpoint has no weights for {_some(missing)} with "
-            f"{len(labels)} labels, so it is no classifier trained on this task. Fine-tune it "
-            "first (a fine-tune phase before the one that uses it), or give a fine-tuned "
-            "checkpoint."
-        )
-    if layers is not None:
-        keep_layers(model, layers)
-    return model
+    return model, missing
 
 
 def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
@@ -194,6 +245,26 @@ def check_vocabulary(
             f"{config.vocab_size} rows, so some ids have no row. The tokenizer files belong to "
             "another model: put the right ones in its folder."
         )
+
+
+def check_masked_lm(
+    reference: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Refuse a model that cannot be a masked-LM here: by its tokenizer or its architecture."""
+    if tokenizer.mask_token_id is None:
+        raise UserError(
+            f"model {reference!r}: its tokenizer has no mask token, which task.type=masked-lm "
+            "needs. Give a model that was pre-trained as a masked-LM."
+        )
+    try:
+        with torch.device("meta"):  # shapes alone: no memory, no time
+            model = AutoModelForMaskedLM.from_config(config, **_SAFE)
+            vocabulary_head(model, torch.empty(1, config.hidden_size))
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"model {reference!r} ({config.model_type}) cannot be a masked-LM: "
+            f"{_first_line(error)} Choose a model of one of those families."
+        ) from error
 
 
 def usable_length(config: PreTrainedConfig) -> int | None:

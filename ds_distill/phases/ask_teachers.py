@@ -1,19 +1,17 @@
-"""What models say about whole splits; the expertise phase."""
+"""What models say about whole splits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.batches import Examples
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import sharded_loading
-from ds_distill.files import write_json
+from ds_distill.evaluation.metrics import TokenScores
 from ds_distill.models.bundle import Bundle
-from ds_distill.phases.asking import ask_all
+from ds_distill.phases.asking import ask_all, score_tokens
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.phases import Expertise
-from ds_distill.routing import ExpertiseTable
 from ds_distill.types import Signals
 
 
@@ -25,36 +23,35 @@ def ask_models(
     *,
     layers: Sequence[int] = (),
 ) -> tuple[Examples, dict[str, Signals]]:
-    """What models say about a whole split: logits float32 [N, C] and the states of `layers`.
-
-    All models run in one engine, sharded under ZeRO stage 3.
-    """
-    config = run.deepspeed()
-    with sharded_loading(config):
-        models = {place.name: run.classifier(place) for place in places}
-    engine = Engine(Bundle(None, models), config, run.world)
+    """What classifiers say about a whole split: logits float32 [N, C] and the states of
+    `layers`."""
     examples = run.examples(split)
-    collate = SequenceCollator(examples, run.tables(split, places))
-    bar = run.log.bar(f"{', '.join(models)} on {split}", len(examples))
-    answers = ask_all(engine, collate, list(models), batch_size, run.world, bar, layers=layers)
-    engine.close()
+    collate = run.collator(examples, run.tables(split, places))
+    names = [place.name for place in places]
+    bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
+    with asking_engine(run, places) as engine:
+        answers = ask_all(engine, collate, names, batch_size, run.world, bar, layers=layers)
     return examples, answers
 
 
-def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:
-    """Write the expertise table: each teacher's accuracy per class on a held-out split."""
-    places = [run.place(teacher, number) for teacher in run.recipe.teachers]
-    examples, said = ask_models(run, places, phase.split, batch_size=64)
-    logits = {name: signals.logits.numpy() for name, signals in said.items()}
-    table = ExpertiseTable.measure(logits, examples.labels, run.labels)
-    if run.world.is_main:
-        write_json(run.folder.expertise, table.to_json())
-    run.world.barrier()
-    experts = {label: table.teachers[t] for label, t in zip(run.labels, table.experts, strict=True)}
-    for label, teacher in experts.items():
-        run.log.say(f"  {label}: {teacher} knows it best")
-    return {
-        "split": phase.split,
-        "overall": dict(zip(table.teachers, table.overall.tolist(), strict=True)),
-        "experts": experts,
-    }
+def score_models(
+    run: Run, places: list[ModelPlace], split: str, batch_size: int
+) -> dict[str, TokenScores]:
+    """How masked-LMs do on a whole split, with the same masks for all."""
+    examples = run.examples(split)
+    collate = run.collator(examples, run.tables(split, places))
+    names = [place.name for place in places]
+    bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
+    with asking_engine(run, places) as engine:
+        return score_tokens(engine, collate, names, batch_size, run.world, bar)
+
+
+@contextmanager
+def asking_engine(run: Run, places: list[ModelPlace]) -> Iterator[Engine]:
+    """All models in one engine, sharded under ZeRO stage 3."""
+    config = run.deepspeed()
+    with sharded_loading(config):
+        models = {place.name: run.model(place) for place in places}
+    engine = Engine(Bundle(None, models), config, run.world)
+    yield engine
+    engine.close()

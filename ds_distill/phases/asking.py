@@ -7,18 +7,20 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from ds_distill.data.batches import SequenceCollator
+from ds_distill.data.batches import Collator
 from ds_distill.data.plan import deal, plan_once
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
+from ds_distill.evaluation.metrics import TokenScores
 from ds_distill.events import Bar
 from ds_distill.types import Signals
 
 
 def ask_all(
     engine: Engine,
-    collate: SequenceCollator,
+    collate: Collator,
     models: Sequence[str],
     batch_size: int,
     world: World,
@@ -52,3 +54,44 @@ def ask_all(
         for name, parts in said.items()
     }
     return {name: Signals(parts.pop("logits"), parts) for name, parts in whole.items()}
+
+
+def score_tokens(
+    engine: Engine,
+    collate: Collator,
+    models: Sequence[str],
+    batch_size: int,
+    world: World,
+    bar: AbstractContextManager[Bar] | None = None,
+) -> dict[str, TokenScores]:
+    """How masked-LMs do on each of N examples with its first draw of masks, on every rank.
+
+    Logits over a vocabulary are too large to keep: only sums per example leave a batch, and one
+    model is asked at a time.
+
+    batch_size: examples per rank and forward pass.
+    """
+    count = len(collate.lengths)
+    sums = {name: torch.zeros(3, count, dtype=torch.float64) for name in models}
+    with bar or nullcontext() as progress:
+        for batch in plan_once(collate.lengths, batch_size * world.size):
+            [mine] = deal(batch, 1, world.size, world.rank)
+            hidden = collate(mine)
+            counted = hidden.row_sets["all"]
+            for name in models:
+                logits = engine.ask(hidden, [name])[name].logits
+                labels = hidden.labels.to(logits.device)
+                losses = F.cross_entropy(logits, labels, reduction="none")
+                right = logits.argmax(dim=-1) == labels
+                view = hidden.views[name]
+                assert view.rows is not None
+                example = torch.from_numpy(mine)[view.rows[counted] // view.input_ids.shape[1]]
+                values = torch.stack([losses.double(), right.double(), torch.ones_like(losses)])
+                sums[name].index_add_(1, example, values.cpu()[:, counted])
+            if progress:
+                progress.advance(len(batch))
+    return {
+        # Each example was answered by one rank and is zero on the others.
+        name: TokenScores(*world.sum(values.to(world.device)).cpu().numpy())
+        for name, values in sums.items()
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,18 +21,19 @@ from ds_distill.cache.build import (
     finish_build,
     start_build,
 )
+from ds_distill.cache.codecs import CompactCodec, TopKCodec
 from ds_distill.cache.format import MANIFEST, Fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Kept, NotFinite, Words
-from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.batches import Collator, Examples
 from ds_distill.engine.engine import Engine
-from ds_distill.engine.placement import sharded_loading
 from ds_distill.errors import UserError
-from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import load_config
+from ds_distill.phases.ask_teachers import asking_engine
 from ds_distill.phases.cached import cache_folder, fingerprint
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.phases import Cache, Codec
+from ds_distill.recipe.schema import MaskedLM
 
 
 def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -42,9 +44,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         place.name: (fingerprint(run, place), _words(phase, run, place)) for place in places
     }
     examples = {split: run.examples(split) for split in phase.splits}
-    collators = [
-        SequenceCollator(examples[split], run.tables(split, places)) for split in phase.splits
-    ]
+    collators = [run.collator(examples[split], run.tables(split, places)) for split in phase.splits]
     plan, chosen = _missing(path, phase, list(examples.values()), collators, teachers)
     world.barrier()  # every rank has seen the same cache, before the main process changes it
     rows = len(np.unique(np.concatenate([part.keys.numpy() for part in examples.values()]), axis=0))
@@ -74,17 +74,33 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
 
 
 def _words(phase: Cache, run: Run, place: ModelPlace) -> Words:
-    width = load_config(place.reference, place.revision).hidden_size
+    config, task = load_config(place.reference, place.revision), run.recipe.task
+    masked = isinstance(task, MaskedLM)
     return Words(
-        dtype=phase.dtype, classes=len(run.labels), hidden=dict.fromkeys(phase.hidden, width)
+        dtype=phase.dtype,
+        classes=config.vocab_size if masked else len(run.labels),
+        hidden=dict.fromkeys(phase.hidden, config.hidden_size),
+        draws=task.masking.draws if isinstance(task, MaskedLM) else None,
+        **(_codec(phase.codec, config.vocab_size) if masked else {}),
     )
+
+
+def _codec(codec: Codec, vocabulary: int) -> dict[str, Any]:
+    if codec.name == "dense":
+        return {}
+    made = (
+        TopKCodec(vocabulary, codec.entries)
+        if codec.name == "topk"
+        else CompactCodec(vocabulary, codec.threshold)
+    )
+    return {"codec": made.to_json(), "temperature": codec.temperature}
 
 
 def _missing(
     path: Path,
     phase: Cache,
     examples: list[Examples],
-    collators: list[SequenceCollator],
+    collators: list[Collator],
     teachers: dict[str, tuple[Fingerprint, Words]],
 ) -> tuple[Plan, list[np.ndarray]]:
     """What the cache lacks, and the examples of each split that stand for it, in its order.
@@ -110,10 +126,17 @@ def _missing(
     if reader is not None:
         block_rows, first_block = reader.manifest.block_rows, reader.manifest.blocks
     else:
-        row_bytes = max(sum(words.items.values()) for _, words in teachers.values())
+        tokens = max(float(np.mean(collate.lengths)) for collate in collators)
+        row_bytes = max(_example_bytes(words, tokens) for _, words in teachers.values())
         block_rows, first_block = block_rows_for(sum(map(len, chosen)), row_bytes), 0
     keys_by_split = [split.keys.numpy()[rows] for split, rows in zip(examples, chosen, strict=True)]
     return Plan(first_block, block_rows, keys_by_split), chosen
+
+
+def _example_bytes(words: Words, tokens: float) -> int:
+    """About what an example takes: of its tokens some sixth is chosen in each mask draw."""
+    row = sum(size if size is not None else 64 for size in words.items.values())
+    return row if words.draws is None else round(row * words.draws * max(tokens / 6, 1))
 
 
 def _among(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -130,70 +153,132 @@ def _ask_teacher(
     plan: Plan,
     phase: Cache,
     words: Words,
-    collators: list[SequenceCollator],
+    collators: list[Collator],
     chosen: list[np.ndarray],
 ) -> None:
-    """Write this rank's blocks of a teacher. All ranks make the same number of calls."""
+    """Have all that is missing of a teacher written, by all ranks together."""
     todo = blocks_to_write(path, plan, place.name, words)
     if not todo:
         return
-    world, teacher = run.world, place.name
+    world, blocks = run.world, plan.blocks
+    rows = sum(blocks[at][1].stop - blocks[at][1].start for at in todo)
+    writer = ShardWriter(path, plan, place.name, words, world.rank, world.size)
+    with asking_engine(run, [place]) as engine, run.log.bar(place.name, rows) as bar:
+        write_blocks(
+            engine,
+            writer,
+            place.name,
+            words,
+            plan,
+            todo,
+            collators,
+            chosen,
+            phase.batch_size,
+            bar.advance,
+        )
+    writer.close()
+
+
+def write_blocks(
+    engine: Engine,
+    writer: ShardWriter,
+    teacher: str,
+    words: Words,
+    plan: Plan,
+    todo: list[int],
+    collators: list[Collator],
+    chosen: list[np.ndarray],
+    batch_size: int,
+    advance: Callable[[int], None],
+) -> None:
+    """Ask a teacher for blocks of a plan, and write this rank's. All ranks make the same number
+    of calls.
+
+    todo: positions in `plan.blocks`. chosen: the examples of each split, in the plan's order.
+    advance: told how many examples all ranks have done.
+    """
+    world, blocks = engine.world, plan.blocks
     shares = [
         [at for at in todo if (plan.first_block + at) % world.size == rank]
         for rank in range(world.size)
     ]
-    config = run.deepspeed()
-    with sharded_loading(config):
-        model = run.classifier(place)
-    engine = Engine(Bundle(None, {teacher: model}), config, world)
-    writer = ShardWriter(path, plan, teacher, words, world.rank, world.size)
-    blocks = plan.blocks
     sizes = [part.stop - part.start for _, part in blocks]
     waiting: Future[None] | None = None
     # One thread writes and syncs while the teacher goes on; a block is in flight at most.
-    with (
-        ThreadPoolExecutor(1) as aside,
-        run.log.bar(f"{teacher}", sum(sizes[at] for at in todo)) as bar,
-    ):
+    with ThreadPoolExecutor(1) as aside:
         for step in range(max(map(len, shares))):
             together = [share[step] for share in shares if step < len(share)]
-            calls = -(-max(sizes[at] for at in together) // phase.batch_size)
+            calls = -(-max(sizes[at] for at in together) // batch_size)
             own = shares[world.rank][step] if step < len(shares[world.rank]) else None
             split, part = blocks[together[0] if own is None else own]
             indices = chosen[split][part] if own is not None else chosen[split][:0]
-            kept: list[Kept] = []
-            for call in range(calls):
-                some = indices[call * phase.batch_size :][: phase.batch_size]
-                signals = engine.ask(collators[split](some), [teacher], words.hidden)[teacher]
-                if len(some):  # the others' calls need company under ZeRO stage 3
-                    kept.append(words.keep(signals))
+            said = _ask(engine, collators[split], indices, calls, batch_size, teacher, words)
             if waiting is not None:
                 waiting.result()
             if own is not None:
                 keys = plan.keys[split][part]
-                waiting = aside.submit(_write, writer, own, words, kept, keys, teacher)
-            bar.advance(sum(sizes[at] for at in together))
+                waiting = aside.submit(_write, writer, own, words, *said, keys, teacher)
+            advance(sum(sizes[at] for at in together))
         if waiting is not None:
             waiting.result()
-    writer.close()
-    engine.close()
+
+
+def _ask(
+    engine: Engine,
+    collate: Collator,
+    indices: np.ndarray,
+    calls: int,
+    batch_size: int,
+    teacher: str,
+    words: Words,
+) -> tuple[list[Kept], np.ndarray | None]:
+    """A block's words, and under mask draws the number of rows of each draw and example.
+
+    calls: per draw; what this rank has no examples for keeps the others company, as ZeRO stage
+        3 needs.
+    """
+    kept: list[Kept] = []
+    counts: list[np.ndarray] = []
+    for draw in range(words.draws or 1):
+        for call in range(calls):
+            some = indices[call * batch_size :][:batch_size]
+            batch = collate(some, draw)
+            signals = engine.ask(batch, [teacher], words.hidden)[teacher]
+            rows = batch.views[teacher].rows
+            if rows is not None and len(some):
+                length = batch.views[teacher].input_ids.shape[1]
+                rows = rows[batch.row_sets["all"]]  # without the filler of a batch of no rows
+                counts.append(np.bincount(rows.numpy() // length, minlength=len(some)))
+            if batch.row_sets["all"].any():
+                kept.append(words.keep(signals))
+    return kept, np.concatenate(counts) if counts else None
 
 
 def _write(
-    writer: ShardWriter, at: int, words: Words, kept: list[Kept], keys: np.ndarray, teacher: str
+    writer: ShardWriter,
+    at: int,
+    words: Words,
+    kept: list[Kept],
+    counts: np.ndarray | None,
+    keys: np.ndarray,
+    teacher: str,
 ) -> None:
     try:
-        batch = words.record_batch(kept)
+        batch = words.record_batch(kept, counts)
     except NotFinite as error:
         mend = (
             "Set the cache phase's dtype to float32."
             if error.overflow
             else "Its weights are damaged or its training diverged."
         )
-        shown = ", ".join(str(key.tolist()) for key in keys[error.rows[:3]])
+        examples = error.rows
+        if counts is not None:  # rows are tokens
+            examples = np.searchsorted(np.cumsum(counts), error.rows, side="right") % len(keys)
+        examples = np.unique(examples)
+        shown = ", ".join(str(key.tolist()) for key in keys[examples[:3]])
         raise UserError(
             f"teacher {teacher!r} gave words that are not finite in {words.dtype} for "
-            f"{len(error.rows)} of {len(keys)} examples of a block, e.g. those with the keys "
+            f"{len(examples)} of {len(keys)} examples of a block, e.g. those with the keys "
             f"{shown}. {mend}"
         ) from error
     writer.append(at, batch, len(keys))

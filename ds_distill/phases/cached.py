@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from ds_distill.cache.format import Fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import CachedSignals, Examples
 from ds_distill.data.tokenise import tokenizer_fingerprint
 from ds_distill.engine.config import is_bf16
 from ds_distill.models.load import load_config
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.schema import MaskedLM, SingleLabel
 from ds_distill.types import Signals
-
-CachedSignals = Callable[[np.ndarray, int], dict[str, Signals]]
-"""Numbers of examples int64 [B] and an epoch -> cached teachers' signals, by teacher."""
 
 
 def cache_folder(run: Run, phase: Cache, number: int) -> Path:
@@ -30,12 +27,14 @@ def cache_folder(run: Run, phase: Cache, number: int) -> Path:
 
 def fingerprint(run: Run, place: ModelPlace) -> Fingerprint:
     """All that a teacher's cached words depend on."""
+    task = run.recipe.task
     commit = getattr(load_config(place.reference, place.revision), "_commit_hash", None)
     return {
         "weights": weights_fingerprint(place.reference, commit),
         "tokenizer": tokenizer_fingerprint(run.tokenizer(place)),
         "max_length": run.recipe.task.max_length,
-        "labels": run.labels,
+        **({"masking": task.masking.model_dump()} if isinstance(task, MaskedLM) else {}),
+        **({"labels": run.labels} if isinstance(task, SingleLabel) else {}),
         "dtype": "bfloat16" if is_bf16(run.deepspeed()) else "float32",
     }
 

@@ -10,26 +10,30 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.data.sources import Source
+from ds_distill.data.tokenise import same_tokens
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.models.load import (
     check_labels,
+    check_masked_lm,
     check_vocabulary,
     load_config,
     load_tokenizer,
     usable_length,
 )
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import Cache, Distil, Evaluate, Expertise, FineTune, Training
+from ds_distill.recipe.phases import Cache, Codec, Distil, Evaluate, Expertise, FineTune, Training
 from ds_distill.recipe.references import resolve_model
-from ds_distill.recipe.schema import Student, Teacher
+from ds_distill.recipe.schema import MaskedLM, Student, Teacher
 
 
 def check_recipe(recipe: Recipe, num_ranks: int = 1) -> None:
     """Phases, DeepSpeed config and the models' configurations and tokenizers. Reads no data
     and no weights. Raises UserError."""
     _check_names(recipe)
+    if isinstance(recipe.task, MaskedLM):
+        _check_masked_lm_phases(recipe)
     _check_phases(recipe)
     _check_logging(recipe)
     for phase in recipe.phases:
@@ -42,6 +46,7 @@ def check_data(recipe: Recipe, source: Source) -> None:
     """The splits that phases use, their labels, and teachers' labels against the task's.
     Raises UserError."""
     labels = source.labels
+    masked_lm = isinstance(recipe.task, MaskedLM)
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         for split, need_labels in _splits_of(phase):
             if split not in source.splits:
@@ -50,7 +55,7 @@ def check_data(recipe: Recipe, source: Source) -> None:
                     f"has {', '.join(source.splits)}. Choose one with phases.{name}.split=NAME, or "
                     f"say where it is with task.data.splits.{split}=NAME."
                 )
-            source.read(split, need_labels)
+            source.read(split, need_labels and not masked_lm)
         if isinstance(phase, Training) and phase.keep == "best":
             if "validation" not in source.splits:
                 raise UserError(
@@ -58,7 +63,7 @@ def check_data(recipe: Recipe, source: Source) -> None:
                     f"{recipe.task.data.path} has {', '.join(source.splits)}. Add one, or set "
                     "training.keep=last."
                 )
-            source.read("validation", True)
+            source.read("validation", not masked_lm)
         if isinstance(phase, FineTune) and phase.focus is not None:
             for label in phase.focus.classes:
                 if label not in labels:
@@ -71,8 +76,9 @@ def check_data(recipe: Recipe, source: Source) -> None:
         reference = resolve_model(teacher.model, recipe.models_folder)
         config = load_config(reference, teacher.revision)
         try:
-            _check_is_classifier(reference, config)
-            check_labels(reference, config, labels)
+            _check_has_head(reference, config, masked_lm=masked_lm)
+            if not masked_lm:
+                check_labels(reference, config, labels)
         except UserError as error:
             raise UserError(
                 f"teachers.{name} is used by phase {first!r} as it is: {error}"
@@ -95,7 +101,8 @@ def _check_names(recipe: Recipe) -> None:
 def _check_phases(recipe: Recipe) -> None:
     known = {"student", *recipe.teachers}
     cached: dict[str, Cache] = {}  # split -> the cache phase that holds it
-    measured = False
+    measured: Expertise | None = None
+    states_read = False  # whether the gate that was learnt last reads states
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         place = f"phases.{name}"
         if isinstance(phase, Distil | Cache | Expertise) and not recipe.teachers:
@@ -109,15 +116,75 @@ def _check_phases(recipe: Recipe) -> None:
                         f"{', '.join(sorted(known))}."
                     )
             if set(phase.outputs) & set(recipe.teachers):
-                cached, measured = {}, False
+                cached, measured = {}, None
             known |= set(phase.outputs)
         elif isinstance(phase, Expertise):
-            measured = True
+            measured = phase
+            held = cached.get(phase.split)
+            states_read = phase.states and (held is None or -1 in held.hidden)
         elif isinstance(phase, Cache):
             cached |= dict.fromkeys(phase.splits, phase)
         elif isinstance(phase, Distil):
-            _check_distil(phase, place, known, cached, measured)
+            _check_distil(phase, place, known, cached)
+            _check_routing(phase, place, cached, measured, states_read)
+            if phase.teachers == "cached" and isinstance(recipe.task, MaskedLM):
+                _check_codec(recipe, phase, place, cached[phase.split].codec)
             known |= set(phase.outputs)
+
+
+def _check_masked_lm_phases(recipe: Recipe) -> None:
+    """What task.type=masked-lm cannot do: all that needs classes."""
+    task = recipe.task
+    assert isinstance(task, MaskedLM)
+    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        place = f"phases.{name}"
+        if isinstance(phase, Expertise):
+            raise UserError(
+                f"{place}: the expertise table counts right answers per class, and "
+                "task.type=masked-lm has no classes. Take the phase out."
+            )
+        if isinstance(phase, Cache) and task.masking.draws is None:
+            raise UserError(
+                f"{place}: a cache keeps a number of ways of masking each example. Set "
+                "task.masking.draws, e.g. to the number of epochs: epoch e takes number e mod "
+                "draws."
+            )
+        if isinstance(phase, FineTune) and (phase.focus or phase.per_class):
+            key = "focus" if phase.focus else "per_class"
+            raise UserError(
+                f"{place}.{key}: chooses examples by class, and task.type=masked-lm has no "
+                "classes. Take the key out."
+            )
+        if isinstance(phase, Distil):
+            for routing in phase.routing:
+                if routing.needs_expertise:
+                    raise UserError(
+                        f"{place}.routing: {routing.policy} follows the teacher that knows a class "
+                        "best, and task.type=masked-lm has no classes. Choose average, random, "
+                        "ca-mkd or mt-bert."
+                    )
+
+
+def _check_codec(recipe: Recipe, phase: Distil, place: str, codec: Codec) -> None:
+    """What terms and policies cannot do with the top of a distribution."""
+    if codec.name == "dense":
+        return
+    kept = f"the cache keeps distributions with codec {codec.name!r}"
+    if len(recipe.teachers) > 1:
+        raise UserError(
+            f"{place}: {kept}, and {len(recipe.teachers)} teachers' cannot be mixed yet. Set "
+            "codec: {name: dense} in the cache phase, or teachers=live."
+        )
+    if phase.losses.logit_mse:
+        raise UserError(
+            f"{place}.losses.logit_mse: needs all logits, and {kept}. Set codec: {{name: dense}} "
+            "in the cache phase, or teachers=live."
+        )
+    if phase.losses.kl and phase.losses.kl.temperature != codec.temperature:
+        raise UserError(
+            f"{place}.losses.kl.temperature={phase.losses.kl.temperature}: {kept} at temperature "
+            f"{codec.temperature}. Set codec.temperature in the cache phase to the same."
+        )
 
 
 def _check_not_empty(phase: object, place: str) -> None:
@@ -136,9 +203,7 @@ def _check_not_empty(phase: object, place: str) -> None:
                 raise UserError(f"{place}.{key}: {item!r} stands twice. Keep it once.")
 
 
-def _check_distil(
-    phase: Distil, place: str, known: set[str], cached: dict[str, Cache], measured: bool
-) -> None:
+def _check_distil(phase: Distil, place: str, known: set[str], cached: dict[str, Cache]) -> None:
     if phase.start not in known:
         raise UserError(
             f"{place}.start: no model {phase.start!r} before this phase. There are: "
@@ -161,17 +226,39 @@ def _check_distil(
             f"{phase.split!r} keeps logits alone. Set hidden: [-1] in its cache phase, or "
             f"{place}.teachers=live."
         )
+
+
+def _check_routing(
+    phase: Distil,
+    place: str,
+    cached: dict[str, Cache],
+    measured: Expertise | None,
+    states_read: bool,
+) -> None:
     for routing in phase.routing:
-        if routing.needs_expertise and not measured:
+        if routing.needs_expertise and measured is None:
             raise UserError(
-                f"{place}.routing: {routing.policy} needs the expertise table of the teachers as "
-                "they are then. Add - expertise: {split: validation} before it (after the last "
-                "fine-tuning of a teacher)."
+                f"{place}.routing: {routing.policy} needs what an expertise phase learns of the "
+                "teachers as they are then. Add - expertise: {split: validation} before it (after "
+                "the last fine-tuning of a teacher)."
+            )
+        if (
+            routing.may_read_states
+            and states_read
+            and phase.teachers == "cached"
+            and -1 not in cached[phase.split].hidden
+        ):
+            may = "reads" if routing.policy == "gate" else "may choose the gate, which reads"
+            raise UserError(
+                f"{place}.routing: {routing.policy} {may} the teachers' last states, and the cache "
+                f"of split {phase.split!r} keeps logits alone. Set hidden: [-1] in its cache "
+                "phase, or states: false in the expertise phase for a gate of logits."
             )
 
 
 def _check_models(recipe: Recipe) -> None:
     given: dict[str, Teacher | Student] = {**recipe.teachers, "student": recipe.student}
+    vocabularies: dict[str, tuple[PreTrainedTokenizerBase, int]] = {}
     for name, model in given.items():
         place = "student" if name == "student" else f"teachers.{name}"
         try:
@@ -180,6 +267,9 @@ def _check_models(recipe: Recipe) -> None:
             tokenizer = load_tokenizer(reference, model.revision)
             _check_has_words(reference, tokenizer)
             check_vocabulary(reference, config, tokenizer)
+            if isinstance(recipe.task, MaskedLM):
+                check_masked_lm(reference, config, tokenizer)
+            vocabularies[place] = tokenizer, config.vocab_size
             if Path(reference).is_dir():
                 _check_weights(Path(reference))
         except UserError as error:
@@ -190,10 +280,32 @@ def _check_models(recipe: Recipe) -> None:
                 f"task.max_length={recipe.task.max_length}: {place} ({model.model}) takes at most "
                 f"{limit} tokens. Set task.max_length={limit} or less."
             )
+    if isinstance(recipe.task, MaskedLM):
+        _check_one_vocabulary(vocabularies)
     layers = recipe.student.layers
     if layers is not None:
         _check_layers(
             layers, load_config(resolve_model(recipe.student.model, recipe.models_folder))
+        )
+
+
+def _check_one_vocabulary(models: dict[str, tuple[PreTrainedTokenizerBase, int]]) -> None:
+    """models: place in the recipe -> tokenizer and size of the model's vocabulary."""
+    student, size = models["student"]
+    for place, (tokenizer, other_size) in models.items():
+        same = same_tokens(student, tokenizer)
+        if same and size == other_size:
+            continue
+        what = (
+            f"the vocabulary of its model has {other_size} entries and the student's {size}"
+            if same
+            else f"its tokenizer ({len(tokenizer)} tokens) splits or numbers text in another way "
+            f"than the student's ({len(student)})"
+        )
+        raise UserError(
+            f"{place}.model: {what}. With task.type=masked-lm all models must have the same "
+            "vocabulary, because they are compared token by token (a student that only adds "
+            "tokens is not supported yet). Choose models of one family, e.g. all of BERT's."
         )
 
 
@@ -242,12 +354,14 @@ def _check_has_words(reference: str, tokenizer: PreTrainedTokenizerBase) -> None
         )
 
 
-def _check_is_classifier(reference: str, config: PreTrainedConfig) -> None:
-    """Refuse a checkpoint that says it has no classifier on top."""
+def _check_has_head(reference: str, config: PreTrainedConfig, *, masked_lm: bool) -> None:
+    """Refuse a checkpoint that says it has no trained head of the task on top."""
     kinds = getattr(config, "architectures", None) or []
-    if kinds and not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+    endings = ("ForMaskedLM", "BertForPreTraining") if masked_lm else "ForSequenceClassification"
+    if kinds and not any(kind.endswith(endings) for kind in kinds):
+        noun = "masked-LM" if masked_lm else "classifier"
         raise UserError(
-            f"model {reference!r} holds {', '.join(kinds)}, which is no trained classifier. "
+            f"model {reference!r} holds {', '.join(kinds)}, which is no trained {noun}. "
             "Fine-tune it first (a fine-tune phase before), or give a fine-tuned checkpoint."
         )
 

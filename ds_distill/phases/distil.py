@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from ds_distill.data.batches import SequenceCollator
 from ds_distill.engine.config import is_bf16
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.files import read_json
@@ -14,11 +13,12 @@ from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import freeze_embeddings, load_config, set_dropout
 from ds_distill.phases.cached import cached_signals
-from ds_distill.phases.fine_tune import validation_of
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.phases.training import Job, train
+from ds_distill.phases.validation import validation_of
 from ds_distill.recipe.phases import Distil
-from ds_distill.routing import ExpertiseTable, Router
+from ds_distill.routing import Fitted, Router
+from ds_distill.routing.comparison import CANDIDATES
 
 
 def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -31,19 +31,19 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
             continue
         teachers = [run.place(teacher, number) for teacher in run.recipe.teachers]
         start = run.place(phase.start, number)
-        student = run.classifier(start, new_head=True)
+        student = run.model(start, new_head=True)
         if phase.freeze_embeddings:
             freeze_embeddings(student)
         if phase.dropout is not None:
             set_dropout(student, phase.dropout)
-        table = None
-        if routing.needs_expertise:
-            table = ExpertiseTable.from_json(read_json(run.folder.expertise))
+        if routing.policy == "chosen":
+            routing = CANDIDATES[read_json(run.folder.comparison)["choice"]]
+            run.log.say(f"  {output}: the chosen policy is {routing.policy}")
         router = Router(
             routing,
             temperature=phase.losses.kl.temperature if phase.losses.kl else 1.0,
             seed=run.recipe.seed,
-            table=table,
+            fitted=Fitted.load(run.folder.fitted) if routing.needs_expertise else None,
         )
         widths = {
             place.name: load_config(place.reference, place.revision).hidden_size
@@ -54,12 +54,14 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
         config = run.deepspeed(phase)
         live = phase.teachers == "live"
         with sharded_loading(config):
-            loaded = {place.name: run.classifier(place) for place in (teachers if live else [])}
+            loaded = {place.name: run.model(place) for place in (teachers if live else [])}
+        # One teacher's words are the target as they are: over a vocabulary, without logits.
+        alone = len(teachers) == 1 and not routing.changes_a_single_teacher
         bundle = Bundle(
             student,
             loaded,
             terms,
-            router,
+            None if alone else router,
             # bf16 halves a teacher's time where the device has it, also beside an fp32 student.
             teacher_autocast=run.world.device.type == "cuda" and not is_bf16(config),
         )
@@ -74,7 +76,7 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
             bundle=bundle,
             start=start,
             examples=examples,
-            collate=SequenceCollator(examples, tables, cached),
+            collate=run.collator(examples, tables, cached),
             validation=validation_of(run, start),
         )
         trained.append(train(job, run))

@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ds_distill.evaluation.metrics import classification_report, paired_interval
-from ds_distill.phases.ask_teachers import ask_models
+from ds_distill.evaluation.metrics import (
+    classification_report,
+    masked_lm_report,
+    paired_interval,
+)
+from ds_distill.phases.ask_teachers import ask_models, score_models
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Distil, Evaluate, FineTune
-from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.schema import MaskedLM, Recipe
 
 
 def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
@@ -29,39 +33,55 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
 
 
 def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any]:
-    """Accuracy, macro F1, per class and confusion of all models, and each student against each
-    other model on the same examples."""
+    """All models on a split, and each student against each other model on the same examples.
+
+    Of classifiers: accuracy, macro F1, per class and confusion. Of masked-LMs: accuracy, loss and
+    perplexity on the same hidden tokens.
+    """
     roles = models_to_evaluate(run.recipe, number)
     places: list[ModelPlace] = [run.place(model, number) for model in roles]
-    examples, said = ask_models(run, places, phase.split, phase.batch_size)
-    logits = {name: signals.logits.numpy() for name, signals in said.items()}
-    models = {}
+    if isinstance(run.recipe.task, MaskedLM):
+        scores = score_models(run, places, phase.split, phase.batch_size)
+        reports = {model: masked_lm_report(scores[model]) for model in roles}
+        right = {model: scores[model].right for model in roles}
+        asked = scores[places[0].name].tokens
+    else:
+        examples, said = ask_models(run, places, phase.split, phase.batch_size)
+        logits = {model: signals.logits.numpy() for model, signals in said.items()}
+        reports = {
+            model: classification_report(logits[model], examples.labels, run.labels)
+            for model in roles
+        }
+        known = examples.labels >= 0
+        right = {m: logits[m][known].argmax(axis=1) == examples.labels[known] for m in roles}
+        asked = np.ones(known.sum(), dtype=np.int64)
     for model, role in roles.items():
-        report = classification_report(logits[model], examples.labels, run.labels)
-        models[model] = {"role": role, **report}
-        run.log.event(
-            "evaluation",
-            phase=name,
-            model=model,
-            split=phase.split,
-            accuracy=report["accuracy"],
-            macro_f1=report["macro_f1"],
-        )
-        run.log.say(f"  {model:<16} {role:<8} accuracy {report['accuracy']:.3f}")
-    known = examples.labels >= 0
-    right = {m: logits[m][known].argmax(axis=1) == examples.labels[known] for m in roles}
-    return {"split": phase.split, "models": models, "comparisons": _comparisons(roles, right)}
+        numbers = {key: value for key, value in reports[model].items() if key in _LOGGED}
+        run.log.event("evaluation", phase=name, model=model, split=phase.split, **numbers)
+        run.log.say(f"  {model:<16} {role:<8} accuracy {numbers['accuracy']:.3f}")
+    return {
+        "split": phase.split,
+        "models": {model: {"role": role, **reports[model]} for model, role in roles.items()},
+        "comparisons": _comparisons(roles, right, asked),
+    }
 
 
-def _comparisons(roles: dict[str, str], right: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Difference in accuracy of each student to each teacher and control, with its 95%
-    interval. right: bool [N] by model."""
+_LOGGED = ("accuracy", "macro_f1", "loss", "perplexity")
+
+
+def _comparisons(
+    roles: dict[str, str], right: dict[str, np.ndarray], asked: np.ndarray
+) -> list[dict[str, Any]]:
+    """Difference in accuracy of each student to each teacher and control, with its 95% interval.
+
+    right: right answers per example, [N], by model; asked: answers asked for, [N].
+    """
     return [
         {
             "student": student,
             "other": other,
-            "difference": float(right[student].mean() - right[other].mean()),
-            "interval": list(paired_interval(right[student], right[other])),
+            "difference": float((right[student].sum() - right[other].sum()) / asked.sum()),
+            "interval": list(paired_interval(right[student], right[other], asked)),
         }
         for student, role in roles.items()
         if role == "student"

@@ -14,11 +14,11 @@ from ds_distill.engine.world import World
 from ds_distill.environment import describe_environment
 from ds_distill.events import RunLog
 from ds_distill.files import write_json
-from ds_distill.phases.ask_teachers import expertise
 from ds_distill.phases.cache import cache
 from ds_distill.phases.check import check_data, check_recipe
 from ds_distill.phases.distil import distil
 from ds_distill.phases.evaluate import evaluate
+from ds_distill.phases.expertise import expertise
 from ds_distill.phases.fine_tune import fine_tune
 from ds_distill.phases.folder import RunFolder
 from ds_distill.phases.publish import publish

@@ -1,4 +1,4 @@
-"""Train teachers, or a student without teachers, on labels."""
+"""Train teachers, or a student without teachers: on labels, or as masked-LMs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.batches import Examples
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.plan import keep_share_of_others
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import freeze_embeddings, set_dropout
-from ds_distill.phases.run import ModelPlace, Run
+from ds_distill.phases.run import Run
 from ds_distill.phases.training import Job, train
+from ds_distill.phases.validation import validation_of
 from ds_distill.recipe.phases import CrossEntropyLoss, FineTune, Losses
+from ds_distill.recipe.schema import MaskedLM
 
 
 def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -26,14 +28,17 @@ def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, An
             trained.append(done)
             continue
         place = run.place(model_name, number)
-        model = run.classifier(place, new_head=True)
+        model = run.model(place, new_head=True)
         if phase.freeze_embeddings:
             freeze_embeddings(model)
         if phase.dropout is not None:
             set_dropout(model, phase.dropout)
         terms = build_terms(Losses(cross_entropy=CrossEntropyLoss()), 0, {})
         examples = run.examples(phase.split)
-        chosen = chosen_examples(phase, examples, run.labels)
+        masked_lm = isinstance(run.recipe.task, MaskedLM)
+        chosen = (
+            np.arange(len(examples)) if masked_lm else chosen_examples(phase, examples, run.labels)
+        )
         tables = {"student": run.tables(phase.split, [place])[place.name].at(chosen)}
         examples = examples.at(chosen)
         job = Job(
@@ -43,7 +48,7 @@ def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, An
             bundle=Bundle(model, {}, terms),
             start=place,
             examples=examples,
-            collate=SequenceCollator(examples, tables),
+            collate=run.collator(examples, tables),
             validation=validation_of(run, place),
         )
         trained.append(train(job, run))
@@ -63,12 +68,3 @@ def chosen_examples(phase: FineTune, examples: Examples, labels: list[str]) -> n
         kept = keep_per_class(part.labels, part.keys.numpy(), phase.per_class)
         chosen = chosen[kept]
     return chosen
-
-
-def validation_of(run: Run, place: ModelPlace) -> tuple[Examples, SequenceCollator] | None:
-    """The validation split as the model being trained sees it, where the data have one."""
-    if not run.has_split("validation"):
-        return None
-    examples = run.examples("validation")
-    tables = {"student": run.tables("validation", [place])[place.name]}
-    return examples, SequenceCollator(examples, tables)

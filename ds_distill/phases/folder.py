@@ -26,7 +26,8 @@ class RunFolder:
         self.results = path / "results.json"
         self.report = path / "report.html"
         self.student = path / "student"
-        self.expertise = path / "expertise.json"
+        self.fitted = path / "routing.safetensors"
+        self.comparison = path / "routing.json"
 
     def holds_run(self) -> bool:
         return (self.path / "recipe.yaml").is_file()

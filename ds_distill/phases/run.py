@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,20 @@ from typing import Any
 import datasets
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import CachedSignals, Collator, Examples, SequenceCollator
+from ds_distill.data.masking import MaskedLMCollator, Masking
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise, tokenizer_fingerprint
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
 from ds_distill.events import RunLog
 from ds_distill.files import new_folder
-from ds_distill.models.load import load_classifier, load_tokenizer
+from ds_distill.models.load import load_classifier, load_masked_lm, load_tokenizer
 from ds_distill.phases.folder import RunFolder
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import resolve_model
-from ds_distill.recipe.schema import Teacher
+from ds_distill.recipe.schema import MaskedLM, Teacher
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,20 @@ class Run:
             tables[place.name] = self._tables[split, mark]
         return tables
 
+    def collator(
+        self,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        cached: CachedSignals | None = None,
+    ) -> Collator:
+        """The task's batches of a split; see `SequenceCollator`."""
+        task = self.recipe.task
+        if not isinstance(task, MaskedLM):
+            return SequenceCollator(examples, tables, cached)
+        tokenizer = self.tokenizer(self.place("student", 0))  # all models have its tokens
+        masking = Masking.of(tokenizer, task.masking.rate, task.masking.seed)
+        return MaskedLMCollator(examples, tables, masking, draws=task.masking.draws, cached=cached)
+
     # ----------------------------------------------------------------------- models
 
     def place(self, name: str, number: int) -> ModelPlace:
@@ -102,19 +117,20 @@ class Run:
     def tokenizer(self, place: ModelPlace) -> PreTrainedTokenizerBase:
         return load_tokenizer(place.reference, place.revision)
 
-    def classifier(self, place: ModelPlace, *, new_head: bool = False) -> PreTrainedModel:
-        """Load a classifier; see `load_classifier`."""
-        return load_classifier(
-            place.reference,
-            self.labels,
-            revision=place.revision,
-            layers=place.layers,
-            new_head=new_head and not place.trained,
-            seed=self.recipe.seed,
+    def model(self, place: ModelPlace, *, new_head: bool = False) -> PreTrainedModel:
+        """Load a model with the task's head; see `load_classifier` and `load_masked_lm`."""
+        options: dict[str, Any] = {
+            "revision": place.revision,
+            "layers": place.layers,
+            "new_head": new_head and not place.trained,
+            "seed": self.recipe.seed,
             # On CPU the backward pass of torch's fused attention takes twice as long as the
             # plain one's (bf16, MiniLM at 40 tokens: 348 against 200 ms a step).
-            attention="eager" if self.world.device.type == "cpu" else None,
-        )
+            "attention": "eager" if self.world.device.type == "cpu" else None,
+        }
+        if isinstance(self.recipe.task, MaskedLM):
+            return load_masked_lm(place.reference, **options)
+        return load_classifier(place.reference, self.labels, **options)
 
     # ----------------------------------------------------------------------- engine
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.plan import deal, padding_share, plan_epoch
 from ds_distill.engine.config import batch_shape
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.errors import UserError
-from ds_distill.evaluation.metrics import accuracy
 from ds_distill.models.bundle import Bundle
-from ds_distill.phases.asking import ask_all
 from ds_distill.phases.checkpoints import Checkpoints
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Training
@@ -28,7 +26,9 @@ from ds_distill.types import Batch
 WARM_UP_STEPS = 5
 """First steps of a process, left out of throughput: caches and allocators are cold."""
 
-EVALUATION_BATCH = 64
+Validation = Callable[[Engine], dict[str, float]]
+"""What the student of an engine is worth on the validation split: `accuracy`, by which the best
+epoch is chosen, and perhaps other numbers. Every rank must call it."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ class Job:
     start: ModelPlace
     """Where the student comes from: its tokenizer goes with the trained model."""
     examples: Examples
-    collate: SequenceCollator
-    validation: tuple[Examples, SequenceCollator] | None
+    collate: Collator
+    validation: Validation | None
+    """None where the data have no validation split."""
 
 
 @dataclass(frozen=True)
@@ -173,13 +174,13 @@ def _collated(
 
 
 def _validate(job: Job, run: Run, engine: Engine, progress: Progress, epoch: int) -> Progress:
-    """Validation accuracy at the end of an epoch; the best epoch's weights are kept."""
+    """Validation at the end of an epoch; the weights of the epoch with the best accuracy are
+    kept."""
     if job.validation is None:
         return progress
-    examples, collate = job.validation
-    said = ask_all(engine, collate, ["student"], EVALUATION_BATCH, run.world)["student"]
-    result = accuracy(said.logits.numpy(), examples.labels)
-    run.log.event("validation", phase=job.output, step=progress.step, epoch=epoch, accuracy=result)
+    scores = job.validation(engine)
+    run.log.event("validation", phase=job.output, step=progress.step, epoch=epoch, **scores)
+    result = scores["accuracy"]
     keep_last = job.settings.keep == "last"
     if not keep_last and (progress.best_accuracy is None or result > progress.best_accuracy):
         _keep_weights(job, run, engine)

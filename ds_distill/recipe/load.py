@@ -18,6 +18,9 @@ from ds_distill.recipe.schema import Recipe
 
 Location = tuple[str | int, ...]
 
+_TASKS = ("single-label", "masked-lm")
+_PHASES = ("fine-tune", "expertise", "cache", "distil", "evaluate")
+
 MAX_NODES = 20_000
 """A recipe has some hundred nodes; aliases can multiply a small file into billions."""
 
@@ -291,6 +294,8 @@ def _error_lines(tree: _Tree, error: Any, shared: Mapping[Any, Any]) -> list[str
     """shared: the section `training`, whose mistakes are reported where they stand and not again
     for each phase that starts from it."""
     at: Location = tuple(error["loc"])
+    if at[:1] == ("task",) and at[1:2] in [(kind,) for kind in _TASKS]:
+        at = ("task", *at[2:])  # pydantic names the type of task in between; the file does not
 
     def inherited(key: Location) -> bool:
         in_phase = key[:1] == ("phases",) and len(key) > 3
@@ -316,10 +321,11 @@ def _error_lines(tree: _Tree, error: Any, shared: Mapping[Any, Any]) -> list[str
         return [f"{tree.place(at)}  {where}: is required and missing."]
     if error["type"] == "union_tag_invalid":
         tag = error["ctx"]["tag"]
-        kinds = ["fine-tune", "expertise", "cache", "distil", "evaluate"]
-        nearest = difflib.get_close_matches(tag, kinds, n=1)
-        hint = f"Did you mean `{nearest[0]}`?" if nearest else f"Phases: {', '.join(kinds)}."
-        return [f"{tree.place((*at, tag))}  {where}: unknown phase {tag!r}. {hint}"]
+        what, known = ("type", _TASKS) if at == ("task",) else ("phase", _PHASES)
+        nearest = difflib.get_close_matches(tag, known, n=1)
+        hint = f"Did you mean `{nearest[0]}`?" if nearest else f"Known: {', '.join(known)}."
+        place = tree.place((*at, "type" if at == ("task",) else tag))
+        return [f"{place}  {where}: unknown {what} {tag!r}. {hint}"]
     given = error["input"]
     shown = f" (given: {given!r})" if not isinstance(given, dict | list) else ""
     return [f"{tree.place(at)}  {where}: {_rule(error)}{shown}."]

@@ -72,11 +72,30 @@ class FineTune(Training):
 
 
 class Expertise(Section):
-    """Measure each teacher's accuracy per class on a split: the expertise table."""
+    """Learn from a labelled split what each teacher knows: accuracy per class, calibration,
+    confusions, a gate. Compare all routing policies on it and choose one."""
 
     kind: Literal["expertise"] = "expertise"
     name: Name | None = None
     split: Name = "validation"
+    states: bool = True
+    """Let the gate read the teachers' last states beside their logits. A gate in a cached
+    distillation then needs them in the cache (`hidden: [-1]`)."""
+
+
+class Codec(Section):
+    """How a cache keeps distributions over a vocabulary. `ds-distill cache compare` measures
+    the choices on your own teacher."""
+
+    name: Literal["topk", "compact", "dense"] = "topk"
+    """`topk`: the likeliest entries of each row, decoded fast; `compact`: as many as the row
+    needs, in fewer bytes; `dense`: all logits, in the phase's dtype."""
+    entries: Count = 64
+    """Of a row, for `topk`."""
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 1e-3
+    """The probability from which entries are kept, for `compact`."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of the distributions: that of the kl term that reads them."""
 
 
 class Cache(Section):
@@ -92,6 +111,8 @@ class Cache(Section):
     hidden: list[int] = Field(default_factory=list)
     """Layers whose states are kept beside the logits, for terms and policies that read them:
     -1 is the last one. Of a sequence-level task it is the first token's state."""
+    codec: Codec = Codec()
+    """For masked-LM teachers."""
     batch_size: Count = 64
     """Examples per rank and teacher call."""
 
@@ -104,13 +125,41 @@ class Cache(Section):
 class Routing(Section):
     """Which teacher an example follows."""
 
-    policy: Literal["average", "expertise", "random", "best", "ca-mkd", "mt-bert"]
-    conflict: Literal["best-teacher", "best-expert"] = "best-teacher"
+    policy: Literal[
+        "average",
+        "random",
+        "best",
+        "expertise",
+        "calibrated",
+        "posterior",
+        "gate",
+        "chosen",
+        "ca-mkd",
+        "mt-bert",
+    ]
+    """`chosen` is what the expertise phase found best on its split."""
+    conflict: Literal["best-teacher", "best-expert", "most-confident"] = "best-teacher"
     """For `expertise`, when several teachers (or none) predict a class they are best at:
-    follow the most accurate teacher of all (sections 4.6.1 and 4.7 of the thesis) or the
-    more accurate of those in conflict (its section 1.3)."""
+    follow the most accurate teacher of all (sections 4.6.1 and 4.7 of the thesis), the
+    more accurate of those in conflict (its section 1.3), or the more confident one, each
+    calibrated (ours)."""
     mix: Literal["logits", "probabilities", "losses"] | None = None
-    """What the weights mix. Default: logits for average, losses for ca-mkd and mt-bert."""
+    """What the weights mix. Default: probabilities for calibrated, losses for ca-mkd and
+    mt-bert, else logits."""
+
+    @model_validator(mode="after")
+    def _mix_is_one_the_policy_has(self) -> Routing:
+        if self.mix is not None and self.policy in ("posterior", "gate", "chosen"):
+            raise ValueError(
+                f"`mix` is for policies that weigh the teachers, and {self.policy} is none: "
+                "leave it out"
+            )
+        if self.mix == "losses" and self.policy == "calibrated":
+            raise ValueError(
+                "calibrated changes probabilities, and mix=losses would not see it: leave "
+                "`mix` out, or take the policy average"
+            )
+        return self
 
     @property
     def needs_labels(self) -> bool:
@@ -118,11 +167,21 @@ class Routing(Section):
 
     @property
     def needs_expertise(self) -> bool:
-        return self.policy in ("expertise", "best")
+        return self.policy in ("best", "expertise", "calibrated", "posterior", "gate", "chosen")
+
+    @property
+    def changes_a_single_teacher(self) -> bool:
+        """Whether with one teacher the target is not that teacher's word."""
+        return self.policy in ("calibrated", "posterior", "gate", "mt-bert")
+
+    @property
+    def may_read_states(self) -> bool:
+        return self.policy in ("gate", "chosen")
 
 
 class CrossEntropyLoss(Section):
-    """Cross-entropy between the student and the label, on labelled rows."""
+    """Cross-entropy between the student and the label, on labelled rows. In masked-LM a row is a
+    hidden token, and its label the token itself."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
 
@@ -210,7 +269,8 @@ class Distil(Training):
 
 
 class Evaluate(Section):
-    """Accuracy of every model on a split, overall and per class."""
+    """Accuracy of every model on a split, overall and per class; of masked-LMs, accuracy, loss and
+    perplexity on hidden tokens, the same ones for all."""
 
     kind: Literal["evaluate"] = "evaluate"
     name: Name | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_serializer, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_serializer, model_validator
 
 from ds_distill.recipe.phases import Distil, FineTune, Phase, Training
 from ds_distill.recipe.section import Count, Name, Section
@@ -33,8 +33,8 @@ class Data(Section):
 
     path: str
     """A folder, a file, a data set of the hub, or `docstrings:PACKAGE,PACKAGE` (see
-    `ds_distill.data.docstrings`). Folders hold one file per split: jsonl, csv or parquet,
-    also gzipped."""
+    `ds_distill.data.docstrings`). Folders hold one file per split: jsonl, csv, parquet, or txt
+    with one text per line; also gzipped."""
     config: str | None = None
     """The configuration of a hub data set."""
     splits: dict[Name, str] = Field(default_factory=dict)
@@ -42,20 +42,23 @@ class Data(Section):
     train, validation, test (and what else is there) are found by their usual names."""
     columns: Columns = Columns()
     per_class: dict[Name, Count] = Field(default_factory=dict)
-    """Split to the number of examples kept of each class, chosen by the examples' own
-    keys: the same ones on every machine."""
+    """Split to the number of examples kept of each class (of docstrings: each package), chosen
+    by the examples' own keys: the same ones on every machine."""
 
 
-class Task(Section):
-    """What the models learn."""
+class _Task(Section):
+    data: Data
+    max_length: Annotated[int, Field(ge=8, le=4096)] = 128
+    """Longest input in tokens of each model; what is longer is cut."""
+
+
+class SingleLabel(_Task):
+    """Classify texts, or pairs of texts; each has one label."""
 
     type: Literal["single-label"] = "single-label"
-    data: Data
     labels: list[str] | None = None
     """Label names in the order of the class ids. Default: what the data declare
     (labels.json in the folder, the hub's features), else the sorted names in train."""
-    max_length: Annotated[int, Field(ge=8, le=4096)] = 128
-    """Longest input in tokens of each model; what is longer is cut."""
 
     @field_validator("labels")
     @classmethod
@@ -67,6 +70,39 @@ class Task(Section):
             if repeated:
                 raise ValueError(f"label {sorted(repeated)[0]!r} stands twice")
         return labels
+
+
+class MaskSettings(Section):
+    """Which tokens are hidden. Of those, 80% are shown as the mask token, 10% as a random token
+    and 10% as they are (BERT)."""
+
+    rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """Share of the tokens that are hidden, special tokens apart."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """A seed of its own, so that runs with different `seed`s can share what teachers said."""
+    draws: Count | None = None
+    """How many ways of masking each example there are: epoch e takes number e mod draws. A cache
+    needs it, and keeps them all. Default: every epoch has its own."""
+
+
+class MaskedLM(_Task):
+    """Tell the hidden tokens of a text. Needs no labels; the cross_entropy term's label is the
+    token that was hidden. All models must have the same vocabulary."""
+
+    type: Literal["masked-lm"] = "masked-lm"
+    masking: MaskSettings = MaskSettings()
+
+
+def _task_type(task: Any) -> Any:
+    if isinstance(task, dict):
+        return str(task.get("type", "single-label"))
+    return getattr(task, "type", "single-label")
+
+
+Task = Annotated[
+    Annotated[SingleLabel, Tag("single-label")] | Annotated[MaskedLM, Tag("masked-lm")],
+    Discriminator(_task_type),
+]
 
 
 # ---------------------------------------------------------------------------------- models

@@ -6,22 +6,24 @@ from typing import Any
 
 import yaml
 
-from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.schema import MaskedLM, Recipe
 from ds_distill.reporting.verdict import last_evaluation
 
 
 def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
     """Markdown with the metadata block of the Hugging Face hub."""
     evaluation = last_evaluation(results)
+    masked_lm = isinstance(recipe.task, MaskedLM)
+    pipeline = "fill-mask" if masked_lm else "text-classification"
     metadata: dict[str, Any] = {
         "library_name": "transformers",
-        "pipeline_tag": "text-classification",
+        "pipeline_tag": pipeline,
         "tags": ["knowledge-distillation", "ds-distill"],
     }
     if _is_hub_id(recipe.student.model):
         metadata["base_model"] = recipe.student.model
     if evaluation:
-        metadata["metrics"] = ["accuracy", "f1"]
+        metadata["metrics"] = ["accuracy", "perplexity" if masked_lm else "f1"]
     lines = [
         "---",
         yaml.safe_dump(metadata, sort_keys=False).strip(),
@@ -34,8 +36,17 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "```python",
         "from transformers import pipeline",
         "",
-        'classify = pipeline("text-classification", model="PATH/TO/THIS/FOLDER")',
-        'classify("a text")',
+        *(
+            (
+                'fill = pipeline("fill-mask", model="PATH/TO/THIS/FOLDER")',
+                'fill(f"a text with a {fill.tokenizer.mask_token} in it")',
+            )
+            if masked_lm
+            else (
+                'classify = pipeline("text-classification", model="PATH/TO/THIS/FOLDER")',
+                'classify("a text")',
+            )
+        ),
         "```",
         "",
         "## How it was made",
@@ -56,7 +67,19 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
 
 
 def _table(evaluation: dict[str, Any]) -> list[str]:
-    labels = list(next(iter(evaluation["models"].values()))["per_class"])
+    first = next(iter(evaluation["models"].values()))
+    if "tokens" in first:
+        return [
+            f"On {first['tokens']:,} hidden tokens, the same ones for all models.",
+            "",
+            "| model | role | accuracy | perplexity |",
+            "|---|---|---|---|",
+            *(
+                f"| {name} | {m['role']} | {m['accuracy']:.3f} | {m['perplexity']:.2f} |"
+                for name, m in evaluation["models"].items()
+            ),
+        ]
+    labels = list(first["per_class"])
     rows = [
         "| model | role | accuracy | macro F1 | " + " | ".join(labels) + " |",
         "|" + "---|" * (4 + len(labels)),

@@ -17,5 +17,11 @@ def render_report(results: dict[str, Any]) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(template.read_text(encoding="utf-8")).render(
-        results=results, evaluation=last_evaluation(results)
+        results=results, evaluation=last_evaluation(results), comparison=_last_comparison(results)
     )
+
+
+def _last_comparison(results: dict[str, Any]) -> dict[str, Any] | None:
+    """What the last expertise phase found, with its split, if there is one."""
+    found = [record for record in results["phases"] if record["kind"] == "expertise"]
+    return {**found[-1]["comparison"], "split": found[-1]["split"]} if found else None

@@ -23,7 +23,10 @@ def verdict(results: dict[str, Any]) -> str:
         )
     models = evaluation["models"]
     own = models[student]
-    accuracy = f"{own['accuracy']:.1%} of {own['examples']:,} examples of {evaluation['split']}"
+    asked = (
+        f"{own['tokens']:,} hidden tokens" if "tokens" in own else f"{own['examples']:,} examples"
+    )
+    accuracy = f"{own['accuracy']:.1%} of {asked} of {evaluation['split']}"
     outcomes = {
         row["other"]: _outcome(*row["interval"])
         for row in evaluation["comparisons"]

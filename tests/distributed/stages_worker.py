@@ -32,10 +32,20 @@ from ds_distill.engine.placement import held_bytes, sharded_loading
 from ds_distill.engine.world import World
 from ds_distill.models.bundle import Bundle
 from ds_distill.recipe.phases import Routing, Training
-from ds_distill.routing import ExpertiseTable, Router
+from ds_distill.routing import ExpertiseTable, Fitted, Router
+from ds_distill.routing.gate import Gate
 
 world = World.start()
 results: dict[str, Any] = {}
+
+
+def known_experts() -> Fitted:
+    """The reference's expertise table; its policy reads nothing else that is fitted."""
+    experts = ExpertiseTable.from_json(table())
+    classes = len(experts.total)
+    nothing = Gate(torch.zeros(0, classes), torch.zeros(classes), reads_states=False)
+    temperatures = dict.fromkeys(experts.teachers, 1.0)
+    return Fitted(experts, temperatures, {}, torch.zeros(classes), nothing)
 
 
 def build(task: str, folder: Path, config: dict[str, Any], policy: str) -> Bundle:
@@ -55,7 +65,7 @@ def build(task: str, folder: Path, config: dict[str, Any], policy: str) -> Bundl
         router = Router(
             Routing.model_validate({"policy": policy}),
             temperature=2.0,
-            table=ExpertiseTable.from_json(table()),
+            fitted=known_experts() if policy == "expertise" else None,
         )
     return Bundle(student, teachers, terms, router)
 

@@ -252,6 +252,35 @@ def test_a_finished_run_may_be_resumed(make_runs, whole):
     assert (digests(whole), curves(whole), files(whole)) == before
 
 
+def test_a_killed_masked_lm_training_ends_as_if_left_alone(
+    masked_lm_settings, command_environment, tmp_path
+):
+    """Masks are drawn anew in every epoch, and the same again after a resume."""
+    recipe = tmp_path / "masked-lm.yaml"
+    teacher = masked_lm_settings["teachers"]["bert"]
+    routing = {"policy": "average", "mix": "losses"}
+    settings = {
+        **masked_lm_settings,
+        "teachers": {"bert": teacher, "other": teacher},
+        "phases": [
+            {"fine-tune": {"models": ["bert", "other"]}},
+            {"distil": {"losses": {"kl": {"temperature": 2.0}}, "routing": routing}},
+        ],
+    }
+    recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
+    runs = Runs(recipe, command_environment, None)
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    runs.finish(whole)
+    teachers = sum(event[1] != "student" for event in curves(whole))
+    assert runs.kill(folder, after_steps(teachers + 20, 0.0), resume=False), "ended too early"
+    assert len(records(folder)) == 1, "killed outside of the student's training"
+    runs.finish(folder, resume=True)
+    assert len(digests(whole)) == 4  # two teachers, the student, and again as it is shipped
+    assert digests(folder) == digests(whole)
+    assert curves(folder) == curves(whole)
+    assert others(folder) == others(whole)
+
+
 @pytest.mark.slow
 def test_ten_kills_change_nothing(make_runs, whole, tmp_path):
     runs, folder = make_runs(None), tmp_path / "run"

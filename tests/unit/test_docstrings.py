@@ -20,7 +20,7 @@ from ds_distill.data.docstrings import (
 )
 from ds_distill.data.sources import open_source
 from ds_distill.errors import UserError
-from ds_distill.recipe.schema import Columns, Data, Task
+from ds_distill.recipe.schema import Columns, Data, SingleLabel, Task
 
 MODULE = '''"""Module {number} of {package} says a {word} or two.
 
@@ -78,7 +78,7 @@ def packages(tmp_path, monkeypatch) -> list[str]:
 
 
 def task(path: str = "docstrings:fakeone,faketwo", labels=None, **data) -> Task:
-    return Task(data=Data(path=path, **data), labels=labels)
+    return SingleLabel(data=Data(path=path, **data), labels=labels)
 
 
 # -------------------------------------------------------------------------------- paragraphs

@@ -11,6 +11,7 @@ from ds_distill.errors import UserError
 from ds_distill.models.encoder import read_signals, vocabulary_head
 from ds_distill.models.load import (
     check_labels,
+    check_masked_lm,
     check_vocabulary,
     freeze_embeddings,
     keep_layers,
@@ -356,6 +357,13 @@ def test_masked_lm_logits_at_rows_are_those_of_the_whole_model(family, more):
     wanted = output.logits.flatten(0, 1)[rows]
     torch.testing.assert_close(signals.logits, wanted, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(signals.hidden[-1], output.hidden_states[-1].flatten(0, 1)[rows])
+
+
+@pytest.mark.parametrize(("family", "more"), HEADS)
+def test_each_known_family_passes_the_check_of_masked_lms(family, more):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = tr.BertTokenizer(vocab={word: number for number, word in enumerate(words)})
+    check_masked_lm("m", config_of(family, **more), tokenizer)
 
 
 @each_family

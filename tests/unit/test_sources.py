@@ -23,7 +23,7 @@ from ds_distill.data.keys import content_keys
 from ds_distill.data.readers import open_file
 from ds_distill.data.sources import open_source
 from ds_distill.errors import UserError
-from ds_distill.recipe.schema import Columns, Data, Task
+from ds_distill.recipe.schema import Columns, Data, SingleLabel, Task
 
 ROWS = [("good day", "joy"), ("bad day", "anger"), ("so, so", "joy"), ("läuft", "anger")]
 SHARED = Path(
@@ -32,7 +32,7 @@ SHARED = Path(
 
 
 def task(path: Path | str, labels: list[str] | None = None, **data) -> Task:
-    return Task(data=Data(path=str(path), **data), labels=labels)
+    return SingleLabel(data=Data(path=str(path), **data), labels=labels)
 
 
 def write(path: Path, rows=ROWS, names=("text", "label")) -> Path:
@@ -284,7 +284,7 @@ BAD_FILES = {
     "not gzip": ("a.jsonl.gz", GOOD, ["a.jsonl.gz", "cannot be read"]),
     "gzip cut off": ("a.jsonl.gz", gzip.compress(GOOD * 99)[:-9], ["a.jsonl.gz", "cannot be read"]),
     "not parquet": ("a.parquet", b"PAR1 no", ["a.parquet", "parquet"]),
-    "ending": ("a.txt", b"a\n", ["a.txt", ".jsonl"]),
+    "ending": ("a.tsv", b"a\n", ["a.tsv", ".jsonl"]),
 }
 
 

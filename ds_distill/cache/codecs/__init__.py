@@ -1,0 +1,38 @@
+"""Codecs of teachers' distributions over large vocabularies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ds_distill.cache.codecs.base import Encoded, Packed, VocabularyCodec
+from ds_distill.cache.codecs.compact import CompactCodec
+from ds_distill.cache.codecs.dense import DenseCodec
+from ds_distill.cache.codecs.tail import TailShape
+from ds_distill.cache.codecs.topk import TopKCodec
+
+__all__ = [
+    "CompactCodec",
+    "DenseCodec",
+    "Encoded",
+    "Packed",
+    "TailShape",
+    "TopKCodec",
+    "VocabularyCodec",
+    "codec_from_json",
+]
+
+
+def codec_from_json(values: dict[str, Any]) -> VocabularyCodec:
+    """The codec that a manifest describes. Raises ValueError when there is no such codec."""
+    given = dict(values)
+    name = given.pop("codec", None)
+    try:
+        if name == TopKCodec.name:
+            return TopKCodec(**given)
+        if name == CompactCodec.name:
+            return CompactCodec(**{**given, "tail": TailShape.from_json(given["tail"])})
+        if name == DenseCodec.name:
+            return DenseCodec(**given)
+    except (KeyError, TypeError) as fault:
+        raise ValueError(f"codec {name!r} cannot be made of {sorted(given)}: {fault}") from None
+    raise ValueError(f"there is no codec {name!r}, only compact, dense and topk")

@@ -1,0 +1,155 @@
+"""What a codec of distributions over a vocabulary is, and what codecs share."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ds_distill.types import TopK
+
+_CHUNK_ELEMENTS = 1 << 24
+"""Float32 elements of logits that are worked on at once: 64 MiB a copy."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """n rows as stored, on any device."""
+
+    payload: Tensor
+    """uint8 [n, W] of a codec with a fixed width, else uint8 [bytes]: the rows end to end."""
+    lengths: Tensor | None = None
+    """int64 [n]: bytes of each row; None with a fixed width."""
+
+    def __len__(self) -> int:
+        return len(self.payload if self.lengths is None else self.lengths)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.payload.numel()
+
+    def to(self, device: torch.device) -> Encoded:
+        lengths = None if self.lengths is None else self.lengths.to(device, non_blocking=True)
+        return Encoded(self.payload.to(device, non_blocking=True), lengths)
+
+
+class VocabularyCodec(ABC):
+    """Distributions over V entries <-> bytes, a row at a time in meaning, a batch in work.
+
+    A codec is its JSON: `codec_from_json(codec.to_json())` decodes what `codec` encoded. Equal
+    logits on the same device give equal bytes, whatever their batch. Decoding a payload that no
+    codec wrote raises ValueError or gives a nonsense distribution; it reads no byte outside of
+    the payload, and ids are in [-1, V) always.
+    """
+
+    name: ClassVar[str]
+    """As recipes and manifests call it."""
+
+    def __init__(self, vocabulary: int) -> None:
+        if vocabulary < 2:
+            raise ValueError(f"a vocabulary has at least 2 entries, and {vocabulary} were given")
+        self.vocabulary = vocabulary
+
+    @property
+    @abstractmethod
+    def width(self) -> int | None:
+        """Bytes of every row; None when they differ."""
+
+    @abstractmethod
+    def decode(self, encoded: Encoded) -> TopK:
+        """The likeliest entries and the mass of all others, on the device that holds `encoded`.
+
+        The masses of the entries and the tail add up to 1. Raises ValueError when the bytes are
+        none of this codec.
+        """
+
+    @abstractmethod
+    def log_probs(self, encoded: Encoded) -> Tensor:
+        """The whole distributions, the tail spread as the codec spreads it: float32 [n, V]."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, `codec` the name among them: all that decoding needs."""
+
+    @abstractmethod
+    def _encode(self, logits: Tensor, lse: Tensor) -> Encoded:
+        """`encode` for some rows: float32 [m, V], contiguous and free to be written to, and
+        its log-sum-exp [m, 1]."""
+
+    def encode(self, logits: Tensor) -> Encoded:
+        """float [n, V], already divided by the temperature of the cache, -inf for an entry that
+        cannot be; any strides, any device, where the bytes will be too.
+
+        Raises ValueError for another width than V, and when a row is no distribution (NaN,
+        +inf, or nothing but -inf).
+        """
+        if logits.ndim != 2 or logits.shape[1] != self.vocabulary:
+            raise ValueError(
+                f"logits of shape {tuple(logits.shape)} for a vocabulary of {self.vocabulary}: "
+                "[rows, vocabulary] is needed"
+            )
+        parts = []
+        for start, chunk in self._chunks(logits):
+            own = torch.empty(chunk.shape, dtype=torch.float32, device=chunk.device).copy_(chunk)
+            lse = torch.logsumexp(own, 1, keepdim=True)
+            broken = (~lse.isfinite()).squeeze(1).nonzero().squeeze(1)
+            if len(broken):
+                raise ValueError(
+                    f"{len(broken)} rows of logits are no distribution (NaN, +inf or all -inf), "
+                    f"the first of them row {start + int(broken[0])}"
+                )
+            parts.append(self._encode(own, lse))
+        lengths = [part.lengths for part in parts if part.lengths is not None]
+        return Encoded(
+            torch.cat([part.payload for part in parts]), torch.cat(lengths) if lengths else None
+        )
+
+    def _chunks(self, logits: Tensor) -> Iterator[tuple[int, Tensor]]:
+        rows = max(1, _CHUNK_ELEMENTS // self.vocabulary)
+        for start in range(0, max(1, len(logits)), rows):  # no rows: one chunk of none
+            yield start, logits[start : start + rows]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Distributions as stored, that are decoded on the device where they are needed."""
+
+    encoded: Encoded
+    codec: VocabularyCodec
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def to(self, device: torch.device) -> TopK:
+        return self.codec.decode(self.encoded.to(device))
+
+
+def top_of(logits: Tensor, lse: Tensor, entries: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest entries of each row: log-probs [n, K] falling, ids [n, K], and the log of
+    the mass of all others [n]. Overwrites `logits`."""
+    values, ids = torch.topk(logits, entries, dim=1)
+    logits.scatter_(1, ids, -math.inf)
+    log_probs = values - lse
+    return log_probs, ids, _complement(log_probs, torch.logsumexp(logits, 1) - lse.squeeze(1))
+
+
+def _complement(entries: Tensor, rest: Tensor) -> Tensor:
+    """The log mass of the rest: of two that should make 1, the smaller is known the better, and
+    a large one is what it leaves. Taken as 1 - sum, a small one would be all rounding."""
+    head = torch.logsumexp(entries, 1)
+    return torch.where(rest < head, rest, torch.log1p(-torch.exp(head.clamp(max=-0.5)))).clamp(
+        max=0.0
+    )
+
+
+def entry_log_probs(below_first: Tensor, tail: Tensor) -> Tensor:
+    """Scale entries so that they and the tail make 1: [n, K] up to a constant of each row,
+    -inf where absent, and [n] -> log-probs [n, K]. The first entry's is not stored for that."""
+    # A tail above 1 is a stranger's. Entries that hold nothing stay so.
+    mass = torch.log(-torch.expm1(tail.clamp(max=0.0)))
+    return below_first - torch.logsumexp(below_first, 1, keepdim=True) + mass[:, None]

@@ -1,0 +1,75 @@
+"""Fields of a few bits in rows of bytes, read and written by whole tensors.
+
+Bit i of a row is bit i % 8, from the lowest, of its byte i // 8. A field's lowest bit comes
+first. Words are the rows' bytes as little-endian int32, as every machine that torch runs on
+has them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LONGEST_FIELD = 31
+"""Bits: a field fits an int32 without its sign, and spans two words at most."""
+
+
+def field_words(start: int, count: int, width: int) -> int:
+    """Words of a row that ends with `count` fields of `width` bits from bit `start`."""
+    return -(-(start + count * width) // 32)
+
+
+class Fields:
+    """`count` fields of `width` bits side by side, from bit `start` of every row."""
+
+    def __init__(self, start: int, count: int, width: int) -> None:
+        assert 0 < width <= LONGEST_FIELD
+        position = start + width * torch.arange(count)
+        self._word, self._shift = position >> 5, (position & 31).int()
+        in_first = (32 - self._shift).clamp(max=width)
+        self._first_mask = ((1 << in_first.long()) - 1).int()
+        self._next_mask = (1 << width) - 1 - self._first_mask
+        crossing = self._next_mask != 0
+        self._next_word = torch.where(crossing, self._word + 1, self._word)
+        self._next_shift = torch.where(crossing, 32 - self._shift, 0).int()
+
+    def read(self, words: Tensor) -> Tensor:
+        """int32 [n, W] -> int32 [n, count]."""
+        first = words.index_select(1, self._word.to(words.device))
+        first >>= self._shift.to(words.device)
+        first &= self._first_mask.to(words.device)
+        rest = words.index_select(1, self._next_word.to(words.device))
+        rest <<= self._next_shift.to(words.device)
+        rest &= self._next_mask.to(words.device)
+        return first.bitwise_or_(rest)
+
+    def write(self, words: Tensor, values: Tensor) -> None:
+        """Set fields that are still 0. words: int32 [n, W]; values: int [n, count]."""
+        for column in range(values.shape[1]):
+            value, word = values[:, column].int(), int(self._word[column])
+            words[:, word] |= value << int(self._shift[column])
+            if self._next_mask[column]:
+                taken = 32 - int(self._shift[column])
+                words[:, word + 1] |= value >> taken
+
+
+def read_at(data: Tensor, position: Tensor, width: Tensor | int) -> Tensor:
+    """Fields of up to 24 bits anywhere: uint8 [bytes], int64 [m] bits -> int64 [m].
+
+    Every position must lie in `data`; bits beyond its end are 0.
+    """
+    byte, shift = position >> 3, position & 7
+    padded = torch.nn.functional.pad(data, (0, 4))
+    value = padded[byte].long()
+    for step in range(1, 4):
+        value |= padded[byte + step].long() << (8 * step)
+    return (value >> shift) & ((1 << torch.as_tensor(width, device=data.device)) - 1)
+
+
+def write_at(data: Tensor, position: Tensor, value: Tensor) -> None:
+    """Set fields of up to 24 bits that are still 0. data: int32 [bytes], a byte in each;
+    position, value: int64 [m]. Different fields share no bit, so adding is setting."""
+    byte, shifted = position >> 3, value << (position & 7)
+    for step in range(4):
+        part = (shifted >> (8 * step)) & 255
+        data.index_add_(0, (byte + step).clamp(max=len(data) - 1), part.int())

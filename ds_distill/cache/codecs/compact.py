@@ -1,0 +1,244 @@
+"""As many entries of each row as it needs, in as few bytes.
+
+A row keeps the entries of at least `threshold`, k of them, in the order of their ids:
+
+    byte 0      k, from 1 to 255
+    byte 1      power of the tail's prior, in eighths, up to 15
+    byte 2      step, in 1/128 nat
+    bytes 3-4   float16 log of the tail's mass
+    then bits   k values of 4 bits: an entry is `value * step` nats below the likeliest
+                k times the lowest l bits of the id, l = floor(log2(V / k))
+                k + ((V - 1) >> l) bits: bit (id >> l) + j is set for the j-th entry
+    then        zeros up to a whole byte
+
+The ids are coded as Elias and Fano did sorted sets (Vigna 2013, "Quasi-succinct indices"):
+2 + log2(V / k) bits an entry at most, against log2(V). A row's length follows from its k.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ds_distill.cache.codecs.base import (
+    Encoded,
+    VocabularyCodec,
+    entry_log_probs,
+    top_of,
+)
+from ds_distill.cache.codecs.bits import read_at, write_at
+from ds_distill.cache.codecs.tail import TailShape
+from ds_distill.types import TopK
+
+_HEADER = 5
+_MOST = 255
+_VALUE_BITS = 4
+_STEPS = 128.0
+_POWERS = 16
+_POWER_UNIT = 8.0
+_LEAST_TAIL = -(2.0**-24)
+"""Float16's number next to 0: a tail of exactly 1 would leave nothing for the entries."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where fields of n rows are, N = sum of k: all int64."""
+
+    k: Tensor  # [n]
+    first_bit: Tensor  # [n] of the row's values
+    row: Tensor  # [N]: of each entry
+    rank: Tensor  # [N]: j, in the row
+    low_bits: Tensor  # [n]: l
+
+    @property
+    def values(self) -> Tensor:
+        """Bit of each entry's value: [N]."""
+        return self.first_bit[self.row] + _VALUE_BITS * self.rank
+
+    @property
+    def lows(self) -> Tensor:
+        """Bit of the low part of each entry's id: [N]."""
+        start = self.first_bit + _VALUE_BITS * self.k
+        return start[self.row] + self.low_bits[self.row] * self.rank
+
+    @property
+    def highs(self) -> Tensor:
+        """First bit of each row's high part: [n]."""
+        return self.first_bit + (_VALUE_BITS + self.low_bits) * self.k
+
+
+class CompactCodec(VocabularyCodec):
+    """Entries above a threshold, and a tail that is spread by the teacher's own prior."""
+
+    name: ClassVar[str] = "compact"
+
+    def __init__(
+        self, vocabulary: int, threshold: float = 1e-3, tail: TailShape | None = None
+    ) -> None:
+        """threshold: the probability from which entries are kept; the likeliest always is, and
+        255 at most. tail: fitted to the teacher; None spreads evenly."""
+        super().__init__(vocabulary)
+        if not 1e-9 <= threshold < 1:
+            raise ValueError(f"threshold is {threshold}: a probability from 1e-9 is needed")
+        if vocabulary > 1 << 24:
+            raise ValueError(f"vocabulary is {vocabulary}, and 2^24 entries are the most")
+        self.threshold = threshold
+        self.tail = tail or TailShape.even(vocabulary)
+        if len(self.tail.codes) != vocabulary:
+            raise ValueError(
+                f"the tail's shape has {len(self.tail.codes)} entries and the vocabulary "
+                f"{vocabulary}: fit it to this teacher"
+            )
+        log_prior = self.tail.log_prior.double()
+        self._masses = [
+            float(torch.exp(level / _POWER_UNIT * log_prior).sum()) for level in range(_POWERS)
+        ]
+        """Of the prior to each power, over the whole vocabulary."""
+        self._most = min(_MOST, vocabulary)
+        counts = range(1, self._most + 1)
+        # Entry 0 stands for no k at all.
+        self._low_bits = torch.tensor([0, *((vocabulary // k).bit_length() - 1 for k in counts)])
+        k = torch.arange(self._most + 1)
+        self._high_bits = k + ((vocabulary - 1) >> self._low_bits)
+        self._bytes = _HEADER + (k * (_VALUE_BITS + self._low_bits) + self._high_bits + 7) // 8
+
+    @property
+    def width(self) -> None:
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "codec": self.name,
+            "vocabulary": self.vocabulary,
+            "threshold": self.threshold,
+            "tail": self.tail.to_json(),
+        }
+
+    def _encode(self, logits: Tensor, lse: Tensor) -> Encoded:
+        expected = self._expected_log_prior(logits, lse)
+        log_probs, ids, rest = top_of(logits, lse, self._most)
+        kept = log_probs >= math.log(self.threshold)
+        kept[:, 0] = True
+        left_out = torch.cat((log_probs.masked_fill(kept, -math.inf), rest[:, None]), 1)
+        tail = torch.logsumexp(left_out, 1).clamp(max=_LEAST_TAIL).half()
+        power = self._best_power(expected, log_probs, ids, kept)
+
+        below = (log_probs[:, :1] - log_probs).masked_fill(~kept, 0.0)
+        step = (below.amax(1) * _STEPS / (2**_VALUE_BITS - 1)).ceil().clamp(1, 255)
+        values = (below * (_STEPS / step)[:, None]).round().clamp(max=2**_VALUE_BITS - 1).long()
+        ids, order = ids.masked_fill(~kept, self.vocabulary).sort(1)
+        values = values.gather(1, order)
+
+        k = kept.sum(1)
+        lengths = self._bytes.to(k.device)[k]
+        ends = lengths.cumsum(0)
+        at = self._layout(k, ends - lengths)
+        # A byte in each int32, so that fields that share a byte can be added.
+        data = torch.zeros(int(lengths.sum()), dtype=torch.int32, device=k.device)
+        header = torch.stack((k, power, step.long()), 1)
+        header = torch.cat((header, tail[:, None].view(torch.uint8).long()), 1)
+        start = (ends - lengths)[:, None] + torch.arange(_HEADER, device=k.device)
+        data[start] = header.int()
+        flat_ids, low_bits = ids[at.row, at.rank], at.low_bits[at.row]
+        write_at(data, at.values, values[at.row, at.rank])
+        write_at(data, at.lows, flat_ids & ((1 << low_bits) - 1))
+        high = at.highs[at.row] + (flat_ids >> low_bits) + at.rank
+        write_at(data, high, torch.ones_like(high))
+        return Encoded(data.to(torch.uint8), lengths)
+
+    def decode(self, encoded: Encoded) -> TopK:
+        payload, k, starts = self._rows(encoded)
+        at = self._layout(k, starts)
+        shape = (len(k), int(k.max()) if len(k) else 1)
+        step = payload[starts + 2] / -_STEPS
+        tail = _halves(payload, starts + 3).clamp(max=_LEAST_TAIL)
+        below = torch.full(shape, -math.inf, device=payload.device)
+        values = read_at(payload, at.values, _VALUE_BITS)
+        below[at.row, at.rank] = values * step[at.row]
+
+        low_bits = at.low_bits[at.row]
+        high = self._read_highs(payload, at)
+        found = (high << low_bits) | read_at(payload, at.lows, low_bits)
+        ids = torch.full(shape, -1, dtype=torch.int64, device=payload.device)
+        ids[at.row, at.rank] = found.clamp(max=self.vocabulary - 1)
+        return TopK(entry_log_probs(below, tail), ids, tail)
+
+    def log_probs(self, encoded: Encoded) -> Tensor:
+        top = self.decode(encoded)
+        payload, _, starts = self._rows(encoded)
+        power = (payload[starts + 1] & (_POWERS - 1)) / _POWER_UNIT
+        shape = power[:, None] * self.tail.log_prior.to(payload.device)
+        columns = top.ids.masked_fill(top.ids < 0, self.vocabulary)
+        # Absent entries write to one column more.
+        whole = torch.nn.functional.pad(shape, (0, 1), value=-math.inf)
+        whole.scatter_(1, columns, -math.inf)
+        others = torch.logsumexp(whole, 1, keepdim=True)
+        whole += torch.where(others.isfinite(), top.tail_log_prob[:, None] - others, 0.0)
+        return whole.scatter_(1, columns, top.log_probs)[:, : self.vocabulary]
+
+    def _rows(self, encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
+        """Payload, k [n] and first byte [n] of each row, made sure to lie within the payload."""
+        payload, lengths = encoded.payload, encoded.lengths
+        if lengths is None or payload.dtype != torch.uint8 or payload.ndim != 1:
+            raise ValueError("the compact codec reads uint8 [bytes] with the rows' lengths")
+        lengths = lengths.long()
+        known = ((lengths > _HEADER) & (lengths <= int(self._bytes.max()))).all()
+        if not known or int(lengths.sum()) != len(payload):
+            raise ValueError(
+                f"{len(lengths)} rows cannot have these lengths in {len(payload)} bytes"
+            )
+        starts = lengths.cumsum(0) - lengths
+        k = payload[starts].long()
+        if ((k < 1) | (k > self._most)).any() or (self._bytes.to(k.device)[k] != lengths).any():
+            raise ValueError("a row's length is not the one that its number of entries has")
+        return payload, k, starts
+
+    def _layout(self, k: Tensor, starts: Tensor) -> _Layout:
+        row = torch.repeat_interleave(torch.arange(len(k), device=k.device), k)
+        rank = torch.arange(len(row), device=k.device) - (k.cumsum(0) - k)[row]
+        return _Layout(k, 8 * (starts + _HEADER), row, rank, self._low_bits.to(k.device)[k])
+
+    def _read_highs(self, payload: Tensor, at: _Layout) -> Tensor:
+        """High parts of all ids: [N]."""
+        sizes = self._high_bits.to(at.k.device)[at.k]
+        row = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
+        place = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row]
+        position = at.highs[row] + place
+        is_set = (payload[position >> 3] >> (position & 7).to(torch.uint8)) & 1
+        found = is_set.nonzero().squeeze(1)
+        if not torch.equal(row[found], at.row):
+            raise ValueError("a row's ids are not as many as it says")
+        return place[found] - at.rank
+
+    def _expected_log_prior(self, logits: Tensor, lse: Tensor) -> Tensor:
+        """Of the teacher's whole distribution: float64 [n]."""
+        log_prior = self.tail.log_prior.to(logits.device)
+        return (torch.exp(logits - lse) @ log_prior).double()
+
+    def _best_power(self, expected: Tensor, log_probs: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
+        """The power of the prior that gives the tail the highest likelihood: int64 [n].
+
+        It is max_a of a * E[log prior] - log sum(prior^a), expectation and sum over what is not
+        kept: over all entries, less what is.
+        """
+        log_prior = self.tail.log_prior.to(ids.device)
+        probs = log_probs.masked_fill(~kept, -math.inf).exp().double()
+        kept_prior = log_prior[ids].double()
+        mean = expected - (probs * kept_prior).sum(1)
+        mass = (1 - probs.sum(1)).clamp(min=1e-12)
+        gains = []
+        for level, total in enumerate(self._masses):
+            power = level / _POWER_UNIT
+            inside = torch.exp(power * kept_prior).masked_fill_(~kept, 0.0).sum(1)
+            gains.append(power * mean - mass * torch.log((total - inside).clamp(min=1e-12)))
+        return torch.stack(gains, 1).argmax(1)
+
+
+def _halves(payload: Tensor, byte: Tensor) -> Tensor:
+    """float16 numbers at bytes [n] -> float32 [n]; a stranger's NaN as the least of tails."""
+    pair = torch.stack((payload[byte], payload[byte + 1]), 1)
+    return pair.view(torch.float16).squeeze(1).float().nan_to_num(nan=0.0, neginf=-math.inf)

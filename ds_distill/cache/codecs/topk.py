@@ -1,0 +1,123 @@
+"""The K likeliest entries of each row in a fixed width, made to be decoded fast.
+
+    bytes 0-3    float32 log of the tail's mass
+    bytes 4-7    float32 step
+    from byte 8  K values of 8 bits: entry k is `value * step` nats below the first entry,
+                 255 where it is absent
+    then         K ids of ceil(log2 V) bits
+    then         zeros up to a multiple of 4 bytes
+
+Entries are in falling order. The likeliest needs no value of its own: the entries and the tail
+add up to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ds_distill.cache.codecs.base import (
+    Encoded,
+    VocabularyCodec,
+    entry_log_probs,
+    top_of,
+)
+from ds_distill.cache.codecs.bits import Fields, field_words
+from ds_distill.types import TopK
+
+_HEADER = 8
+_ABSENT = 255
+_DEEPEST = 25.0
+"""Nats below the likeliest entry. What is rarer than e^-25 goes to the tail, so that one
+impossible entry does not coarsen the steps of all others."""
+_DECODED_ROWS = 512
+"""Rows decoded at once: they stay in the processor's cache."""
+
+
+class TopKCodec(VocabularyCodec):
+    """K entries and the tail's mass. The tail has no shape: `log_probs` spreads it evenly."""
+
+    name: ClassVar[str] = "topk"
+
+    def __init__(self, vocabulary: int, entries: int = 64) -> None:
+        """entries: K; all of a smaller vocabulary."""
+        super().__init__(vocabulary)
+        if entries < 1:
+            raise ValueError(f"entries is {entries}, and at least 1 is kept")
+        self.entries = min(entries, vocabulary)
+        bits = (vocabulary - 1).bit_length()
+        start = 8 * (_HEADER + self.entries)
+        self._ids = Fields(start, self.entries, bits)
+        self._width = 4 * field_words(start, self.entries, bits)
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+    def to_json(self) -> dict[str, Any]:
+        return {"codec": self.name, "vocabulary": self.vocabulary, "entries": self.entries}
+
+    def _encode(self, logits: Tensor, lse: Tensor) -> Encoded:
+        log_probs, ids, tail = top_of(logits, lse, self.entries)
+        below = log_probs[:, :1] - log_probs
+        absent = ~(below <= _DEEPEST)
+        left_out = log_probs.masked_fill(~absent, -math.inf)
+        tail = torch.logsumexp(torch.cat((left_out, tail[:, None]), 1), 1)
+        below = below.masked_fill(absent, 0.0)
+        step = below.amax(1, keepdim=True) / (_ABSENT - 1)
+        values = (below / step.clamp(min=1e-30)).round_().clamp_(max=_ABSENT - 1)
+        values.masked_fill_(absent, _ABSENT)
+
+        payload = torch.zeros(len(ids), self.width, dtype=torch.uint8, device=ids.device)
+        payload.view(torch.float32)[:, 0] = tail
+        payload.view(torch.float32)[:, 1] = step[:, 0]
+        payload[:, _HEADER : _HEADER + self.entries] = values.to(torch.uint8)
+        self._ids.write(payload.view(torch.int32), ids.masked_fill(absent, 0))
+        return Encoded(payload)
+
+    def decode(self, encoded: Encoded) -> TopK:
+        payload = encoded.payload
+        if payload.dtype != torch.uint8 or payload.ndim != 2 or payload.shape[1] != self.width:
+            raise ValueError(
+                f"{payload.dtype} {tuple(payload.shape)} for rows of {self.width} bytes: "
+                f"uint8 [rows, {self.width}] is needed"
+            )
+        shape, device = (len(payload), self.entries), payload.device
+        log_probs = torch.empty(shape, dtype=torch.float32, device=device)
+        ids = torch.empty(shape, dtype=torch.int64, device=device)
+        tail = torch.empty(len(payload), dtype=torch.float32, device=device)
+        step = _DECODED_ROWS if device.type == "cpu" else max(1, len(payload))
+        for start in range(0, len(payload), step):
+            rows = slice(start, start + step)
+            self._decode(payload[rows].contiguous(), log_probs[rows], ids[rows], tail[rows])
+        return TopK(log_probs, ids, tail)
+
+    def _decode(self, payload: Tensor, log_probs: Tensor, ids: Tensor, tail: Tensor) -> None:
+        header = payload.view(torch.float32)
+        # A stranger's NaN would pass through clamp.
+        torch.clamp(header[:, 0].nan_to_num(nan=0.0, neginf=-math.inf), max=0.0, out=tail)
+        values = payload[:, _HEADER : _HEADER + self.entries]
+        absent = values == _ABSENT
+        below_first = values * -header[:, 1:2]
+        below_first.masked_fill_(absent, -math.inf)
+        log_probs.copy_(entry_log_probs(below_first, tail))
+        found = self._ids.read(payload.view(torch.int32))
+        found.clamp_(max=self.vocabulary - 1).masked_fill_(absent, -1)
+        ids.copy_(found)
+
+    def log_probs(self, encoded: Encoded) -> Tensor:
+        return spread_evenly(self.decode(encoded), self.vocabulary)
+
+
+def spread_evenly(top: TopK, vocabulary: int) -> Tensor:
+    """float32 [n, V]: the tail's mass in equal parts to all entries that are not in the top."""
+    absent = top.ids < 0
+    others = vocabulary - (~absent).sum(1)
+    share = top.tail_log_prob - others.log()
+    whole = share[:, None].expand(-1, vocabulary + 1).clone()
+    # Absent entries write to one column more.
+    whole.scatter_(1, top.ids.masked_fill(absent, vocabulary), top.log_probs)
+    return whole[:, :vocabulary]

@@ -1,0 +1,155 @@
+"""What codecs cost and what they lose, on the distributions of one's own teacher."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec, VocabularyCodec
+
+ENTRIES = (16, 32, 64, 128)
+THRESHOLDS = (1e-2, 4e-3, 2e-3, 1e-3, 5e-4)
+
+
+@dataclass(frozen=True)
+class CodecScore:
+    """One codec on n rows."""
+
+    name: str
+    rows: int
+    bytes_per_row: float
+    kl_mean: float
+    """Nats: KL(true || decoded) over the whole vocabulary, the tail spread as the codec does."""
+    kl_p99: float
+    """Nats: 99 rows of 100 are not farther off."""
+    encode_rows_per_second: float
+    decode_rows_per_second: float
+    """To entries and tail (`VocabularyCodec.decode`)."""
+
+
+def candidates(sample: Sequence[Tensor]) -> dict[str, VocabularyCodec]:
+    """Codecs worth comparing for a teacher, by name.
+
+    sample: some batches of its logits, float [n, V], that tails are fitted to; others than
+    those that codecs are then compared on.
+    """
+    vocabulary = sample[0].shape[1]
+    codecs: dict[str, VocabularyCodec] = {
+        f"topk {entries}": TopKCodec(vocabulary, entries) for entries in ENTRIES
+    }
+    for threshold in THRESHOLDS:
+        tail = TailShape.fit(sample, threshold)
+        codecs[f"compact {threshold:g}"] = CompactCodec(vocabulary, threshold, tail)
+    return codecs
+
+
+def compare_codecs(
+    batches: Iterable[Tensor], codecs: Mapping[str, VocabularyCodec]
+) -> list[CodecScore]:
+    """Encode and decode all batches with each codec.
+
+    batches: float [n, V] logits at the temperature of the cache, on any device. Every batch is
+    in memory alone. Raises ValueError when there is none.
+    """
+    divergences: dict[str, list[Tensor]] = {name: [] for name in codecs}
+    num_bytes = dict.fromkeys(codecs, 0)
+    seconds = {name: [0.0, 0.0] for name in codecs}
+    rows = 0
+    for logits in batches:
+        rows += len(logits)
+        truth = torch.log_softmax(logits.float(), 1)
+        for name, codec in codecs.items():
+            begin = _now(logits.device)
+            encoded = codec.encode(logits)
+            encoded_at = _now(logits.device)
+            codec.decode(encoded)
+            seconds[name][0] += encoded_at - begin
+            seconds[name][1] += _now(logits.device) - encoded_at
+            num_bytes[name] += encoded.num_bytes
+            divergences[name].append(divergence(truth, codec.log_probs(encoded)).cpu())
+    if not rows:
+        raise ValueError("no rows to compare codecs on")
+    scores = []
+    for name in codecs:
+        values = torch.cat(divergences[name])
+        encoding, decoding = seconds[name]
+        scores.append(
+            CodecScore(
+                name,
+                rows,
+                num_bytes[name] / rows,
+                float(values.mean()),
+                float(np.quantile(values.numpy(), 0.99)),
+                rows / encoding,
+                rows / decoding,
+            )
+        )
+    return scores
+
+
+def divergence(truth: Tensor, decoded: Tensor) -> Tensor:
+    """KL(truth || decoded) of each row: log-probs float32 [n, V] -> float64 [n]."""
+    terms = torch.exp(truth) * (truth - decoded)
+    # What the truth excludes counts nothing, however it was decoded.
+    return terms.masked_fill_(torch.isneginf(truth), 0.0).sum(1, dtype=torch.float64)
+
+
+def markdown_table(scores: Sequence[CodecScore]) -> str:
+    """Scores in the order of their size."""
+    lines = [
+        "| codec | bytes per token | KL mean | KL p99 | encode rows/s | decode rows/s |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for score in sorted(scores, key=lambda score: score.bytes_per_row):
+        lines.append(
+            f"| {score.name} | {score.bytes_per_row:.1f} | {score.kl_mean:.4g} | "
+            f"{score.kl_p99:.4g} | {score.encode_rows_per_second:,.0f} | "
+            f"{score.decode_rows_per_second:,.0f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def plot(scores: Sequence[CodecScore], path: Path, title: str) -> None:
+    """Bytes per token against KL, mean and 99th percentile; codecs of a family, by the first
+    word of their names, are joined. The suffix of `path` is the format."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    families: dict[str, list[CodecScore]] = {}
+    for score in sorted(scores, key=lambda score: score.bytes_per_row):
+        families.setdefault(score.name.split()[0], []).append(score)
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.5), sharex=True, layout="constrained")
+    for axis, what in zip(axes, ("kl_mean", "kl_p99"), strict=True):
+        for family, members in families.items():
+            sizes = [score.bytes_per_row for score in members]
+            axis.plot(sizes, [getattr(s, what) for s in members], marker="o", label=family)
+            for score in members:
+                axis.annotate(
+                    score.name.partition(" ")[2],
+                    (score.bytes_per_row, getattr(score, what)),
+                    textcoords="offset points",
+                    xytext=(4, 4),
+                    fontsize=7,
+                )
+        axis.set(xscale="log", yscale="log", xlabel="bytes per token")
+        axis.grid(alpha=0.3, which="both")
+    axes[0].set_ylabel("KL(true || decoded), nats: mean")
+    axes[1].set_ylabel("99th percentile")
+    axes[0].legend()
+    figure.suptitle(title)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

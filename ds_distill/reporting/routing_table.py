@@ -1,0 +1,68 @@
+"""The comparison of routing policies, for a reader who is new to them."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ds_distill.routing.comparison import BASELINE, Comparison, Score
+
+MEANING = {
+    "average": "the mean of all teachers' logits",
+    "calibrated": "the mean of their probabilities, each at the temperature that fits it",
+    "expertise": "the teacher that predicts a class it knows best, else the best of all",
+    "expertise, most-confident": "the same; where that leaves a doubt, the surest teacher",
+    "posterior": "Bayes' rule from how teachers confuse classes",
+    "gate": "a small model of all they say, learned from this split",
+    "best": "always the teacher that is right most often",
+    "random": "a teacher by lot, for each example",
+}
+"""What each policy takes as the target."""
+
+
+def routing_table(comparison: Comparison, split: str) -> Group:
+    """The table on the console, with a line on what it says."""
+    table = Table(
+        title=f"Which target is right? {comparison.examples:,} examples of {split}",
+        title_justify="left",
+    )
+    for column in ("target", "right"):
+        table.add_column(column, justify="left" if column == "target" else "right")
+    table.add_column(f"to {BASELINE}", justify="right")
+    table.add_column("95% interval", justify="right")
+    table.add_column("what it is")
+    for name, score in comparison.policies.items():
+        style = "bold" if name == comparison.choice else None
+        table.add_row(*_cells(name, score, MEANING[name]), style=style)
+    table.add_section()
+    for name, score in comparison.teachers.items():
+        table.add_row(*_cells(f"teacher {name}", score, "one teacher alone"))
+    table.add_row(
+        *_cells("any teacher", comparison.any_teacher, "some teacher is right: a bound, no policy")
+    )
+    agreement = "; ".join(f"{pair} {share:.0%}" for pair, share in comparison.agreement.items())
+    lines = [f"Choice: {comparison.choice}. {reason(comparison)}"]
+    if agreement:
+        lines.append(f"Teachers predict the same class: {agreement}.")
+    return Group(table, *map(Text, lines))
+
+
+def reason(comparison: Comparison) -> str:
+    """Why the choice is the choice, in one sentence."""
+    if comparison.choice != BASELINE:
+        low, high = comparison.policies[comparison.choice].interval
+        return (
+            f"Its target is right more often than the {BASELINE}'s, by {100 * low:.1f} to "
+            f"{100 * high:.1f} points."
+        )
+    best = max(comparison.policies, key=lambda name: comparison.policies[name].accuracy)
+    if best == BASELINE:
+        return "No policy's target is right more often."
+    return f"The best target, of {best}, is better by no more than chance may give."
+
+
+def _cells(name: str, score: Score, meaning: str) -> list[Text]:
+    interval = "{:+.1f} to {:+.1f}".format(*(100 * bound for bound in score.interval))
+    numbers = [f"{score.accuracy:.1%}", f"{100 * score.difference:+.1f}", interval]
+    return [Text(cell) for cell in (name, *numbers, meaning)]

@@ -1,0 +1,63 @@
+"""What a validation split says about each teacher alone: its temperature, its confusions.
+
+N examples, C classes. Everything is float64 on the CPU: it is computed once per run.
+"""
+
+from __future__ import annotations
+
+import torch
+
+HOTTEST = 20.0
+"""Temperatures lie in [1 / HOTTEST, HOTTEST]: a teacher that is always right would get 0, one
+that knows nothing would get infinity."""
+
+FLOOR = 30.0
+"""A log-probability is taken to be -FLOOR at least: a class that a teacher rules out (logit
+-inf) must not decide alone."""
+
+
+def log_probabilities(logits: torch.Tensor, temperature: float | torch.Tensor) -> torch.Tensor:
+    """log softmax(logits / temperature), at least -FLOOR: [n, C]."""
+    return torch.log_softmax(logits / temperature, dim=-1).clamp(min=-FLOOR)
+
+
+def fit_temperature(logits: torch.Tensor, truth: torch.Tensor) -> float:
+    """The T with the least negative log-likelihood of softmax(logits / T) (Guo et al. 2017).
+
+    logits: float [N, C]; truth: int64 [N].
+    """
+    # The likelihood is concave in 1 / T, so its slope has one root. Far below the largest
+    # logit a class has no share in the slope, and -inf would make it NaN.
+    scores = logits.double()
+    scores = (scores - scores.amax(dim=1, keepdim=True)).clamp(min=-1e4)
+    own = scores.gather(1, truth[:, None])[:, 0]
+    cold, hot = 1.0 / HOTTEST, HOTTEST
+    for _ in range(60):
+        middle = (cold * hot) ** 0.5
+        expected = (torch.softmax(scores / middle, dim=1) * scores).sum(dim=1)
+        if (own - expected).mean() > 0:  # sharper is likelier still
+            hot = middle
+        else:
+            cold = middle
+    return middle
+
+
+def fit_confusion(log_probs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """P(class is c | the teacher says j), from a soft count of validation examples: [C, C],
+    rows c, columns j.
+
+    Each example counts at every j with the probability that the teacher gives it. Each column
+    starts from one count, dealt as the classes are.
+
+    log_probs: float64 [N, C]; truth: int64 [N].
+    """
+    classes = log_probs.shape[1]
+    is_class = torch.nn.functional.one_hot(truth, classes).double()  # [N, C]
+    counts = is_class.T @ log_probs.exp() + prior_of(truth, classes)[:, None]
+    return counts / counts.sum(dim=0)
+
+
+def prior_of(truth: torch.Tensor, classes: int) -> torch.Tensor:
+    """Share of each class, one example added to each: float64 [C]."""
+    counts = torch.bincount(truth, minlength=classes).double() + 1.0
+    return counts / counts.sum()

@@ -1,0 +1,171 @@
+"""All policies on one labelled split, before a student is trained: which target is right?
+
+Whatever a policy learns from the split is learnt from other examples than it is judged on
+(cross-validation), so that a policy with many parameters has no advantage here that it would
+not have on new text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+
+from ds_distill.evaluation.metrics import paired_interval
+from ds_distill.recipe.phases import Routing
+from ds_distill.routing.fitted import fit, folds_of, states_of
+from ds_distill.routing.gate import FOLDS
+from ds_distill.routing.policies import POLICIES, Question
+from ds_distill.types import Signals
+
+BASELINE = "average"
+
+CANDIDATES: dict[str, Routing] = {
+    BASELINE: Routing(policy="average"),
+    "calibrated": Routing(policy="calibrated"),
+    "expertise": Routing(policy="expertise"),
+    "expertise, most-confident": Routing(policy="expertise", conflict="most-confident"),
+    "posterior": Routing(policy="posterior"),
+    "gate": Routing(policy="gate"),
+    "best": Routing(policy="best"),
+    "random": Routing(policy="random"),
+}
+"""What is compared. Policies that look at the label are not: here they would see the answer."""
+
+HELD_OUT = 1
+"""Stream of the folds that policies are judged on; `fit` deals its own within the others."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How often a target's largest class is the label."""
+
+    accuracy: float
+    per_class: dict[str, float | None]
+    """None where the split has no example of the class."""
+    difference: float
+    """Of the accuracy to the average's."""
+    interval: tuple[float, float]
+    """95% bootstrap interval of the difference, over the same examples."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Policies, teachers and what they have in common, on one split."""
+
+    examples: int
+    policies: dict[str, Score]
+    teachers: dict[str, Score]
+    any_teacher: Score
+    """Right where any teacher is: no choice among teachers can do better."""
+    agreement: dict[str, float]
+    """`one, other` -> share of examples on which two teachers predict the same class."""
+    choice: str
+    """The policy with the best target, unless the interval of its difference to the average
+    holds 0: then the average."""
+
+    @property
+    def routing(self) -> Routing:
+        """The choice as a recipe would write it."""
+        return CANDIDATES[self.choice]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(
+    words: Mapping[str, Signals],
+    truth: np.ndarray,
+    keys: torch.Tensor,
+    labels: Sequence[str],
+    *,
+    seed: int = 0,
+) -> Comparison:
+    """
+    words: by teacher, logits [N, C] and, for a gate that reads them, the last layer's states
+        [N, H]. truth: int [N] class ids, -1 unlabelled (left out). keys: int64 [N, 2].
+    """
+    known = torch.from_numpy(truth >= 0)
+    words, keys, truth = _at(words, known), keys[known], truth[truth >= 0]
+    said = {name: signals.logits.argmax(dim=1).numpy() for name, signals in words.items()}
+    routed = held_out_targets(words, truth, keys, labels, seed=seed)
+    right = {name: target.argmax(dim=1).numpy() == truth for name, target in routed.items()}
+
+    def score(these: np.ndarray) -> Score:
+        return Score(
+            float(these.mean()),
+            {
+                label: float(these[truth == index].mean()) if (truth == index).any() else None
+                for index, label in enumerate(labels)
+            },
+            float(these.mean() - right[BASELINE].mean()),
+            paired_interval(these, right[BASELINE], seed=seed),
+        )
+
+    policies = {name: score(these) for name, these in right.items()}
+    return Comparison(
+        examples=len(truth),
+        policies=policies,
+        teachers={name: score(predicted == truth) for name, predicted in said.items()},
+        any_teacher=score(np.any([predicted == truth for predicted in said.values()], axis=0)),
+        agreement={
+            f"{one}, {other}": float((said[one] == said[other]).mean())
+            for one, other in combinations(said, 2)
+        },
+        choice=choose(policies),
+    )
+
+
+def choose(policies: Mapping[str, Score]) -> str:
+    """The most accurate policy, of equals the first; the average if that is not better than it
+    beyond chance."""
+    best = max(policies, key=lambda name: policies[name].accuracy)
+    return best if policies[best].interval[0] > 0 else BASELINE
+
+
+def held_out_targets(
+    words: Mapping[str, Signals],
+    truth: np.ndarray,
+    keys: torch.Tensor,
+    labels: Sequence[str],
+    *,
+    seed: int = 0,
+) -> dict[str, torch.Tensor]:
+    """Each policy's target logits on every example, fitted on examples of other folds:
+    float32 [N, C] by policy."""
+    folds = folds_of(keys, seed, HELD_OUT)
+    targets = {name: torch.zeros(len(truth), len(labels)) for name in CANDIDATES}
+    for fold in range(FOLDS):
+        out = folds == fold
+        if not out.any():
+            continue
+        rest = _at(words, ~out)
+        fitted = fit(rest, truth[~out.numpy()], keys[~out], labels, seed=seed)
+        asked = _at(words, out)
+        question = Question(
+            logits={name: signals.logits for name, signals in asked.items()},
+            labels=torch.full((int(out.sum()),), -100),
+            keys=keys[out],
+            states=states_of(asked),
+            fitted=fitted,
+            seed=seed,
+        )
+        for name, routing in CANDIDATES.items():
+            target = POLICIES[routing.policy](question, routing).logits
+            assert target is not None, "no candidate mixes losses"
+            targets[name][out] = target
+    return targets
+
+
+def _at(words: Mapping[str, Signals], rows: torch.Tensor) -> dict[str, Signals]:
+    """Signals at some rows: bool [N]."""
+    return {
+        name: Signals(
+            said.logits[rows].float(), {layer: state[rows] for layer, state in said.hidden.items()}
+        )
+        for name, said in words.items()
+    }

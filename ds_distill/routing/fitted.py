@@ -1,0 +1,136 @@
+"""All that routing learns from a labelled split, fitted at once and kept with the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ds_distill.data.keys import uniform
+from ds_distill.routing.calibration import (
+    fit_confusion,
+    fit_temperature,
+    log_probabilities,
+    prior_of,
+)
+from ds_distill.routing.expertise import ExpertiseTable
+from ds_distill.routing.gate import FOLDS, Gate, fit_gate
+from ds_distill.types import Signals
+
+FOLD = 102
+"""Purpose of the numbers that deal examples to folds."""
+
+STATES = -1
+"""The layer whose states the gate reads."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What routing knows of the teachers. T teachers, C classes."""
+
+    table: ExpertiseTable
+    temperatures: dict[str, float]
+    """By teacher: softmax(logits / temperature) is calibrated."""
+    confusion: dict[str, torch.Tensor]
+    """By teacher, float32 [C, C]: P(class is c | the teacher says j), row c, column j."""
+    prior: torch.Tensor
+    """float32 [C]: share of each class."""
+    gate: Gate
+
+    def to(self, device: torch.device) -> Fitted:
+        gate = {name: getattr(self.gate, name).to(device) for name in _GATE}
+        return replace(
+            self,
+            confusion={name: counts.to(device) for name, counts in self.confusion.items()},
+            prior=self.prior.to(device),
+            gate=replace(self.gate, **gate),
+        )
+
+    def save(self, path: Path) -> None:
+        """Write one safetensors file; the small things are JSON in its header."""
+        tensors = {f"confusion.{name}": counts for name, counts in self.confusion.items()}
+        tensors |= {f"gate.{name}": getattr(self.gate, name) for name in _GATE}
+        header = {
+            "table": self.table.to_json(),
+            "temperatures": self.temperatures,
+            "reads_states": self.gate.reads_states,
+        }
+        aside = path.with_name(f".{path.name}.tmp")
+        save_file({**tensors, "prior": self.prior}, aside, {"fitted": json.dumps(header)})
+        aside.replace(path)
+
+    @staticmethod
+    def load(path: Path) -> Fitted:
+        with safe_open(path, "pt") as file:
+            header = json.loads(file.metadata()["fitted"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        table = ExpertiseTable.from_json(header["table"])
+        gate = {name: tensors[f"gate.{name}"] for name in _GATE}
+        return Fitted(
+            table,
+            header["temperatures"],
+            {name: tensors[f"confusion.{name}"] for name in table.teachers},
+            tensors["prior"],
+            Gate(**gate, reads_states=header["reads_states"]),
+        )
+
+
+_GATE = ("weight", "bias")
+
+
+def fit(
+    words: Mapping[str, Signals],
+    truth: np.ndarray,
+    keys: torch.Tensor,
+    labels: Sequence[str],
+    *,
+    seed: int = 0,
+) -> Fitted:
+    """Fit everything on one labelled split.
+
+    words: by teacher, logits float [N, C] and, for a gate that reads them, the states of the
+        last layer, float [N, H]. truth: int [N] class ids, -1 unlabelled (left out). keys:
+        int64 [N, 2]; with the seed they deal examples to folds.
+    """
+    known = torch.from_numpy(truth >= 0)
+    classes = torch.from_numpy(truth)[known].long()
+    logits = {name: said.logits[known].float() for name, said in words.items()}
+    states = states_of(words)
+    temperatures = {name: fit_temperature(scores, classes) for name, scores in logits.items()}
+    confusion = {
+        name: fit_confusion(log_probabilities(scores.double(), temperatures[name]), classes)
+        for name, scores in logits.items()
+    }
+    return Fitted(
+        ExpertiseTable.measure(
+            {name: said.logits.numpy() for name, said in words.items()}, truth, labels
+        ),
+        temperatures,
+        {name: counts.float() for name, counts in confusion.items()},
+        prior_of(classes, len(labels)).float(),
+        fit_gate(
+            logits,
+            {name: state[known] for name, state in states.items()},
+            temperatures,
+            classes,
+            folds_of(keys[known], seed),
+        ),
+    )
+
+
+def states_of(words: Mapping[str, Signals]) -> dict[str, torch.Tensor]:
+    """The states that a gate reads, by teacher; empty unless all teachers have them."""
+    found = {name: said.hidden[STATES] for name, said in words.items() if STATES in said.hidden}
+    return found if len(found) == len(words) else {}
+
+
+def folds_of(keys: torch.Tensor, *stream: int) -> torch.Tensor:
+    """Fold of each example, a function of its key: int64 [N, 2] -> int64 [N]. Examples that are
+    the same text are in the same fold."""
+    return (uniform(keys, *stream, FOLD) * FOLDS).long()

@@ -1,0 +1,398 @@
+"""Codecs of distributions over vocabularies: the packed bytes, the mass, hostile payloads."""
+
+import contextlib
+import json
+import math
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ds_distill.cache.codecs import (
+    CompactCodec,
+    DenseCodec,
+    Encoded,
+    TailShape,
+    TopKCodec,
+    codec_from_json,
+)
+from ds_distill.cache.codecs.bits import Fields, read_at, write_at
+
+KINDS = ("normal", "peaked", "one-hot", "uniform", "ties", "holes", "huge")
+
+
+def make_logits(kind, rows, vocabulary, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, vocabulary, generator=generator) * 2
+    if kind == "peaked":
+        logits[torch.arange(rows), torch.arange(rows) % vocabulary] += 20
+    elif kind == "one-hot":
+        logits.fill_(-math.inf)
+        logits[torch.arange(rows), torch.arange(rows) * 7 % vocabulary] = 1.0
+    elif kind == "uniform":
+        logits.fill_(3.0)
+    elif kind == "ties":
+        logits.round_()
+    elif kind == "holes":
+        logits[:, 1::2] = -math.inf
+    elif kind == "huge":
+        logits *= 1e4
+    return logits
+
+
+def a_tail(vocabulary):
+    codes = torch.arange(vocabulary, dtype=torch.int64) * 255 // (vocabulary - 1)
+    return TailShape(codes.to(torch.uint8), 0.05)
+
+
+def codecs_for(vocabulary, entries=64, threshold=1e-3):
+    return [
+        TopKCodec(vocabulary, entries),
+        CompactCodec(vocabulary, threshold),
+        CompactCodec(vocabulary, threshold, a_tail(vocabulary)),
+    ]
+
+
+cases = st.tuples(
+    st.one_of(st.integers(2, 300), st.sampled_from([4096, 4097, 30_522])),
+    st.integers(1, 150),
+    st.sampled_from([1e-6, 1e-4, 1e-3, 0.3]),
+    st.sampled_from(KINDS),
+    st.integers(0, 4),
+    st.integers(0, 1000),
+)
+
+
+@given(cases)
+@example((200_000, 64, 1e-6, "uniform", 2, 0))
+@example((65_537, 64, 1e-3, "normal", 3, 0))
+@example((2, 150, 0.3, "one-hot", 3, 0))
+@settings(max_examples=50, deadline=None)
+def test_round_trip(case):
+    vocabulary, entries, threshold, kind, rows, seed = case
+    logits = make_logits(kind, rows, vocabulary, seed)
+    truth = torch.log_softmax(logits.double(), 1)
+    for codec in codecs_for(vocabulary, entries, threshold):
+        encoded = codec.encode(logits)
+        assert len(encoded) == rows
+        top = codec_from_json(json.loads(json.dumps(codec.to_json()))).decode(encoded)
+        assert_distribution(top, vocabulary)
+        there = top.ids >= 0
+        kept = truth.gather(1, top.ids.clamp(min=0))
+        # A step's half, and what float16 and a float32 log-sum-exp leave of a logit.
+        slack = 0.06 if codec.name == "topk" else 1.1
+        slack += 2e-6 * float(logits[logits.isfinite()].abs().max()) if rows else 0
+        assert ((top.log_probs - kept).abs()[there] <= slack).all()
+        left_out = torch.ones_like(truth).scatter_(
+            1, torch.where(there, top.ids, top.ids[:, :1]), 0.0
+        )
+        tail = (truth.exp() * left_out).sum(1)
+        assert torch.allclose(top.tail_log_prob.exp().double(), tail, rtol=1e-2, atol=2e-5)
+        whole = codec.log_probs(encoded)
+        assert whole.shape == (rows, vocabulary)
+        assert torch.allclose(whole.exp().sum(1), torch.ones(rows), atol=1e-4)
+        row, column = there.nonzero().T
+        assert torch.equal(whole[row, top.ids[row, column]], top.log_probs[row, column])
+
+
+def assert_distribution(top, vocabulary):
+    there = top.ids >= 0
+    assert top.ids.dtype == torch.int64 and top.log_probs.dtype == torch.float32
+    assert ((top.ids >= -1) & (top.ids < vocabulary)).all()
+    for ids, kept in zip(top.ids, there, strict=True):
+        assert len(ids[kept].unique()) == kept.sum() >= 1
+    assert (top.log_probs[~there] == -math.inf).all()
+    mass = top.log_probs.exp().sum(1) + top.tail_log_prob.exp()
+    assert torch.allclose(mass, torch.ones(len(mass)), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_topk_keeps_the_likeliest(kind):
+    logits = make_logits(kind, 20, 1000)
+    top = TopKCodec(1000, 64).decode(TopKCodec(1000, 64).encode(logits))
+    there = top.ids >= 0
+    wanted = torch.log_softmax(logits, 1).topk(64, 1).values
+    # Absent is only what e^-25 makes of the likeliest.
+    assert torch.equal(there, wanted >= wanted[:, :1] - 25)
+    kept = logits.gather(1, top.ids.clamp(min=0))
+    assert torch.equal(kept[there], logits.topk(64, 1).values[there])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compact_keeps_what_reaches_the_threshold(kind):
+    logits = make_logits(kind, 20, 1000)
+    log_probs = torch.log_softmax(logits, 1)
+    top = CompactCodec(1000, 4e-3).decode(CompactCodec(1000, 4e-3).encode(logits))
+    for row in range(20):
+        wanted = (log_probs[row] >= math.log(4e-3)).nonzero().squeeze(1).tolist()
+        ids = top.ids[row][top.ids[row] >= 0].tolist()
+        if wanted:
+            assert ids == wanted
+        else:
+            assert len(ids) == 1 and log_probs[row, ids[0]] == log_probs[row].max()
+
+
+# The formats, read slowly: a row is one long integer.
+
+
+def bits_of(row):
+    return int.from_bytes(bytes(row), "little")
+
+
+def field(row, start, width):
+    return bits_of(row) >> start & ((1 << width) - 1)
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 255, 256, 1000, 30_522, 65_536, 65_537, 200_000])
+def test_topk_bytes(vocabulary):
+    logits = make_logits("normal", 7, vocabulary)
+    codec = TopKCodec(vocabulary, 33)
+    entries, bits = min(33, vocabulary), math.ceil(math.log2(vocabulary))
+    rows = codec.encode(logits).payload.tolist()
+    top = codec.decode(codec.encode(logits))
+    assert codec.width == len(rows[0]) == -(-(8 + entries + entries * bits / 8) // 4) * 4
+    for number, row in enumerate(rows):
+        tail, step = struct.unpack("<ff", bytes(row[:8]))
+        values = row[8 : 8 + entries]
+        ids = [field(row, 8 * (8 + entries) + bits * i, bits) for i in range(entries)]
+        assert ids == logits[number].topk(entries).indices.tolist() == top.ids[number].tolist()
+        weights = [math.exp(-step * value) for value in values]
+        expected = [w / sum(weights) * (1 - math.exp(tail)) for w in weights]
+        assert np.allclose(top.log_probs[number].exp(), expected, rtol=1e-4, atol=1e-7)
+        assert top.tail_log_prob[number] == tail
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 255, 256, 1000, 30_522, 65_537, 200_000])
+def test_compact_bytes(vocabulary):
+    logits = make_logits("normal", 7, vocabulary) * 2
+    codec = CompactCodec(vocabulary, 1e-3, a_tail(vocabulary))
+    encoded = codec.encode(logits)
+    top, whole = codec.decode(encoded), codec.log_probs(encoded)
+    payload, start = encoded.payload.tolist(), 0
+    log_probs = torch.log_softmax(logits, 1)
+    for number, length in enumerate(encoded.lengths.tolist()):
+        row = payload[start : start + length]
+        start += length
+        k, power, step = row[0], row[1] / 8, row[2] / 128
+        tail = float(np.frombuffer(bytes(row[3:5]), np.float16)[0])
+        low = int(math.log2(vocabulary / k))
+        values = [field(row, 40 + 4 * j, 4) for j in range(k)]
+        lows = [field(row, 40 + 4 * k + low * j, low) for j in range(k)]
+        highs = field(row, 40 + (4 + low) * k, k + (vocabulary - 1 >> low))
+        places = [place for place in range(highs.bit_length()) if highs >> place & 1]
+        ids = [(p - j << low) + lows[j] for j, p in enumerate(places)]
+        wanted = (log_probs[number] >= math.log(1e-3)).nonzero().squeeze(1).tolist()
+        assert ids == wanted[:255] == top.ids[number, :k].tolist()
+        assert length == math.ceil((40 + (4 + low) * k + k + (vocabulary - 1 >> low)) / 8)
+        weights = [math.exp(-step * value) for value in values]
+        expected = [w / sum(weights) * (1 - math.exp(tail)) for w in weights]
+        assert np.allclose(top.log_probs[number, :k].exp(), expected, rtol=1e-4, atol=1e-7)
+        prior = np.exp(power * codec.tail.log_prior.double().numpy())
+        prior[ids] = 0
+        if prior.any():
+            spread = prior / prior.sum() * math.exp(tail)
+            others = np.setdiff1d(np.arange(vocabulary), ids)
+            assert np.allclose(whole[number].exp()[others], spread[others], rtol=1e-3, atol=1e-9)
+    assert start == len(payload)
+
+
+def test_compact_power_is_the_likeliest():
+    vocabulary = 500
+    codec = CompactCodec(vocabulary, 1e-2, a_tail(vocabulary))
+    prior = codec.tail.log_prior
+    noise = torch.randn(16, vocabulary, generator=torch.Generator().manual_seed(1)) * 0.3
+    logits = torch.linspace(0, 1.8, 16)[:, None] * prior + noise
+    logits[:, ::50] += 5
+    encoded = codec.encode(logits)
+    starts = encoded.lengths.cumsum(0) - encoded.lengths
+    top, truth = codec.decode(encoded), torch.softmax(logits, 1)
+    for row in range(16):
+        outside = torch.ones(vocabulary, dtype=torch.bool)
+        outside[top.ids[row][top.ids[row] >= 0]] = False
+        gains = [
+            (truth[row][outside] * torch.log_softmax(a / 8 * prior[outside], 0)).sum()
+            for a in range(16)
+        ]
+        assert int(encoded.payload[starts[row] + 1]) == int(torch.stack(gains).argmax())
+
+
+def test_fitted_tail_is_closer_than_an_even_one():
+    generator = torch.Generator().manual_seed(0)
+    frequent = -2 * torch.log(torch.arange(1, 2001).float())
+    logits = frequent + torch.randn(300, 2000, generator=generator)
+    truth = torch.log_softmax(logits[:100], 1)
+    fitted = TailShape.fit(logits[100:].split(50), 2e-3)
+    divergence = []
+    for tail in (None, fitted):
+        codec = CompactCodec(2000, 2e-3, tail)
+        whole = codec.log_probs(codec.encode(logits[:100]))
+        divergence.append(float((truth.exp() * (truth - whole)).sum(1).mean()))
+    assert divergence[1] < 0.6 * divergence[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_dense(dtype):
+    logits = make_logits("holes", 9, 101)
+    codec = DenseCodec(101, dtype)
+    encoded = codec.encode(logits)
+    assert encoded.payload.shape == (9, codec.width)
+    expected = torch.log_softmax(logits, 1).to(getattr(torch, dtype)).float()
+    assert torch.allclose(codec.log_probs(encoded), expected, rtol=0, atol=1e-6 + 0.04)
+    assert codec_from_json(codec.to_json()).decode(encoded).log_probs.shape == (9, 101)
+    if dtype == "float32":
+        assert torch.allclose(codec.log_probs(encoded), expected, atol=1e-6)
+
+
+# The same bytes for the same row.
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_any_float_and_any_strides(dtype):
+    logits = make_logits("ties", 40, 300).to(dtype)
+    strided = torch.empty(300, 80, dtype=dtype).T[::2].copy_(logits)
+    assert not strided.is_contiguous()
+    for codec in codecs_for(300):
+        encoded = codec.encode(logits.float())
+        for same in (logits, strided, logits):
+            assert torch.equal(codec.encode(same).payload, encoded.payload)
+
+
+def test_a_row_does_not_depend_on_its_batch(monkeypatch):
+    logits = make_logits("normal", 12, 300)
+    for codec in codecs_for(300):
+        whole = codec.encode(logits)
+        monkeypatch.setattr("ds_distill.cache.codecs.base._CHUNK_ELEMENTS", 900)
+        in_chunks = codec.encode(logits)
+        monkeypatch.undo()
+        alone = [codec.encode(row[None]).payload.flatten() for row in logits]
+        assert torch.equal(whole.payload, in_chunks.payload)
+        assert torch.equal(whole.payload.flatten(), torch.cat(alone))
+
+
+def test_many_rows_decode_as_few():
+    logits = make_logits("normal", 1200, 50)
+    codec = TopKCodec(50, 8)
+    encoded = codec.encode(logits)
+    for part in ("log_probs", "ids", "tail_log_prob"):
+        single = [getattr(codec.decode(Encoded(row[None])), part) for row in encoded.payload]
+        assert torch.equal(getattr(codec.decode(encoded), part), torch.cat(single))
+
+
+# What a caller or a stranger can do wrong.
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_broken_logits_are_refused(bad):
+    logits = make_logits("normal", 5, 30)
+    logits[3, 7] = bad
+    for codec in [*codecs_for(30), DenseCodec(30)]:
+        with pytest.raises(ValueError, match="first of them row 3"):
+            codec.encode(logits)
+        with pytest.raises(ValueError, match="row 0"):
+            codec.encode(torch.full((1, 30), -math.inf))
+        with pytest.raises(ValueError, match="vocabulary of 30"):
+            codec.encode(logits[:, :29])
+
+
+@given(st.integers(0, 2**32), st.sampled_from([2, 300, 30_522, 200_000]), st.integers(0, 40))
+@settings(max_examples=50, deadline=None)
+def test_random_bytes_stay_in_bounds(seed, vocabulary, rows):
+    generator = torch.Generator().manual_seed(seed)
+    codec = TopKCodec(vocabulary)
+    payload = torch.randint(0, 256, (rows, codec.width), generator=generator).to(torch.uint8)
+    assert_ids_in_range(codec.decode(Encoded(payload)), vocabulary)
+    codec.log_probs(Encoded(payload))
+
+    compact = CompactCodec(vocabulary, 1e-3)
+    lengths = torch.randint(-3, 600, (rows,), generator=generator)
+    size = max(0, int(lengths.sum()))
+    noise = torch.randint(0, 256, (size,), generator=generator).to(torch.uint8)
+    with contextlib.suppress(ValueError):
+        assert_ids_in_range(compact.decode(Encoded(noise, lengths)), vocabulary)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 30))
+@settings(max_examples=100, deadline=None)
+def test_damaged_compact_rows_stay_in_bounds(seed, flips):
+    codec = CompactCodec(1000, 1e-3, a_tail(1000))
+    encoded = codec.encode(make_logits("normal", 4, 1000))
+    payload, draw = encoded.payload.clone(), np.random.default_rng(seed)
+    for place in draw.integers(0, len(payload), flips):
+        payload[place] = int(draw.integers(256))
+    damaged = Encoded(payload, encoded.lengths)
+    with contextlib.suppress(ValueError):
+        assert_ids_in_range(codec.decode(damaged), 1000)
+        assert codec.log_probs(damaged).shape == (4, 1000)
+
+
+def assert_ids_in_range(top, vocabulary):
+    assert ((top.ids >= -1) & (top.ids < vocabulary)).all()
+
+
+def test_payloads_of_another_shape_are_refused():
+    topk, compact = TopKCodec(100), CompactCodec(100)
+    rows = compact.encode(make_logits("normal", 3, 100))
+    for codec, wrong in [
+        (topk, Encoded(torch.zeros(3, topk.width - 1, dtype=torch.uint8))),
+        (topk, Encoded(torch.zeros(3, topk.width, dtype=torch.int32))),
+        (DenseCodec(100), Encoded(torch.zeros(3, 100, dtype=torch.uint8))),
+        (compact, Encoded(rows.payload)),
+        (compact, Encoded(rows.payload[:-1], rows.lengths)),
+        (compact, Encoded(rows.payload, rows.lengths.flip(0) + torch.tensor([1, 0, -1]))),
+    ]:
+        with pytest.raises(ValueError, match=r"bytes|length"):
+            codec.decode(wrong)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"codec": "zip", "vocabulary": 10},
+        {"codec": "topk"},
+        {"codec": "topk", "vocabulary": 1},
+        {"codec": "topk", "vocabulary": 10, "entries": 0},
+        {"codec": "topk", "vocabulary": 10, "bits": 3},
+        {"codec": "dense", "vocabulary": 10, "dtype": "int8"},
+        {"codec": "compact", "vocabulary": 10, "threshold": 0.1},
+        {"codec": "compact", "vocabulary": 10, "threshold": 2.0, "tail": a_tail(10).to_json()},
+        {"codec": "compact", "vocabulary": 10, "threshold": 0.1, "tail": a_tail(9).to_json()},
+        {"codec": "compact", "vocabulary": 10, "threshold": 0.1, "tail": {"codes": "?"}},
+    ],
+)
+def test_manifests_that_describe_no_codec_are_refused(values):
+    with pytest.raises(ValueError):
+        codec_from_json(values)
+
+
+# The bits themselves.
+
+
+@given(st.integers(0, 70), st.integers(1, 40), st.integers(1, 31), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_fields(start, count, width, seed):
+    values = np.random.default_rng(seed).integers(0, 2**width, (3, count))
+    words = torch.zeros(3, -(-(start + count * width) // 32), dtype=torch.int32)
+    fields = Fields(start, count, width)
+    fields.write(words, torch.from_numpy(values))
+    for row, wanted in zip(words, values.tolist(), strict=True):
+        integer = sum(value << start + width * i for i, value in enumerate(wanted))
+        assert bits_of(row.view(torch.uint8).tolist()) == integer
+    assert torch.equal(fields.read(words), torch.from_numpy(values).int())
+
+
+@given(st.lists(st.integers(1, 24), min_size=1, max_size=50), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_fields_of_any_width(widths, seed):
+    draw = np.random.default_rng(seed)
+    values = [int(draw.integers(0, 2**width)) for width in widths]
+    starts = np.concatenate([[0], np.cumsum(widths)[:-1]])
+    data = torch.zeros(-(-sum(widths) // 8), dtype=torch.int32)
+    write_at(data, torch.from_numpy(starts), torch.tensor(values))
+    integer = sum(value << int(at) for value, at in zip(values, starts, strict=True))
+    assert bits_of(data.tolist()) == integer
+    read = read_at(data.to(torch.uint8), torch.from_numpy(starts), torch.tensor(widths))
+    assert read.tolist() == values

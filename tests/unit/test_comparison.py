@@ -1,0 +1,204 @@
+"""The comparison of policies on data whose answer is known."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from ds_distill.data.keys import content_keys
+from ds_distill.reporting.routing_table import routing_table
+from ds_distill.routing import comparison as comparing
+from ds_distill.routing.comparison import CANDIDATES, Score, choose, compare, held_out_targets
+from ds_distill.types import Signals
+
+LABELS = list("abcd")
+
+
+def keys_of(count):
+    return torch.from_numpy(content_keys([f"text {number}" for number in range(count)]))
+
+
+def truth_of(count, generator):
+    return torch.randint(len(LABELS), (count,), generator=generator)
+
+
+def told_by_states(count, seed=0):
+    """Each teacher knows two classes and takes the others for its own; a direction of its states
+    says which half the example is of. No weighing of the teachers sees that."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = truth_of(count, generator)
+    words = {}
+    for number, name in enumerate(("first", "second")):
+        own = truth % 2 == number
+        # On classes of the other teacher it is as sure of a class of its own, drawn by lot.
+        foreign = 2 * torch.randint(2, (count,), generator=generator) + number
+        logits = torch.randn(count, 4, generator=generator)
+        logits[torch.arange(count), torch.where(own, truth, foreign)] += 6.0
+        states = torch.randn(count, 8, generator=generator)
+        states[:, 3] += torch.where(own, 3.0, -3.0)
+        words[name] = Signals(logits, {-1: states})
+    return words, truth.numpy(), keys_of(count)
+
+
+def equally_good(count, seed=0, states=0):
+    """Two teachers that err independently, on all classes alike, and states of pure noise."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = truth_of(count, generator)
+    words = {}
+    for name in ("first", "second"):
+        logits = torch.randn(count, 4, generator=generator)
+        logits[torch.arange(count), truth] += 1.5
+        noise = torch.randn(count, states, generator=generator)
+        words[name] = Signals(logits, {-1: noise} if states else {})
+    return words, truth.numpy(), keys_of(count)
+
+
+def test_the_gate_wins_where_states_tell_the_expert():
+    words, truth, keys = told_by_states(400)
+    found = compare(words, truth, keys, LABELS)
+    assert found.choice == "gate"
+    assert found.policies["gate"].accuracy > 0.95
+    assert found.policies["average"].accuracy < 0.8
+    assert found.any_teacher.accuracy > 0.95
+    # Without the states nobody can tell.
+    blind = {name: Signals(said.logits) for name, said in words.items()}
+    found = compare(blind, truth, keys, LABELS)
+    assert found.policies["gate"].accuracy < 0.85
+    assert found.policies["gate"].difference > -0.05
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_average_wins_where_teachers_are_alike(seed):
+    """Also against a gate that sees 300 columns of noise beside 200 examples: fitted and judged on
+    the same examples it would be right on all of them."""
+    words, truth, keys = equally_good(200, seed, states=150)
+    found = compare(words, truth, keys, LABELS)
+    assert found.choice == "average"
+    assert found.policies["gate"].interval[0] <= 0
+    assert found.policies["random"].interval[1] < 0
+
+
+def test_on_noise_alone_no_policy_seems_to_know_anything():
+    generator = torch.Generator().manual_seed(0)
+    truth = truth_of(300, generator).numpy()
+    words = {
+        name: Signals(
+            torch.randn(300, 4, generator=generator),
+            {-1: torch.randn(300, 64, generator=generator)},
+        )
+        for name in ("first", "second")
+    }
+    found = compare(words, truth, keys_of(300), LABELS)
+    for name, score in found.policies.items():
+        assert score.accuracy < 0.25 + 3.5 * (0.25 * 0.75 / 300) ** 0.5, name
+
+
+def test_an_example_is_judged_by_what_was_learnt_from_others():
+    """Changing an example's own label changes no policy's target for it."""
+    words, truth, keys = told_by_states(120)
+    before = held_out_targets(words, truth, keys, LABELS)
+    changed = truth.copy()
+    changed[7] = (changed[7] + 1) % 4
+    after = held_out_targets(words, changed, keys, LABELS)
+    learnt = 0
+    for name in CANDIDATES:
+        assert torch.equal(before[name][7], after[name][7]), name
+        learnt += not torch.equal(before[name], after[name])
+    assert learnt >= 3, "the label of one example matters to others"
+
+
+def test_copies_of_a_text_are_not_learnt_from_to_judge_it():
+    """Pure noise, each row there eight times: a gate that saw a copy would know the label."""
+    generator = torch.Generator().manual_seed(1)
+    once = 60
+    truth = truth_of(once, generator).repeat(8).numpy()
+    keys = keys_of(once).repeat(8, 1)
+    words = {
+        name: Signals(
+            torch.randn(once, 4, generator=generator).repeat(8, 1),
+            {-1: torch.randn(once, 100, generator=generator).repeat(8, 1)},
+        )
+        for name in ("first", "second")
+    }
+    assert compare(words, truth, keys, LABELS).policies["gate"].accuracy < 0.5
+
+
+def test_the_figures_are_what_counting_gives():
+    words, truth, keys = told_by_states(150)
+    truth[:10] = -1
+    found = compare(words, truth, keys, LABELS)
+    known = truth >= 0
+    assert found.examples == 140
+    said = {name: signals.logits.argmax(1).numpy()[known] for name, signals in words.items()}
+    right = {name: said[name] == truth[known] for name in said}
+    for name in said:
+        assert found.teachers[name].accuracy == pytest.approx(right[name].mean())
+        for index, label in enumerate(LABELS):
+            these = right[name][truth[known] == index]
+            assert found.teachers[name].per_class[label] == pytest.approx(these.mean())
+    either = right["first"] | right["second"]
+    assert found.any_teacher.accuracy == pytest.approx(either.mean())
+    assert found.agreement == {
+        "first, second": pytest.approx((said["first"] == said["second"]).mean())
+    }
+    mean = (words["first"].logits + words["second"].logits).argmax(1).numpy()[known] == truth[known]
+    assert found.policies["average"].accuracy == pytest.approx(mean.mean())
+    assert found.policies["average"].interval == (0.0, 0.0)
+    random = found.policies["random"]
+    assert random.difference == pytest.approx(random.accuracy - mean.mean())
+    assert random.interval[0] <= random.difference <= random.interval[1]
+
+
+def test_a_class_without_examples_has_no_accuracy():
+    words, truth, keys = equally_good(100)
+    truth[truth == 2] = -1
+    found = compare(words, truth, keys, LABELS)
+    assert {score.per_class["c"] for score in found.policies.values()} == {None}
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def score(accuracy, low, high):
+    return Score(accuracy, {}, 0.0, (low, high))
+
+
+def test_within_chance_the_average_wins():
+    average = score(0.7, 0.0, 0.0)
+    assert choose({"average": average, "gate": score(0.72, 0.001, 0.04)}) == "gate"
+    assert choose({"average": average, "gate": score(0.72, -0.001, 0.04)}) == "average"
+    assert choose({"average": average, "gate": score(0.72, 0.0, 0.04)}) == "average"
+    assert choose({"average": average, "gate": score(0.7, 0.0, 0.0)}) == "average"
+    # The most accurate is asked, not the one that is surest to be better.
+    wide, narrow = score(0.75, -0.01, 0.11), score(0.73, 0.02, 0.04)
+    assert choose({"average": average, "gate": wide, "calibrated": narrow}) == "average"
+
+
+def test_labels_and_order_of_rows_change_nothing_but_the_names():
+    words, truth, keys = told_by_states(120)
+    order = np.random.default_rng(0).permutation(120)
+    moved = {
+        name: Signals(said.logits[order], {-1: said.hidden[-1][order]})
+        for name, said in words.items()
+    }
+    one = compare(words, truth, keys, LABELS)
+    other = compare(moved, truth[order], keys[order], LABELS)
+    assert one.choice == other.choice
+    for name in CANDIDATES:
+        assert one.policies[name].accuracy == pytest.approx(other.policies[name].accuracy, abs=0.01)
+
+
+def test_the_table_shows_every_row_and_the_choice():
+    words, truth, keys = told_by_states(200)
+    found = compare(words, truth, keys, LABELS)
+    console = Console(width=140, file=io.StringIO())
+    console.print(routing_table(found, "validation"))
+    text = console.file.getvalue()
+    for name, policy in found.policies.items():
+        [line] = [line for line in text.splitlines() if line.startswith(f"│ {name} ")]
+        assert f"{policy.accuracy:.1%}" in line
+    assert "Choice: gate" in text and "first, second" in text
+    assert set(comparing.CANDIDATES) == set(found.policies)

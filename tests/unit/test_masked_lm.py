@@ -1,0 +1,306 @@
+"""Masked-LM as a task: its recipe, its texts, its masks, its models, its numbers."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+from ds_distill.data.batches import Examples
+from ds_distill.data.keys import content_keys
+from ds_distill.data.masking import MaskedLMCollator, Masking
+from ds_distill.data.sources import open_source
+from ds_distill.data.tokenise import TokenTable, same_tokens, tokenise
+from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.engine import Engine
+from ds_distill.engine.world import World
+from ds_distill.errors import UserError
+from ds_distill.evaluation.metrics import TokenScores, masked_lm_report, paired_interval
+from ds_distill.models.bundle import Bundle
+from ds_distill.models.load import check_masked_lm, load_config, load_masked_lm
+from ds_distill.phases.asking import score_tokens
+from ds_distill.recipe import dump_recipe, load_recipe
+from ds_distill.recipe.schema import Data, MaskedLM, SingleLabel
+
+TEXTS = ["the cat and the dog", "rain", "soup with bread and cheese", "a new day", "fog, snow."]
+
+# ---------------------------------------------------------------------------------- recipe
+
+
+def write_recipe(folder: Path, task: object) -> str:
+    recipe = {
+        "name": "mlm",
+        "task": task,
+        "student": {"model": "some/model"},
+        "phases": [{"fine-tune": {"models": "student"}}],
+    }
+    path = folder / "mlm.yaml"
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return str(path)
+
+
+def test_the_type_of_the_task_decides_what_it_may_say(tmp_path: Path) -> None:
+    data = {"path": "texts"}
+    masked = load_recipe(
+        write_recipe(tmp_path, {"type": "masked-lm", "data": data}), ["task.masking.seed=7"]
+    )
+    assert isinstance(masked.task, MaskedLM)
+    assert (masked.task.masking.rate, masked.task.masking.seed) == (0.15, 7)
+    again = tmp_path / "again.yaml"
+    again.write_text(dump_recipe(masked), encoding="utf-8")
+    assert load_recipe(str(again)) == masked
+    # As before there were two types.
+    assert isinstance(load_recipe(write_recipe(tmp_path, {"data": data})).task, SingleLabel)
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ({"type": "masked-ml"}, ["mlm.yaml:", "task: unknown type 'masked-ml'", "`masked-lm`"]),
+        ({"type": None}, ["task: unknown type", "single-label, masked-lm"]),
+        ({"type": "masked-lm", "labels": ["a", "b"]}, ["task.labels: unknown key", "masking"]),
+        ({"type": "single-label", "masking": {}}, ["task.masking: unknown key"]),
+        ({"type": "masked-lm", "masking": {"rate": 1.5}}, ["task.masking.rate", "less than 1"]),
+        ({"type": "masked-lm", "max_length": 4}, ["task.max_length", "8"]),
+    ],
+)
+def test_mistakes_in_the_task_name_the_key_as_the_file_does(
+    task: dict[str, object], says: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as error:
+        load_recipe(write_recipe(tmp_path, {**task, "data": {"path": "texts"}}))
+    assert [part for part in says if part not in str(error.value)] == [], str(error.value)
+
+
+# ------------------------------------------------------------------------------------ texts
+
+
+def read(path: Path, cache: Path, **data: object) -> datasets.Dataset:
+    task = MaskedLM(data=Data.model_validate({"path": str(path), **data}))
+    return open_source(task, cache).read("train")
+
+
+@pytest.mark.parametrize("name", ["train.txt", "train.txt.gz"])
+def test_a_line_is_a_text(name: str, tmp_path: Path) -> None:
+    content = "\ufeff first , with = signs =\r\n\n   \nzwei ä\tß\nzwei ä\tß\nlast without an end"
+    (tmp_path / name).write_bytes(
+        gzip.compress(content.encode()) if name.endswith(".gz") else content.encode()
+    )
+    found = read(tmp_path, tmp_path / "cache")
+    texts = ["first , with = signs =", "zwei ä\tß", "zwei ä\tß", "last without an end"]
+    assert list(found["text"]) == texts
+    keys = np.stack([found["key_hi"], found["key_lo"]], axis=1)
+    np.testing.assert_array_equal(keys, content_keys(texts))
+
+
+def test_other_files_are_read_without_looking_at_their_labels(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\nfirst,x\nsecond,\n", encoding="utf-8")
+    found = read(tmp_path, tmp_path / "cache")
+    assert list(found["text"]) == ["first", "second"] and set(found["label"]) == {-1}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", ["train.txt", "empty"]),
+        (b"\n \n\n", ["train.txt", "no rows"]),
+        (b"fine\nbad \xff\n", ["train.txt:2", "UTF-8"]),
+    ],
+)
+def test_texts_that_cannot_be_read(content: bytes, says: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read(tmp_path, tmp_path / "cache")
+    assert [part for part in says if part not in str(error.value)] == []
+
+
+def test_the_wikipedia_texts_are_read(shared_data: Path, tmp_path: Path) -> None:
+    names = {"train": "wikipedia_en_valid", "validation": "wikitext2_valid.txt.gz"}
+    found = read(shared_data / "raw_general", tmp_path / "cache", splits=names)
+    with gzip.open(shared_data / "raw_general" / "wikipedia_en_valid.txt.gz", "rt") as file:
+        lines = [line.strip() for line in file.read().split("\n")]
+    assert list(found["text"]) == [line for line in lines if line]
+
+
+# ------------------------------------------------------------------------------------ masks
+
+
+def make_collator(folder: Path, model: Path, **options: object) -> MaskedLMCollator:
+    keys = content_keys(TEXTS)
+    split = datasets.Dataset.from_dict(
+        {"text": TEXTS, "label": [-1] * len(TEXTS), "key_hi": keys[:, 0], "key_lo": keys[:, 1]}
+    )
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenise(split, tokenizer, 16, folder / "tokens.arrow")
+    table = TokenTable(folder / "tokens.arrow", tokenizer)
+    masking = Masking.of(tokenizer, rate=0.4, seed=4)
+    return MaskedLMCollator(Examples.of(split), {"student": table}, masking, **options)  # type: ignore[arg-type]
+
+
+def test_a_fixed_number_of_draws_is_gone_through_again_and_again(
+    tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    everything = np.arange(len(TEXTS))
+    free = make_collator(tmp_path, tiny_models["toy"])
+    three = make_collator(tmp_path, tiny_models["toy"], draws=3)
+    shown = [free(everything, epoch).views["student"].input_ids for epoch in range(6)]
+    assert not torch.equal(shown[0], shown[3])
+    for epoch in range(6):
+        assert torch.equal(three(everything, epoch).views["student"].input_ids, shown[epoch % 3])
+
+
+def test_models_of_the_same_tokens_may_take_other_inputs(tmp_path: Path) -> None:
+    """BERT's tokenizer gives token types and DistilBERT's none; the masks are the same."""
+    from transformers import BertTokenizer, DistilBertTokenizer
+
+    words = {word: n for n, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])}
+    bert, distilbert = BertTokenizer(vocab=words), DistilBertTokenizer(vocab=words)
+    assert same_tokens(bert, distilbert)
+    assert not same_tokens(bert, BertTokenizer(vocab=words, do_lower_case=False))
+    split = datasets.Dataset.from_dict(
+        {"text": ["a a a a a a"], "label": [-1], "key_hi": [1], "key_lo": [2]}
+    )
+    tables = {}
+    for name, tokenizer in {"bert": bert, "student": distilbert}.items():
+        tokenise(split, tokenizer, 8, tmp_path / f"{name}.arrow")
+        tables[name] = TokenTable(tmp_path / f"{name}.arrow", tokenizer)
+    collate = MaskedLMCollator(Examples.of(split), tables, Masking.of(bert, 0.5, 0))
+    views = collate(np.array([0])).views
+    assert views["student"].token_type_ids is None
+    assert views["bert"].token_type_ids is not None
+    assert torch.equal(views["bert"].input_ids, views["student"].input_ids)
+    assert torch.equal(views["bert"].rows, views["student"].rows)  # type: ignore[arg-type]
+
+
+# ----------------------------------------------------------------------------------- models
+
+
+def test_a_new_head_is_tied_to_the_embeddings_and_the_same_each_time(
+    tiny_models: dict[str, Path],
+) -> None:
+    path = str(tiny_models["toy"])
+    with pytest.raises(UserError, match=r"no weights for cls\.predictions.*no trained masked-LM"):
+        load_masked_lm(path, new_head=False)
+    first = load_masked_lm(path, new_head=True, layers=[1], seed=5)
+    again = load_masked_lm(path, new_head=True, layers=[1], seed=5)
+    other = load_masked_lm(path, new_head=True, layers=[1], seed=6)
+    assert first.config.num_hidden_layers == len(first.bert.encoder.layer) == 1
+    assert first.cls.predictions.decoder.weight is first.get_input_embeddings().weight
+    dense = [model.cls.predictions.transform.dense.weight for model in (first, again, other)]
+    assert torch.equal(dense[0], dense[1]) and not torch.equal(dense[0], dense[2])
+
+
+def test_a_saved_masked_lm_loads_with_its_head(
+    tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    model = load_masked_lm(str(tiny_models["toy"]), new_head=True)
+    with torch.no_grad():
+        model.cls.predictions.bias.add_(1.0)
+    model.save_pretrained(tmp_path / "m")
+    loaded = load_masked_lm(str(tmp_path / "m"), new_head=False)
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("family", ["toy", "roberta", "deberta"])
+def test_the_known_families_pass_the_check(family: str, tiny_models: dict[str, Path]) -> None:
+    if family not in tiny_models:
+        pytest.skip("no shared vocabularies")
+    path = str(tiny_models[family])
+    check_masked_lm(path, load_config(path), AutoTokenizer.from_pretrained(path))
+
+
+def test_a_model_without_a_known_head_is_refused(tiny_models: dict[str, Path]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_models["toy"])
+    from transformers import GPT2Config, MobileBertConfig
+
+    for config in (GPT2Config(), MobileBertConfig()):
+        with pytest.raises(UserError, match=f"{config.model_type}.* cannot be a masked-LM"):
+            check_masked_lm("m", config, tokenizer)
+    tokenizer.mask_token = None
+    with pytest.raises(UserError, match="no mask token"):
+        check_masked_lm("m", BertConfig(), tokenizer)
+
+
+# ---------------------------------------------------------------------------------- numbers
+
+
+@pytest.fixture
+def world():  # type: ignore[no-untyped-def]
+    yield World.start()
+    World.stop()
+
+
+def test_scores_are_those_of_a_plain_loop(
+    world: World, tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    """One text at a time through transformers' own forward, all logits at once."""
+    collate = make_collator(tmp_path, tiny_models["toy"])
+    models = {
+        name: load_masked_lm(str(tiny_models["toy"]), new_head=True, seed=seed).eval()
+        for seed, name in enumerate(("first", "second"))
+    }
+    for name in models:
+        collate._tables[name] = collate._tables["student"]
+    engine = Engine(Bundle(None, models), deepspeed_config("zero0_fp32", None, 1), world)
+    found = score_tokens(engine, collate, list(models), 2, world)
+    for name, model in models.items():
+        for number in range(len(TEXTS)):
+            batch = collate(np.array([number]))
+            view = batch.views[name]
+            assert isinstance(model, BertForMaskedLM) and view.rows is not None
+            with torch.no_grad():
+                logits = model(**view.model_inputs()).logits[0]
+            loss, right, tokens = 0.0, 0, 0
+            for row, label, counted in zip(
+                view.rows, batch.labels, batch.row_sets["all"], strict=True
+            ):
+                if counted:
+                    loss += F.cross_entropy(logits[row], label).item()
+                    right += int(logits[row].argmax() == label)
+                    tokens += 1
+            assert found[name].loss[number] == pytest.approx(loss, rel=1e-5, abs=1e-9)
+            assert (found[name].right[number], found[name].tokens[number]) == (right, tokens)
+    report = masked_lm_report(found["first"])
+    total = found["first"].tokens.sum()
+    assert report["tokens"] == total > len(TEXTS) / 2
+    assert report["perplexity"] == pytest.approx(math.exp(found["first"].loss.sum() / total))
+
+
+def test_nothing_hidden_is_nothing_to_measure() -> None:
+    nothing = np.zeros(3)
+    with pytest.raises(UserError, match=r"task\.masking\.rate"):
+        masked_lm_report(TokenScores(nothing, nothing, nothing))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 5)] * 3), min_size=1, max_size=30), st.integers(1, 4))
+def test_the_interval_of_tokens(examples: list[tuple[int, int, int]], repeats: int) -> None:
+    first, second, more = np.array(examples * repeats).T
+    tokens = np.maximum(first, second) + more
+    if tokens.sum() == 0:
+        return
+    low, high = paired_interval(first, second, tokens)
+    difference = (first.sum() - second.sum()) / tokens.sum()
+    assert low - 1e-9 <= difference <= high + 1e-9 or len(first) < 5
+    assert -1 <= low <= high <= 1
+
+
+def test_tokens_of_one_text_do_not_count_as_independent() -> None:
+    """100 texts that are all right or all wrong, of 10 tokens each: as wide as 100 answers."""
+    generator = np.random.default_rng(0)
+    right = generator.random(100) < 0.6
+    ten = paired_interval(right * 10, np.zeros(100), np.full(100, 10), draws=20_000)
+    one = paired_interval(right, np.zeros(100), draws=20_000)
+    assert ten == pytest.approx(one, abs=0.011)
