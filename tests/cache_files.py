@@ -21,7 +21,7 @@ from ds_distill.cache.build import (
     finish_build,
     start_build,
 )
-from ds_distill.cache.format import MANIFEST, Block
+from ds_distill.cache.format import MANIFEST, Block, Manifest
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Words
 from ds_distill.data.keys import content_keys
@@ -72,7 +72,7 @@ def says(teacher: str, words: Words, keys: np.ndarray, draw: int = 0) -> Signals
 
 
 def block(teacher: str, words: Words, keys: np.ndarray) -> pa.RecordBatch:
-    """A block with what a teacher says about keys."""
+    """A block with what a teacher says about keys. Under a codec it is packed."""
     if words.draws is None:
         return words.record_batch([words.keep(says(teacher, words, keys))])
     kept = [words.keep(says(teacher, words, keys, draw)) for draw in range(words.draws)]
@@ -174,4 +174,14 @@ def noted_blocks(
         for name, kept in words.items()
         for shard in _written(path, name, kept)
         for place in shard.blocks
+    }
+
+
+def block_checksums(path: Path) -> dict[tuple[str, int], str]:
+    """Teacher and number of each block -> the checksum of its bytes."""
+    return {
+        (name, block.number): block.checksum
+        for name, teacher in Manifest.read(path).teachers.items()
+        for shard in teacher.shards
+        for block in shard.blocks
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_files import check_rows, contents, make_keys, noted_blocks, write_cache
+from cache_files import block_checksums, check_rows, contents, make_keys, noted_blocks, write_cache
 
 from ds_distill.cache.build import BUILDING
 from ds_distill.cache.format import MANIFEST, Manifest
@@ -186,15 +186,6 @@ def test_kills_between_other_numbers_of_ranks_keep_every_row(tmp_path):
         assert not (path / BUILDING).exists()
         if number % 2 == 0:
             assert block_checksums(path) == wanted
-
-
-def block_checksums(path: Path) -> dict[tuple[str, int], str]:
-    return {
-        (name, block.number): block.checksum
-        for name, teacher in Manifest.read(path).teachers.items()
-        for shard in teacher.shards
-        for block in shard.blocks
-    }
 
 
 @pytest.mark.parametrize("ranks", [1, 5])
