@@ -160,18 +160,47 @@ def cache_build(
     from ds_distill.phases.folder import RunFolder
 
     loaded = _load(recipe, overrides or [])
-    if not any(phase.kind == "cache" for phase in loaded.phases):
-        raise UserError(
-            f"{recipe}: has no cache phase. Add - cache: {{splits: train}} before the phases that "
-            "train from it."
-        )
+    caches = _cache_phases(loaded)
     place = RunFolder((folder or Path("runs") / loaded.name).absolute())
     if num_gpus is not None or hostfile is not None:
         from ds_distill.launching import Ranks, launch_build
 
         launch_build(recipe, loaded, overrides or [], place, Ranks(num_gpus, hostfile))
     else:
-        _execute(loaded, place.path, resume=place.holds_run(), through="cache")
+        _execute(loaded, place.path, resume=place.holds_run(), first=caches[-1] + 1)
+
+
+@cache_app.command("compare", epilog="Example: ds-distill cache compare masked-lm")
+def cache_compare(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    examples: Annotated[
+        int, typer.Option(min=2, help="Examples of the cache's first split to measure on.")
+    ] = 512,
+    folder: FolderOption = None,
+) -> None:
+    """Bytes per token against KL of every codec, on your own masked-LM teachers.
+
+    Runs the phases before the recipe's first cache phase, where that was not done before.
+    """
+    loaded = _load(recipe, overrides or [])
+    number = _cache_phases(loaded)[0]
+    if loaded.task.type != "masked-lm":
+        raise UserError(
+            f"{recipe}: codecs are for distributions over a vocabulary, and the task's type is "
+            f"{loaded.task.type}. Class logits are kept as they are, 2 bytes each."
+        )
+    from ds_distill.phases.folder import RunFolder
+
+    place = RunFolder(folder or Path("runs") / loaded.name)
+    done = _execute(loaded, place.path, resume=place.holds_run(), first=number)
+    from ds_distill.cache.compare import markdown_table
+    from ds_distill.phases.codecs import compare
+
+    for teacher, scores in compare(done, number, examples).items():
+        typer.echo(f"\n{teacher}, KL(true || decoded) in nats, {scores[0].rows} tokens\n")
+        typer.echo(markdown_table(scores), nl=False)
+        typer.echo(f"\nPlot     {place.path / 'figures' / f'codecs-{teacher}.svg'}")
 
 
 @cache_app.command("verify", epilog="Example: ds-distill cache verify runs/quickstart")
@@ -200,24 +229,36 @@ def _load(recipe, overrides):  # type: ignore[no-untyped-def]
     return load_recipe(recipe, overrides)
 
 
-def _execute(recipe, path: Path, *, resume: bool, through: str | None = None) -> None:  # type: ignore[no-untyped-def]
+def _cache_phases(recipe) -> list[int]:  # type: ignore[no-untyped-def]
+    """Numbers of a recipe's cache phases."""
+    numbers = [number for number, phase in enumerate(recipe.phases) if phase.kind == "cache"]
+    if not numbers:
+        raise UserError(
+            f"{recipe.name}: has no cache phase. Add - cache: {{splits: train}} before the phases "
+            "that train from it."
+        )
+    return numbers
+
+
+def _execute(recipe, path: Path, *, resume: bool, first: int | None = None):  # type: ignore[no-untyped-def]
     from ds_distill.phases.execute import execute  # imports deepspeed: seconds
 
     try:
-        execute(recipe, path, resume=resume, through=through)
+        run = execute(recipe, path, resume=resume, first=first)
     except Exception as error:
         if isinstance(error, UserError) or not is_disk_full(error):
             raise
         place = getattr(error, "filename", None) or path
-        again = "" if through else " with --resume"
+        again = "" if first is not None else " with --resume"
         raise UserError(
             f"no space left on the disk while writing {place}. What was finished is kept: free "
             f"some space, then run the same command{again}."
         ) from error
-    if os.environ.get("RANK", "0") == "0" and through is None:
+    if os.environ.get("RANK", "0") == "0" and first is None:
         typer.echo(f"\nReport   {path / 'report.html'}")
         typer.echo(f"Results  {path / 'results.json'}")
         typer.echo(f"Student  {path / 'student'}")
+    return run
 
 
 def _quiet_libraries() -> None:

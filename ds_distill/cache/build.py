@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from ds_distill.errors import UserError
 from ds_distill.files import read_json, sync, write_json
 
 BUILDING = ".building"
+PLAN = "plan.json"
 LOCK = ".lock"
 """Names that no teacher has."""
 
@@ -147,7 +149,7 @@ def start_build(
     kept: int | None = 0
     if folder.is_dir():
         try:
-            same = read_json(folder / "plan.json") == wanted
+            same = read_json(folder / PLAN) == wanted
         except (OSError, ValueError):
             same = False  # killed before its plan was whole
         if same:
@@ -165,7 +167,7 @@ def start_build(
     sync(cache)
     for parent in (cache.parent, cache.parent.parent):
         sync(parent)
-    write_json(folder / "plan.json", wanted)
+    write_json(folder / PLAN, wanted)
     return kept
 
 
@@ -247,6 +249,25 @@ def _close_shard(file: Path, shard: Shard) -> None:
 # ------------------------------------------------------------------------------- every rank
 
 
+def known_teachers(cache: Path) -> dict[str, tuple[Fingerprint, Words]]:
+    """Teachers of the build that goes on, else of the cache as it is, else none.
+
+    Raises UserError when the cache is damaged.
+    """
+    try:
+        planned = read_json(cache / BUILDING / PLAN)["teachers"]
+        return {
+            name: (said["fingerprint"], Words.model_validate(said["words"]))
+            for name, said in planned.items()
+        }
+    except (OSError, ValueError, TypeError, KeyError):  # killed before its plan was whole
+        pass
+    if not (cache / MANIFEST).is_file():
+        return {}
+    manifest = Manifest.read(cache)
+    return {name: (said.fingerprint, said.words) for name, said in manifest.teachers.items()}
+
+
 def blocks_to_write(cache: Path, plan: Plan, teacher: str, words: Words) -> list[int]:
     """Positions in `plan.blocks` of the blocks that no rank has written, in order."""
     numbers = {block.number for shard in _written(cache, teacher, words) for block in shard.blocks}
@@ -271,10 +292,10 @@ class ShardWriter:
         self._notes_end = sum(len(_line(self._file.name, note)) for note in notes)
         # Nothing waits in a buffer of this process: a writer that failed would write it later,
         # when it is closed, over what another one wrote since.
-        self._shard = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)
-        self._notes = os.open(self._journal, os.O_RDWR | os.O_CREAT, 0o666)
-        os.ftruncate(self._shard, self._end)
-        os.ftruncate(self._notes, self._notes_end)
+        mode = "r+" if notes else "w+"
+        self._shard, self._notes = FileIO(self._file, mode), FileIO(self._journal, mode)
+        self._shard.truncate(self._end)
+        self._notes.truncate(self._notes_end)
         if not notes:
             _write_at(self._shard, header, 0)
             sync(self._file.parent)
@@ -285,7 +306,7 @@ class ShardWriter:
         cut. Raises OSError; blocks written before are kept, and another writer can continue."""
         message = memoryview(batch.serialize())
         _write_at(self._shard, message, self._end)
-        os.fdatasync(self._shard)
+        os.fdatasync(self._shard.fileno())
         block = Block(
             self._first_block + at,
             rows,
@@ -295,19 +316,19 @@ class ShardWriter:
         )
         line = _line(self._file.name, block)
         _write_at(self._notes, line, self._notes_end)
-        os.fdatasync(self._notes)
+        os.fdatasync(self._notes.fileno())
         self._end += len(message)
         self._notes_end += len(line)
 
     def close(self) -> None:
-        os.close(self._shard)
-        os.close(self._notes)
+        self._shard.close()
+        self._notes.close()
 
 
-def _write_at(file: int, content: bytes | memoryview, offset: int) -> None:
+def _write_at(file: FileIO, content: bytes | memoryview, offset: int) -> None:
     left = memoryview(content)
-    while left:
-        written = os.pwrite(file, left, offset)
+    while left:  # one call may write a part
+        written = os.pwrite(file.fileno(), left, offset)
         left, offset = left[written:], offset + written
 
 

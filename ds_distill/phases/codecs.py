@@ -1,0 +1,82 @@
+"""Codecs of a recipe's masked-LM teachers: fitted for the cache phase, compared for the user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
+from ds_distill.cache.compare import CodecScore, candidates, compare_codecs, markdown_table, plot
+from ds_distill.files import write_text
+from ds_distill.phases.ask_teachers import asking_engine
+from ds_distill.phases.run import ModelPlace, Run
+from ds_distill.recipe.phases import Cache
+
+FITTED_ON = 512
+"""Examples that a tail's shape is fitted to: some thousands of tokens."""
+
+
+def codec_json(
+    run: Run, place: ModelPlace, phase: Cache, vocabulary: int, before: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """What the cache's manifest is to say of a teacher's codec; None for dense logits. Where a
+    tail has to be fitted it is so on the main process alone. Every rank must call this.
+
+    before: of the same teacher, in the cache or its unfinished build. Its tail goes on: fitted
+        again it could differ by a rounding.
+    """
+    wanted = phase.codec
+    if wanted.name == "dense":
+        return None
+    if wanted.name == "topk":
+        return TopKCodec(vocabulary, wanted.entries).to_json()
+    plain = CompactCodec(vocabulary, wanted.threshold)
+    if before is not None and {**before, "tail": None} == {**plain.to_json(), "tail": None}:
+        return before
+    batches = sample_logits(run, place, phase, FITTED_ON)
+    if not run.world.is_main:
+        for _ in batches:
+            pass
+        return plain.to_json()
+    tail = TailShape.fit(batches, wanted.threshold)
+    return CompactCodec(vocabulary, wanted.threshold, tail).to_json()
+
+
+def sample_logits(
+    run: Run, place: ModelPlace, phase: Cache, examples: int
+) -> Iterator[torch.Tensor]:
+    """A teacher's logits at the chosen tokens of some examples of the phase's first split:
+    float32 [n, V] at the codec's temperature, the same on every rank. Every rank must go
+    through all of them."""
+    split = phase.splits[0]
+    collate = run.collator(run.examples(split), run.tables(split, [place]))
+    order = np.argsort(-collate.lengths, kind="stable")
+    some = order[np.unique(np.linspace(0, len(order) - 1, examples).astype(np.int64))]
+    with asking_engine(run, [place]) as engine:
+        for start in range(0, len(some), phase.batch_size):
+            batch = collate(some[start : start + phase.batch_size])
+            said = engine.ask(batch, [place.name])[place.name].logits / phase.codec.temperature
+            yield said[batch.row_sets["all"].to(said.device)]
+
+
+def compare(run: Run, number: int, examples: int) -> dict[str, list[CodecScore]]:
+    """All codecs worth a thought on each teacher's own words, as phase `number` would cache
+    them; a table and a plot of each go to the run's figures. In one process.
+
+    examples: of the phase's first split; half of them are for fitting.
+    """
+    phase = run.recipe.phases[number]
+    assert isinstance(phase, Cache)
+    scores = {}
+    for teacher in run.recipe.teachers:
+        batches = list(sample_logits(run, run.place(teacher, number), phase, examples))
+        # Longest first: every second one is of all lengths, too.
+        fitted, judged = batches[::2], batches[1::2] or batches
+        scores[teacher] = compare_codecs(judged, candidates(fitted))
+        folder = run.folder.path / "figures"
+        write_text(folder / f"codecs-{teacher}.md", markdown_table(scores[teacher]))
+        plot(scores[teacher], folder / f"codecs-{teacher}.svg", f"{run.recipe.name}: {teacher}")
+    return scores
