@@ -14,7 +14,8 @@ T teachers, N examples, C classes, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +68,29 @@ def fit_gate(
     truth: int64 [N]. folds: int64 [N], numbers from 0 to FOLDS - 1; the penalty is chosen by
         the log-likelihood of each fold under the gate of the others.
     """
+    with _one_thread():
+        return _fit_gate(logits, states, temperatures, truth, folds)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The matrices are small, and on a busy machine threads that wait for each other make a fit
+    tens of times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _fit_gate(
+    logits: Mapping[str, torch.Tensor],
+    states: Mapping[str, torch.Tensor],
+    temperatures: Mapping[str, float],
+    truth: torch.Tensor,
+    folds: torch.Tensor,
+) -> Gate:
     raw = features(logits, states, temperatures).double()
     mean = raw.mean(dim=0)
     scale = 1.0 / raw.std(dim=0, correction=0).clamp(min=1e-3)

@@ -221,6 +221,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=names, default=names)
     arguments = parser.parse_args()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    torch.set_num_threads(1)  # of this process; trainings are processes of their own
     for seed in arguments.seeds:
         for study in SETS:
             if study.name in arguments.sets:
