@@ -34,7 +34,7 @@ from ds_distill.evaluation.metrics import paired_interval
 from ds_distill.files import write_json
 from ds_distill.recipe import load_recipe
 from ds_distill.routing import POLICIES, Question, fit
-from ds_distill.routing.comparison import CANDIDATES
+from ds_distill.routing.comparison import CANDIDATES, compare
 from ds_distill.routing.fitted import states_of
 from ds_distill.types import Signals
 
@@ -119,7 +119,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
     run(student_recipe(study, data, teachers), seed, place / "students")
     words = {split: cached_words(place / "students", split) for split in ("validation", "test")}
     (said, truth, keys), (said_test, truth_test, keys_test) = words.values()
-    comparison = json.loads((place / "students" / "routing.json").read_text())
+    comparison = compare(said, truth, keys, study.labels, seed=seed)
     started = time.perf_counter()
     fitted = fit(said, truth, keys, study.labels, seed=seed)
     seconds = time.perf_counter() - started
@@ -143,7 +143,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
     return {
         "set": study.name,
         "seed": seed,
-        "validation": comparison,
+        "validation": comparison.to_json(),
         "test_examples": len(truth_test),
         "test": {name: float(these.mean()) for name, these in right.items()},
         "intervals": {
