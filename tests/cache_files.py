@@ -14,13 +14,14 @@ import torch
 from ds_distill.cache.build import (
     Plan,
     ShardWriter,
+    _written,
     blocks_to_write,
     building,
     discard_build,
     finish_build,
     start_build,
 )
-from ds_distill.cache.format import MANIFEST
+from ds_distill.cache.format import MANIFEST, Block, Manifest
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Words
 from ds_distill.data.keys import content_keys
@@ -71,7 +72,7 @@ def says(teacher: str, words: Words, keys: np.ndarray, draw: int = 0) -> Signals
 
 
 def block(teacher: str, words: Words, keys: np.ndarray) -> pa.RecordBatch:
-    """A block with what a teacher says about keys."""
+    """A block with what a teacher says about keys. Under a codec it is packed."""
     if words.draws is None:
         return words.record_batch([words.keep(says(teacher, words, keys))])
     kept = [words.keep(says(teacher, words, keys, draw)) for draw in range(words.draws)]
@@ -109,8 +110,11 @@ def write_cache(
             return
         start_build(path, plan, teachers)
         for name, kept in words.items():
+            todo = blocks_to_write(path, plan, name, kept)
+            if not todo:
+                continue
             writers = [ShardWriter(path, plan, name, kept, rank, ranks) for rank in range(ranks)]
-            for at in blocks_to_write(path, plan, name, kept):
+            for at in todo:
                 split, part = plan.blocks[at]
                 batch = block(name, kept, plan.keys[split][part])
                 number = plan.first_block + at
@@ -159,3 +163,25 @@ def write_manifest(path: Path, content: dict[str, Any]) -> None:
     content.pop("checksum", None)
     text = json.dumps({**content, "checksum": _checksum(content)})
     (path / MANIFEST).write_text(text)
+
+
+def noted_blocks(
+    path: Path, words: Mapping[str, Words]
+) -> dict[tuple[str, int], tuple[str, Block]]:
+    """What the journals of an unfinished build note: teacher and number -> shard and place."""
+    return {
+        (name, place.number): (shard.file, place)
+        for name, kept in words.items()
+        for shard in _written(path, name, kept)
+        for place in shard.blocks
+    }
+
+
+def block_checksums(path: Path) -> dict[tuple[str, int], str]:
+    """Teacher and number of each block -> the checksum of its bytes."""
+    return {
+        (name, block.number): block.checksum
+        for name, teacher in Manifest.read(path).teachers.items()
+        for shard in teacher.shards
+        for block in shard.blocks
+    }

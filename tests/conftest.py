@@ -242,7 +242,7 @@ def masked_lm_settings(
         },
         "teachers": {"bert": {"model": str(tiny_models["toy"])}},
         "student": {"model": str(tiny_models["toy"]), "layers": [0]},
-        "training": {"batch_size": 16, "learning_rate": 1.0e-2, "epochs": 4},
+        "training": {"batch_size": 16, "learning_rate": 1.0e-2, "epochs": 4, "dropout": 0.0},
         "phases": [
             {"fine-tune": {"models": "bert"}},
             {"distil": {"losses": {"cross_entropy": {"weight": 0.5}, "kl": {"temperature": 2.0}}}},

@@ -10,7 +10,7 @@ import torch
 import xxhash
 
 from ds_distill.cache.codecs import Encoded
-from ds_distill.cache.format import END_OF_STREAM, MANIFEST, Block, Shard, Teacher, damaged
+from ds_distill.cache.format import END_OF_STREAM, Block, Shard, Teacher, damaged
 
 _FAR_OUTSIDE = np.uint64(2**63 - 1)
 
@@ -68,10 +68,7 @@ class TeacherBlocks:
         """
         self._cache, self._name = cache, name
         self._words = teacher.words
-        try:
-            self._schema = teacher.words.arrow_schema()
-        except OverflowError as error:  # wider than Arrow's rows can be
-            raise damaged(cache, MANIFEST) from error
+        self._schema = teacher.words.arrow_schema()
         self._block_rows, self._shift = block_rows, block_rows.bit_length() - 1
         self._checks = checks
         self._shards = teacher.shards

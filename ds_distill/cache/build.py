@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -291,10 +292,10 @@ class ShardWriter:
         self._notes_end = sum(len(_line(self._file.name, note)) for note in notes)
         # Nothing waits in a buffer of this process: a writer that failed would write it later,
         # when it is closed, over what another one wrote since.
-        self._shard = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)
-        self._notes = os.open(self._journal, os.O_RDWR | os.O_CREAT, 0o666)
-        os.ftruncate(self._shard, self._end)
-        os.ftruncate(self._notes, self._notes_end)
+        mode = "r+" if notes else "w+"
+        self._shard, self._notes = FileIO(self._file, mode), FileIO(self._journal, mode)
+        self._shard.truncate(self._end)
+        self._notes.truncate(self._notes_end)
         if not notes:
             _write_at(self._shard, header, 0)
             sync(self._file.parent)
@@ -305,7 +306,7 @@ class ShardWriter:
         cut. Raises OSError; blocks written before are kept, and another writer can continue."""
         message = memoryview(batch.serialize())
         _write_at(self._shard, message, self._end)
-        os.fdatasync(self._shard)
+        os.fdatasync(self._shard.fileno())
         block = Block(
             self._first_block + at,
             rows,
@@ -315,19 +316,19 @@ class ShardWriter:
         )
         line = _line(self._file.name, block)
         _write_at(self._notes, line, self._notes_end)
-        os.fdatasync(self._notes)
+        os.fdatasync(self._notes.fileno())
         self._end += len(message)
         self._notes_end += len(line)
 
     def close(self) -> None:
-        os.close(self._shard)
-        os.close(self._notes)
+        self._shard.close()
+        self._notes.close()
 
 
-def _write_at(file: int, content: bytes | memoryview, offset: int) -> None:
+def _write_at(file: FileIO, content: bytes | memoryview, offset: int) -> None:
     left = memoryview(content)
-    while left:
-        written = os.pwrite(file, left, offset)
+    while left:  # one call may write a part
+        written = os.pwrite(file.fileno(), left, offset)
         left, offset = left[written:], offset + written
 
 
@@ -341,11 +342,13 @@ def _noted(teacher: Path, journal: Path) -> list[tuple[str, Block]]:
     noted: list[tuple[str, Block]] = []
     if not journal.is_file():
         return noted
+    sizes: dict[str, int] = {}  # a journal is of one shard: asked for once
     for line in journal.read_bytes().splitlines(keepends=True):
         try:
             file, *place = json.loads(line)
             block = Block(*place)
-            size = (teacher / file).stat().st_size
+            size = sizes.get(file) or (teacher / file).stat().st_size
+            sizes[file] = size
         except (ValueError, TypeError, OSError):
             break
         if _line(file, block) != line or block.offset + block.length > size:

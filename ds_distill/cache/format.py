@@ -117,8 +117,13 @@ class Manifest(_Part):
         rows = [rows for _, rows in sizes[0]]
         if not all(1 <= count <= self.block_rows for count in rows) or sum(rows) != self.examples:
             raise ValueError("blocks do not hold the examples")
-        if len({teacher.words.draws for teacher in self.teachers.values()}) != 1:
+        words = [teacher.words for teacher in self.teachers.values()]
+        if len({kept.draws for kept in words}) != 1:
             raise ValueError("teachers have different draws")
+        for kept in words:
+            kept.arrow_schema()  # raises where Arrow cannot hold rows so wide
+            if kept.draws is None and kept.codec is not None:
+                raise ValueError("a codec is for words on tokens")
         return self
 
     def write(self, cache: Path) -> None:
@@ -148,8 +153,12 @@ class Manifest(_Part):
             raise damaged(cache, MANIFEST) from error
 
 
-_NOT_A_MANIFEST = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What reading it raises where it is anything else; pydantic's errors are ValueErrors."""
+_NOT_A_MANIFEST = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(RuntimeError, ArithmeticError, MemoryError),
+)
+"""What reading it raises where it is anything else; pydantic's errors are ValueErrors. The last
+three are of numbers that are too large, and of JSON that is nested too deeply."""
 
 
 def damaged(cache: Path, file: str) -> UserError:

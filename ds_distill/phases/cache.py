@@ -157,10 +157,14 @@ def _ask_teacher(
     chosen: list[np.ndarray],
 ) -> None:
     """Have all that is missing of a teacher written, by all ranks together."""
-    todo = blocks_to_write(path, plan, place.name, words)
+    world, blocks = run.world, plan.blocks
+    # One process reads all journals: hundreds at once would be a burden to a shared file system.
+    missing = torch.zeros(len(blocks), device=world.device)
+    if world.is_main:
+        missing[blocks_to_write(path, plan, place.name, words)] = 1
+    todo = world.sum(missing).nonzero()[:, 0].tolist()
     if not todo:
         return
-    world, blocks = run.world, plan.blocks
     rows = sum(blocks[at][1].stop - blocks[at][1].start for at in todo)
     writer = ShardWriter(path, plan, place.name, words, world.rank, world.size)
     with asking_engine(run, [place]) as engine, run.log.bar(place.name, rows) as bar:

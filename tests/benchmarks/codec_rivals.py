@@ -25,9 +25,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ds_distill.cache.codecs import Encoded, VocabularyCodec
+from ds_distill.cache.codecs import Encoded, TailShape, VocabularyCodec
 from ds_distill.cache.codecs.bits import Fields, field_words
-from ds_distill.cache.codecs.topk import spread_evenly
 from ds_distill.types import TopK
 
 
@@ -51,6 +50,7 @@ class _Ids:
 
 class DistillKit(VocabularyCodec):
     name: ClassVar[str] = "distillkit"
+    shapes_tail: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class DistillKit(VocabularyCodec):
             tail = self._tail
             mass = torch.log(-torch.expm1(tail))[:, None]
             values = values - torch.logsumexp(values, 1, keepdim=True) + mass
-            return spread_evenly(TopK(values, ids, tail), self.vocabulary)
+            return TailShape.even(self.vocabulary).spread(TopK(values, ids, tail))
         missing = (1 - values.exp().sum(1, keepdim=True)) / (self.vocabulary - self._k)
         whole = missing.clamp(min=1e-8).log().expand(-1, self.vocabulary).clone()
         return torch.log_softmax(whole.scatter_(1, ids, values), 1)
@@ -117,6 +117,7 @@ class DistillKit(VocabularyCodec):
 
 class HalfTopK(VocabularyCodec):
     name: ClassVar[str] = "float16"
+    shapes_tail: ClassVar[bool] = False
 
     def __init__(self, vocabulary: int, k: int) -> None:
         super().__init__(vocabulary)
@@ -142,7 +143,7 @@ class HalfTopK(VocabularyCodec):
         return TopK(numbers[:, :-1], self._ids.unpack(encoded.payload[:, size:]), numbers[:, -1])
 
     def log_probs(self, encoded: Encoded) -> Tensor:
-        return spread_evenly(self.decode(encoded), self.vocabulary)
+        return TailShape.even(self.vocabulary).spread(self.decode(encoded))
 
 
 def rivals(vocabulary: int) -> dict[str, VocabularyCodec]:

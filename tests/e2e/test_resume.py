@@ -9,18 +9,17 @@ import json
 import os
 import platform
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
+from processes import events, kill_all
 
 from ds_distill.files import read_json
 
@@ -76,26 +75,7 @@ class Runs:
             kill_all(process)
 
 
-def kill_all(process: subprocess.Popen[str]) -> None:
-    """SIGKILL to a process and all below it, also where the launcher made groups of its own."""
-    if process.poll() is None:
-        everyone = [*psutil.Process(process.pid).children(recursive=True), process]
-        for one in everyone:
-            with suppress(ProcessLookupError):
-                os.kill(one.pid, signal.SIGKILL)
-    process.communicate()
-
-
 # ----------------------------------------------------------------------------------- moments
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    found = []
-    file = folder / "metrics.jsonl"
-    for line in file.read_text().splitlines() if file.is_file() else []:
-        with suppress(json.JSONDecodeError):  # being written
-            found.append(json.loads(line))
-    return found
 
 
 def after_steps(count: int, delay: float) -> Moment:

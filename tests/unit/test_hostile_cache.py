@@ -6,12 +6,15 @@ address, so what the reader does not check would be a read outside of the file.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import shutil
+import signal
 import struct
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ import torch
 import xxhash
 from cache_files import block, make_keys, manifest_of, write_cache, write_manifest
 
+from ds_distill.cache.codecs import CompactCodec
 from ds_distill.cache.format import END_OF_STREAM, file_checksum
 from ds_distill.cache.index import SCHEMA
 from ds_distill.cache.reader import CacheReader
@@ -29,9 +33,15 @@ from ds_distill.cache.words import Words
 from ds_distill.errors import UserError
 
 KEYS = make_keys(12)
+COMPACT = CompactCodec(40, 0.05).to_json()
 KINDS = {
     "rows": {"t": Words(dtype="float32", classes=3, hidden={-1: 2})},
     "lists": {"t": Words(dtype="float16", classes=3, hidden={-1: 2}, draws=2)},
+    "packed": {
+        "t": Words(
+            dtype="float16", classes=40, codec=COMPACT, temperature=1.0, hidden={-1: 2}, draws=2
+        )
+    },
 }
 
 
@@ -60,8 +70,15 @@ def read_rows(path: Path) -> None:
     for teacher in reader.teachers:
         for draw in range(reader.draws or 1):
             signals = reader.read(teacher, rows, draw)
-            assert torch.isfinite(signals.logits).sum() >= 0  # touches every number
-            assert len({len(part) for part in (signals.logits, *signals.hidden.values())}) == 1
+            parts = [*signals.hidden.values()]
+            if reader.manifest.teachers[teacher].words.codec is None:
+                parts.append(signals.logits)
+            else:
+                with suppress(ValueError):  # what its codec cannot have written
+                    parts += dataclasses.astuple(signals.to(torch.device("cpu")).top)
+            assert len({len(part) for part in parts}) == 1
+            for part in parts:
+                assert torch.isfinite(part).sum() >= 0  # touches every number
 
 
 def in_a_fork(tmp_path: Path, work: Callable[[], None]) -> None:
@@ -69,6 +86,8 @@ def in_a_fork(tmp_path: Path, work: Callable[[], None]) -> None:
     child = os.fork()
     if child == 0:
         code = 1
+        signal.alarm(120)  # nothing may go on for ever either
+        torch.set_num_threads(1)  # its pool of threads does not survive a fork
         try:
             work()
             code = 0
@@ -317,6 +336,7 @@ def test_rows_of_another_type_are_refused(cache):
 
 
 @pytest.mark.parametrize("classes", [2, 4, 10**6, 2**31 - 1, 2**31, 2**62, 2**70])
+@pytest.mark.parametrize("cache", ["rows", "lists"], indirect=True)
 def test_words_of_another_width_are_refused(classes, cache):
     manifest = manifest_of(cache)
     manifest["teachers"]["t"]["words"]["classes"] = classes
@@ -340,3 +360,34 @@ def test_a_block_is_what_the_tests_take_it_for(cache):
     content = (cache / "t" / shard["file"]).read_bytes()
     _, _, begin, length, _ = shard["blocks"][0]
     assert content[begin : begin + length] == block("t", words, KEYS[:8]).serialize().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"codec": "none such"},
+        {"codec": None},
+        {"vocabulary": 1},
+        {"vocabulary": 41},
+        {"vocabulary": 2**40},
+        {"vocabulary": "40"},
+        {"threshold": -1.0},
+        {"tail": {}},
+        {"tail": []},
+        {"more": 1},
+    ],
+)
+@pytest.mark.parametrize("cache", ["packed"], indirect=True)
+def test_codecs_that_there_are_not_are_refused(changed, cache):
+    manifest = manifest_of(cache)
+    manifest["teachers"]["t"]["words"]["codec"] |= changed
+    write_manifest(cache, manifest)
+    refused(cache, "manifest.json", CacheReader)
+
+
+@pytest.mark.parametrize("cache", ["packed"], indirect=True)
+def test_a_codec_without_draws_is_refused(cache):
+    manifest = manifest_of(cache)
+    manifest["teachers"]["t"]["words"]["draws"] = None
+    write_manifest(cache, manifest)
+    refused(cache, "manifest.json", CacheReader)

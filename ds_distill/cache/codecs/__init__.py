@@ -30,7 +30,8 @@ def codec_from_json(values: dict[str, Any]) -> VocabularyCodec:
         if name == TopKCodec.name:
             return TopKCodec(**given)
         if name == CompactCodec.name:
-            return CompactCodec(**{**given, "tail": TailShape.from_json(given["tail"])})
+            tail = given.pop("tail")
+            return CompactCodec(**given, tail=None if tail is None else TailShape.from_json(tail))
         if name == DenseCodec.name:
             return DenseCodec(**given)
     except (KeyError, TypeError) as fault:

@@ -49,6 +49,8 @@ class VocabularyCodec(ABC):
 
     name: ClassVar[str]
     """As recipes and manifests call it."""
+    shapes_tail: ClassVar[bool]
+    """Whether it knows more of the tail than its mass."""
 
     def __init__(self, vocabulary: int) -> None:
         if vocabulary < 2:
@@ -121,12 +123,19 @@ class Packed:
 
     encoded: Encoded
     codec: VocabularyCodec
+    temperature: float
+    """That they were taken at."""
 
     def __len__(self) -> int:
         return len(self.encoded)
 
-    def to(self, device: torch.device) -> TopK:
-        return self.codec.decode(self.encoded.to(device))
+    def to(self, device: torch.device) -> TopK | Tensor:
+        """Entries and tail of a codec that keeps no more; else logits [n, V], which softmax at
+        the temperature takes to the distributions."""
+        encoded = self.encoded.to(device)
+        if self.codec.shapes_tail:
+            return self.temperature * self.codec.log_probs(encoded)
+        return self.codec.decode(encoded)
 
 
 def top_of(logits: Tensor, lse: Tensor, entries: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -148,8 +157,10 @@ def _complement(entries: Tensor, rest: Tensor) -> Tensor:
 
 
 def entry_log_probs(below_first: Tensor, tail: Tensor) -> Tensor:
-    """Scale entries so that they and the tail make 1: [n, K] up to a constant of each row,
-    -inf where absent, and [n] -> log-probs [n, K]. The first entry's is not stored for that."""
-    # A tail above 1 is a stranger's. Entries that hold nothing stay so.
-    mass = torch.log(-torch.expm1(tail.clamp(max=0.0)))
-    return below_first - torch.logsumexp(below_first, 1, keepdim=True) + mass[:, None]
+    """Scale entries so that they and the tail make 1; so the first's own need not be stored.
+
+    below_first: [n, K], log-probs less the first entry's, so 0 at most; -inf where absent;
+    overwritten. tail: [n]. Returns log-probs [n, K].
+    """
+    mass = torch.log(-torch.expm1(tail))
+    return below_first.add_((mass - below_first.exp().sum(1).log())[:, None])

@@ -3,9 +3,9 @@
 A row keeps the entries of at least `threshold`, k of them, in the order of their ids:
 
     byte 0      k, from 1 to 255
-    byte 1      power of the tail's prior, in eighths, up to 15
-    byte 2      step, in 1/128 nat
-    bytes 3-4   float16 log of the tail's mass
+    byte 1      step, in 1/128 nat
+    bytes 2-3   float16 log of the tail's mass
+    D bytes     int8, the row's places along the directions of the tail's shape
     then bits   k values of 4 bits: an entry is `value * step` nats below the likeliest
                 k times the lowest l bits of the id, l = floor(log2(V / k))
                 k + ((V - 1) >> l) bits: bit (id >> l) + j is set for the j-th entry
@@ -34,12 +34,10 @@ from ds_distill.cache.codecs.bits import read_at, write_at
 from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.types import TopK
 
-_HEADER = 5
+_FIXED = 4
 _MOST = 255
 _VALUE_BITS = 4
 _STEPS = 128.0
-_POWERS = 16
-_POWER_UNIT = 8.0
 _LEAST_TAIL = -(2.0**-24)
 """Float16's number next to 0: a tail of exactly 1 would leave nothing for the entries."""
 
@@ -75,6 +73,7 @@ class CompactCodec(VocabularyCodec):
     """Entries above a threshold, and a tail that is spread by the teacher's own prior."""
 
     name: ClassVar[str] = "compact"
+    shapes_tail: ClassVar[bool] = True
 
     def __init__(
         self, vocabulary: int, threshold: float = 1e-3, tail: TailShape | None = None
@@ -88,23 +87,20 @@ class CompactCodec(VocabularyCodec):
             raise ValueError(f"vocabulary is {vocabulary}, and 2^24 entries are the most")
         self.threshold = threshold
         self.tail = tail or TailShape.even(vocabulary)
+        self._is_even = tail is None
         if len(self.tail.codes) != vocabulary:
             raise ValueError(
                 f"the tail's shape has {len(self.tail.codes)} entries and the vocabulary "
                 f"{vocabulary}: fit it to this teacher"
             )
-        log_prior = self.tail.log_prior.double()
-        self._masses = [
-            float(torch.exp(level / _POWER_UNIT * log_prior).sum()) for level in range(_POWERS)
-        ]
-        """Of the prior to each power, over the whole vocabulary."""
+        self._header = _FIXED + self.tail.num_directions
         self._most = min(_MOST, vocabulary)
         counts = range(1, self._most + 1)
         # Entry 0 stands for no k at all.
         self._low_bits = torch.tensor([0, *((vocabulary // k).bit_length() - 1 for k in counts)])
         k = torch.arange(self._most + 1)
         self._high_bits = k + ((vocabulary - 1) >> self._low_bits)
-        self._bytes = _HEADER + (k * (_VALUE_BITS + self._low_bits) + self._high_bits + 7) // 8
+        self._bytes = self._header + (k * (_VALUE_BITS + self._low_bits) + self._high_bits + 7) // 8
 
     @property
     def width(self) -> None:
@@ -115,17 +111,16 @@ class CompactCodec(VocabularyCodec):
             "codec": self.name,
             "vocabulary": self.vocabulary,
             "threshold": self.threshold,
-            "tail": self.tail.to_json(),
+            "tail": None if self._is_even else self.tail.to_json(),
         }
 
     def _encode(self, logits: Tensor, lse: Tensor) -> Encoded:
-        expected = self._expected_log_prior(logits, lse)
+        places = self.tail.places(logits - lse, self.threshold)
         log_probs, ids, rest = top_of(logits, lse, self._most)
         kept = log_probs >= math.log(self.threshold)
         kept[:, 0] = True
         left_out = torch.cat((log_probs.masked_fill(kept, -math.inf), rest[:, None]), 1)
         tail = torch.logsumexp(left_out, 1).clamp(max=_LEAST_TAIL).half()
-        power = self._best_power(expected, log_probs, ids, kept)
 
         below = (log_probs[:, :1] - log_probs).masked_fill(~kept, 0.0)
         step = (below.amax(1) * _STEPS / (2**_VALUE_BITS - 1)).ceil().clamp(1, 255)
@@ -139,9 +134,10 @@ class CompactCodec(VocabularyCodec):
         at = self._layout(k, ends - lengths)
         # A byte in each int32, so that fields that share a byte can be added.
         data = torch.zeros(int(lengths.sum()), dtype=torch.int32, device=k.device)
-        header = torch.stack((k, power, step.long()), 1)
-        header = torch.cat((header, tail[:, None].view(torch.uint8).long()), 1)
-        start = (ends - lengths)[:, None] + torch.arange(_HEADER, device=k.device)
+        header = torch.stack((k, step.long()), 1)
+        numbers = (tail[:, None].view(torch.uint8), places.view(torch.uint8))
+        header = torch.cat((header, *(part.long() for part in numbers)), 1)
+        start = (ends - lengths)[:, None] + torch.arange(self._header, device=k.device)
         data[start] = header.int()
         flat_ids, low_bits = ids[at.row, at.rank], at.low_bits[at.row]
         write_at(data, at.values, values[at.row, at.rank])
@@ -154,8 +150,8 @@ class CompactCodec(VocabularyCodec):
         payload, k, starts = self._rows(encoded)
         at = self._layout(k, starts)
         shape = (len(k), int(k.max()) if len(k) else 1)
-        step = payload[starts + 2] / -_STEPS
-        tail = _halves(payload, starts + 3).clamp(max=_LEAST_TAIL)
+        step = payload[starts + 1] / -_STEPS
+        tail = _halves(payload, starts + 2).clamp(max=_LEAST_TAIL)
         below = torch.full(shape, -math.inf, device=payload.device)
         values = read_at(payload, at.values, _VALUE_BITS)
         below[at.row, at.rank] = values * step[at.row]
@@ -168,17 +164,10 @@ class CompactCodec(VocabularyCodec):
         return TopK(entry_log_probs(below, tail), ids, tail)
 
     def log_probs(self, encoded: Encoded) -> Tensor:
-        top = self.decode(encoded)
         payload, _, starts = self._rows(encoded)
-        power = (payload[starts + 1] & (_POWERS - 1)) / _POWER_UNIT
-        shape = power[:, None] * self.tail.log_prior.to(payload.device)
-        columns = top.ids.masked_fill(top.ids < 0, self.vocabulary)
-        # Absent entries write to one column more.
-        whole = torch.nn.functional.pad(shape, (0, 1), value=-math.inf)
-        whole.scatter_(1, columns, -math.inf)
-        others = torch.logsumexp(whole, 1, keepdim=True)
-        whole += torch.where(others.isfinite(), top.tail_log_prob[:, None] - others, 0.0)
-        return whole.scatter_(1, columns, top.log_probs)[:, : self.vocabulary]
+        at = torch.arange(_FIXED, self._header, device=payload.device)
+        places = payload[starts[:, None] + at].view(torch.int8)
+        return self.tail.spread(self.decode(encoded), places)
 
     def _rows(self, encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
         """Payload, k [n] and first byte [n] of each row, made sure to lie within the payload."""
@@ -186,7 +175,7 @@ class CompactCodec(VocabularyCodec):
         if lengths is None or payload.dtype != torch.uint8 or payload.ndim != 1:
             raise ValueError("the compact codec reads uint8 [bytes] with the rows' lengths")
         lengths = lengths.long()
-        known = ((lengths > _HEADER) & (lengths <= int(self._bytes.max()))).all()
+        known = ((lengths > self._header) & (lengths <= int(self._bytes.max()))).all()
         if not known or int(lengths.sum()) != len(payload):
             raise ValueError(
                 f"{len(lengths)} rows cannot have these lengths in {len(payload)} bytes"
@@ -200,7 +189,7 @@ class CompactCodec(VocabularyCodec):
     def _layout(self, k: Tensor, starts: Tensor) -> _Layout:
         row = torch.repeat_interleave(torch.arange(len(k), device=k.device), k)
         rank = torch.arange(len(row), device=k.device) - (k.cumsum(0) - k)[row]
-        return _Layout(k, 8 * (starts + _HEADER), row, rank, self._low_bits.to(k.device)[k])
+        return _Layout(k, 8 * (starts + self._header), row, rank, self._low_bits.to(k.device)[k])
 
     def _read_highs(self, payload: Tensor, at: _Layout) -> Tensor:
         """High parts of all ids: [N]."""
@@ -213,29 +202,6 @@ class CompactCodec(VocabularyCodec):
         if not torch.equal(row[found], at.row):
             raise ValueError("a row's ids are not as many as it says")
         return place[found] - at.rank
-
-    def _expected_log_prior(self, logits: Tensor, lse: Tensor) -> Tensor:
-        """Of the teacher's whole distribution: float64 [n]."""
-        log_prior = self.tail.log_prior.to(logits.device)
-        return (torch.exp(logits - lse) @ log_prior).double()
-
-    def _best_power(self, expected: Tensor, log_probs: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
-        """The power of the prior that gives the tail the highest likelihood: int64 [n].
-
-        It is max_a of a * E[log prior] - log sum(prior^a), expectation and sum over what is not
-        kept: over all entries, less what is.
-        """
-        log_prior = self.tail.log_prior.to(ids.device)
-        probs = log_probs.masked_fill(~kept, -math.inf).exp().double()
-        kept_prior = log_prior[ids].double()
-        mean = expected - (probs * kept_prior).sum(1)
-        mass = (1 - probs.sum(1)).clamp(min=1e-12)
-        gains = []
-        for level, total in enumerate(self._masses):
-            power = level / _POWER_UNIT
-            inside = torch.exp(power * kept_prior).masked_fill_(~kept, 0.0).sum(1)
-            gains.append(power * mean - mass * torch.log((total - inside).clamp(min=1e-12)))
-        return torch.stack(gains, 1).argmax(1)
 
 
 def _halves(payload: Tensor, byte: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,46 +12,72 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ds_distill.types import TopK
+
 _LEVELS = 255
 _RAREST = 1e-12
+_FARTHEST = 16.0
+"""Nats from the prior: what is rarer still, -inf too, does not bend a row's shape further."""
+_DIRECTIONS = 16
+_FIT_ROWS = 1024
+"""Rows that directions are fitted to: their number squared is what the fit costs."""
 
 
 @dataclass(frozen=True)
 class TailShape:
-    """A tail is `prior` raised to a power that each row chooses, scaled to the row's mass.
+    """The tail of row r is in proportion to exp(prior[v] + sum_j place[r, j] directions[v, j]).
 
-    One teacher has one prior: how likely each entry is on the average of rows that do not keep
-    it. Power 0 is an even spread.
+    One teacher has one prior, how likely each entry is on the average of rows that do not keep
+    it, and D directions, the principal components of how its rows differ from that. A row's
+    places are its coordinates: a byte each. Logits of a masked-LM are a projection from some
+    hundreds of dimensions, so that few directions go far.
     """
 
     codes: Tensor
     """uint8 [V]: log prior = -step * code."""
     step: float
+    directions: Tensor
+    """int8 [V, D]."""
+    scales: Tensor
+    """float32 [D]: of place times direction, both as integers."""
 
     @property
     def log_prior(self) -> Tensor:
         """float32 [V], up to a constant."""
         return self.codes * -self.step
 
+    @property
+    def num_directions(self) -> int:
+        return self.directions.shape[1]
+
     @staticmethod
     def even(vocabulary: int) -> TailShape:
-        return TailShape(torch.zeros(vocabulary, dtype=torch.uint8), 0.0)
+        return TailShape(
+            torch.zeros(vocabulary, dtype=torch.uint8),
+            0.0,
+            torch.zeros(vocabulary, 0, dtype=torch.int8),
+            torch.zeros(0),
+        )
 
     @staticmethod
     def fit(batches: Iterable[Tensor], threshold: float) -> TailShape:
-        """The prior of a teacher, from some thousands of its rows.
+        """The shape of a teacher's tails, from some thousands of its rows.
 
         batches: float [n, V] logits at the temperature of the cache. threshold: the codec's.
+        Raises ValueError when there are none.
         """
         mass: Tensor | None = None
+        some: list[Tensor] = []
         for logits in batches:
-            probs = torch.softmax(logits.float(), 1)
-            outside = probs < threshold
+            log_probs = torch.log_softmax(logits.float(), 1).cpu()
+            outside = log_probs < math.log(threshold)
             if mass is None:
-                mass = torch.zeros(probs.shape[1], dtype=torch.float64)
+                mass = torch.zeros(logits.shape[1], dtype=torch.float64)
                 rows = torch.zeros_like(mass)
-            mass += probs.masked_fill(~outside, 0.0).sum(0, dtype=torch.float64).cpu()
-            rows += outside.sum(0).cpu()
+            mass += log_probs.exp().masked_fill_(~outside, 0.0).sum(0, dtype=torch.float64)
+            rows += outside.sum(0)
+            if (room := _FIT_ROWS - sum(map(len, some))) > 0:
+                some.append(log_probs[:room])
         if mass is None:
             raise ValueError("no logits to fit a tail's shape to")
         mean = torch.where(rows > 0, mass / rows.clamp(min=1), threshold)
@@ -58,20 +85,92 @@ class TailShape:
         below_first -= below_first.min()
         step = float(below_first.max()) / _LEVELS
         codes = torch.round(below_first / step) if step else torch.zeros_like(below_first)
-        return TailShape(codes.to(torch.uint8), step)
+        even = TailShape.even(len(codes))
+        prior = TailShape(codes.to(torch.uint8), step, even.directions, even.scales)
+        return prior._with_directions(torch.cat(some), threshold)
+
+    def _with_directions(self, log_probs: Tensor, threshold: float) -> TailShape:
+        """Principal components of the rows' distances from the prior, entries weighted by it."""
+        weights = torch.softmax(self.log_prior, 0).sqrt()
+        distances = self._distances(log_probs, threshold) * weights
+        distances -= weights * (distances @ weights)[:, None]  # a constant is no shape
+        strengths, rows = torch.linalg.eigh((distances @ distances.T).double())
+        count = min(_DIRECTIONS, int((strengths > 1e-6 * strengths[-1]).sum()))
+        strengths = strengths[-count:].flip(0).float() if count else strengths[:0].float()
+        rows = rows[:, -count:].flip(1).float() if count else rows[:, :0].float()
+        # Of length 1 in the prior's weights, so that projecting on them is fitting.
+        directions = (distances.T @ rows) / strengths.sqrt() / weights[:, None]
+        largest = directions.abs().amax(0).clamp(min=1e-30)
+        integers = (directions * (127 / largest)).round().to(torch.int8)
+        reach = (rows * strengths.sqrt()).abs().amax(0) if count else strengths
+        return TailShape(self.codes, self.step, integers, reach / 127 * (largest / 127))
+
+    def _distances(self, log_probs: Tensor, threshold: float) -> Tensor:
+        """Log-probs of the tail less the prior's, 0 where an entry is kept: [n, V]."""
+        log_prior = torch.log_softmax(self.log_prior, 0).to(log_probs.device)
+        distances = (log_probs - log_prior).clamp_(-_FARTHEST, _FARTHEST)
+        return distances.masked_fill_(log_probs >= math.log(threshold), 0.0)
+
+    def places(self, log_probs: Tensor, threshold: float) -> Tensor:
+        """The coordinates of rows: log-probs float32 [n, V] -> int8 [n, D]."""
+        device = log_probs.device
+        directions = self.directions.to(device).float()
+        weights = torch.softmax(self.log_prior, 0).to(device)
+        # Directions are integers of length `length`; scales are of integer places and directions.
+        length = (weights @ directions.square()).clamp(min=1e-30)
+        weighted = self._distances(log_probs, threshold) * weights
+        weighted -= weights * weighted.sum(1, keepdim=True)
+        projected = weighted @ directions / length
+        return (projected / self.scales.to(device)).round_().clamp_(-127, 127).to(torch.int8)
+
+    def spread(self, top: TopK, places: Tensor | None = None) -> Tensor:
+        """Whole distributions: float32 [n, V]. places: int8 [n, D], if there are directions."""
+        device, size = top.ids.device, len(self.codes)
+        shape = self.log_prior.to(device).expand(len(top.ids), -1)
+        if places is not None and self.num_directions:
+            along = places * self.scales.to(device)
+            shape = shape + along @ self.directions.to(device).float().T
+        # Absent entries write to one column more.
+        columns = top.ids.masked_fill(top.ids < 0, size)
+        whole = torch.nn.functional.pad(shape, (0, 1), value=-math.inf)
+        whole.scatter_(1, columns, -math.inf)
+        others = torch.logsumexp(whole, 1)
+        # Where all entries are kept, there are no others to scale.
+        whole += torch.where(others.isfinite(), top.tail_log_prob - others, 0.0)[:, None]
+        return whole.scatter_(1, columns, top.log_probs)[:, :size]
 
     def to_json(self) -> dict[str, Any]:
-        codes = base64.b64encode(self.codes.cpu().numpy().tobytes()).decode()
-        return {"step": self.step, "codes": codes}
+        return {
+            "step": self.step,
+            "codes": _text(self.codes),
+            "scales": self.scales.tolist(),
+            "directions": _text(self.directions),
+        }
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> TailShape:
         """Raises ValueError for anything that `to_json` does not give."""
         try:
-            codes = base64.b64decode(values["codes"], validate=True)
+            codes = _bytes(values["codes"])
+            directions = _bytes(values["directions"]).view(torch.int8)
             step = float(values["step"])
+            scales = torch.tensor([float(scale) for scale in values["scales"]])
         except (KeyError, TypeError, binascii.Error) as fault:
-            raise ValueError(f"a tail's shape needs step and base64 codes: {fault}") from None
-        if not 0 <= step < 1000:
-            raise ValueError(f"a tail's shape has a step of {step}: it is from 0 to 1000")
-        return TailShape(torch.frombuffer(bytearray(codes), dtype=torch.uint8), step)
+            raise ValueError(f"a tail's shape lacks a part or has a wrong one: {fault}") from None
+        if not 0 <= step < 1000 or not (scales.abs() < 1000).all():
+            raise ValueError("a tail's step and scales are numbers from 0 to 1000")
+        if len(directions) != len(codes) * len(scales) or len(scales) > _DIRECTIONS:
+            raise ValueError(
+                f"a tail has {len(directions)} numbers of {len(scales)} directions for "
+                f"{len(codes)} entries; {_DIRECTIONS} directions are the most"
+            )
+        return TailShape(codes, step, directions.view(len(codes), len(scales)), scales)
+
+
+def _text(numbers: Tensor) -> str:
+    return base64.b64encode(numbers.cpu().contiguous().numpy().tobytes()).decode()
+
+
+def _bytes(text: str) -> Tensor:
+    data = bytearray(base64.b64decode(text, validate=True))
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)

@@ -26,6 +26,7 @@ from ds_distill.cache.codecs.base import (
     top_of,
 )
 from ds_distill.cache.codecs.bits import Fields, field_words
+from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.types import TopK
 
 _HEADER = 8
@@ -33,7 +34,7 @@ _ABSENT = 255
 _DEEPEST = 25.0
 """Nats below the likeliest entry. What is rarer than e^-25 goes to the tail, so that one
 impossible entry does not coarsen the steps of all others."""
-_DECODED_ROWS = 512
+_DECODED_ROWS = 1024
 """Rows decoded at once: they stay in the processor's cache."""
 
 
@@ -41,6 +42,7 @@ class TopKCodec(VocabularyCodec):
     """K entries and the tail's mass. The tail has no shape: `log_probs` spreads it evenly."""
 
     name: ClassVar[str] = "topk"
+    shapes_tail: ClassVar[bool] = False
 
     def __init__(self, vocabulary: int, entries: int = 64) -> None:
         """entries: K; all of a smaller vocabulary."""
@@ -101,23 +103,11 @@ class TopKCodec(VocabularyCodec):
         torch.clamp(header[:, 0].nan_to_num(nan=0.0, neginf=-math.inf), max=0.0, out=tail)
         values = payload[:, _HEADER : _HEADER + self.entries]
         absent = values == _ABSENT
-        below_first = values * -header[:, 1:2]
-        below_first.masked_fill_(absent, -math.inf)
-        log_probs.copy_(entry_log_probs(below_first, tail))
+        torch.mul(values, -header[:, 1:2], out=log_probs)
+        entry_log_probs(log_probs.masked_fill_(absent, -math.inf), tail)
         found = self._ids.read(payload.view(torch.int32))
         found.clamp_(max=self.vocabulary - 1).masked_fill_(absent, -1)
         ids.copy_(found)
 
     def log_probs(self, encoded: Encoded) -> Tensor:
-        return spread_evenly(self.decode(encoded), self.vocabulary)
-
-
-def spread_evenly(top: TopK, vocabulary: int) -> Tensor:
-    """float32 [n, V]: the tail's mass in equal parts to all entries that are not in the top."""
-    absent = top.ids < 0
-    others = vocabulary - (~absent).sum(1)
-    share = top.tail_log_prob - others.log()
-    whole = share[:, None].expand(-1, vocabulary + 1).clone()
-    # Absent entries write to one column more.
-    whole.scatter_(1, top.ids.masked_fill(absent, vocabulary), top.log_probs)
-    return whole[:, :vocabulary]
+        return TailShape.even(self.vocabulary).spread(self.decode(encoded))

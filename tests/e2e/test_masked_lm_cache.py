@@ -1,0 +1,115 @@
+"""What a masked-LM teacher says is cached per mask draw, and a student trains on it as on the
+live teacher."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from ds_distill.cache.reader import CacheReader
+
+DRAWS = 2
+LOSSES = {"cross_entropy": {}, "kl": {"temperature": 2.0}}
+
+
+def cache(phase: str, /, **codec: Any) -> dict[str, Any]:
+    kept = {"splits": "train", "dtype": "float32", "batch_size": 16, "codec": codec}
+    return {"cache": {"name": phase, **kept}}
+
+
+def distil(name: str, teachers: str) -> dict[str, Any]:
+    return {
+        "distil": {"name": f"distil-{name}", "teachers": teachers, "losses": LOSSES}
+        | {"save_as": name, "epochs": DRAWS + 1}
+    }
+
+
+@pytest.fixture(scope="module")
+def recipe(masked_lm_settings: dict[str, Any]) -> dict[str, Any]:
+    data = copy.deepcopy(masked_lm_settings)
+    data["task"]["masking"] = {**data["task"].get("masking", {}), "draws": DRAWS}
+    data["phases"] = [
+        {"fine-tune": {"models": "bert", "epochs": 2}},
+        distil("live", "live"),
+        cache("whole", name="dense"),
+        distil("dense", "cached"),
+        cache("top", name="topk", entries=200, temperature=2.0),
+        distil("topk", "cached"),
+        cache("small", name="compact", threshold=1e-4, temperature=2.0),
+        distil("compact", "cached"),
+    ]
+    data["logging"] = {"every": 1}
+    return data
+
+
+@pytest.fixture(scope="module")
+def run(recipe: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("masked-lm-cache")
+    (folder / "mlm.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
+    done = ds_distill("run", "mlm.yaml", "--folder", folder / "run", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def curve(run: Path, student: str, term: str) -> torch.Tensor:
+    events = map(json.loads, (run / "run" / "metrics.jsonl").read_text().splitlines())
+    steps = [e[term] for e in events if e["event"] == "train" and e["phase"] == student]
+    return torch.tensor(steps, dtype=torch.float64)
+
+
+def test_dense_words_train_as_the_live_teacher_does(run: Path) -> None:
+    live = curve(run, "live", "loss")
+    assert len(live) > 3 * (DRAWS + 1)
+    # The teacher's batches were others, so that its sums were rounded in another order.
+    torch.testing.assert_close(curve(run, "dense", "loss"), live, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(("codec", "error"), [("topk", 0.02), ("compact", 0.05)])
+def test_packed_words_train_within_the_codecs_error(run: Path, codec: str, error: float) -> None:
+    """All entries of the toy vocabulary are kept, in 8 and 4 bits each."""
+    live, packed = curve(run, "live", "kl"), curve(run, codec, "kl")
+    cross_entropy = [curve(run, name, "cross_entropy")[0] for name in ("live", codec)]
+    assert cross_entropy[0] == cross_entropy[1], "masks and labels are the live run's"
+    assert (packed / live - 1).abs()[:10].max() < error
+    assert packed[-1] < 0.5 * packed[0]
+
+
+def test_ranks_with_a_sharded_teacher_write_the_same_words(
+    run: Path, recipe: dict[str, Any], ds_distill: Any
+) -> None:
+    [teacher] = (run / "run" / "models").glob("00-*")
+    short = copy.deepcopy(recipe)
+    short["teachers"]["bert"]["model"] = str(teacher)
+    short["phases"] = [recipe["phases"][2], recipe["phases"][3]]
+    (run / "two.yaml").write_text(yaml.safe_dump(short, sort_keys=False))
+    command = ["cache", "build", "two.yaml", "deepspeed=zero3_fp32", "--num-gpus", "2"]
+    done = ds_distill(*command, "--folder", run / "two", cwd=run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    one = CacheReader(run / "run" / "cache" / "02-whole")
+    two = CacheReader(run / "two" / "cache" / "00-whole")
+    keys = torch.from_numpy(one._index.keys)
+    assert two.holds(keys).all() and len(keys) == two.manifest.examples
+    for draw in range(DRAWS):
+        said = [reader.read("bert", reader.rows(keys), draw).logits for reader in (one, two)]
+        torch.testing.assert_close(said[0], said[1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_of_other_masks_is_refused(
+    run: Path, recipe: dict[str, Any], ds_distill: Any
+) -> None:
+    other = copy.deepcopy(recipe)
+    [teacher] = (run / "run" / "models").glob("00-*")
+    other["teachers"]["bert"]["model"] = str(teacher)
+    other["task"]["masking"]["seed"] = 5
+    shared = {**recipe["phases"][2]["cache"], "folder": str(run / "run" / "cache" / "02-whole")}
+    other["phases"] = [{"cache": shared}, recipe["phases"][3]]
+    (run / "other.yaml").write_text(yaml.safe_dump(other, sort_keys=False))
+    done = ds_distill("cache", "build", "other.yaml", "--folder", run / "other", cwd=run)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "masking" in done.stderr and "'seed': 1" in done.stderr and "'seed': 5" in done.stderr

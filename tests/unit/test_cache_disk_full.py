@@ -1,0 +1,113 @@
+"""No space left: a clear error, nothing corrupt, and the same call goes on when there is space."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cache_files import block, check_rows, contents, make_keys, noted_blocks, write_cache
+
+from ds_distill.cache.build import BUILDING, Plan, ShardWriter, building, finish_build, start_build
+from ds_distill.cache.reader import CacheReader
+from ds_distill.cache.words import Words
+from ds_distill.files import is_disk_full
+
+WORDS = {"first": Words(dtype="float32", classes=40), "second": Words(dtype="float16", classes=9)}
+KEYS = make_keys(600)
+SIZE = 512 << 10
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system; skips where none can be made."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)]
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system")
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no tmpfs of a given size: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def leave(disk: Path, space: int) -> Path:
+    """Fill a disk but for some bytes; returns what fills it."""
+    filler = disk / "filler"
+    filler.unlink(missing_ok=True)
+    filler.write_bytes(b"x" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize - space))
+    return filler
+
+
+def test_a_full_disk_at_any_moment_loses_nothing(disk, tmp_path):
+    """It is full again and again, at each attempt some pages later."""
+    write_cache(tmp_path / "whole", KEYS, WORDS, ranks=2)
+    path, draw, refused, noted = disk / "cache", random.Random(0), 0, {}
+    while True:
+        space = sum(len(content) for content in contents(path).values()) if path.exists() else 0
+        filler = leave(disk, draw.choice([0, 1, 2, 3, 5]) * 4096)
+        try:
+            write_cache(path, KEYS, WORDS, ranks=2)
+            break
+        except OSError as error:
+            assert error.errno == errno.ENOSPC and is_disk_full(error)
+            refused += 1
+        filler.unlink()
+        assert refused < 200, space
+        if (path / BUILDING / "plan.json").is_file():
+            now = noted_blocks(path, WORDS)
+            assert noted.items() <= now.items()
+            noted = now
+    filler.unlink()
+    assert refused >= 10
+    assert contents(path) == contents(tmp_path / "whole")
+    check_rows(path, KEYS, WORDS)
+    CacheReader(path).verify()
+
+
+def test_a_full_disk_leaves_a_cache_that_is_there_as_it_is(disk):
+    path = disk / "cache"
+    write_cache(path, KEYS[:100], WORDS)
+    before = contents(path)
+    filler = leave(disk, 3 * 4096)
+    with pytest.raises(OSError, match="No space left"):
+        write_cache(path, KEYS, WORDS)
+    after = contents(path)
+    assert {name: after[name] for name in before} == before
+    check_rows(path, KEYS[:100], WORDS)
+    filler.unlink()
+    write_cache(path, KEYS, WORDS)
+    check_rows(path, KEYS, WORDS)
+
+
+def test_after_a_block_that_had_no_room_the_next_writer_goes_on(disk):
+    """In the same process: what the first writer could not write must not come later."""
+    path, words = disk / "cache", WORDS["first"]
+    plan, teachers = Plan(0, 256, [KEYS]), {"first": ({}, WORDS["first"])}
+    blocks = [block("first", words, KEYS[part]) for _, part in plan.blocks]
+    sizes = [part.stop - part.start for _, part in plan.blocks]
+    with building(path):
+        start_build(path, plan, teachers)
+        failed = ShardWriter(path, plan, "first", words, 0, 1)
+        failed.append(0, blocks[0], sizes[0])
+        filler = leave(disk, 2 * 4096)
+        with pytest.raises(OSError, match="No space left"):
+            failed.append(1, blocks[1], sizes[1])
+        filler.unlink()
+        writer = ShardWriter(path, plan, "first", words, 0, 1)
+        for at in (1, 2):
+            writer.append(at, blocks[at], sizes[at])
+        failed.close()
+        del failed
+        writer.close()
+        finish_build(path, plan, teachers)
+    check_rows(path, KEYS, {"first": words})
+    CacheReader(path).verify()

@@ -1,0 +1,86 @@
+"""The index at ten million keys: built in one process, asked in a fresh one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ds_distill.environment import describe_environment
+from ds_distill.files import write_json
+
+RESULTS = Path(__file__).parents[1] / "results" / "cache-index.json"
+KEYS = 10_000_000
+
+BUILD = """
+import json, resource, sys, time
+from pathlib import Path
+import numpy as np
+from ds_distill.cache.index import write_index
+
+count = int(sys.argv[2])
+keys = np.random.default_rng(0).integers(-2**63, 2**63, size=(count, 2), dtype=np.int64)
+rows = np.arange(count, dtype=np.uint32)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+begin = time.perf_counter()
+write_index(Path(sys.argv[1]), keys, rows)
+seconds = time.perf_counter() - begin
+added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(json.dumps({"build_seconds": round(seconds, 2), "build_memory_mib": added // 1024}))
+"""
+
+ASK = """
+import json, resource, statistics, sys, time
+from pathlib import Path
+import numpy as np
+from ds_distill.cache.format import file_checksum
+from ds_distill.cache.index import KeyIndex
+
+file, count = Path(sys.argv[1]), int(sys.argv[2])
+checksum = file_checksum(file)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+begin = time.perf_counter()
+index = KeyIndex(file.parent, file.name, checksum)
+opened = time.perf_counter() - begin
+# The same keys again, a part at a time, so that little memory is taken beside the index.
+draw, seconds = np.random.default_rng(0), []
+for part in range(200):
+    keys = draw.integers(-2**63, 2**63, size=(256, 2), dtype=np.int64)
+    begin = time.perf_counter()
+    rows = index.find(keys)
+    seconds.append(time.perf_counter() - begin)
+    assert (rows == np.arange(256 * part, 256 * (part + 1))).all()
+assert (index.find(keys + 1) == -1).all()
+added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(json.dumps({
+    "open_seconds": round(opened, 2),
+    "microseconds_for_256_keys": round(1e6 * statistics.median(seconds)),
+    "memory_mib": added // 1024,
+}))
+"""
+
+
+def measure(code: str, file: Path, count: int) -> dict[str, float]:
+    command = [sys.executable, "-c", code, str(file), str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+@pytest.mark.parametrize("count", [100_000, pytest.param(KEYS, marks=pytest.mark.slow)])
+def test_the_index_is_small_and_answers(count, tmp_path):
+    """Sizes are asserted; times are only written down."""
+    file = tmp_path / "index.arrow"
+    found = {"keys": count, **measure(BUILD, file, count)}
+    found |= {"file_mib": round(file.stat().st_size / 2**20, 1), **measure(ASK, file, count)}
+    print(found)
+    assert file.stat().st_size <= 20 * count + 1024
+    assert found["file_mib"] < 400 and found["memory_mib"] < 400
+    if os.environ.get("DS_DISTILL_WRITE_RESULTS") == "1" and count == KEYS:
+        what = "DS_DISTILL_WRITE_RESULTS=1 pytest -m slow tests/unit/test_cache_index.py"
+        write_json(RESULTS, {"command": what, **found, **describe_environment(1, "cpu")})

@@ -1,0 +1,195 @@
+"""A build that is killed at any moment goes on where it was, and ends as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cache_files import block_checksums, check_rows, contents, make_keys, noted_blocks, write_cache
+
+from ds_distill.cache.build import BUILDING
+from ds_distill.cache.format import MANIFEST, Manifest
+from ds_distill.cache.reader import CacheReader
+from ds_distill.cache.words import Words
+
+WORDS = {
+    "first": Words(dtype="float32", classes=3),
+    "second": Words(dtype="float16", classes=5, hidden={-1: 4}),
+}
+OLD, ALL = make_keys(20), make_keys(140)
+BLOCK_ROWS = 4
+BLOCKS = 2 * len(ALL) // BLOCK_ROWS
+
+
+def write_all(path: Path, ledger: Path, ranks: int = 2) -> None:
+    """Write everything; the ledger gets a line for each block that was acknowledged."""
+    descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def acknowledge(teacher: str, number: int) -> None:
+        os.write(descriptor, f"{teacher} {number}\n".encode())
+
+    write_cache(path, ALL, WORDS, block_rows=BLOCK_ROWS, ranks=ranks, acknowledge=acknowledge)
+
+
+def die_at_call(count: int, draw: random.Random) -> None:
+    """Let this process kill itself at one of its next calls that change files: before it, after
+    it, or with a part of the bytes written."""
+    left = [count]
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                how = draw.choice(["before", "after", "part"])
+                if how == "part" and call.__name__ == "pwrite":
+                    file, content, offset = arguments
+                    call(file, content[: draw.randrange(len(content))], offset)
+                elif how == "after":
+                    call(*arguments, **options)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **options)
+
+        return run
+
+    for name in ("pwrite", "fdatasync", "fsync", "replace", "mkdir", "unlink",
+                 "rmdir", "rename"):  # fmt: skip
+        setattr(os, name, counted(getattr(os, name)))
+
+
+def forked(work: Callable[[], None], kill_after: float | None = None) -> bool:
+    """Do work in a child. Returns whether it was killed; raises AssertionError if it failed."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    assert killed or status == 0
+    return killed
+
+
+def stage(path: Path) -> str:
+    """How far a build had come when it was killed."""
+    if not (path / BUILDING / "plan.json").is_file():
+        done = (path / MANIFEST).is_file() and Manifest.read(path).examples == len(ALL)
+        return "cleaning up" if done else "before the plan"
+    if (path / MANIFEST).is_file() and Manifest.read(path).examples == len(ALL):
+        return "cleaning up"
+    todo = BLOCKS - len(noted_blocks(path, WORDS))
+    if (path / MANIFEST).is_file():
+        todo -= 2 * len(OLD) // BLOCK_ROWS
+    return "blocks" if todo else "finishing"
+
+
+class Series:
+    """Builds that are killed again and again until they end; each from nothing, or from a cache
+    with a few rows."""
+
+    def __init__(self, tmp_path: Path, seed: int) -> None:
+        self.place, self.draw = tmp_path, random.Random(seed)
+        self.stages: Counter[str] = Counter()
+        write_cache(tmp_path / "old", OLD, WORDS, block_rows=BLOCK_ROWS, ranks=2)
+        shutil.copytree(tmp_path / "old", tmp_path / "whole-added")
+        self.seconds = [0.0, 0.0]
+        for number, name in enumerate(("whole-new", "whole-added")):
+            begin = time.monotonic()
+            write_all(tmp_path / name, tmp_path / "whole-ledger")
+            self.seconds[number] = time.monotonic() - begin
+
+    def run(self, kills: int, by_time: bool, ranks: Callable[[], int]) -> list[Path]:
+        """Returns the finished caches."""
+        made: list[Path] = []
+        while self.stages.total() < kills:
+            path = self.place / f"cache-{len(made)}"
+            added = len(made) % 2
+            if added:
+                shutil.copytree(self.place / "old", path)
+            ledger = self.place / f"ledger-{len(made)}"
+            while self.one(path, ledger, self.seconds[added] if by_time else None, ranks()):
+                pass
+            made.append(path)
+        return made
+
+    def one(self, path: Path, ledger: Path, seconds: float | None, ranks: int) -> bool:
+        """Write until the end or a kill. Returns whether it was killed."""
+        before = noted_blocks(path, WORDS)
+        seed = self.draw.random()
+        calls = self.draw.choice([10, 30, 60, 200])
+
+        def work() -> None:
+            if seconds is None:
+                draw = random.Random(seed)
+                die_at_call(draw.randint(1, calls), draw)
+            write_all(path, ledger, ranks)
+
+        killed = forked(work, None if seconds is None else self.draw.uniform(0, seconds))
+        if killed:
+            self.stages[stage(path)] += 1
+        lines = ledger.read_text().splitlines() if ledger.is_file() else []
+        assert len(lines) == len(set(lines)), "a block that was acknowledged was written again"
+        if (path / BUILDING / "plan.json").is_file() and stage(path) != "cleaning up":
+            noted = noted_blocks(path, WORDS)
+            assert {tuple(line.split()) for line in lines} <= {(t, str(n)) for t, n in noted}
+            assert before.items() <= noted.items(), "a block that was noted is lost or elsewhere"
+        return killed
+
+    def check_equal(self, made: list[Path]) -> None:
+        for number, path in enumerate(made):
+            whole = self.place / ("whole-added" if number % 2 else "whole-new")
+            assert contents(path) == contents(whole)
+            assert {file.name for file in path.iterdir()} == {file.name for file in whole.iterdir()}
+
+
+def test_fifty_kills_at_random_calls_change_nothing(tmp_path):
+    series = Series(tmp_path, seed=1)
+    made = series.run(kills=50, by_time=False, ranks=lambda: 2)
+    series.check_equal(made)
+    assert series.stages.total() >= 50 and len(made) >= 4
+    print(f"kills: {dict(series.stages)} in {len(made)} builds")
+    assert series.stages["before the plan"] and series.stages["blocks"] >= 20
+    assert series.stages["finishing"] + series.stages["cleaning up"] >= 2
+
+
+def test_kills_at_random_times_change_nothing(tmp_path):
+    """All fall between the start of the writing process and its end."""
+    series = Series(tmp_path, seed=2)
+    made = series.run(kills=15, by_time=True, ranks=lambda: 2)
+    series.check_equal(made)
+    assert series.stages.total() >= 15
+    assert series.stages["blocks"] >= 5
+
+
+def test_kills_between_other_numbers_of_ranks_keep_every_row(tmp_path):
+    """Rows and their bytes are the same; only the files that they lie in are others."""
+    series = Series(tmp_path, seed=3)
+    made = series.run(kills=20, by_time=False, ranks=lambda: series.draw.randint(1, 3))
+    wanted = block_checksums(tmp_path / "whole-new")
+    for number, path in enumerate(made):
+        check_rows(path, np.concatenate([ALL[::3], ALL[1::3]]), WORDS)
+        CacheReader(path).verify()
+        assert not (path / BUILDING).exists()
+        if number % 2 == 0:
+            assert block_checksums(path) == wanted
+
+
+@pytest.mark.parametrize("ranks", [1, 5])
+def test_the_number_of_ranks_does_not_change_a_rows_bytes(ranks, tmp_path):
+    for count in (2, ranks):
+        write_cache(tmp_path / str(count), ALL, WORDS, block_rows=BLOCK_ROWS, ranks=count)
+    assert block_checksums(tmp_path / "2") == block_checksums(tmp_path / str(ranks))
