@@ -26,6 +26,13 @@ from ds_distill.types import Signals
 FOLD = 102
 """Purpose of the numbers that deal examples to folds."""
 
+GATE_EXAMPLE = 103
+"""Purpose of the numbers that choose a gate's examples."""
+
+GATE_EXAMPLES = 10_000
+"""What a gate is fitted on at most, chosen by the hash of the text: the time of a fit grows with
+its examples, and it has too few parameters to need more."""
+
 STATES = -1
 """The layer whose states the gate reads."""
 
@@ -99,7 +106,7 @@ def fit(
         int64 [N, 2]; with the seed they deal examples to folds.
     """
     known = torch.from_numpy(truth >= 0)
-    classes = torch.from_numpy(truth)[known].long()
+    classes = torch.tensor(truth)[known].long()
     logits = {name: said.logits[known].float() for name, said in words.items()}
     states = states_of(words)
     temperatures = {name: fit_temperature(scores, classes) for name, scores in logits.items()}
@@ -107,6 +114,8 @@ def fit(
         name: fit_confusion(log_probabilities(scores.double(), temperatures[name]), classes)
         for name, scores in logits.items()
     }
+    keys = keys[known]
+    some = uniform(keys, seed, GATE_EXAMPLE).argsort()[:GATE_EXAMPLES]
     return Fitted(
         ExpertiseTable.measure(
             {name: said.logits.numpy() for name, said in words.items()}, truth, labels
@@ -115,11 +124,11 @@ def fit(
         {name: counts.float() for name, counts in confusion.items()},
         prior_of(classes, len(labels)).float(),
         fit_gate(
-            logits,
-            {name: state[known] for name, state in states.items()},
+            {name: scores[some] for name, scores in logits.items()},
+            {name: state[known][some] for name, state in states.items()},
             temperatures,
-            classes,
-            folds_of(keys[known], seed),
+            classes[some],
+            folds_of(keys[some], seed),
         ),
     )
 

@@ -14,7 +14,8 @@ T teachers, N examples, C classes, H hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +68,29 @@ def fit_gate(
     truth: int64 [N]. folds: int64 [N], numbers from 0 to FOLDS - 1; the penalty is chosen by
         the log-likelihood of each fold under the gate of the others.
     """
+    with _one_thread():
+        return _fit_gate(logits, states, temperatures, truth, folds)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The matrices are small, and on a busy machine threads that wait for each other make a fit
+    tens of times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _fit_gate(
+    logits: Mapping[str, torch.Tensor],
+    states: Mapping[str, torch.Tensor],
+    temperatures: Mapping[str, float],
+    truth: torch.Tensor,
+    folds: torch.Tensor,
+) -> Gate:
     raw = features(logits, states, temperatures).double()
     mean = raw.mean(dim=0)
     scale = 1.0 / raw.std(dim=0, correction=0).clamp(min=1e-3)
@@ -78,7 +102,7 @@ def fit_gate(
     x = x @ projection
     offset = calibrated_average(logits, temperatures).double()
     penalty = _best_penalty(x, offset, truth, folds)
-    weight, bias = _fit(x, offset, truth, penalty)
+    weight, bias = _fit(x, offset, truth, penalty, steps=100, slope=1e-5)
     weight = scale[:, None] * (projection @ weight)
     return Gate(weight.float(), (bias - mean @ weight).float(), bool(states))
 
@@ -141,10 +165,15 @@ def _fit(
     truth: torch.Tensor,
     penalty: float,
     start: tuple[torch.Tensor, torch.Tensor] | None = None,
+    *,
+    steps: int = 20,
+    slope: float = 1e-3,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The W and b of least mean cross-entropy + penalty / 2 * |W|^2.
 
     x: float64 [N, k]; offset: float64 [N, C]; truth: int64 [N]; start: W and b to start from.
+    It ends after so many steps, or when no slope is larger; the default is enough to tell one
+    penalty from another.
     """
     classes = offset.shape[1]
     weight, bias = start or (x.new_zeros(x.shape[1], classes), x.new_zeros(classes))
@@ -154,7 +183,7 @@ def _fit(
     x = x * unit.T
     v, bias = (weight / unit).requires_grad_(), bias.clone().requires_grad_()
     fit = torch.optim.LBFGS(
-        [v, bias], max_iter=50, tolerance_grad=1e-4, line_search_fn="strong_wolfe"
+        [v, bias], max_iter=steps, tolerance_grad=slope, line_search_fn="strong_wolfe"
     )
 
     def closure() -> float:

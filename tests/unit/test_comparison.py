@@ -10,7 +10,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from ds_distill.data.batches import Examples
 from ds_distill.data.keys import content_keys
+from ds_distill.errors import UserError
+from ds_distill.phases.expertise import check_words
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import comparison as comparing
 from ds_distill.routing.comparison import CANDIDATES, Score, choose, compare, held_out_targets
@@ -160,6 +163,18 @@ def test_a_class_without_examples_has_no_accuracy():
     found = compare(words, truth, keys, LABELS)
     assert {score.per_class["c"] for score in found.policies.values()} == {None}
     json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_nan_and_too_few_examples_are_refused():
+    words, truth, keys = equally_good(30)
+    examples = Examples(keys, truth)
+    check_words("validation", examples, words)
+    words["second"].logits[4, 1] = torch.nan
+    with pytest.raises(UserError, match=r"teachers\.second: 1 of 30 .* NaN .* row 4"):
+        check_words("validation", examples, words)
+    truth[5:] = -1
+    with pytest.raises(UserError, match="'validation' has 5 labelled examples"):
+        check_words("validation", examples, words)
 
 
 def score(accuracy, low, high):

@@ -241,3 +241,48 @@ def test_a_page_needs_nothing_from_elsewhere():
     assert not re.search(r"(src|href)\s*=|url\(|@import|https?://", source)
     assert "default-src 'none'" in source
     assert "<code>average</code>" in source
+
+
+def test_a_page_shows_how_targets_compare():
+    def score(accuracy, low, high):
+        return {
+            "accuracy": accuracy,
+            "per_class": {"<red>": accuracy, "green": None},
+            "difference": accuracy - 0.6,
+            "interval": [low, high],
+        }
+
+    results = make_results(ONE_OF_EACH)
+    comparison = {
+        "examples": 1234,
+        "policies": {"average": score(0.6, 0.0, 0.0), "gate": score(0.7, 0.04, 0.16)},
+        "teachers": {"first": score(0.5, -0.2, -0.03)},
+        "any_teacher": score(0.9, 0.2, 0.4),
+        "agreement": {"first, second": 0.42},
+        "choice": "gate",
+    }
+    results["phases"].insert(
+        0,
+        {
+            "phase": "expertise",
+            "kind": "expertise",
+            "seconds": 1.0,
+            "split": "validation",
+            "comparison": comparison,
+        },
+    )
+    page = Page(render_report(results)).text
+    for part in (
+        "1,234 examples of validation",
+        "gate (chosen)",
+        "+10.0",
+        "+4.0 to +16.0",
+        "teacher first",
+        "−20.0 to −3.0",
+        "any teacher",
+        "90.0%",
+        "<red>",
+        "no examples",
+        "first, second predict the same class on 42%",
+    ):
+        assert part in page, part

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.data.keys import content_keys
+from ds_distill.data.keys import content_keys, uniform
 from ds_distill.losses import KL
 from ds_distill.recipe.phases import KLLoss, Routing
 from ds_distill.routing import POLICIES, ExpertiseTable, Fitted, Router, fit
@@ -485,6 +485,23 @@ def test_what_is_fitted_survives_the_disk(width, tmp_path):
         assert torch.equal(answers[0].weights, answers[1].weights)
         if answers[0].logits is not None:
             assert torch.equal(answers[0].logits, answers[1].logits)
+
+
+def test_a_gate_takes_at_most_so_many_examples(monkeypatch):
+    words, truth, keys = speaking(300)
+    monkeypatch.setattr("ds_distill.routing.fitted.fit_temperature", lambda *_: 1.0)
+    monkeypatch.setattr("ds_distill.routing.fitted.GATE_EXAMPLES", 100)
+    some = fit(words, truth, keys, list("abc")).gate.weight
+    chosen = uniform(keys, 0, 103).argsort()[:100]
+    assert torch.bincount(folds_of(keys[chosen], 0), minlength=FOLDS).min() > 5
+    rest = torch.ones(300, dtype=torch.bool)
+    rest[chosen] = False
+    for said in words.values():  # what the others say does not matter
+        said.logits[rest] = -said.logits[rest]
+    assert torch.equal(fit(words, truth, keys, list("abc")).gate.weight, some)
+    monkeypatch.setattr("ds_distill.routing.fitted.GATE_EXAMPLES", 300)
+    whole = fit(words, truth, keys, list("abc")).gate.weight
+    assert not torch.allclose(whole, some, atol=1e-2)
 
 
 def test_folds_belong_to_the_text():
