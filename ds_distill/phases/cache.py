@@ -157,10 +157,11 @@ def _ask_teacher(
     chosen: list[np.ndarray],
 ) -> None:
     """Have all that is missing of a teacher written, by all ranks together."""
+    world, blocks = run.world, plan.blocks
     todo = blocks_to_write(path, plan, place.name, words)
     if not todo:
         return
-    world, blocks = run.world, plan.blocks
+    world.barrier()  # every rank has seen the same journals, before any of them writes
     rows = sum(blocks[at][1].stop - blocks[at][1].start for at in todo)
     writer = ShardWriter(path, plan, place.name, words, world.rank, world.size)
     with asking_engine(run, [place]) as engine, run.log.bar(place.name, rows) as bar:

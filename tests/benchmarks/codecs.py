@@ -137,7 +137,9 @@ def compare(folder: Path, rows: int) -> dict[str, Any]:
     return {
         "teacher": {
             "recipe": recipe.name,
-            "training": json.loads(RunFolder(folder).record(0, recipe.phase_names()[0]).read_text()),
+            "training": json.loads(
+                RunFolder(folder).record(0, recipe.phase_names()[0]).read_text()
+            ),
             "masked_accuracy": float(right.float().mean()),
             "rows": len(labels),
             "rows_of_tail_fit": sum(map(len, sample)),
