@@ -137,9 +137,7 @@ def compare(folder: Path, rows: int) -> dict[str, Any]:
     return {
         "teacher": {
             "recipe": recipe.name,
-            "training": json.loads(
-                RunFolder(folder).record(0, recipe.phase_names()[0]).read_text()
-            ),
+            "training": RunFolder(folder).read_record(0, recipe.phase_names()[0]),
             "masked_accuracy": float(right.float().mean()),
             "rows": len(labels),
             "rows_of_tail_fit": sum(map(len, sample)),
