@@ -95,12 +95,12 @@ class TopK:
         )
 
 
-class PackedTopK(Protocol):
-    """The same as a cache stores it, decoded on the device where it is needed."""
+class Packed(Protocol):
+    """Distributions as a cache stores them, decoded on the device where they are needed."""
 
     def __len__(self) -> int: ...
 
-    def to(self, device: torch.device) -> TopK: ...
+    def to(self, device: torch.device) -> TopK | torch.Tensor: ...
 
 
 class Signals:
@@ -109,13 +109,13 @@ class Signals:
 
     def __init__(
         self,
-        logits: torch.Tensor | VocabularyHead | TopK | PackedTopK,
+        logits: torch.Tensor | VocabularyHead | TopK | Packed,
         hidden: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         """
         logits: float [n, C], or the head that gives them: terms that can do without the whole
-            [n, V] never make it. Of a cached masked-LM teacher, the top of its distributions,
-            which is packed until `to`.
+            [n, V] never make it. A cached masked-LM teacher's are packed until `to`, and then
+            logits or the top of its distributions.
         hidden: layer -> float [n, H], its state at each row (at the first token of a
             sequence-level task), for the layers asked for. Layers are numbered as in
             transformers' `hidden_states`: 0 is the embeddings, -1 the last layer.

@@ -342,11 +342,13 @@ def _noted(teacher: Path, journal: Path) -> list[tuple[str, Block]]:
     noted: list[tuple[str, Block]] = []
     if not journal.is_file():
         return noted
+    sizes: dict[str, int] = {}  # a journal is of one shard: asked for once
     for line in journal.read_bytes().splitlines(keepends=True):
         try:
             file, *place = json.loads(line)
             block = Block(*place)
-            size = (teacher / file).stat().st_size
+            size = sizes.get(file) or (teacher / file).stat().st_size
+            sizes[file] = size
         except (ValueError, TypeError, OSError):
             break
         if _line(file, block) != line or block.offset + block.length > size:

@@ -166,4 +166,5 @@ class Words(BaseModel):
         hidden = {layer: numbers[f"hidden{layer}"] for layer in self.hidden}
         if self._codec is None:
             return Signals(numbers["logits"], hidden)
-        return Signals(Packed(columns["logits"], self._codec), hidden)
+        assert self.temperature is not None
+        return Signals(Packed(columns["logits"], self._codec, self.temperature), hidden)

@@ -166,24 +166,24 @@ def _check_masked_lm_phases(recipe: Recipe) -> None:
 
 
 def _check_codec(recipe: Recipe, phase: Distil, place: str, codec: Codec) -> None:
-    """What terms and policies cannot do with the top of a distribution."""
+    """What terms and policies cannot do with packed distributions."""
     if codec.name == "dense":
         return
     kept = f"the cache keeps distributions with codec {codec.name!r}"
-    if len(recipe.teachers) > 1:
-        raise UserError(
-            f"{place}: {kept}, and {len(recipe.teachers)} teachers' cannot be mixed yet. Set "
-            "codec: {name: dense} in the cache phase, or teachers=live."
-        )
-    if phase.losses.logit_mse:
-        raise UserError(
-            f"{place}.losses.logit_mse: needs all logits, and {kept}. Set codec: {{name: dense}} "
-            "in the cache phase, or teachers=live."
-        )
     if phase.losses.kl and phase.losses.kl.temperature != codec.temperature:
         raise UserError(
             f"{place}.losses.kl.temperature={phase.losses.kl.temperature}: {kept} at temperature "
             f"{codec.temperature}. Set codec.temperature in the cache phase to the same."
+        )
+    if phase.losses.logit_mse:
+        raise UserError(
+            f"{place}.losses.logit_mse: needs the teacher's logits, and {kept}. Set codec: "
+            "{name: dense} in the cache phase, or teachers=live."
+        )
+    if codec.name == "topk" and len(recipe.teachers) > 1:
+        raise UserError(
+            f"{place}: {kept}, and {len(recipe.teachers)} teachers' cannot be mixed. Set codec: "
+            "{name: compact} or {name: dense} in the cache phase, or teachers=live."
         )
 
 

@@ -50,6 +50,7 @@ class _Ids:
 
 class DistillKit(VocabularyCodec):
     name: ClassVar[str] = "distillkit"
+    shapes_tail: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -116,6 +117,7 @@ class DistillKit(VocabularyCodec):
 
 class HalfTopK(VocabularyCodec):
     name: ClassVar[str] = "float16"
+    shapes_tail: ClassVar[bool] = False
 
     def __init__(self, vocabulary: int, k: int) -> None:
         super().__init__(vocabulary)

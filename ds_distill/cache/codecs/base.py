@@ -49,6 +49,8 @@ class VocabularyCodec(ABC):
 
     name: ClassVar[str]
     """As recipes and manifests call it."""
+    shapes_tail: ClassVar[bool]
+    """Whether it knows more of the tail than its mass."""
 
     def __init__(self, vocabulary: int) -> None:
         if vocabulary < 2:
@@ -121,12 +123,19 @@ class Packed:
 
     encoded: Encoded
     codec: VocabularyCodec
+    temperature: float
+    """That they were taken at."""
 
     def __len__(self) -> int:
         return len(self.encoded)
 
-    def to(self, device: torch.device) -> TopK:
-        return self.codec.decode(self.encoded.to(device))
+    def to(self, device: torch.device) -> TopK | Tensor:
+        """Entries and tail of a codec that keeps no more; else logits [n, V], which softmax at
+        the temperature takes to the distributions."""
+        encoded = self.encoded.to(device)
+        if self.codec.shapes_tail:
+            return self.temperature * self.codec.log_probs(encoded)
+        return self.codec.decode(encoded)
 
 
 def top_of(logits: Tensor, lse: Tensor, entries: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -73,6 +73,7 @@ class CompactCodec(VocabularyCodec):
     """Entries above a threshold, and a tail that is spread by the teacher's own prior."""
 
     name: ClassVar[str] = "compact"
+    shapes_tail: ClassVar[bool] = True
 
     def __init__(
         self, vocabulary: int, threshold: float = 1e-3, tail: TailShape | None = None

@@ -17,6 +17,7 @@ class DenseCodec(VocabularyCodec):
     """Log-probabilities of all V entries, in order. In `float32` exact."""
 
     name: ClassVar[str] = "dense"
+    shapes_tail: ClassVar[bool] = True
 
     def __init__(self, vocabulary: int, dtype: str = "float32") -> None:
         super().__init__(vocabulary)

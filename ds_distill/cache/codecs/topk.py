@@ -42,6 +42,7 @@ class TopKCodec(VocabularyCodec):
     """K entries and the tail's mass. The tail has no shape: `log_probs` spreads it evenly."""
 
     name: ClassVar[str] = "topk"
+    shapes_tail: ClassVar[bool] = False
 
     def __init__(self, vocabulary: int, entries: int = 64) -> None:
         """entries: K; all of a smaller vocabulary."""
