@@ -122,8 +122,9 @@ class Manifest(_Part):
             raise ValueError("teachers have different draws")
         for kept in words:
             kept.arrow_schema()  # raises where Arrow cannot hold rows so wide
-            if kept.draws is None and kept.codec is not None:
-                raise ValueError("a codec is for words on tokens")
+            vocabulary = kept.codec.get("vocabulary") if kept.codec is not None else None
+            if kept.codec is not None and (kept.draws is None or vocabulary != kept.classes):
+                raise ValueError("a codec is for words on tokens, of its own vocabulary")
         return self
 
     def write(self, cache: Path) -> None:

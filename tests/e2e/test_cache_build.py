@@ -174,8 +174,9 @@ def test_a_build_that_was_killed_at_half_goes_on(builds, whole, tmp_path):
 @pytest.mark.slow
 def test_five_kills_change_nothing(builds, whole, tmp_path):
     draw = random.Random(0)
-    for share in sorted(draw.uniform(0, 0.95) for _ in range(5)):
-        builds.kill(tmp_path / "run", ranks=2, share=max(share, written(tmp_path / "run") / BLOCKS))
+    for share in sorted(draw.uniform(0.1, 0.95) for _ in range(5)):
+        more = (written(tmp_path / "run") + 1) / BLOCKS  # each gets somewhere
+        builds.kill(tmp_path / "run", ranks=2, share=min(max(share, more), 1))
     assert builds.finish(tmp_path / "run", ranks=2)["kept"] >= 0.4 * BLOCKS
     assert contents(cache_of(tmp_path / "run")) == contents(cache_of(whole))
 

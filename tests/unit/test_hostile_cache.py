@@ -75,7 +75,9 @@ def read_rows(path: Path) -> None:
                 parts.append(signals.logits)
             else:
                 with suppress(ValueError):  # what its codec cannot have written
-                    parts += dataclasses.astuple(signals.to(torch.device("cpu")).top)
+                    whole = signals.to(torch.device("cpu"))
+                    top = whole.top
+                    parts += dataclasses.astuple(top) if top is not None else [whole.logits]
             assert len({len(part) for part in parts}) == 1
             for part in parts:
                 assert torch.isfinite(part).sum() >= 0  # touches every number
