@@ -17,6 +17,7 @@ import deepspeed.comm as dist
 import torch
 from deepspeed.accelerator import get_accelerator
 
+from ds_distill.engine.extension import load_shared_memory_collectives
 from ds_distill.environment import free_port
 
 
@@ -51,6 +52,8 @@ class World:
             accelerator.set_device(local_rank)
         if not dist.is_initialized():
             with no_chatter():
+                if on_cpu:
+                    load_shared_memory_collectives()
                 deepspeed.init_distributed(
                     dist_backend=accelerator.communication_backend_name(),
                     auto_mpi_discovery=False,
