@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from dense_codec import DenseCodec
 
-from ds_distill.cache.codecs import DenseCodec, TopKCodec
+from ds_distill.cache.codecs import TopKCodec
 from ds_distill.cache.compare import (
     CodecScore,
     candidates,

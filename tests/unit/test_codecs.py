@@ -8,12 +8,12 @@ import struct
 import numpy as np
 import pytest
 import torch
+from dense_codec import DenseCodec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ds_distill.cache.codecs import (
     CompactCodec,
-    DenseCodec,
     Encoded,
     TailShape,
     TopKCodec,
@@ -226,19 +226,6 @@ def test_fitted_tail_is_closer_than_an_even_one():
         divergence.append(float((truth.exp() * (truth - whole)).sum(1).mean()))
     assert divergence[1] < 0.6 * divergence[0]
     assert divergence[2] < 0.5 * divergence[1]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_dense(dtype):
-    logits = make_logits("holes", 9, 101)
-    codec = DenseCodec(101, dtype)
-    encoded = codec.encode(logits)
-    assert encoded.payload.shape == (9, codec.width)
-    expected = torch.log_softmax(logits, 1).to(getattr(torch, dtype)).float()
-    assert torch.allclose(codec.log_probs(encoded), expected, rtol=0, atol=1e-6 + 0.04)
-    assert codec_from_json(codec.to_json()).decode(encoded).log_probs.shape == (9, 101)
-    if dtype == "float32":
-        assert torch.allclose(codec.log_probs(encoded), expected, atol=1e-6)
 
 
 # The same bytes for the same row.

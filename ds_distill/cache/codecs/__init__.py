@@ -6,13 +6,11 @@ from typing import Any
 
 from ds_distill.cache.codecs.base import Encoded, Packed, VocabularyCodec
 from ds_distill.cache.codecs.compact import CompactCodec
-from ds_distill.cache.codecs.dense import DenseCodec
 from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.cache.codecs.topk import TopKCodec
 
 __all__ = [
     "CompactCodec",
-    "DenseCodec",
     "Encoded",
     "Packed",
     "TailShape",
@@ -32,8 +30,6 @@ def codec_from_json(values: dict[str, Any]) -> VocabularyCodec:
         if name == CompactCodec.name:
             tail = given.pop("tail")
             return CompactCodec(**given, tail=None if tail is None else TailShape.from_json(tail))
-        if name == DenseCodec.name:
-            return DenseCodec(**given)
     except (KeyError, TypeError) as fault:
         raise ValueError(f"codec {name!r} cannot be made of {sorted(given)}: {fault}") from None
-    raise ValueError(f"there is no codec {name!r}, only compact, dense and topk")
+    raise ValueError(f"there is no codec {name!r}, only compact and topk")

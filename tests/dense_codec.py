@@ -1,4 +1,4 @@
-"""Whole distributions: what other codecs are compared with."""
+"""Whole distributions as a codec: exact, for tests of codecs and of their comparison."""
 
 from __future__ import annotations
 
