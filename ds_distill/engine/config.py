@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ds_distill.errors import UserError
 from ds_distill.recipe.phases import Training
 
@@ -32,12 +34,15 @@ NOT_OURS = {
 def find_config(reference: str) -> tuple[str, dict[str, Any]]:
     """Read a DeepSpeed config by built-in name or path: (where, content).
 
+    A name that ends in `_auto` is the `_bf16` config where the device computes in bf16, and
+    the `_fp32` one elsewhere.
+
     Raises UserError when it is not there, is no JSON object, or holds keys of `NOT_OURS`.
     """
     folder = Path(str(importlib.resources.files("ds_configs"))) / "deepspeed"
     path = Path(reference)
     if not path.is_file():
-        path = folder / f"{reference}.json"
+        path = folder / f"{resolved_name(reference)}.json"
     if not path.is_file():
         names = ", ".join(sorted(found.stem for found in folder.glob("*.json")))
         raise UserError(
@@ -65,6 +70,21 @@ def find_config(reference: str) -> tuple[str, dict[str, Any]]:
             f"deepspeed: {path} sets zero_optimization.stage={stage!r}; stages are 0, 1, 2 and 3."
         )
     return str(path), config
+
+
+def resolved_name(reference: str) -> str:
+    """The built-in config that a name stands for on this machine."""
+    if not reference.endswith("_auto"):
+        return reference
+    return reference.removesuffix("auto") + ("bf16" if _computes_bf16() else "fp32")
+
+
+def _computes_bf16() -> bool:
+    """Whether the device multiplies bf16 matrices itself. A CPU without AVX-512 does so in
+    software, many times slower than fp32."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def batch_shape(training: Training, num_ranks: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import datasets
 import transformers
 
 from ds_distill.data.sources import open_source
+from ds_distill.engine.config import resolved_name
 from ds_distill.engine.world import World
 from ds_distill.environment import describe_environment
 from ds_distill.events import RunLog
@@ -59,6 +60,8 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | No
     world.barrier()
     log = RunLog(path, recipe, speaks=world.is_main, resumed=resume)
     run = Run(recipe, folder, world, log, source)
+    if resolved_name(recipe.deepspeed) != recipe.deepspeed:
+        log.say(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")
     try:
         for number, (phase, name) in enumerate(
             zip(recipe.phases[:first], recipe.phase_names(), strict=False)

@@ -195,7 +195,7 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
     collate = SequenceCollator(split, {"teacher": TokenTable(folder / "tokens.arrow", tokenizer)})
     model = load_classifier(reference, source.labels, new_head=True, attention="eager")
     engine = Engine(
-        Bundle(None, {"teacher": model}), deepspeed_config("zero0_bf16", None, 1), world
+        Bundle(None, {"teacher": model}), deepspeed_config("zero0_auto", None, 1), world
     )
     words = Words(dtype="float16", classes=len(source.labels))
     order = np.concatenate(plan_once(collate.lengths, batch))

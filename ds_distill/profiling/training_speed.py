@@ -102,7 +102,7 @@ def recipe(
         "training": {"epochs": 1, "batch_size": batch, "learning_rate": 1e-5, "keep": "last"},
         "phases": phases,
         "logging": {"every": max(steps // 4, 6)},
-        "deepspeed": "zero0_bf16",
+        "deepspeed": "zero0_auto",
     }
 
 

@@ -156,7 +156,8 @@ class Recipe(Section):
     """Settings that every training phase starts from."""
     phases: Annotated[list[Phase], Field(min_length=1)]
     deepspeed: str = "zero1_fp32"
-    """A config of ds_configs/deepspeed by name, or the path of a DeepSpeed JSON file."""
+    """A config of ds_configs/deepspeed by name, or the path of a DeepSpeed JSON file. A name with
+    `_auto` in place of `_bf16` is in bf16 where the device computes in it, else in fp32."""
     student_resident: bool = True
     """With ZeRO stage 3: keep the student whole on each rank while teachers are sharded."""
     models_folder: str | None = None
