@@ -12,6 +12,7 @@ manifest.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -22,7 +23,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import pyarrow as pa
 import xxhash
@@ -122,18 +122,31 @@ def block_rows_for(examples: int, row_bytes: int) -> int:
 def building(cache: Path) -> Iterator[None]:
     """Nobody else builds this cache meanwhile. Main process. Raises UserError when one does."""
     cache.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(cache / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout as error:
-        raise UserError(
-            f"cache {cache}: another process is building it. Wait for it, or name another folder "
-            "(phases.cache.folder)."
-        ) from error
+    descriptor = _lock(cache)
     try:
         yield
     finally:
-        lock.release()
+        (cache / LOCK).unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _lock(cache: Path) -> int:
+    """Takes a lock that ends with its process; gives the file descriptor that holds it."""
+    while True:
+        descriptor = os.open(cache / LOCK, os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), (cache / LOCK).stat()):
+                return descriptor
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise UserError(
+                f"cache {cache}: another process is building it. Wait for it, or name another "
+                "folder (phases.cache.folder)."
+            ) from error
+        except FileNotFoundError:
+            pass
+        os.close(descriptor)  # it was removed with the lock of a build that has just ended
 
 
 def start_build(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -26,6 +27,7 @@ def routing_table(comparison: Comparison, split: str) -> Group:
     table = Table(
         title=f"Which target is right? {comparison.examples:,} examples of {split}",
         title_justify="left",
+        box=SIMPLE_HEAD,  # also in a log file
     )
     table.add_column("target", no_wrap=True)
     for column in ("right", f"to {BASELINE}", "95% interval"):
