@@ -28,6 +28,10 @@ PLAIN_LINE_SECONDS = 30.0
 """How often progress is printed where there is no terminal to draw a bar on."""
 
 
+LOG_FILE_WIDTH = 140
+"""Characters."""
+
+
 class Bar:
     """Progress of one piece of work."""
 
@@ -54,6 +58,14 @@ class Bar:
             )
 
 
+def open_console(*, quiet: bool = False) -> Console:
+    """As wide as the terminal; where there is none, as a log file bears."""
+    console = Console(highlight=False, soft_wrap=True, quiet=quiet)
+    if not console.is_terminal:
+        console.width = LOG_FILE_WIDTH
+    return console
+
+
 class RunLog:
     """The run's voice. Only the main process has one that speaks."""
 
@@ -61,7 +73,7 @@ class RunLog:
         self._file = folder / "metrics.jsonl"
         self._speaks, self._resumed = speaks, resumed
         self._number = 0
-        self._console = Console(highlight=False, soft_wrap=True, quiet=not speaks)
+        self._console = open_console(quiet=not speaks)
         self._wandb: Any = None
         self._tensorboard: Any = None
         if not speaks:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import deepspeed
@@ -26,7 +29,20 @@ def load_shared_memory_collectives() -> None:
         lock = folder / "lock"
         if lock.exists() and not _is_open(lock):
             lock.unlink(missing_ok=True)
-        builder.load(verbose=False)
+        with _own_programs_first():
+            builder.load(verbose=False)
+
+
+@contextmanager
+def _own_programs_first() -> Iterator[None]:
+    """This environment's ninja before the system's, whatever started the process: a ninja of
+    another version would compile again what is there, a minute each time they change."""
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before])
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
 
 
 def _is_open(file: Path) -> bool:

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from ds_distill.cache.format import MANIFEST
 from ds_distill.data.batches import Examples
 from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
-from ds_distill.events import RunLog
+from ds_distill.events import RunLog, open_console
 from ds_distill.files import write_json
 from ds_distill.phases.ask_teachers import ask_models
 from ds_distill.phases.cached import cache_folder, open_cache
@@ -93,7 +92,7 @@ def route(recipe: Recipe, path: Path) -> Comparison:
     examples, words = _words(settings, after[-1], run)
     check_words(split, examples, words)
     comparison = compare(words, examples.labels, examples.keys, run.labels, seed=recipe.seed)
-    Console(highlight=False).print(routing_table(comparison, split))
+    open_console().print(routing_table(comparison, split), soft_wrap=False)
     return comparison
 
 
