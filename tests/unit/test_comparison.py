@@ -213,7 +213,7 @@ def test_the_table_shows_every_row_and_the_choice():
     console.print(routing_table(found, "validation"))
     text = console.file.getvalue()
     for name, policy in found.policies.items():
-        [line] = [line for line in text.splitlines() if line.startswith(f"│ {name} ")]
+        [line] = [line for line in text.splitlines() if line.startswith(f"  {name}  ")]
         assert f"{policy.accuracy:.1%}" in line
     assert "Choice: gate" in text and "first, second" in text
     assert set(comparing.CANDIDATES) == set(found.policies)
