@@ -10,7 +10,6 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.data.sources import Source
-from ds_distill.data.tokenise import same_tokens
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
@@ -22,8 +21,13 @@ from ds_distill.models.load import (
     load_tokenizer,
     usable_length,
 )
+from ds_distill.phases.check_masked_lm import (
+    check_codec,
+    check_masked_lm_phases,
+    check_one_vocabulary,
+)
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import Cache, Codec, Distil, Evaluate, Expertise, FineTune, Training
+from ds_distill.recipe.phases import Cache, Distil, Evaluate, Expertise, FineTune, Training
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import MaskedLM, Student, Teacher
 
@@ -33,7 +37,7 @@ def check_recipe(recipe: Recipe, num_ranks: int = 1) -> None:
     and no weights. Raises UserError."""
     _check_names(recipe)
     if isinstance(recipe.task, MaskedLM):
-        _check_masked_lm_phases(recipe)
+        check_masked_lm_phases(recipe)
     _check_phases(recipe)
     _check_logging(recipe)
     for phase in recipe.phases:
@@ -128,63 +132,8 @@ def _check_phases(recipe: Recipe) -> None:
             _check_distil(phase, place, known, cached)
             _check_routing(phase, place, cached, measured, states_read)
             if phase.teachers == "cached" and isinstance(recipe.task, MaskedLM):
-                _check_codec(recipe, phase, place, cached[phase.split].codec)
+                check_codec(recipe, phase, place, cached[phase.split].codec)
             known |= set(phase.outputs)
-
-
-def _check_masked_lm_phases(recipe: Recipe) -> None:
-    """What task.type=masked-lm cannot do: all that needs classes."""
-    task = recipe.task
-    assert isinstance(task, MaskedLM)
-    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
-        place = f"phases.{name}"
-        if isinstance(phase, Expertise):
-            raise UserError(
-                f"{place}: the expertise table counts right answers per class, and "
-                "task.type=masked-lm has no classes. Take the phase out."
-            )
-        if isinstance(phase, Cache) and task.masking.draws is None:
-            raise UserError(
-                f"{place}: a cache keeps a number of ways of masking each example. Set "
-                "task.masking.draws, e.g. to the number of epochs: epoch e takes number e mod "
-                "draws."
-            )
-        if isinstance(phase, FineTune) and (phase.focus or phase.per_class):
-            key = "focus" if phase.focus else "per_class"
-            raise UserError(
-                f"{place}.{key}: chooses examples by class, and task.type=masked-lm has no "
-                "classes. Take the key out."
-            )
-        if isinstance(phase, Distil):
-            for routing in phase.routing:
-                if routing.needs_expertise:
-                    raise UserError(
-                        f"{place}.routing: {routing.policy} follows the teacher that knows a class "
-                        "best, and task.type=masked-lm has no classes. Choose average, random, "
-                        "ca-mkd or mt-bert."
-                    )
-
-
-def _check_codec(recipe: Recipe, phase: Distil, place: str, codec: Codec) -> None:
-    """What terms and policies cannot do with packed distributions."""
-    if codec.name == "dense":
-        return
-    kept = f"the cache keeps distributions with codec {codec.name!r}"
-    if phase.losses.kl and phase.losses.kl.temperature != codec.temperature:
-        raise UserError(
-            f"{place}.losses.kl.temperature={phase.losses.kl.temperature}: {kept} at temperature "
-            f"{codec.temperature}. Set codec.temperature in the cache phase to the same."
-        )
-    if phase.losses.logit_mse:
-        raise UserError(
-            f"{place}.losses.logit_mse: needs the teacher's logits, and {kept}. Set codec: "
-            "{name: dense} in the cache phase, or teachers=live."
-        )
-    if codec.name == "topk" and len(recipe.teachers) > 1:
-        raise UserError(
-            f"{place}: {kept}, and {len(recipe.teachers)} teachers' cannot be mixed. Set codec: "
-            "{name: compact} or {name: dense} in the cache phase, or teachers=live."
-        )
 
 
 def _check_not_empty(phase: object, place: str) -> None:
@@ -281,31 +230,11 @@ def _check_models(recipe: Recipe) -> None:
                 f"{limit} tokens. Set task.max_length={limit} or less."
             )
     if isinstance(recipe.task, MaskedLM):
-        _check_one_vocabulary(vocabularies)
+        check_one_vocabulary(vocabularies)
     layers = recipe.student.layers
     if layers is not None:
         _check_layers(
             layers, load_config(resolve_model(recipe.student.model, recipe.models_folder))
-        )
-
-
-def _check_one_vocabulary(models: dict[str, tuple[PreTrainedTokenizerBase, int]]) -> None:
-    """models: place in the recipe -> tokenizer and size of the model's vocabulary."""
-    student, size = models["student"]
-    for place, (tokenizer, other_size) in models.items():
-        same = same_tokens(student, tokenizer)
-        if same and size == other_size:
-            continue
-        what = (
-            f"the vocabulary of its model has {other_size} entries and the student's {size}"
-            if same
-            else f"its tokenizer ({len(tokenizer)} tokens) splits or numbers text in another way "
-            f"than the student's ({len(student)})"
-        )
-        raise UserError(
-            f"{place}.model: {what}. With task.type=masked-lm all models must have the same "
-            "vocabulary, because they are compared token by token (a student that only adds "
-            "tokens is not supported yet). Choose models of one family, e.g. all of BERT's."
         )
 
 

@@ -56,22 +56,6 @@ class Gate:
         return calibrated_average(logits, temperatures) + x @ self.weight + self.bias
 
 
-def fit_gate(
-    logits: Mapping[str, torch.Tensor],
-    states: Mapping[str, torch.Tensor],
-    temperatures: Mapping[str, float],
-    truth: torch.Tensor,
-    folds: torch.Tensor,
-) -> Gate:
-    """
-    logits: float [N, C] by teacher; states: float [N, H] by teacher, or empty.
-    truth: int64 [N]. folds: int64 [N], numbers from 0 to FOLDS - 1; the penalty is chosen by
-        the log-likelihood of each fold under the gate of the others.
-    """
-    with _one_thread():
-        return _fit_gate(logits, states, temperatures, truth, folds)
-
-
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """The matrices are small, and on a busy machine threads that wait for each other make a fit
@@ -84,13 +68,19 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _fit_gate(
+@_one_thread()
+def fit_gate(
     logits: Mapping[str, torch.Tensor],
     states: Mapping[str, torch.Tensor],
     temperatures: Mapping[str, float],
     truth: torch.Tensor,
     folds: torch.Tensor,
 ) -> Gate:
+    """
+    logits: float [N, C] by teacher; states: float [N, H] by teacher, or empty.
+    truth: int64 [N]. folds: int64 [N], numbers from 0 to FOLDS - 1; the penalty is chosen by
+        the log-likelihood of each fold under the gate of the others.
+    """
     raw = features(logits, states, temperatures).double()
     mean = raw.mean(dim=0)
     scale = 1.0 / raw.std(dim=0, correction=0).clamp(min=1e-3)
