@@ -12,8 +12,6 @@ import xxhash
 from ds_distill.cache.codecs import Encoded
 from ds_distill.cache.format import END_OF_STREAM, Block, Shard, Teacher, damaged
 
-_FAR_OUTSIDE = np.uint64(2**63 - 1)
-
 
 class _AddressSpace:
     """This process's memory as one array of items of some bytes at any address.
@@ -69,7 +67,7 @@ class TeacherBlocks:
         self._cache, self._name = cache, name
         self._words = teacher.words
         self._schema = teacher.words.arrow_schema()
-        self._block_rows, self._shift = block_rows, block_rows.bit_length() - 1
+        self._block_rows, self._shift = block_rows, np.uint64(block_rows.bit_length() - 1)
         self._checks = checks
         self._shards = teacher.shards
         self._maps: dict[int, pa.Buffer] = {}
@@ -81,7 +79,9 @@ class TeacherBlocks:
             place |= {block.number: (number, block) for block in shard.blocks}
         self._place = [place[number] for number in range(blocks)]
         self._rows = np.array([block.rows for _, block in self._place], dtype=np.int64)
-        self._ready = np.zeros(blocks, dtype=np.int64)  # its rows, once a block was touched
+        # Where each block's rows end, and that once it was touched: until then no row is there.
+        self._ends = (np.arange(blocks) * block_rows + self._rows).astype(np.uint64)
+        self._ready = np.zeros(blocks, dtype=np.uint64)
         self._item_bytes = teacher.words.items
         self._fixed = {name: size for name, size in self._item_bytes.items() if size is not None}
         self._space = {size: _AddressSpace(size) for size in {*self._fixed.values(), 1, 8}}
@@ -142,15 +142,15 @@ class TeacherBlocks:
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Block of each row, and its place in it, all touched. Raises IndexError for a row that
         is not there."""
-        # As unsigned, a negative row is far outside, also where numpy takes the number of its
-        # block as signed. A block's rows are a power of two.
-        blocks = np.minimum(rows.view(np.uint64) >> self._shift, _FAR_OUTSIDE)
-        local = rows & (self._block_rows - 1)
-        if not (local < self._ready[blocks]).all():
-            if not (local < self._rows[blocks]).all():
+        # As unsigned, a negative row is beyond every end. A block's rows are a power of two.
+        numbers = rows.view(np.uint64)
+        blocks = (numbers >> self._shift).view(np.int64)
+        if np.count_nonzero(numbers >= self._ready[blocks]):
+            if (numbers >= self._ends[blocks]).any():
                 raise IndexError("no such row in the cache")
             for block in np.unique(blocks[self._ready[blocks] == 0]):
                 self._touch(int(block), self._checks)
+        local = rows & (self._block_rows - 1)
         return blocks, local
 
     def _touch(self, number: int, check: bool) -> None:
@@ -186,7 +186,7 @@ class TeacherBlocks:
             if items.null_count or items.offset:
                 raise self._damaged(shard)
             self._values[name][number] = self._address(items.buffers()[-1], message, shard)
-        self._ready[number] = block.rows
+        self._ready[number] = self._ends[number]
 
     def _address(self, buffer: pa.Buffer | None, message: pa.Buffer, shard: Shard) -> int:
         """Where an array's values begin, in `_AddressSpace`'s terms; 0 for no values.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from ds_distill.models.load import load_config
 from ds_distill.phases.ask_teachers import asking_engine
 from ds_distill.phases.cached import cache_folder, fingerprint
 from ds_distill.phases.codecs import codec_json
+from ds_distill.phases.fidelity import Again, ask_again, fidelity
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.schema import MaskedLM
@@ -48,11 +50,13 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         known = before.get(place.name)
         same = known[1] if known is not None and known[0] == mark else None
         teachers[place.name] = mark, _words(phase, run, place, same)
-    examples = {split: run.examples(split) for split in phase.splits}
-    collators = [run.collator(examples[split], run.tables(split, places)) for split in phase.splits]
-    plan, chosen = _missing(path, phase, list(examples.values()), collators, teachers)
+    splits = []
+    for split in phase.splits:
+        examples = run.examples(split)
+        splits.append((examples, run.collator(examples, run.tables(split, places))))
+    plan, missing = _missing(path, splits, teachers)
     world.barrier()  # every rank has seen the same cache, before the main process changes it
-    rows = len(np.unique(np.concatenate([part.keys.numpy() for part in examples.values()]), axis=0))
+    rows = len(np.unique(np.concatenate([some.keys.numpy() for some, _ in splits]), axis=0))
     record = {"splits": phase.splits, "folder": str(path), "examples": rows}
     with building(path) if world.is_main else nullcontext():
         if plan.examples == 0:
@@ -70,13 +74,21 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
             run.log.event("cache", phase=name, blocks=blocks, kept=kept or 0)
         world.barrier()
         teachers = known_teachers(path)  # with what the main process alone has fitted
+        again: dict[str, Again] = {}
         for place in places:
-            _ask_teacher(run, place, path, plan, phase, teachers[place.name][1], collators, chosen)
+            words = teachers[place.name][1]
+            sample = _ask_teacher(run, place, path, plan, phase.batch_size, words, missing)
+            again |= {place.name: sample} if sample is not None else {}
         world.barrier()
         if world.is_main:
             finish_build(path, plan, teachers)
         world.barrier()
-    return {**record, "added": plan.examples}
+    reader, near = CacheReader(path), {}
+    for teacher, sample in again.items():
+        measured = fidelity(sample, reader, teacher)
+        run.log.say(f"  {teacher}: {measured}")
+        near[teacher] = measured.to_json()
+    return {**record, "added": plan.examples, "fidelity": near}
 
 
 def _words(phase: Cache, run: Run, place: ModelPlace, before: Words | None) -> Words:
@@ -96,41 +108,47 @@ def _words(phase: Cache, run: Run, place: ModelPlace, before: Words | None) -> W
     )
 
 
+@dataclass(frozen=True)
+class Missing:
+    """What a cache lacks of a split."""
+
+    examples: Examples
+    collate: Collator
+    indices: np.ndarray
+    """int64: one example for each content key that is missing, in the plan's order."""
+
+
 def _missing(
     path: Path,
-    phase: Cache,
-    examples: list[Examples],
-    collators: list[Collator],
+    splits: list[tuple[Examples, Collator]],
     teachers: dict[str, tuple[Fingerprint, Words]],
-) -> tuple[Plan, list[np.ndarray]]:
-    """What the cache lacks, and the examples of each split that stand for it, in its order.
-
-    Raises UserError when the cache that is there is of other teachers.
-    """
+) -> tuple[Plan, list[Missing]]:
+    """What the cache lacks. Raises UserError when the cache that is there is of other
+    teachers."""
     reader = CacheReader(path) if (path / MANIFEST).is_file() else None
     if reader is not None:
         reader.check_same(teachers)
-    chosen: list[np.ndarray] = []
+    missing: list[Missing] = []
     seen = np.empty((0, 2), dtype=np.int64)
-    for split, collate in zip(examples, collators, strict=True):
-        keys = split.keys.numpy()
+    for examples, collate in splits:
+        keys = examples.keys.numpy()
         _, first = np.unique(keys, axis=0, return_index=True)  # duplicates share a row
         if reader is not None:
-            first = first[~reader.holds(split.keys[torch.from_numpy(first)])]
+            first = first[~reader.holds(examples.keys[torch.from_numpy(first)])]
         first = first[~_among(keys[first], seen)]
         seen = np.concatenate([seen, keys[first]])
         # Longest first: one that does not fit in memory fails at once. Ties by key, so that the
         # order of the examples in the data does not matter.
         order = np.lexsort((keys[first, 1], keys[first, 0], -collate.lengths[first]))
-        chosen.append(first[order])
+        missing.append(Missing(examples, collate, first[order]))
     if reader is not None:
         block_rows, first_block = reader.manifest.block_rows, reader.manifest.blocks
     else:
-        tokens = max(float(np.mean(collate.lengths)) for collate in collators)
+        tokens = max(float(np.mean(collate.lengths)) for _, collate in splits)
         row_bytes = max(_example_bytes(words, tokens) for _, words in teachers.values())
-        block_rows, first_block = block_rows_for(sum(map(len, chosen)), row_bytes), 0
-    keys_by_split = [split.keys.numpy()[rows] for split, rows in zip(examples, chosen, strict=True)]
-    return Plan(first_block, block_rows, keys_by_split), chosen
+        block_rows, first_block = block_rows_for(len(seen), row_bytes), 0
+    keys_by_split = [part.examples.keys.numpy()[part.indices] for part in missing]
+    return Plan(first_block, block_rows, keys_by_split), missing
 
 
 def _example_bytes(words: Words, tokens: float) -> int:
@@ -151,36 +169,30 @@ def _ask_teacher(
     place: ModelPlace,
     path: Path,
     plan: Plan,
-    phase: Cache,
+    batch_size: int,
     words: Words,
-    collators: list[Collator],
-    chosen: list[np.ndarray],
-) -> None:
-    """Have all that is missing of a teacher written, by all ranks together."""
+    missing: list[Missing],
+) -> Again | None:
+    """Have all that is missing of a teacher written, by all ranks together. Returns what it says
+    about a few of the examples when it is asked again; None where nothing was missing."""
     world, blocks = run.world, plan.blocks
     # One process reads all journals: hundreds at once would be a burden to a shared file system.
-    missing = torch.zeros(len(blocks), device=world.device)
+    unwritten = torch.zeros(len(blocks), device=world.device)
     if world.is_main:
-        missing[blocks_to_write(path, plan, place.name, words)] = 1
-    todo = world.sum(missing).nonzero()[:, 0].tolist()
+        unwritten[blocks_to_write(path, plan, place.name, words)] = 1
+    todo = world.sum(unwritten).nonzero()[:, 0].tolist()
     if not todo:
-        return
+        return None
     rows = sum(blocks[at][1].stop - blocks[at][1].start for at in todo)
     writer = ShardWriter(path, plan, place.name, words, world.rank, world.size)
     with asking_engine(run, [place]) as engine, run.log.bar(place.name, rows) as bar:
         write_blocks(
-            engine,
-            writer,
-            place.name,
-            words,
-            plan,
-            todo,
-            collators,
-            chosen,
-            phase.batch_size,
-            bar.advance,
+            engine, writer, place.name, words, plan, todo, missing, batch_size, bar.advance
         )
+        most = max(missing, key=lambda part: len(part.indices))
+        again = ask_again(engine, place.name, most.examples, most.collate, most.indices)
     writer.close()
+    return again
 
 
 def write_blocks(
@@ -190,15 +202,14 @@ def write_blocks(
     words: Words,
     plan: Plan,
     todo: list[int],
-    collators: list[Collator],
-    chosen: list[np.ndarray],
+    missing: list[Missing],
     batch_size: int,
     advance: Callable[[int], None],
 ) -> None:
     """Ask a teacher for blocks of a plan, and write this rank's. All ranks make the same number
     of calls.
 
-    todo: positions in `plan.blocks`. chosen: the examples of each split, in the plan's order.
+    todo: positions in `plan.blocks`. missing: of each split.
     advance: told how many examples all ranks have done.
     """
     world, blocks = engine.world, plan.blocks
@@ -215,8 +226,9 @@ def write_blocks(
             calls = -(-max(sizes[at] for at in together) // batch_size)
             own = shares[world.rank][step] if step < len(shares[world.rank]) else None
             split, part = blocks[together[0] if own is None else own]
-            indices = chosen[split][part] if own is not None else chosen[split][:0]
-            said = _ask(engine, collators[split], indices, calls, batch_size, teacher, words)
+            indices = missing[split].indices[part if own is not None else slice(0)]
+            collate = missing[split].collate
+            said = _ask(engine, collate, indices, calls, batch_size, teacher, words)
             if waiting is not None:
                 waiting.result()
             if own is not None:

@@ -33,7 +33,7 @@ from ds_distill.cache.build import (
 from ds_distill.cache.codecs import Encoded, TopKCodec
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Kept, Words
-from ds_distill.data.batches import Collator, Examples, SequenceCollator
+from ds_distill.data.batches import Examples, SequenceCollator
 from ds_distill.data.plan import plan_once
 from ds_distill.data.sources import open_source
 from ds_distill.data.tokenise import TokenTable, tokenise
@@ -44,7 +44,7 @@ from ds_distill.environment import describe_environment
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import load_classifier, load_tokenizer
-from ds_distill.phases.cache import write_blocks
+from ds_distill.phases.cache import Missing, write_blocks
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import SingleLabel
 from ds_distill.types import Signals
@@ -202,7 +202,7 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
     order = np.concatenate(plan_once(collate.lengths, batch))
     plan = Plan(0, block_rows_for(len(order), 4), [split.keys.numpy()[order]])
     teachers: dict[str, Any] = {"teacher": ({}, words)}
-    collators: list[Collator] = [collate]
+    missing = [Missing(split, collate, order)]
     number = 0
 
     def ask() -> None:
@@ -218,16 +218,7 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
             writer = ShardWriter(path, plan, "teacher", words, 0, 1)
             todo = blocks_to_write(path, plan, "teacher", words)
             write_blocks(
-                engine,
-                writer,
-                "teacher",
-                words,
-                plan,
-                todo,
-                collators,
-                [order],
-                batch,
-                advance=lambda rows: None,
+                engine, writer, "teacher", words, plan, todo, missing, batch, lambda rows: None
             )
             writer.close()
             finish_build(path, plan, teachers)

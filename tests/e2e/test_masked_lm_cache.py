@@ -70,6 +70,17 @@ def test_dense_words_train_as_the_live_teacher_does(run: Path) -> None:
     torch.testing.assert_close(curve(run, "dense", "loss"), live, rtol=1e-4, atol=0)
 
 
+def test_the_cache_is_compared_with_the_teacher_asked_again(run: Path) -> None:
+    """dense keeps float32: what is left is the teacher's own, from one batch to another."""
+    near = {}
+    for phase in ("02-whole", "04-top", "06-small"):
+        record = json.loads((run / "run" / "phases" / f"{phase}.json").read_text())
+        near[phase] = record["fidelity"]["bert"]
+    assert all(0 < measured["batches"] < 1e-5 for measured in near.values())
+    assert near["02-whole"]["cached"] < 1e-5
+    assert 1e-5 < near["04-top"]["cached"] < 0.02 and 1e-5 < near["06-small"]["cached"] < 0.1
+
+
 @pytest.mark.parametrize(("codec", "error"), [("topk", 0.02), ("compact", 0.05)])
 def test_packed_words_train_within_the_codecs_error(run: Path, codec: str, error: float) -> None:
     """All entries of the toy vocabulary are kept, in 8 and 4 bits each."""
