@@ -75,6 +75,10 @@ class Words(BaseModel):
     def _codec(self) -> VocabularyCodec | None:
         return codec_from_json(self.codec) if self.codec is not None else None
 
+    @cached_property
+    def _torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
     @property
     def items(self) -> dict[str, int | None]:
         """Bytes of a row, by column; None where they differ from row to row."""
@@ -112,7 +116,7 @@ class Words(BaseModel):
         else:
             values = {"logits": logits, **values}
         for name, numbers in values.items():
-            stored = numbers.to(getattr(torch, self.dtype))
+            stored = numbers.to(self._torch_dtype)
             sound = sound & torch.isfinite(numbers).all(dim=-1)
             finite = finite & torch.isfinite(stored).all(dim=-1)
             columns[name] = Encoded(stored.contiguous().view(torch.uint8))
@@ -158,13 +162,11 @@ class Words(BaseModel):
 
     def signals(self, columns: dict[str, Encoded]) -> Signals:
         """Words from their stored form."""
-        numbers = {
-            name: stored.payload.view(getattr(torch, self.dtype)).float()
-            for name, stored in columns.items()
-            if name != "logits" or self._codec is None
-        }
-        hidden = {layer: numbers[f"hidden{layer}"] for layer in self.hidden}
+        hidden = {layer: self._numbers(columns[f"hidden{layer}"]) for layer in self.hidden}
         if self._codec is None:
-            return Signals(numbers["logits"], hidden)
+            return Signals(self._numbers(columns["logits"]), hidden)
         assert self.temperature is not None
         return Signals(Packed(columns["logits"], self._codec, self.temperature), hidden)
+
+    def _numbers(self, stored: Encoded) -> torch.Tensor:
+        return stored.payload.view(self._torch_dtype).float()

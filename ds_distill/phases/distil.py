@@ -16,7 +16,7 @@ from ds_distill.phases.cached import cached_signals
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.phases.training import Job, train
 from ds_distill.phases.validation import validation_of
-from ds_distill.recipe.phases import Distil
+from ds_distill.recipe.phases import Distil, Routing
 from ds_distill.routing import Fitted, Router
 from ds_distill.routing.comparison import CANDIDATES
 
@@ -29,55 +29,58 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
         if done is not None:
             trained.append(done)
             continue
-        teachers = [run.place(teacher, number) for teacher in run.recipe.teachers]
-        start = run.place(phase.start, number)
-        student = run.model(start, new_head=True)
-        if phase.freeze_embeddings:
-            freeze_embeddings(student)
-        if phase.dropout is not None:
-            set_dropout(student, phase.dropout)
-        if routing.policy == "chosen":
-            routing = CANDIDATES[read_json(run.folder.comparison)["choice"]]
-            run.log.say(f"  {output}: the chosen policy is {routing.policy}")
-        router = Router(
-            routing,
-            temperature=phase.losses.kl.temperature if phase.losses.kl else 1.0,
-            seed=run.recipe.seed,
-            fitted=Fitted.load(run.folder.fitted) if routing.needs_expertise else None,
-        )
-        widths = {
-            place.name: load_config(place.reference, place.revision).hidden_size
-            for place in teachers
-        }
-        torch.manual_seed(run.recipe.seed)  # projections start the same on every rank
-        terms = build_terms(phase.losses, student.config.hidden_size, widths)
-        config = run.deepspeed(phase)
-        live = phase.teachers == "live"
-        with sharded_loading(config):
-            loaded = {place.name: run.model(place) for place in (teachers if live else [])}
-        # One teacher's words are the target as they are: over a vocabulary, without logits.
-        alone = len(teachers) == 1 and not routing.changes_a_single_teacher
-        bundle = Bundle(
-            student,
-            loaded,
-            terms,
-            None if alone else router,
-            # bf16 halves a teacher's time where the device has it, also beside an fp32 student.
-            teacher_autocast=run.world.device.type == "cuda" and not is_bf16(config),
-        )
-        examples = run.examples(phase.split)
-        places = [ModelPlace("student", start.reference, start.revision)]
-        tables = run.tables(phase.split, places + (teachers if live else []))
-        cached = None if live else cached_signals(run, phase.split, number, examples)
-        job = Job(
-            number=number,
-            output=output,
-            settings=phase,
-            bundle=bundle,
-            start=start,
-            examples=examples,
-            collate=run.collator(examples, tables, cached),
-            validation=validation_of(run, start),
-        )
-        trained.append(train(job, run))
+        trained.append(train(job_of(phase, number, routing, output, run), run))
     return {"trained": trained}
+
+
+def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) -> Job:
+    """All that one student's training needs: models, terms, data and the teachers' words."""
+    teachers = [run.place(teacher, number) for teacher in run.recipe.teachers]
+    start = run.place(phase.start, number)
+    student = run.model(start, new_head=True)
+    if phase.freeze_embeddings:
+        freeze_embeddings(student)
+    if phase.dropout is not None:
+        set_dropout(student, phase.dropout)
+    if routing.policy == "chosen":
+        routing = CANDIDATES[read_json(run.folder.comparison)["choice"]]
+        run.log.say(f"  {output}: the chosen policy is {routing.policy}")
+    router = Router(
+        routing,
+        temperature=phase.losses.kl.temperature if phase.losses.kl else 1.0,
+        seed=run.recipe.seed,
+        fitted=Fitted.load(run.folder.fitted) if routing.needs_expertise else None,
+    )
+    widths = {
+        place.name: load_config(place.reference, place.revision).hidden_size for place in teachers
+    }
+    torch.manual_seed(run.recipe.seed)  # projections start the same on every rank
+    terms = build_terms(phase.losses, student.config.hidden_size, widths)
+    config = run.deepspeed(phase)
+    live = phase.teachers == "live"
+    with sharded_loading(config):
+        loaded = {place.name: run.model(place) for place in (teachers if live else [])}
+    # One teacher's words are the target as they are: over a vocabulary, without logits.
+    alone = len(teachers) == 1 and not routing.changes_a_single_teacher
+    bundle = Bundle(
+        student,
+        loaded,
+        terms,
+        None if alone else router,
+        # bf16 halves a teacher's time where the device has it, also beside an fp32 student.
+        teacher_autocast=run.world.device.type == "cuda" and not is_bf16(config),
+    )
+    examples = run.examples(phase.split)
+    places = [ModelPlace("student", start.reference, start.revision)]
+    tables = run.tables(phase.split, places + (teachers if live else []))
+    cached = None if live else cached_signals(run, phase.split, number, examples)
+    return Job(
+        number=number,
+        output=output,
+        settings=phase,
+        bundle=bundle,
+        start=start,
+        examples=examples,
+        collate=run.collator(examples, tables, cached),
+        validation=validation_of(run, start),
+    )

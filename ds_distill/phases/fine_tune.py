@@ -27,32 +27,34 @@ def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, An
         if done is not None:
             trained.append(done)
             continue
-        place = run.place(model_name, number)
-        model = run.model(place, new_head=True)
-        if phase.freeze_embeddings:
-            freeze_embeddings(model)
-        if phase.dropout is not None:
-            set_dropout(model, phase.dropout)
-        terms = build_terms(Losses(cross_entropy=CrossEntropyLoss()), 0, {})
-        examples = run.examples(phase.split)
-        masked_lm = isinstance(run.recipe.task, MaskedLM)
-        chosen = (
-            np.arange(len(examples)) if masked_lm else chosen_examples(phase, examples, run.labels)
-        )
-        tables = {"student": run.tables(phase.split, [place])[place.name].at(chosen)}
-        examples = examples.at(chosen)
-        job = Job(
-            number=number,
-            output=output,
-            settings=phase,
-            bundle=Bundle(model, {}, terms),
-            start=place,
-            examples=examples,
-            collate=run.collator(examples, tables),
-            validation=validation_of(run, place),
-        )
-        trained.append(train(job, run))
+        trained.append(train(job_of(phase, number, model_name, output, run), run))
     return {"trained": trained}
+
+
+def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run) -> Job:
+    """All that one model's training needs."""
+    place = run.place(model_name, number)
+    model = run.model(place, new_head=True)
+    if phase.freeze_embeddings:
+        freeze_embeddings(model)
+    if phase.dropout is not None:
+        set_dropout(model, phase.dropout)
+    terms = build_terms(Losses(cross_entropy=CrossEntropyLoss()), 0, {})
+    examples = run.examples(phase.split)
+    masked_lm = isinstance(run.recipe.task, MaskedLM)
+    chosen = np.arange(len(examples)) if masked_lm else chosen_examples(phase, examples, run.labels)
+    tables = {"student": run.tables(phase.split, [place])[place.name].at(chosen)}
+    examples = examples.at(chosen)
+    return Job(
+        number=number,
+        output=output,
+        settings=phase,
+        bundle=Bundle(model, {}, terms),
+        start=place,
+        examples=examples,
+        collate=run.collator(examples, tables),
+        validation=validation_of(run, place),
+    )
 
 
 def chosen_examples(phase: FineTune, examples: Examples, labels: list[str]) -> np.ndarray:

