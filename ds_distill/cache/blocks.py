@@ -89,7 +89,8 @@ class TeacherBlocks:
         def places() -> dict[str, np.ndarray]:
             return {column: np.zeros(blocks, dtype=np.int64) for column in self._item_bytes}
 
-        # Where a block's values lie, the offsets of its lists, and of items of any length.
+        # Where a block's value number 0 lies, or would lie: rows are numbered through all blocks,
+        # the values of lists within one. Then the offsets of lists, and of items of any length.
         self._values, self._lists, self._items = places(), places(), places()
 
     def has(self, rows: np.ndarray) -> np.ndarray:
@@ -101,9 +102,9 @@ class TeacherBlocks:
 
     def read(self, rows: np.ndarray) -> dict[str, Encoded]:
         """Each row's item, by column: int64 [n] -> bytes [n, bytes of an item]."""
-        blocks, local = self._locate(rows)
+        blocks = self._blocks_of(rows)
         return {
-            column: self._take(column, self._values[column][blocks] + local * size)
+            column: self._take(column, self._values[column][blocks] + rows * size)
             for column, size in self._fixed.items()
         }
 
@@ -114,8 +115,8 @@ class TeacherBlocks:
         """
         if not 0 <= draw < (self._words.draws or 0):
             raise IndexError("no such mask draw in the cache")
-        blocks, local = self._locate(rows)
-        at = draw * self._rows[blocks] + local
+        blocks = self._blocks_of(rows)
+        at = draw * self._rows[blocks] + (rows & (self._block_rows - 1))
         columns = {}
         for column, size in self._item_bytes.items():
             starts, lengths = self._spans(self._lists[column][blocks] + 4 * at)
@@ -139,9 +140,8 @@ class TeacherBlocks:
         ends = self._space[8].take(places).view(np.int32).astype(np.int64)
         return ends[:, 0], ends[:, 1] - ends[:, 0]
 
-    def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Block of each row, and its place in it, all touched. Raises IndexError for a row that
-        is not there."""
+    def _blocks_of(self, rows: np.ndarray) -> np.ndarray:
+        """Block of each row, all touched. Raises IndexError for a row that is not there."""
         # As unsigned, a negative row is beyond every end. A block's rows are a power of two.
         numbers = rows.view(np.uint64)
         blocks = (numbers >> self._shift).view(np.int64)
@@ -150,8 +150,7 @@ class TeacherBlocks:
                 raise IndexError("no such row in the cache")
             for block in np.unique(blocks[self._ready[blocks] == 0]):
                 self._touch(int(block), self._checks)
-        local = rows & (self._block_rows - 1)
-        return blocks, local
+        return blocks
 
     def _touch(self, number: int, check: bool) -> None:
         """Check a block and note where its values lie."""
@@ -185,7 +184,12 @@ class TeacherBlocks:
                 raise self._damaged(shard)
             if items.null_count or items.offset:
                 raise self._damaged(shard)
-            self._values[name][number] = self._address(items.buffers()[-1], message, shard)
+            place = self._address(items.buffers()[-1], message, shard)
+            if lists is None:
+                if size is None:  # items of any length are kept in lists alone
+                    raise self._damaged(shard)
+                place -= number * self._block_rows * size
+            self._values[name][number] = place
         self._ready[number] = self._ends[number]
 
     def _address(self, buffer: pa.Buffer | None, message: pa.Buffer, shard: Shard) -> int:
