@@ -34,6 +34,15 @@ PRINT: dict[str, Any] = {
     "labels": ["a", "b", "c"],
 }
 
+TWO = {
+    "first": Words(dtype="float32", classes=3),
+    "second": Words(dtype="float16", classes=5, hidden={-1: 4}),
+}
+LISTS = {
+    "first": Words(dtype="float16", classes=7, draws=3),
+    "second": Words(dtype="bfloat16", classes=2, hidden={0: 3}, draws=3),
+}
+
 
 def make_keys(count: int, mark: str = "") -> np.ndarray:
     return content_keys([f"text {mark}{number}" for number in range(count)])
