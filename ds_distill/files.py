@@ -34,6 +34,18 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
+@contextmanager
+def naming(place: Path) -> Iterator[None]:
+    """Errors of the operating system within name `place`, where they name no file: a write to a
+    file that is open does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(place)
+        raise
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a file's content at once: a crash leaves the old content or the new."""
     aside = path.with_name(f".{path.name}.tmp")

@@ -8,7 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -287,3 +287,26 @@ def command_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Make a file system of some KiB; skips where that is not allowed."""
+    place = tmp_path / "disk"
+
+    def make(kib: int) -> Path:
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+        return place
+
+    yield make
+    if place.is_mount():
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def grow(place: Path, kib: int) -> None:
+    """Give a small disk more room."""
+    subprocess.run(["mount", "-o", f"remount,size={kib}k", str(place)], check=True)

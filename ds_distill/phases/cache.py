@@ -29,6 +29,7 @@ from ds_distill.cache.words import Kept, NotFinite, Words
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.engine.engine import Engine
 from ds_distill.errors import UserError
+from ds_distill.files import naming
 from ds_distill.models.load import load_config
 from ds_distill.phases.ask_teachers import asking_engine
 from ds_distill.phases.cached import cache_folder, fingerprint
@@ -58,7 +59,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     world.barrier()  # every rank has seen the same cache, before the main process changes it
     rows = len(np.unique(np.concatenate([some.keys.numpy() for some, _ in splits]), axis=0))
     record = {"splits": phase.splits, "folder": str(path), "examples": rows}
-    with building(path) if world.is_main else nullcontext():
+    with naming(path), building(path) if world.is_main else nullcontext():
         if plan.examples == 0:
             if world.is_main:
                 discard_build(path)

@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 from cache_files import block_checksums, contents
-from conftest import TINY, TOY_LABELS, save_tiny, toy_vocabulary, write_toy_task
+from conftest import TINY, TOY_LABELS, grow, save_tiny, toy_vocabulary, write_toy_task
 from processes import events, kill_all
 
 from ds_distill.cache.build import BUILDING
@@ -179,6 +179,27 @@ def test_five_kills_change_nothing(builds, whole, tmp_path):
         builds.kill(tmp_path / "run", ranks=2, share=min(max(share, more), 1))
     assert builds.finish(tmp_path / "run", ranks=2)["kept"] >= 0.4 * BLOCKS
     assert contents(cache_of(tmp_path / "run")) == contents(cache_of(whole))
+
+
+def test_a_full_disk_is_said_and_the_same_command_does_the_rest(
+    settings, whole, ds_distill, small_disk, tmp_path
+):
+    disk = small_disk(40)
+    made = copy.deepcopy(settings)
+    made["phases"][0]["cache"]["folder"] = str(disk / "cache")
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(made))
+    command = ["cache", "build", tmp_path / "small.yaml", "--folder", tmp_path / "run"]
+    done = ds_distill(*command)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "no space left" in done.stderr and str(disk / "cache") in done.stderr
+    assert "run the same command." in done.stderr
+    grow(disk, 4000)
+    done = ds_distill(*command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [event] = [event for event in events(tmp_path / "run") if event["event"] == "cache"][-1:]
+    assert 0 < event["kept"] < event["blocks"] == BLOCKS
+    CacheReader(disk / "cache").verify()
+    assert block_checksums(disk / "cache") == block_checksums(cache_of(whole))
 
 
 # --------------------------------------------------------------- a folder that is shared

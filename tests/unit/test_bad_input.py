@@ -7,9 +7,8 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import datasets
 import pytest
 import yaml
+from conftest import grow
 from safetensors.torch import load_file
 
 from ds_distill.cli import main
@@ -167,28 +167,6 @@ def test_a_wrong_command_line_shows_the_usage(arguments, expected, desk, monkeyp
     assert exit_.value.code == 2
     assert expected in output.err and "Usage: ds-distill" in output.err
     assert desk.files() == before
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Make a file system of some KiB."""
-    place = tmp_path / "disk"
-
-    def make(kib: int) -> Path:
-        place.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(place)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
-        return place
-
-    yield make
-    if place.is_mount():
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def grow(place: Path, kib: int) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={kib}k", str(place)], check=True)
 
 
 # At these sizes the disk is full while the data are written, at a model's weights, in a checkpoint,

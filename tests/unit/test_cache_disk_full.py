@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,24 +17,11 @@ from ds_distill.files import is_disk_full
 
 WORDS = {"first": Words(dtype="float32", classes=40), "second": Words(dtype="float16", classes=9)}
 KEYS = make_keys(600)
-SIZE = 512 << 10
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system; skips where none can be made."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(place)]
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a file system")
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no tmpfs of a given size: {done.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
+def disk(small_disk) -> Path:
+    return small_disk(512)
 
 
 def leave(disk: Path, space: int) -> Path:
