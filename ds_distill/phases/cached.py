@@ -9,7 +9,6 @@ import numpy as np
 from ds_distill.cache.format import Fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import CachedSignals, Examples
-from ds_distill.data.tokenise import tokenizer_fingerprint
 from ds_distill.engine.config import is_bf16
 from ds_distill.models.load import load_config
 from ds_distill.phases.run import ModelPlace, Run
@@ -31,7 +30,7 @@ def fingerprint(run: Run, place: ModelPlace) -> Fingerprint:
     commit = getattr(load_config(place.reference, place.revision), "_commit_hash", None)
     return {
         "weights": weights_fingerprint(place.reference, commit),
-        "tokenizer": tokenizer_fingerprint(run.tokenizer(place)),
+        "tokenizer": run.tokenizer_fingerprint(place),
         "max_length": run.recipe.task.max_length,
         **({"masking": task.masking.model_dump()} if isinstance(task, MaskedLM) else {}),
         **({"labels": run.labels} if isinstance(task, SingleLabel) else {}),

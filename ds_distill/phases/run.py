@@ -49,6 +49,7 @@ class Run:
         self._source = source
         self.labels: list[str] = source.labels
         self._tables: dict[tuple[str, str], TokenTable] = {}
+        self._tokenizers: dict[tuple[str, str | None], tuple[PreTrainedTokenizerBase, str]] = {}
 
     # ------------------------------------------------------------------------- data
 
@@ -76,7 +77,7 @@ class Run:
         tables = {}
         for place in places:
             tokenizer = self.tokenizer(place)
-            mark = tokenizer_fingerprint(tokenizer)
+            mark = self.tokenizer_fingerprint(place)
             if (split, mark) not in self._tables:
                 file = folder.parent / f"tokens-{mark}.arrow"
                 if self.world.is_main and not file.is_file():
@@ -115,7 +116,19 @@ class Run:
         return ModelPlace(name, reference, given.revision, layers)
 
     def tokenizer(self, place: ModelPlace) -> PreTrainedTokenizerBase:
-        return load_tokenizer(place.reference, place.revision)
+        """A model's tokenizer, read once and shared: the last call's settings stay in it, so load
+        another one to save it."""
+        return self._tokenizer(place)[0]
+
+    def tokenizer_fingerprint(self, place: ModelPlace) -> str:
+        return self._tokenizer(place)[1]
+
+    def _tokenizer(self, place: ModelPlace) -> tuple[PreTrainedTokenizerBase, str]:
+        key = place.reference, place.revision
+        if key not in self._tokenizers:  # a large vocabulary takes a second each time
+            tokenizer = load_tokenizer(*key)
+            self._tokenizers[key] = tokenizer, tokenizer_fingerprint(tokenizer)
+        return self._tokenizers[key]
 
     def model(self, place: ModelPlace, *, new_head: bool = False) -> PreTrainedModel:
         """Load a model with the task's head; see `load_classifier` and `load_masked_lm`."""

@@ -18,6 +18,7 @@ from ds_distill.engine.config import batch_shape
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.errors import UserError
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.load import load_tokenizer
 from ds_distill.phases.checkpoints import Checkpoints
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Training
@@ -202,7 +203,7 @@ def _keep_weights(job: Job, run: Run, engine: Engine) -> None:
         assert job.bundle.student is not None
         with run.folder.new_model(job.number, job.output) as folder:
             job.bundle.student.save_pretrained(folder, state_dict=weights)
-            run.tokenizer(job.start).save_pretrained(folder)
+            load_tokenizer(job.start.reference, job.start.revision).save_pretrained(folder)
     run.world.barrier()
 
 

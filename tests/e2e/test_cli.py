@@ -91,6 +91,8 @@ def test_a_run_leaves_what_is_promised(finished, toy_settings):
     page = (finished / "report.html").read_text(encoding="utf-8")
     shown = html.unescape(re.sub("<[^>]+>", "", page))
     assert results(finished)["verdict"].replace("`", "") in shown
+    tokenizer = json.loads((finished / "student" / "tokenizer.json").read_text())
+    assert tokenizer["truncation"] is tokenizer["padding"] is None, "as the model came with it"
 
 
 def predictions(folder: Path, texts: list[str], pairs: list[str] | None = None) -> list[str]:
