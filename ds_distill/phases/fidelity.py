@@ -13,7 +13,6 @@ from ds_distill.engine.engine import Engine
 from ds_distill.types import Signals, TopK
 
 _EXAMPLES = 32
-_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class Again:
     """int64 [m, 2], the examples' content keys."""
     together: torch.Tensor
     """float32 [n, C] logits, of all in one batch, long and short."""
-    apart: torch.Tensor
-    """The same rows of batches of 4."""
+    alone: torch.Tensor
+    """The same rows, of each example in a batch of its own."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class Fidelity:
 
     def __str__(self) -> str:
         return (
-            f"asked again in other batches, probabilities differ by at most {self.batches:.1e}; "
-            f"from the cache by {self.cached:.1e} (mean {self.cached_mean:.1e})"
+            f"asked again in other batches its probabilities differ by at most {self.batches:.1e}, "
+            f"the cache's by {self.cached:.1e} (mean {self.cached_mean:.1e})"
         )
 
     def to_json(self) -> dict[str, float]:
@@ -62,15 +61,15 @@ def ask_again(
         logits = engine.ask(batch, [teacher])[teacher].logits.float().cpu()
         return logits[batch.row_sets["all"]]
 
-    parts = [ask(some[start : start + _AT_ONCE]) for start in range(0, len(some), _AT_ONCE)]
-    return Again(examples.keys[torch.from_numpy(some)], ask(some), torch.cat(parts))
+    alone = torch.cat([ask(some[at : at + 1]) for at in range(len(some))])
+    return Again(examples.keys[torch.from_numpy(some)], ask(some), alone)
 
 
 def fidelity(again: Again, reader: CacheReader, teacher: str) -> Fidelity:
     """Compare with what the cache holds of the same examples."""
     said = reader.read(teacher, reader.rows(again.keys)).to(torch.device("cpu"))
     temperature = reader.manifest.teachers[teacher].words.temperature or 1.0
-    own = torch.softmax(again.apart / temperature, 1)
+    own = torch.softmax(again.alone / temperature, 1)
     batches = _total_variation(own, Signals(again.together), temperature)
     cached = _total_variation(own, said, temperature)
     return Fidelity(_largest(batches), _largest(cached), float(cached.sum() / max(len(cached), 1)))
