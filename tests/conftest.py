@@ -305,8 +305,3 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     yield make
     if place.is_mount():
         subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def grow(place: Path, kib: int) -> None:
-    """Give a small disk more room."""
-    subprocess.run(["mount", "-o", f"remount,size={kib}k", str(place)], check=True)

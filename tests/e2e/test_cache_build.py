@@ -17,7 +17,8 @@ import pytest
 import torch
 import yaml
 from cache_files import block_checksums, contents
-from conftest import TINY, TOY_LABELS, grow, save_tiny, toy_vocabulary, write_toy_task
+from conftest import TINY, TOY_LABELS, save_tiny, toy_vocabulary, write_toy_task
+from disks import grow
 from processes import events, kill_all
 
 from ds_distill.cache.build import BUILDING

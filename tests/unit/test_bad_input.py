@@ -16,7 +16,7 @@ from typing import Any
 import datasets
 import pytest
 import yaml
-from conftest import grow
+from disks import grow
 from safetensors.torch import load_file
 
 from ds_distill.cli import main
