@@ -130,7 +130,7 @@ ONE_PHASE = {
 }
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("ending", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_other_kinds_of_files_run(ending, toy_settings, toy_task, tmp_path, ds_distill):
     data = tmp_path / "data"
     data.mkdir()

@@ -174,9 +174,7 @@ def test_a_wrong_command_line_shows_the_usage(arguments, expected, desk, monkeyp
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "kib", [60, pytest.param(200, marks=SLOW), 300, pytest.param(600, marks=SLOW)]
-)
+@pytest.mark.parametrize("kib", [300, *(pytest.param(kib, marks=SLOW) for kib in (60, 200, 600))])
 def test_no_space_left_is_said_and_can_be_mended(kib, desk, ds_distill, small_disk):
     place = small_disk(kib)
     arguments = ["run", "toy.yaml", "training.epochs=2", "--folder", place / "run"]
