@@ -123,7 +123,7 @@ class Signals:
         self.head = logits if isinstance(logits, VocabularyHead) else None
         self.top = logits if isinstance(logits, TopK) else None
         self._words = logits
-        self.hidden = dict(hidden or {})
+        self.hidden = dict(hidden) if hidden else {}
 
     @property
     def logits(self) -> torch.Tensor:

@@ -92,6 +92,11 @@ class TeacherBlocks:
         # Where a block's value number 0 lies, or would lie: rows are numbered through all blocks,
         # the values of lists within one. Then the offsets of lists, and of items of any length.
         self._values, self._lists, self._items = places(), places(), places()
+        # What a read needs of each column, at hand: in a small batch the calls are what costs.
+        self._row_columns = [
+            (column, size, self._values[column], self._space[size])
+            for column, size in self._fixed.items()
+        ]
 
     def has(self, rows: np.ndarray) -> np.ndarray:
         """Whether row numbers int64 [n] are rows of the teacher: bool [n]."""
@@ -104,8 +109,8 @@ class TeacherBlocks:
         """Each row's item, by column: int64 [n] -> bytes [n, bytes of an item]."""
         blocks = self._blocks_of(rows)
         return {
-            column: self._take(column, self._values[column][blocks] + rows * size)
-            for column, size in self._fixed.items()
+            column: Encoded(torch.from_numpy(space.take(values[blocks] + rows * size)))
+            for column, size, values, space in self._row_columns
         }
 
     def read_lists(self, rows: np.ndarray, draw: int) -> dict[str, Encoded]:

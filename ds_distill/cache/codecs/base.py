@@ -17,7 +17,7 @@ _CHUNK_ELEMENTS = 1 << 24
 """Float32 elements of logits that are worked on at once: 64 MiB a copy."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Encoded:
     """n rows as stored, on any device."""
 
