@@ -1,6 +1,7 @@
 # make quickstart   install into .venv and run the quickstart; ends with the path of report.html
 # make test         the test suite (make test-slow: the series that take minutes each)
 # make lint types   what CI checks beside the tests
+# make gpu TEXTS=F  on a GPU: kernels right and fast, 24-layer teachers, a distillation step
 #
 # Nothing is installed twice: a stamp in .venv is older or newer than pyproject.toml and
 # constraints.txt.
@@ -8,13 +9,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 FOLDER ?= runs/quickstart
+GPU_RESULTS ?= runs/gpu
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: quickstart test test-slow lint types clean
+.PHONY: quickstart test test-slow gpu lint types clean
 .DELETE_ON_ERROR:
 
 # An interrupted quickstart is continued, a finished one is shown: its folder is never lost.
@@ -34,6 +36,12 @@ test: $(DEV_STAMP)
 
 test-slow: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m slow --durations=10
+
+# On a machine with a GPU: every check and measurement that needs one.
+gpu: $(DEV_STAMP)
+	@test -n "$(TEXTS)" || { echo "Give a file with one text a line: make gpu TEXTS=texts.txt.gz" >&2; exit 1; }
+	$(PIP) liger-kernel textbrewer
+	$(BIN)/python tests/gpu/run.py --texts "$(TEXTS)" --output "$(GPU_RESULTS)"
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
@@ -57,8 +65,8 @@ $(RUN_STAMP): pyproject.toml constraints.txt
 	@$(PIP) -e '.[quickstart]'
 	@touch $@
 
-# triton runs the GPU kernels' tests in its interpreter on machines without a GPU.
+# gpu: Triton runs the GPU kernels' tests in its interpreter on machines without a GPU.
 $(DEV_STAMP): $(RUN_STAMP)
 	@echo "Installing what the tests need into $(VENV)"
-	@$(PIP) -e '.[quickstart,dev,tensorboard]' triton
+	@$(PIP) -e '.[quickstart,dev,tensorboard,gpu]'
 	@touch $@

@@ -1,7 +1,8 @@
 """The few types that every part speaks in.
 
-Shapes: B examples, S tokens of a view, n rows (B for a sequence-level task, else the chosen
-token positions of all examples), C classes or V vocabulary entries, H hidden width.
+Shapes: B examples, S tokens of a padded view, T of a packed one, n rows (B for a sequence-level
+task, else the chosen token positions of all examples), C classes or V vocabulary entries, H
+hidden width.
 
 The row is the unit of a loss. A sequence-level task has one row per example; masked-LM has
 one per chosen position. Routing and loss terms only ever see rows, so they know no task.
@@ -30,6 +31,12 @@ class PaddedView:
     rows: torch.Tensor | None = None
     """int64 [n]: flattened positions b * S + s that are rows. None: each example is a row."""
 
+    @property
+    def row_examples(self) -> torch.Tensor:
+        """int64 [n]: the example that each row stands in."""
+        assert self.rows is not None
+        return self.rows // self.input_ids.shape[1]
+
     def model_inputs(self) -> dict[str, torch.Tensor]:
         inputs = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
         if self.token_type_ids is not None:
@@ -43,6 +50,65 @@ class PaddedView:
             _to(self.token_type_ids, device),
             _to(self.rows, device),
         )
+
+
+@dataclass(frozen=True)
+class PackedView:
+    """One model's inputs for a batch, its examples end to end without padding.
+
+    Only for a model that was loaded to take them (`models/packed.py`): the attention of any other
+    would mix the examples without a word.
+    """
+
+    input_ids: torch.Tensor
+    """int64 [T]."""
+    positions: torch.Tensor
+    """int64 [T]: each token's place in its example, from 0."""
+    bounds: torch.Tensor
+    """int32 [B + 1]: where the examples begin, and T."""
+    longest: int
+    """Tokens of the longest example: a number on the host, so that no kernel waits for it."""
+    token_type_ids: torch.Tensor | None = None
+    """int64 [T], for models that have them."""
+    rows: torch.Tensor | None = None
+    """int64 [n]: positions in [0, T) that are rows. None: each example is a row."""
+
+    @staticmethod
+    def of(view: PaddedView) -> PackedView:
+        """The same examples and rows, which must not be padding."""
+        real = view.attention_mask.bool()
+        lengths = real.sum(1)
+        rows = None
+        if view.rows is not None:
+            rows = (real.flatten().cumsum(0) - 1)[view.rows]
+        types = view.token_type_ids
+        return PackedView(
+            input_ids=view.input_ids[real],
+            positions=(real.cumsum(1) - 1)[real],
+            bounds=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(),
+            longest=int(lengths.max()),
+            token_type_ids=None if types is None else types[real],
+            rows=rows,
+        )
+
+    @property
+    def row_examples(self) -> torch.Tensor:
+        """int64 [n]: the example that each row stands in."""
+        assert self.rows is not None
+        return torch.searchsorted(self.bounds[1:].long(), self.rows, right=True)
+
+    def to(self, device: torch.device) -> PackedView:
+        return PackedView(
+            self.input_ids.to(device, non_blocking=True),
+            self.positions.to(device, non_blocking=True),
+            self.bounds.to(device, non_blocking=True),
+            self.longest,
+            _to(self.token_type_ids, device),
+            _to(self.rows, device),
+        )
+
+
+View = PaddedView | PackedView
 
 
 @dataclass(frozen=True)
@@ -166,7 +232,7 @@ class Batch:
 
     keys: torch.Tensor
     """int64 [n, 2]: the content key of each row's example."""
-    views: dict[str, PaddedView]
+    views: dict[str, View]
     """By model name; `student` is the student's. Models with the same tokenizer share one."""
     labels: torch.Tensor
     """int64 [n]: class or token id; -100 where unknown."""
@@ -181,7 +247,7 @@ class Batch:
     scalars, on the device so that dividing by them waits for nothing."""
 
     def to(self, device: torch.device) -> Batch:
-        moved: dict[int, PaddedView] = {}  # views are shared between models: move each once
+        moved: dict[int, View] = {}  # views are shared between models: move each once
         for view in self.views.values():
             if id(view) not in moved:
                 moved[id(view)] = view.to(device)

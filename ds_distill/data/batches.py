@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.types import Batch, PaddedView, Signals
+from ds_distill.types import Batch, PackedView, PaddedView, Signals, View
 
 CachedSignals = Callable[[np.ndarray, int], dict[str, Signals]]
 """Numbers of examples int64 [B] and an epoch -> cached teachers' signals, by teacher."""
@@ -59,16 +59,18 @@ class SequenceCollator:
         examples: Examples,
         tables: Mapping[str, TokenTable],
         cached: CachedSignals | None = None,
+        packed: Collection[str] = (),
     ) -> None:
         """
         examples: the split's N examples.
         tables: a token table over the same N examples for each model that runs; models
             with the same tokenizer share one.
         cached: numbers of examples [B] and the epoch -> cached teachers' signals, by teacher.
+        packed: the models that get packed views.
         """
         self._examples = examples
         self._tables = dict(tables)
-        self._cached = cached
+        self._cached, self._packed = cached, frozenset(packed)
         # The student's alone: live teachers must not change which examples meet in a batch.
         plan_by = [tables["student"]] if "student" in tables else list(tables.values())
         # In the student's view, or without a student in the view where it is longest.
@@ -87,9 +89,28 @@ class SequenceCollator:
         counted = torch.full((len(chosen),), not filler)
         return Batch(
             keys=examples.keys,
-            views={name: views[id(table)] for name, table in self._tables.items()},
+            views=views_by_model(self._tables, views, self._packed),
             labels=torch.where(labels < 0, -100, labels),
             row_sets={"all": counted, "labelled": counted & (labels >= 0)},
             epoch=epoch,
             signals=self._cached(chosen, epoch) if self._cached else {},
         )
+
+
+def views_by_model(
+    tables: Mapping[str, TokenTable], views: Mapping[int, PaddedView], packed: Collection[str]
+) -> dict[str, View]:
+    """Each model's view of its table, padded or packed; models that share a table share it.
+
+    views: by the table's id.
+    """
+    packed_views: dict[int, PackedView] = {}
+    by_model: dict[str, View] = {}
+    for name, table in tables.items():
+        if name not in packed:
+            by_model[name] = views[id(table)]
+            continue
+        if id(table) not in packed_views:
+            packed_views[id(table)] = PackedView.of(views[id(table)])
+        by_model[name] = packed_views[id(table)]
+    return by_model

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.batches import CachedSignals, Examples
+from ds_distill.data.batches import CachedSignals, Examples, views_by_model
 from ds_distill.data.keys import uniform
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.types import Batch, PaddedView, Signals
@@ -80,6 +80,7 @@ class MaskedLMCollator:
         *,
         draws: int | None = None,
         cached: CachedSignals | None = None,
+        packed: Collection[str] = (),
     ) -> None:
         """
         examples: the split's N examples.
@@ -88,11 +89,12 @@ class MaskedLMCollator:
         draws: how many ways of masking an example there are; epoch e takes number e mod draws,
             as a cache keeps them. None: every epoch has its own.
         cached: numbers of examples [B] and the epoch -> cached teachers' signals, by teacher.
+        packed: the models that get packed views.
         """
         self._examples = examples
         self._tables = dict(tables)
         self._masking = masking
-        self._draws, self._cached = draws, cached
+        self._draws, self._cached, self._packed = draws, cached, frozenset(packed)
         self.lengths: np.ndarray = next(iter(tables.values())).lengths
 
     def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
@@ -118,8 +120,8 @@ class MaskedLMCollator:
             for number, own in plain.items()
         }
         return Batch(
-            keys=keys[view.rows // view.input_ids.shape[1]],
-            views={name: views[id(table)] for name, table in self._tables.items()},
+            keys=keys[view.row_examples],
+            views=views_by_model(self._tables, views, self._packed),
             labels=labels,
             row_sets={"all": counted, "labelled": counted},
             epoch=epoch,

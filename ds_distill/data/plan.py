@@ -45,6 +45,21 @@ def plan_once(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
     return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
 
 
+def cut_by_tokens(indices: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
+    """Consecutive parts of examples that have at most so many tokens together; an example that
+    has more is a part alone.
+
+    lengths: int [N], by example.
+    """
+    parts, start, held = [], 0, 0
+    for at, length in enumerate(lengths[indices].tolist()):
+        if held + length > tokens and at > start:
+            parts.append(indices[start:at])
+            start, held = at, 0
+        held += length
+    return [*parts, indices[start:]] if len(indices) else []
+
+
 def deal(batch: np.ndarray, micro_steps: int, num_ranks: int, rank: int) -> list[np.ndarray]:
     """This rank's share of a global batch: one array of examples per micro-step.
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import cast
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ds_distill.types import PaddedView, Signals, VocabularyHead
+from ds_distill.models.packed import packed_states
+from ds_distill.types import PackedView, Signals, View, VocabularyHead
 
 
-def read_signals(model: PreTrainedModel, view: PaddedView, layers: Collection[int] = ()) -> Signals:
-    """Run a model on a view.
+def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = ()) -> Signals:
+    """Run a model on a view. One that is given a packed view was loaded for it, and is in eval
+    mode.
 
     Without `view.rows` the model is a sequence classifier and each example is a row. With
     rows it is a masked-LM: its head's features are computed at the rows alone, and logits only
@@ -20,6 +23,8 @@ def read_signals(model: PreTrainedModel, view: PaddedView, layers: Collection[in
 
     layers: whose states at each row are wanted too, as `Signals.hidden` numbers them.
     """
+    if isinstance(view, PackedView):
+        return _read_packed(model, view, layers)
     if view.rows is None:
         output = model(**view.model_inputs(), output_hidden_states=bool(layers))
         states = {layer: output.hidden_states[layer][:, 0] for layer in layers}
@@ -28,6 +33,37 @@ def read_signals(model: PreTrainedModel, view: PaddedView, layers: Collection[in
     rows = output.last_hidden_state.flatten(0, 1)[view.rows]
     states = {layer: output.hidden_states[layer].flatten(0, 1)[view.rows] for layer in layers}
     return Signals(vocabulary_head(model, rows), states)
+
+
+def _read_packed(model: PreTrainedModel, view: PackedView, layers: Collection[int]) -> Signals:
+    last, states = packed_states(model, view, layers)
+    rows = view.bounds[:-1].long() if view.rows is None else view.rows
+    hidden = {layer: state[rows] for layer, state in states.items()}
+    if view.rows is None:
+        return Signals(classifier_logits(model, last[rows]), hidden)
+    return Signals(vocabulary_head(model, last[rows]), hidden)
+
+
+def classifier_logits(model: PreTrainedModel, first: torch.Tensor) -> torch.Tensor:
+    """A sequence classifier's own head, without dropout, at the last states of first tokens:
+    [B, H] to [B, C].
+
+    Raises TypeError for a model whose head is not known: none of the families below.
+    """
+    kind, sequences = type(model).__name__, first[:, None]  # heads look for the first token
+    if kind.endswith("ForSequenceClassification"):
+        if hasattr(model, "bert"):
+            return cast(torch.Tensor, model.classifier(model.bert.pooler(sequences)))
+        if hasattr(model, "roberta") or hasattr(model, "electra"):
+            return cast(torch.Tensor, model.classifier(sequences))
+        if hasattr(model, "deberta"):
+            return cast(torch.Tensor, model.classifier(model.pooler(sequences)))
+        if hasattr(model, "pre_classifier"):  # DistilBERT
+            return cast(torch.Tensor, model.classifier(model.pre_classifier(first).relu()))
+    raise TypeError(
+        f"{kind} has no classification head that is known here: BERT, RoBERTa, DeBERTa, ELECTRA "
+        "and DistilBERT models ForSequenceClassification have one"
+    )
 
 
 def vocabulary_head(model: PreTrainedModel, rows: torch.Tensor) -> VocabularyHead:

@@ -19,12 +19,10 @@ from transformers import (
 
 from ds_distill.errors import UserError
 from ds_distill.models.encoder import vocabulary_head
+from ds_distill.models.packed import first_position
 
 # Only these files are read: a model's folder can hold no code that runs.
 _SAFE: dict[str, Any] = {"trust_remote_code": False}
-
-_POSITIONS_BEHIND_PADDING = ("roberta", "camembert", "longformer", "data2vec-text", "mpnet")
-"""Model types, or parts of them, whose first position is the padding id + 1: RoBERTa's kin."""
 
 
 def load_config(reference: str, revision: str | None = None) -> PreTrainedConfig:
@@ -272,8 +270,7 @@ def usable_length(config: PreTrainedConfig) -> int | None:
     limit = getattr(config, "max_position_embeddings", None)
     if not limit or limit < 0 or getattr(config, "position_biased_input", True) is False:
         return None
-    behind_padding = any(kind in config.model_type for kind in _POSITIONS_BEHIND_PADDING)
-    return int(limit) - (int(config.pad_token_id) + 1 if behind_padding else 0)
+    return int(limit) - first_position(config)
 
 
 def _some(names: list[str]) -> str:

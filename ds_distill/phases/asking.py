@@ -83,9 +83,7 @@ def score_tokens(
                 labels = hidden.labels.to(logits.device)
                 losses = F.cross_entropy(logits, labels, reduction="none")
                 right = logits.argmax(dim=-1) == labels
-                view = hidden.views[name]
-                assert view.rows is not None
-                example = torch.from_numpy(mine)[view.rows[counted] // view.input_ids.shape[1]]
+                example = torch.from_numpy(mine)[hidden.views[name].row_examples[counted]]
                 values = torch.stack([losses.double(), right.double(), torch.ones_like(losses)])
                 sums[name].index_add_(1, example, values.cpu()[:, counted])
             if progress:

@@ -27,17 +27,21 @@ from ds_distill.cache.format import MANIFEST, Fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Kept, NotFinite, Words
 from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.plan import cut_by_tokens
 from ds_distill.engine.engine import Engine
 from ds_distill.errors import UserError
 from ds_distill.files import naming
 from ds_distill.models.load import load_config
-from ds_distill.phases.ask_teachers import asking_engine
+from ds_distill.phases.ask_teachers import PADDED_BATCH, asking_collator, asking_engine
 from ds_distill.phases.cached import cache_folder, fingerprint
 from ds_distill.phases.codecs import codec_json
 from ds_distill.phases.fidelity import Again, ask_again, fidelity
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.schema import MaskedLM
+
+TOKENS_PER_CALL = 32_768
+"""Without padding: enough for a GPU to compute most of the time, not to launch kernels."""
 
 
 def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -47,14 +51,14 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     before = known_teachers(path)
     teachers = {}
     for place in places:
-        mark = fingerprint(run, place)
+        mark = {**fingerprint(run, place), "attention": run.packed(place) or "padded"}
         known = before.get(place.name)
         same = known[1] if known is not None and known[0] == mark else None
         teachers[place.name] = mark, _words(phase, run, place, same)
     splits = []
     for split in phase.splits:
         examples = run.examples(split)
-        splits.append((examples, run.collator(examples, run.tables(split, places))))
+        splits.append((examples, asking_collator(run, examples, split, places)))
     plan, missing = _missing(path, splits, teachers)
     world.barrier()  # every rank has seen the same cache, before the main process changes it
     rows = len(np.unique(np.concatenate([some.keys.numpy() for some, _ in splits]), axis=0))
@@ -170,7 +174,7 @@ def _ask_teacher(
     place: ModelPlace,
     path: Path,
     plan: Plan,
-    batch_size: int,
+    batch_size: int | None,
     words: Words,
     missing: list[Missing],
 ) -> Again | None:
@@ -186,6 +190,8 @@ def _ask_teacher(
         return None
     rows = sum(blocks[at][1].stop - blocks[at][1].start for at in todo)
     writer = ShardWriter(path, plan, place.name, words, world.rank, world.size)
+    if batch_size is None and run.packed(place) is None:
+        batch_size = PADDED_BATCH
     with asking_engine(run, [place]) as engine, run.log.bar(place.name, rows) as bar:
         write_blocks(
             engine, writer, place.name, words, plan, todo, missing, batch_size, bar.advance
@@ -204,13 +210,14 @@ def write_blocks(
     plan: Plan,
     todo: list[int],
     missing: list[Missing],
-    batch_size: int,
+    batch_size: int | None,
     advance: Callable[[int], None],
 ) -> None:
     """Ask a teacher for blocks of a plan, and write this rank's. All ranks make the same number
     of calls.
 
     todo: positions in `plan.blocks`. missing: of each split.
+    batch_size: examples per rank and call; None: as many as have TOKENS_PER_CALL tokens.
     advance: told how many examples all ranks have done.
     """
     world, blocks = engine.world, plan.blocks
@@ -219,17 +226,26 @@ def write_blocks(
         for rank in range(world.size)
     ]
     sizes = [part.stop - part.start for _, part in blocks]
+
+    def batches(at: int) -> list[np.ndarray]:
+        split, part = blocks[at]
+        indices, lengths = missing[split].indices[part], missing[split].collate.lengths
+        if batch_size is None:
+            return cut_by_tokens(indices, lengths, TOKENS_PER_CALL)
+        return [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
+
     waiting: Future[None] | None = None
     # One thread writes and syncs while the teacher goes on; a block is in flight at most.
     with ThreadPoolExecutor(1) as aside:
         for step in range(max(map(len, shares))):
             together = [share[step] for share in shares if step < len(share)]
-            calls = -(-max(sizes[at] for at in together) // batch_size)
             own = shares[world.rank][step] if step < len(shares[world.rank]) else None
             split, part = blocks[together[0] if own is None else own]
-            indices = missing[split].indices[part if own is not None else slice(0)]
-            collate = missing[split].collate
-            said = _ask(engine, collate, indices, calls, batch_size, teacher, words)
+            # What this rank has no examples for keeps the others company, as ZeRO stage 3 needs.
+            mine = batches(own) if own is not None else []
+            calls = max(len(batches(at)) for at in together)
+            mine += [np.empty(0, dtype=np.int64)] * (calls - len(mine))
+            said = _ask(engine, missing[split].collate, mine, teacher, words)
             if waiting is not None:
                 waiting.result()
             if own is not None:
@@ -243,29 +259,22 @@ def write_blocks(
 def _ask(
     engine: Engine,
     collate: Collator,
-    indices: np.ndarray,
-    calls: int,
-    batch_size: int,
+    batches: list[np.ndarray],
     teacher: str,
     words: Words,
 ) -> tuple[list[Kept], np.ndarray | None]:
-    """A block's words, and under mask draws the number of rows of each draw and example.
-
-    calls: per draw; what this rank has no examples for keeps the others company, as ZeRO stage
-        3 needs.
-    """
+    """A block's words, and under mask draws the number of rows of each draw and example."""
     kept: list[Kept] = []
     counts: list[np.ndarray] = []
     for draw in range(words.draws or 1):
-        for call in range(calls):
-            some = indices[call * batch_size :][:batch_size]
+        for some in batches:
             batch = collate(some, draw)
             signals = engine.ask(batch, [teacher], words.hidden)[teacher]
-            rows = batch.views[teacher].rows
-            if rows is not None and len(some):
-                length = batch.views[teacher].input_ids.shape[1]
-                rows = rows[batch.row_sets["all"]]  # without the filler of a batch of no rows
-                counts.append(np.bincount(rows.numpy() // length, minlength=len(some)))
+            view = batch.views[teacher]
+            if view.rows is not None and len(some):
+                # Without the filler of a batch of no rows.
+                of_rows = view.row_examples[batch.row_sets["all"]]
+                counts.append(np.bincount(of_rows.numpy(), minlength=len(some)))
             if batch.row_sets["all"].any():
                 kept.append(words.keep(signals))
     return kept, np.concatenate(counts) if counts else None

@@ -6,6 +6,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -21,6 +22,7 @@ from ds_distill.models.load import (
     load_tokenizer,
     usable_length,
 )
+from ds_distill.models.packed import packed_backend
 from ds_distill.phases.check_masked_lm import (
     check_codec,
     check_masked_lm_phases,
@@ -229,6 +231,8 @@ def _check_models(recipe: Recipe) -> None:
                 f"task.max_length={recipe.task.max_length}: {place} ({model.model}) takes at most "
                 f"{limit} tokens. Set task.max_length={limit} or less."
             )
+        if recipe.padding == "never":
+            _check_padding(place, config)
     if isinstance(recipe.task, MaskedLM):
         check_one_vocabulary(vocabularies)
     layers = recipe.student.layers
@@ -271,6 +275,18 @@ def _check_weights(folder: Path) -> None:
             raise UserError(
                 f"{file}: not readable as safetensors: {error}. Copy the model again."
             ) from error
+
+
+def _check_padding(place: str, config: PreTrainedConfig) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if packed_backend(config, device) is not None:
+        return
+    mend = "Leave padding out: each model is then asked as it can be."
+    if packed_backend(config, torch.device("cpu")) is not None:
+        mend = "Install flashdeberta (pip install flashdeberta), or leave padding out."
+    raise UserError(
+        f"padding=never: {place} ({config.model_type}) cannot be asked without padding. {mend}"
+    )
 
 
 def _check_has_words(reference: str, tokenizer: PreTrainedTokenizerBase) -> None:

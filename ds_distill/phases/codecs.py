@@ -11,7 +11,7 @@ import torch
 from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
 from ds_distill.cache.compare import CodecScore, candidates, compare_codecs, markdown_table, plot
 from ds_distill.files import write_text
-from ds_distill.phases.ask_teachers import asking_engine
+from ds_distill.phases.ask_teachers import PADDED_BATCH, asking_collator, asking_engine
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache
 
@@ -52,12 +52,13 @@ def sample_logits(
     float32 [n, V] at the codec's temperature, the same on every rank. Every rank must go
     through all of them."""
     split = phase.splits[0]
-    collate = run.collator(run.examples(split), run.tables(split, [place]))
+    collate = asking_collator(run, run.examples(split), split, [place])
     order = np.argsort(-collate.lengths, kind="stable")
     some = order[np.unique(np.linspace(0, len(order) - 1, examples).astype(np.int64))]
+    size = phase.batch_size or PADDED_BATCH
     with asking_engine(run, [place]) as engine:
-        for start in range(0, len(some), phase.batch_size):
-            batch = collate(some[start : start + phase.batch_size])
+        for start in range(0, len(some), size):
+            batch = collate(some[start : start + size])
             said = engine.ask(batch, [place.name])[place.name].logits / phase.codec.temperature
             yield said[batch.row_sets["all"].to(said.device)]
 

@@ -58,8 +58,12 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     terms = build_terms(phase.losses, student.config.hidden_size, widths)
     config = run.deepspeed(phase)
     live = phase.teachers == "live"
+    # bf16 halves a teacher's time where the device has it, also beside an fp32 student.
+    autocast = run.world.device.type == "cuda" and not is_bf16(config)
+    asked = teachers if live else []
+    packed = [p.name for p in asked if run.packed(p, autocast=autocast) is not None]
     with sharded_loading(config):
-        loaded = {place.name: run.model(place) for place in (teachers if live else [])}
+        loaded = {place.name: run.model(place, packed=place.name in packed) for place in asked}
     # One teacher's words are the target as they are: over a vocabulary, without logits.
     alone = len(teachers) == 1 and not routing.changes_a_single_teacher
     bundle = Bundle(
@@ -67,12 +71,11 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         loaded,
         terms,
         None if alone else router,
-        # bf16 halves a teacher's time where the device has it, also beside an fp32 student.
-        teacher_autocast=run.world.device.type == "cuda" and not is_bf16(config),
+        teacher_autocast=autocast,
     )
     examples = run.examples(phase.split)
     places = [ModelPlace("student", start.reference, start.revision)]
-    tables = run.tables(phase.split, places + (teachers if live else []))
+    tables = run.tables(phase.split, places + asked)
     cached = None if live else cached_signals(run, phase.split, number, examples)
     return Job(
         number=number,
@@ -81,6 +84,6 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         bundle=bundle,
         start=start,
         examples=examples,
-        collate=run.collator(examples, tables, cached),
+        collate=run.collator(examples, tables, cached, packed),
         validation=validation_of(run, start),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,17 @@ from ds_distill.data.batches import CachedSignals, Collator, Examples, SequenceC
 from ds_distill.data.masking import MaskedLMCollator, Masking
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise, tokenizer_fingerprint
-from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.config import deepspeed_config, is_bf16
 from ds_distill.engine.world import World
 from ds_distill.events import RunLog
 from ds_distill.files import new_folder
-from ds_distill.models.load import load_classifier, load_masked_lm, load_tokenizer
+from ds_distill.models.load import (
+    load_classifier,
+    load_config,
+    load_masked_lm,
+    load_tokenizer,
+)
+from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.phases.folder import RunFolder
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Training
@@ -93,14 +99,18 @@ class Run:
         examples: Examples,
         tables: Mapping[str, TokenTable],
         cached: CachedSignals | None = None,
+        packed: Collection[str] = (),
     ) -> Collator:
         """The task's batches of a split; see `SequenceCollator`."""
         task = self.recipe.task
         if not isinstance(task, MaskedLM):
-            return SequenceCollator(examples, tables, cached)
+            return SequenceCollator(examples, tables, cached, packed)
         tokenizer = self.tokenizer(self.place("student", 0))  # all models have its tokens
         masking = Masking.of(tokenizer, task.masking.rate, task.masking.seed)
-        return MaskedLMCollator(examples, tables, masking, draws=task.masking.draws, cached=cached)
+        draws = task.masking.draws
+        return MaskedLMCollator(
+            examples, tables, masking, draws=draws, cached=cached, packed=packed
+        )
 
     # ----------------------------------------------------------------------- models
 
@@ -130,16 +140,38 @@ class Run:
             self._tokenizers[key] = tokenizer, tokenizer_fingerprint(tokenizer)
         return self._tokenizers[key]
 
-    def model(self, place: ModelPlace, *, new_head: bool = False) -> PreTrainedModel:
-        """Load a model with the task's head; see `load_classifier` and `load_masked_lm`."""
+    def packed(self, place: ModelPlace, *, autocast: bool = False) -> str | None:
+        """What computes a model's attention where it is asked without padding; None where it is
+        asked with padding.
+
+        autocast: its fp32 weights compute in bf16.
+        """
+        on_gpu = self.world.device.type == "cuda"
+        by_itself = on_gpu and (autocast or is_bf16(self.deepspeed()))
+        padding = self.recipe.padding
+        if padding == "always" or (padding is None and not by_itself):
+            return None
+        return packed_backend(load_config(place.reference, place.revision), self.world.device)
+
+    def model(
+        self, place: ModelPlace, *, new_head: bool = False, packed: bool = False
+    ) -> PreTrainedModel:
+        """Load a model with the task's head; see `load_classifier` and `load_masked_lm`.
+
+        packed: it is to take packed views.
+        """
+        # On CPU the backward pass of torch's fused attention takes twice as long as the plain
+        # one's (bf16, MiniLM at 40 tokens: 348 against 200 ms a step).
+        attention = "eager" if self.world.device.type == "cpu" else None
+        if packed:
+            config = load_config(place.reference, place.revision)
+            attention = packed_attention(config) or attention
         options: dict[str, Any] = {
             "revision": place.revision,
             "layers": place.layers,
             "new_head": new_head and not place.trained,
             "seed": self.recipe.seed,
-            # On CPU the backward pass of torch's fused attention takes twice as long as the
-            # plain one's (bf16, MiniLM at 40 tokens: 348 against 200 ms a step).
-            "attention": "eager" if self.world.device.type == "cpu" else None,
+            "attention": attention,
         }
         if isinstance(self.recipe.task, MaskedLM):
             return load_masked_lm(place.reference, **options)

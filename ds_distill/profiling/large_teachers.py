@@ -35,7 +35,7 @@ from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.recipe.phases import Losses, Routing, Training
 from ds_distill.routing import Router
-from ds_distill.types import Batch, PaddedView
+from ds_distill.types import Batch, PaddedView, View
 
 CLASSES, STEPS = 6, 2
 _LARGE: dict[str, Any] = {
@@ -123,7 +123,7 @@ def distil_two_steps(world: World, config_name: str, batch: int, length: int) ->
 def _batch(size: int, length: int, seed: int) -> Batch:
     """Random words; each teacher's view has its own ids and lengths, as real tokenizers give."""
     generator = torch.Generator().manual_seed(seed)
-    views = {}
+    views: dict[str, View] = {}
     for name, vocabulary, extra in (
         ("student", 30522, 0),
         ("bert-large", 30522, 0),

@@ -113,8 +113,9 @@ class Cache(Section):
     -1 is the last one. Of a sequence-level task it is the first token's state."""
     codec: Codec = Codec()
     """For masked-LM teachers."""
-    batch_size: Count = 64
-    """Examples per rank and teacher call."""
+    batch_size: Count | None = None
+    """Examples per rank and teacher call. Default: 64, or of a teacher that is asked without
+    padding as many as have 32,768 tokens together."""
 
     @field_validator("splits", mode="before")
     @classmethod

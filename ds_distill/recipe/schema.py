@@ -158,6 +158,10 @@ class Recipe(Section):
     deepspeed: str = "zero1_fp32"
     """A config of ds_configs/deepspeed by name, or the path of a DeepSpeed JSON file. A name with
     `_auto` in place of `_bf16` is in bf16 where the device computes in it, else in fp32."""
+    padding: Literal["always", "never"] | None = None
+    """Whether models that are only asked (teachers; all models in evaluation) get their batches
+    padded. Default: on a GPU in bf16, models that can do without padding do; else padded.
+    `never` holds on any device, and refuses a model that needs padding."""
     student_resident: bool = True
     """With ZeRO stage 3: keep the student whole on each rank while teachers are sharded."""
     models_folder: str | None = None

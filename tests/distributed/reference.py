@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DebertaV2Config,
+    RobertaConfig,
+)
 
 from ds_distill.data.masking import Masking, mask_view
 from ds_distill.losses import Term, build_terms
@@ -32,21 +38,33 @@ def teacher_names(task: str) -> list[str]:
     return ["first"] if task == "masked-lm" else ["first", "second"]
 
 
+def auto_class(task: str) -> Any:
+    return AutoModelForMaskedLM if task == "masked-lm" else AutoModelForSequenceClassification
+
+
 def _make(task: str, name: str) -> Any:
     torch.manual_seed(SEEDS[name])
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTHS[name],
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=2 * WIDTHS[name],
-        max_position_embeddings=40,
-        num_labels=CLASSES,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    kind = BertForMaskedLM if task == "masked-lm" else BertForSequenceClassification
-    return kind(config)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTHS[name],
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 2 * WIDTHS[name],
+        "max_position_embeddings": 40,
+        "num_labels": CLASSES,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+    config: Any = BertConfig(**sizes)
+    if task == "other families" and name == "first":
+        config = DebertaV2Config(
+            **sizes, relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"],
+            position_biased_input=False, norm_rel_ebd="layer_norm", share_att_key=True,
+            type_vocab_size=0, pooler_hidden_size=WIDTHS[name],
+        )  # fmt: skip
+    elif task == "other families" and name == "second":
+        config = RobertaConfig(**sizes)
+    return auto_class(task).from_config(config)
 
 
 def make_student(task: str) -> Any:
@@ -57,9 +75,9 @@ def make_teacher(task: str, name: str) -> Any:
     teacher = _make(task, name).eval()
     with torch.no_grad():
         # Predictions depend on the words then; a masked-LM's tied head grows with them.
-        teacher.bert.embeddings.word_embeddings.weight.mul_(PEAKED)
-        if task == "classification":
-            teacher.classifier.weight.mul_(PEAKED)
+        teacher.get_input_embeddings().weight.mul_(PEAKED)
+        if task != "masked-lm":
+            getattr(teacher.classifier, "out_proj", teacher.classifier).weight.mul_(PEAKED)
     return teacher
 
 
@@ -180,7 +198,7 @@ def plain_loop(
     teachers = {name: make_teacher(task, name) for name in teacher_names(task)}
     widths = {name: WIDTHS[name] for name in teachers}
     terms = make_terms(task, WIDTHS["student"], widths)
-    projections = terms["hidden_mse"].projections if task == "classification" else None
+    projections = terms["hidden_mse"].projections if task != "masked-lm" else None
     parameters = [*student.parameters(), *(projections.parameters() if projections else [])]
     optimizer = torch.optim.AdamW(
         [
@@ -240,7 +258,7 @@ def _losses(
         kl = 0.5 * 4.0 * (p.exp() * (p - q)).sum(-1)[counted].sum()
         scores, labels = logits["student"][known], batch.labels[known]
         parts = {"cross_entropy": F.cross_entropy(scores, labels, reduction="sum"), "kl": kl}
-        if task == "classification":
+        if task != "masked-lm":
             distance = (target - logits["student"]).square().mean(-1)
             parts["logit_mse"] = 0.1 * distance[counted].sum()
             state = outputs["student"].hidden_states[-1][:, 0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from reference import (
     MICRO_BATCHES,
     STEPS,
     TOTAL_STEPS,
+    auto_class,
     make_student,
     make_teacher,
     make_terms,
@@ -25,15 +27,18 @@ from reference import (
     teacher_names,
 )
 from safetensors.torch import save_file
+from transformers import AutoConfig
 
 from ds_distill.engine.config import deepspeed_config, zero_stage
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.placement import held_bytes, sharded_loading
 from ds_distill.engine.world import World
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.packed import packed_attention
 from ds_distill.recipe.phases import Routing, Training
 from ds_distill.routing import ExpertiseTable, Fitted, Router
 from ds_distill.routing.gate import Gate
+from ds_distill.types import Batch, PackedView, PaddedView
 
 world = World.start()
 results: dict[str, Any] = {}
@@ -48,13 +53,14 @@ def known_experts() -> Fitted:
     return Fitted(experts, temperatures, {}, torch.zeros(classes), nothing)
 
 
-def build(task: str, folder: Path, config: dict[str, Any], policy: str) -> Bundle:
+def build(task: str, folder: Path, config: dict[str, Any], policy: str, packed: bool) -> Bundle:
     student = make_student(task)
     with sharded_loading(config):
-        teachers = {
-            name: type(student).from_pretrained(folder / task / name)
-            for name in teacher_names(task)
-        }
+        teachers = {}
+        for name in teacher_names(task):
+            place = folder / task / name
+            attention = packed_attention(AutoConfig.from_pretrained(place)) if packed else None
+            teachers[name] = auto_class(task).from_pretrained(place, attn_implementation=attention)
     # Sharded from the first moment, not when the engine starts.
     loaded = [p for teacher in teachers.values() for p in teacher.parameters()]
     assert all(hasattr(p, "ds_tensor") == (zero_stage(config) == 3) for p in loaded)
@@ -79,13 +85,14 @@ def run(
     batches: str = "even",
     policy: str = "average",
     resident: bool = True,
+    packed: bool = False,
     save: bool = False,
 ) -> None:
     """Train STEPS steps; keep losses, gradients of the first step and final weights."""
     accumulation = MICRO_BATCHES // world.size
     training = Training(batch_size=8 * MICRO_BATCHES, micro_batch_size=8)
     config = deepspeed_config(config_name, training, world.size)
-    bundle = build(task, folder, config, policy)
+    bundle = build(task, folder, config, policy, packed)
     assert bundle.student is not None
     engine = Engine(
         bundle,
@@ -99,6 +106,8 @@ def run(
     losses = []
     for number in range(STEPS):
         everyone = step_batches(task, batches, number, folder)
+        if packed:
+            everyone = [with_packed_teachers(batch) for batch in everyone]
         parts = engine.train_step(everyone[world.rank :: world.size])
         total = world.sum(torch.stack(list(parts.values())))
         losses.append(dict(zip(parts, total.tolist(), strict=True)))
@@ -120,6 +129,15 @@ def run(
         save_file(gradients.first, folder / f"{name}-gradients.safetensors")
     results[name] = result
     engine.close()
+
+
+def with_packed_teachers(batch: Batch) -> Batch:
+    views = {
+        name: view if name == "student" else PackedView.of(view)
+        for name, view in batch.views.items()
+        if isinstance(view, PaddedView)
+    }
+    return replace(batch, views=views)
 
 
 class Gradients:
@@ -188,7 +206,7 @@ def look_into_checkpoint(engine: Engine, folder: Path) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     if world.is_main:
-        for task in ("classification", "masked-lm"):
+        for task in ("classification", "other families", "masked-lm"):
             for name in teacher_names(task):
                 make_teacher(task, name).save_pretrained(folder / task / name)
     world.barrier()
@@ -203,6 +221,10 @@ def main(folder: Path) -> None:
     run("masked_lm_zero1", "masked-lm", folder, "zero1_fp32")
     run("masked_lm_zero3", "masked-lm", folder, "zero3_fp32")
     run("masked_lm_sharded_student", "masked-lm", folder, "zero3_fp32", resident=False)
+    for task in ("other families", "masked-lm"):
+        run(f"packed {task}", task, folder, "zero3_fp32", packed=True)
+    uneven: dict[str, Any] = {"batches": "uneven", "packed": True}
+    run("packed uneven", "classification", folder, "zero3_fp32", **uneven)
     if world.is_main:
         (folder / "results.json").write_text(json.dumps(results))
     world.barrier()

@@ -32,6 +32,10 @@ SCENARIOS = {
     # The teacher's head is tied to its sharded embeddings; the KL goes through linear_kl.
     "masked_lm_zero3": ("masked-lm", "even", "average"),
     "masked_lm_sharded_student": ("masked-lm", "even", "average"),
+    # Teachers without padding; the first is a DeBERTa-v3, the second a RoBERTa.
+    "packed other families": ("other families", "even", "average"),
+    "packed uneven": ("classification", "uneven", "average"),
+    "packed masked-lm": ("masked-lm", "even", "average"),
 }
 
 

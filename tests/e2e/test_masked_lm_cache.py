@@ -45,6 +45,7 @@ def recipe(masked_lm_settings: dict[str, Any]) -> dict[str, Any]:
         distil("compact", "cached"),
     ]
     data["logging"] = {"every": 1}
+    data["padding"] = "never"
     return data
 
 
@@ -91,13 +92,14 @@ def test_packed_words_train_within_the_codecs_error(run: Path, codec: str, error
     assert packed[-1] < 0.5 * packed[0]
 
 
-def test_ranks_with_a_sharded_teacher_write_the_same_words(
+def test_ranks_with_a_sharded_teacher_and_padding_write_the_same_words(
     run: Path, recipe: dict[str, Any], ds_distill: Any
 ) -> None:
     [teacher] = (run / "run" / "models").glob("00-*")
     short = copy.deepcopy(recipe)
     short["teachers"]["bert"]["model"] = str(teacher)
     short["phases"] = [recipe["phases"][2], recipe["phases"][3]]
+    short["padding"] = "always"
     (run / "two.yaml").write_text(yaml.safe_dump(short, sort_keys=False))
     command = ["cache", "build", "two.yaml", "deepspeed=zero3_fp32", "--num-gpus", "2"]
     done = ds_distill(*command, "--folder", run / "two", cwd=run)
@@ -106,6 +108,8 @@ def test_ranks_with_a_sharded_teacher_write_the_same_words(
     two = CacheReader(run / "two" / "cache" / "00-whole")
     keys = torch.from_numpy(one._index.keys)
     assert two.holds(keys).all() and len(keys) == two.manifest.examples
+    asked = [reader.manifest.teachers["bert"].fingerprint["attention"] for reader in (one, two)]
+    assert asked == ["example by example", "padded"]
     for draw in range(DRAWS):
         said = [reader.read("bert", reader.rows(keys), draw).logits for reader in (one, two)]
         torch.testing.assert_close(said[0], said[1], rtol=1e-4, atol=1e-4)

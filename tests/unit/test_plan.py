@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ds_distill.data.keys import content_keys
 from ds_distill.data.plan import (
+    cut_by_tokens,
     deal,
     keep_share_of_others,
     padding_share,
@@ -45,6 +46,21 @@ def test_an_epoch_visits_each_example_once(count, batch_size, epoch):
     assert sum(len(batch) < batch_size for batch in plan) <= 1
     for batch in plan:
         assert (np.diff(lengths[batch]) <= 0).all()  # longest first
+
+
+@given(
+    st.lists(st.integers(1, 50), max_size=40).map(np.array),
+    st.integers(1, 120),
+    st.randoms(use_true_random=False),
+)
+def test_parts_by_tokens_hold_each_example_in_order(lengths, tokens, draw):
+    indices = np.array(draw.sample(range(len(lengths)), len(lengths)), dtype=np.int64)
+    parts = cut_by_tokens(indices, lengths, tokens)
+    assert [i for part in parts for i in part] == indices.tolist()
+    for number, part in enumerate(parts):
+        assert len(part) == 1 or lengths[part].sum() <= tokens
+        if number + 1 < len(parts):  # one more would not have fitted
+            assert lengths[part].sum() + lengths[parts[number + 1][0]] > tokens
 
 
 @settings(deadline=None)

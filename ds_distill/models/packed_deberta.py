@@ -1,0 +1,143 @@
+"""DeBERTa-v2 and -v3 on packed views.
+
+transformers' encoder makes [T, T] relative positions and its attention [heads, T, T] scores, so
+here its layers are run one by one around another attention: flashdeberta's kernel on a GPU, a
+plain one elsewhere. Source: He et al. 2021 (DeBERTa), equation 4.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+from ds_distill.types import PackedView
+
+
+def fits(config: PreTrainedConfig) -> bool:
+    """Whether a configuration has no part that looks across examples' ends."""
+    return bool(config.relative_attention) and getattr(config, "conv_kernel_size", 0) == 0
+
+
+def states(body: Any, view: PackedView) -> list[torch.Tensor]:
+    """The states of a DebertaV2Model's embeddings and layers, [T, H] each."""
+    types = view.token_type_ids
+    hidden = body.embeddings(
+        input_ids=view.input_ids[None],
+        token_type_ids=torch.zeros_like(view.input_ids)[None] if types is None else types[None],
+        position_ids=view.positions[None],
+    )[0]
+    relative = body.encoder.get_rel_embedding()
+    all_states = [hidden]
+    for layer in body.encoder.layer:
+        context = _attention(layer.attention.self, hidden, relative, view)
+        attended = layer.attention.output(context, hidden)
+        hidden = layer.output(layer.intermediate(attended), attended)
+        all_states.append(hidden)
+    return all_states
+
+
+def _attention(
+    module: Any, hidden: torch.Tensor, relative: torch.Tensor, view: PackedView
+) -> torch.Tensor:
+    """Disentangled attention within examples: [T, H] to [T, H].
+
+    module: transformers' DisentangledSelfAttention. relative: the table of relative embeddings.
+    """
+    heads = module.num_attention_heads
+
+    def split(projection: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return projection(x).unflatten(-1, (heads, -1))
+
+    query = split(module.query_proj, hidden)
+    key = split(module.key_proj, hidden)
+    value = split(module.value_proj, hidden)
+    table = relative[: 2 * module.pos_ebd_size]
+    shared = module.share_att_key
+    position_key = position_query = None
+    if "c2p" in module.pos_att_type:
+        own = module.key_proj if shared else module.pos_key_proj
+        position_key = split(own, table).transpose(0, 1)
+    if "p2c" in module.pos_att_type:
+        own = module.query_proj if shared else module.pos_query_proj
+        position_query = split(own, table).transpose(0, 1)
+    terms = 1 + (position_key is not None) + (position_query is not None)
+    scale = 1 / math.sqrt(query.shape[-1] * terms)
+    attend = flash_attention if query.is_cuda else plain_attention
+    context = attend(query, key, value, position_key, position_query, view, module, scale)
+    return context.flatten(1)
+
+
+def flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    position_key: torch.Tensor | None,
+    position_query: torch.Tensor | None,
+    view: PackedView,
+    module: Any,
+    scale: float,
+) -> torch.Tensor:
+    """As `plain_attention`, by flashdeberta's kernel: no [S, S] map in memory."""
+    from flashdeberta.ops.flash_attention_varlen import flash_attention_with_disentangled_varlen
+
+    context: torch.Tensor = flash_attention_with_disentangled_varlen(
+        query,
+        key,
+        value,
+        None if position_key is None else position_key[None],
+        None if position_query is None else position_query[None],
+        view.bounds,
+        view.bounds,
+        view.longest,
+        view.longest,
+        sm_scale=scale,
+        position_buckets=module.position_buckets,
+        max_relative_distance=module.max_relative_positions,
+    )
+    return context
+
+
+def plain_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    position_key: torch.Tensor | None,
+    position_query: torch.Tensor | None,
+    view: PackedView,
+    module: Any,
+    scale: float,
+) -> torch.Tensor:
+    """Example by example, for devices without the kernel.
+
+    query, key, value: [T, A, D]. position_key, position_query: [A, R, D], of the R slots of
+    relative positions. Returns [T, A, D].
+    """
+    slots = _slots(view.longest, module).to(query.device)
+    contexts = []
+    for start, end in pairwise(view.bounds.tolist()):
+        q, k, v = (x[start:end].transpose(0, 1) for x in (query, key, value))
+        slot = slots[: end - start, : end - start].expand(len(q), -1, -1)
+        scores = q @ k.mT
+        if position_key is not None:
+            scores = scores + (q @ position_key.mT).gather(-1, slot)
+        if position_query is not None:
+            scores = scores + (k @ position_query.mT).gather(-1, slot.mT).mT
+        contexts.append(((scale * scores).softmax(-1) @ v).transpose(0, 1))
+    return torch.cat(contexts)
+
+
+def _slots(length: int, module: Any) -> torch.Tensor:
+    """The table's row for a query at i and a key at j: int64 [length, length]."""
+    place = torch.arange(length)
+    distance = place[:, None] - place
+    if module.position_buckets > 0:
+        most = module.max_relative_positions
+        distance = make_log_bucket_position(distance, module.position_buckets, most).long()
+    span = module.pos_ebd_size
+    return (distance + span).clamp(0, 2 * span - 1)

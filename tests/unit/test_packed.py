@@ -1,0 +1,248 @@
+"""Packed views: without padding, and with the same words as padded ones."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+
+import pytest
+import torch
+import transformers as tr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds_distill.models import packed_deberta
+from ds_distill.models.encoder import classifier_logits, read_signals
+from ds_distill.models.packed import ATTENTION, packed_attention, packed_backend
+from ds_distill.types import Batch, PackedView, PaddedView
+
+VOCABULARY, POSITIONS, LAYERS = 60, 40, 3
+SIZES = {
+    "hidden_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": 2,
+    "intermediate_size": 32, "vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.3, "num_labels": 3,
+}  # fmt: skip
+DEBERTA = {**SIZES, "relative_attention": True, "position_buckets": 8, "pos_att_type": "p2c|c2p"}
+V3 = {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
+      "type_vocab_size": 0, "pooler_hidden_size": 16}  # fmt: skip
+CONFIGS = {
+    "bert": tr.BertConfig(**SIZES),
+    "roberta": tr.RobertaConfig(**SIZES),
+    "xlm-roberta": tr.XLMRobertaConfig(**SIZES),
+    "camembert": tr.CamembertConfig(**SIZES),
+    "electra": tr.ElectraConfig(**SIZES, embedding_size=8),
+    "distilbert": tr.DistilBertConfig(
+        dim=16, n_layers=LAYERS, n_heads=2, hidden_dim=32, vocab_size=VOCABULARY,
+        max_position_embeddings=POSITIONS, initializer_range=0.3, num_labels=3,
+    ),
+    "deberta-v2": tr.DebertaV2Config(**DEBERTA, pooler_hidden_size=16),
+    "deberta-v2 without buckets": tr.DebertaV2Config(
+        **{**DEBERTA, "position_buckets": -1, "pos_att_type": "c2p"}, pooler_hidden_size=16
+    ),
+    "deberta-v3": tr.DebertaV2Config(**{**DEBERTA, **V3}),
+}  # fmt: skip
+HEADS = [tr.AutoModelForSequenceClassification, tr.AutoModelForMaskedLM]
+CPU = torch.device("cpu")
+OF_LAYERS = (0, 1, -1)
+
+
+def models(family, kind):
+    """The same weights for padded and for packed views."""
+    made = []
+    for attention in ("eager", packed_attention(CONFIGS[family])):
+        torch.manual_seed(0)
+        config = copy.deepcopy(CONFIGS[family])  # a model writes its attention into it
+        model = kind.from_config(config, attn_implementation=attention).eval()
+        with torch.no_grad():  # biases start at zero and norms at one, which would hide mistakes
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        made.append(model)
+    return made
+
+
+def padded_view(lengths, *, types=False, seed=1, rows=False):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (len(lengths), max(lengths))
+    mask = (torch.arange(shape[1]) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(5, VOCABULARY, shape, generator=generator) * mask + (1 - mask)
+    kinds = torch.randint(0, 2, shape, generator=generator) * mask if types else None
+    real = mask.flatten().nonzero().squeeze(1)
+    chosen = torch.rand(len(real), generator=generator) < 0.4
+    chosen[-1] = True
+    return PaddedView(ids, mask, kinds, real[chosen] if rows else None)
+
+
+def difference(family, kind, view):
+    """The largest one of logits and states, as a share of the largest number where that is above
+    1: logits of so wide random weights reach 5."""
+    padded, packed = models(family, kind)
+    with torch.no_grad():
+        wanted = read_signals(padded, view, OF_LAYERS)
+        said = read_signals(packed, PackedView.of(view), OF_LAYERS)
+        pairs = [(said.logits, wanted.logits)]
+        pairs += [(said.hidden[layer], wanted.hidden[layer]) for layer in OF_LAYERS]
+    assert all(one.shape == other.shape for one, other in pairs)
+    return max(
+        float((one - other).abs().max()) / max(1.0, float(other.abs().max()))
+        for one, other in pairs
+    )
+
+
+@pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_packed_words_are_the_padded_ones(family, kind):
+    types = family in ("bert", "electra")
+    view = padded_view([9, 1, 30, 12, 2], types=types, rows=kind is HEADS[1])
+    assert difference(family, kind, view) < 1e-5
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths=st.lists(st.integers(1, 36), min_size=1, max_size=6), seed=st.integers(0, 99))
+@pytest.mark.parametrize("family", ["roberta", "deberta-v3"])
+def test_packed_words_are_the_padded_ones_for_all_lengths(family, lengths, seed):
+    view = padded_view(lengths, seed=seed, rows=True)
+    assert difference(family, HEADS[1], view) < 1e-5
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_an_example_does_not_see_its_neighbours(family):
+    _, model = models(family, HEADS[0])
+    view = PackedView.of(padded_view([7, 12, 5]))
+    ids = view.input_ids.clone()
+    ids[7:19] = 5 + (ids[7:19] - 4) % (VOCABULARY - 5)
+    other = PackedView(ids, view.positions, view.bounds, view.longest)
+    with torch.no_grad():
+        one, two = (read_signals(model, v).logits for v in (view, other))
+    assert torch.equal(one[[0, 2]], two[[0, 2]])
+    assert not torch.allclose(one[1], two[1])
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    types=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None)
+def test_a_packed_view_holds_the_same_examples_and_rows(lengths, types, seed):
+    view = padded_view(lengths, types=types, rows=True, seed=seed)
+    packed = PackedView.of(view).to(CPU)
+    assert packed.longest == max(lengths) and packed.bounds.dtype == torch.int32
+    assert packed.bounds.tolist() == [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+    for example, length in enumerate(lengths):
+        own = slice(packed.bounds[example], packed.bounds[example + 1])
+        assert torch.equal(packed.input_ids[own], view.input_ids[example, :length])
+        assert torch.equal(packed.positions[own], torch.arange(length))
+        if types:
+            assert torch.equal(packed.token_type_ids[own], view.token_type_ids[example, :length])
+    assert torch.equal(packed.input_ids[packed.rows], view.input_ids.flatten()[view.rows])
+    assert torch.equal(packed.row_examples, view.row_examples)
+
+
+def test_a_batch_moves_a_shared_view_once():
+    view = PackedView.of(padded_view([3, 2]))
+    batch = Batch(torch.zeros(2, 2), {"a": view, "b": view}, torch.zeros(2), {"all": torch.ones(2)})
+    moved = batch.to(torch.device("meta")).views
+    assert moved["a"] is moved["b"] and moved["a"].input_ids.is_meta and moved["a"].longest == 3
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v3"])
+def test_a_model_for_packed_views_takes_padded_ones_too(family):
+    padded, packed = models(family, HEADS[0])
+    view = padded_view([4, 9])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            read_signals(packed, view).logits, read_signals(padded, view).logits
+        )
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        tr.AutoModelForSequenceClassification.from_config(
+            copy.deepcopy(CONFIGS["bert"]), attn_implementation="sdpa"
+        ),
+        tr.AutoModelForSequenceClassification.from_config(
+            tr.DebertaV2Config(**DEBERTA, pooler_hidden_size=16, conv_kernel_size=3)
+        ),
+        tr.AutoModelForSequenceClassification.from_config(tr.AlbertConfig(**SIZES)),
+    ],
+    ids=["loaded for padded views", "a convolution", "a family that is not known"],
+)
+def test_a_model_that_would_mix_examples_is_refused(model):
+    with pytest.raises(ValueError, match="would mix the examples of a packed view"):
+        read_signals(model, PackedView.of(padded_view([3, 2])))
+
+
+def test_a_classification_head_that_is_not_known_is_refused():
+    model = tr.AutoModelForSequenceClassification.from_config(tr.AlbertConfig(**SIZES))
+    with pytest.raises(TypeError, match=r"Albert.* has no classification head that is known"):
+        classifier_logits(model, torch.zeros(2, 16))
+
+
+def test_no_dropout_in_training_on_packed_views():
+    _, model = models("bert", HEADS[0])
+    with pytest.raises(AssertionError, match="no dropout"):
+        read_signals(model.train(), PackedView.of(padded_view([3, 2])))
+
+
+def test_backends():
+    assert packed_backend(CONFIGS["bert"], CPU) == "example by example"
+    assert packed_backend(CONFIGS["deberta-v3"], CPU) == "example by example"
+    assert packed_backend(tr.AlbertConfig(**SIZES), CPU) is None
+    convolution = tr.DebertaV2Config(**DEBERTA, conv_kernel_size=3)
+    assert packed_backend(convolution, CPU) is None
+    gpu = torch.device("cuda")
+    assert packed_backend(CONFIGS["bert"], gpu) == f"varlen_attn of torch {torch.__version__}"
+    there = find_spec("flashdeberta") is not None
+    found = packed_backend(CONFIGS["deberta-v3"], gpu)
+    assert (found is not None and found.startswith("flashdeberta ")) == there
+    assert packed_attention(CONFIGS["bert"]) == ATTENTION
+    assert packed_attention(CONFIGS["deberta-v3"]) is None
+
+
+KERNEL = """
+import contextlib, sys, torch
+sys.path.insert(0, {here!r})
+torch.cuda.device = contextlib.nullcontext  # the launch chooses its device, and here is none
+from test_packed import attentions_differ
+print(attentions_differ())
+"""
+
+
+def attentions_differ():
+    """flashdeberta's kernel against the plain attention, in both arrangements."""
+    largest = 0.0
+    for family in ("deberta-v3", "deberta-v2 without buckets"):
+        module = tr.AutoModel.from_config(CONFIGS[family]).encoder.layer[0].attention.self
+        view = PackedView.of(padded_view([9, 1, 30, 17]))
+        generator = torch.Generator().manual_seed(0)
+        heads, slots = 2, 2 * module.pos_ebd_size
+        q, k, v = (torch.randn(57, heads, 16, generator=generator) for _ in range(3))
+        tables = [torch.randn(heads, slots, 16, generator=generator) for _ in range(2)]
+        if CONFIGS[family].pos_att_type[0] == "c2p":
+            tables[1] = None
+        both = [
+            attend(q, k, v, *tables, view, module, 0.15)
+            for attend in (packed_deberta.flash_attention, packed_deberta.plain_attention)
+        ]
+        largest = max(largest, float((both[0] - both[1]).abs().max()))
+    return largest
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.skipif(find_spec("flashdeberta") is None, reason="flashdeberta is not installed")
+def test_flashdebertas_kernel_is_the_plain_attention():
+    """In Triton's interpreter, which only a new process can turn on."""
+    if tuple(map(int, version("triton").split(".")[:2])) < (3, 9):
+        pytest.skip("the interpreter of Triton below 3.9 fails on its loops under numpy 2.4")
+    code = KERNEL.format(here=os.path.dirname(__file__))
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout.splitlines()[-1]) < 1e-5
