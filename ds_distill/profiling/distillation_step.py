@@ -1,0 +1,305 @@
+"""One distillation step: ours, from the cache, and as rivals do it.
+
+    python -m ds_distill.profiling.distillation_step --output step.json --task masked-lm
+
+classification: BERT-large, RoBERTa-large and DeBERTa-v3-large teach a DistilBERT-sized student
+by the average of their logits. masked-lm: BERT-large teaches it at 15% of the tokens. KL at
+temperature 2 (random weights make flat distributions, so the top 64 give a smaller first loss).
+Paths:
+
+- live: teachers in the student's engine;
+- cached: their words come with the batch: class logits, or the top 64 as the cache keeps them;
+- two-engines: each teacher in a DeepSpeed engine of its own, see `two_engines_rival`;
+- textbrewer: that package, see `textbrewer_rival`.
+
+Each path runs in a process of its own, from the same weights on the same batches. One rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ds_distill.engine.config import resolved_name
+from ds_distill.engine.world import World
+from ds_distill.environment import describe_environment
+from ds_distill.files import read_json, write_json
+from ds_distill.profiling.distillation_paths import (
+    DISTINCT,
+    TEMPERATURE,
+    Runner,
+    Setting,
+    cached,
+    cached_batch,
+    live,
+    live_batch,
+    make_batch,
+    prepare,
+)
+from ds_distill.types import Batch
+
+WARM_UP = 3
+"""Steps before those that are measured."""
+PREPARE = "prepare"
+
+
+def start_two_engines(setting: Setting, folder: Path, world: World) -> Runner:
+    from ds_distill.profiling.two_engines_rival import two_engines
+
+    return two_engines(setting, folder, world)
+
+
+def start_textbrewer(setting: Setting, folder: Path, world: World) -> Runner:
+    from ds_distill.profiling.textbrewer_rival import text_brewer  # may not be installed
+
+    return text_brewer(setting, folder, world)
+
+
+PATHS: dict[str, Callable[[Setting, Path, World], Runner]] = {
+    "live": live,
+    "cached": cached,
+    "two-engines": start_two_engines,
+    "textbrewer": start_textbrewer,
+}
+
+
+# ------------------------------------------------------------- one path, in its process
+
+
+def measure(
+    name: str, setting: Setting, folder: Path, world: World, largest: bool
+) -> dict[str, Any]:
+    """A path's row. `folder` is what `prepare` wrote."""
+    run = PATHS[name](setting, folder, world)
+    batches = [batch_of(name, setting, number, folder, world) for number in range(DISTINCT)]
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)
+    steps = run([batches[number % DISTINCT] for number in range(WARM_UP + setting.steps)])
+    low, middle, high = np.quantile(steps.seconds[WARM_UP:], [0.2, 0.5, 0.8]).tolist()
+    row = {
+        "path": name,
+        "dtype": dtype_of(name, setting),
+        "seconds_per_step": {"median": middle, "p20": low, "p80": high},
+        "tokens_per_second": setting.batch * setting.length / middle,
+        "peak_bytes": peak_bytes(world),
+        "first_loss": steps.first_loss,
+    }
+    return {**row, **(largest_batch(name, run, setting, folder, world) if largest else {})}
+
+
+def dtype_of(name: str, setting: Setting) -> str:
+    """What a path computes in, for a reader."""
+    if setting.dtype is torch.float32:
+        return "float32"
+    if name == "textbrewer":
+        return "bfloat16 by autocast, student's weights float32, teachers' bfloat16"
+    return "bfloat16, optimizer's weights float32"
+
+
+def batch_of(
+    name: str, setting: Setting, number: int, folder: Path, world: World, repeats: int = 1
+) -> Batch:
+    """A batch as a path takes it, `repeats` times the setting's size."""
+    if name == "cached":
+        return cached_batch(setting, number, folder, repeats)
+    larger = replace(setting, batch=setting.batch * repeats)
+    return live_batch(larger, number, world) if name == "live" else make_batch(larger, number)
+
+
+def largest_batch(
+    name: str, run: Runner, setting: Setting, folder: Path, world: World
+) -> dict[str, Any]:
+    """Examples of the largest step that fits the device, and what stopped the next: the size
+    doubles from step to step."""
+    repeats = 1
+    while True:
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            run([batch_of(name, setting, 0, folder, world, 2 * repeats)] * 2)
+        except Exception as error:
+            return {"largest_batch": setting.batch * repeats, "stopped_by": first_line(error)}
+        repeats *= 2
+
+
+def peak_bytes(world: World) -> int:
+    """The device's memory at its fullest during the steps; on CPU the process's, over all its
+    life."""
+    if world.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(world.device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def do_alone(name: str, setting: Setting, folder: Path, largest: bool) -> None:
+    """A child process's work: its row, or its error, into FOLDER/NAME.json."""
+    try:
+        world = World.start()
+        if name == PREPARE:
+            row = prepare(setting, folder, world)
+        else:
+            row = measure(name, setting, folder, world, largest)
+        world.stop()
+    except Exception as error:
+        row = {"path": name, "error": first_line(error)}
+    write_json(folder / f"{name}.json", row)
+
+
+# ------------------------------------------------------------------ all paths, in turn
+
+
+def in_own_process(name: str, setting: Setting, folder: Path, largest: bool) -> dict[str, Any]:
+    """The row of a path, or {path, error} where it failed."""
+    arguments = [f"--{key}={value}" for key, value in asdict(setting).items()]
+    alone = ["--alone", name, "--output", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", __spec__.name, *arguments, *alone, *["--largest"][: int(largest)]],
+        capture_output=True,
+        text=True,
+    )
+    row = folder / f"{name}.json"
+    if row.is_file():
+        return dict(read_json(row))
+    last = (done.stderr.strip().splitlines() or [""])[-1]  # killed, or it never began
+    return {"path": name, "error": f"exit code {done.returncode}: {last}"[:300]}
+
+
+def compare(setting: Setting, names: list[str], largest: bool) -> dict[str, Any]:
+    """The record of all paths. Raises RuntimeError when what they share cannot be made."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        shared = in_own_process(PREPARE, setting, folder, False)
+        if "error" in shared:
+            raise RuntimeError(f"models and cache could not be made: {shared['error']}")
+        rows = []
+        for name in names:
+            rows.append(in_own_process(name, setting, folder, largest))
+            print(f"  {name}: {rows[-1].get('error', 'done')}", flush=True)
+    return record(setting, shared, rows)
+
+
+def record(setting: Setting, shared: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What goes into the file."""
+    environment = describe_environment(1, shared["device"])
+    with suppress(PackageNotFoundError):
+        environment["packages"]["textbrewer"] = version("textbrewer")
+    settings = {**asdict(setting), "config": resolved_name(setting.config)}
+    settings |= {"temperature": TEMPERATURE, "warm_up": WARM_UP}
+    return {
+        "environment": environment,
+        "settings": {**settings, **shared},
+        "paths": rows,
+        "of_live": ratios(rows),
+    }
+
+
+def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Each path's figures over those of `live`: seconds of a step, peak, largest batch."""
+    done = {row["path"]: row for row in rows if "error" not in row}
+    if "live" not in done:
+        return {}
+
+    def figures(row: dict[str, Any]) -> dict[str, float]:
+        seconds = row["seconds_per_step"]["median"]
+        found = {"seconds": seconds, "peak_bytes": row["peak_bytes"]}
+        return found | ({"largest_batch": row["largest_batch"]} if "largest_batch" in row else {})
+
+    ours = figures(done["live"])
+    return {
+        name: {key: round(value / ours[key], 3) for key, value in figures(row).items()}
+        for name, row in done.items()
+    }
+
+
+def table(measured: dict[str, Any]) -> str:
+    """The record's rows for a reader."""
+    heads = ["path", "ms/step", "p20-p80", "tokens/s", "peak MiB", "largest", "first loss"]
+    heads += ["time/live", "peak/live"]
+    lines = [heads]
+    failed = []
+    for row in measured["paths"]:
+        if "error" in row:
+            failed.append(f"{row['path']}: {row['error']}")
+            continue
+        seconds, ratio = row["seconds_per_step"], measured["of_live"].get(row["path"], {})
+        lines.append(
+            [
+                row["path"],
+                f"{1000 * seconds['median']:.1f}",
+                f"{1000 * seconds['p20']:.1f}-{1000 * seconds['p80']:.1f}",
+                f"{row['tokens_per_second']:,.0f}",
+                f"{row['peak_bytes'] / 2**20:,.0f}",
+                str(row.get("largest_batch", "-")),
+                f"{row['first_loss']:.6f}",
+                f"{ratio['seconds']:.2f}" if ratio else "-",
+                f"{ratio['peak_bytes']:.2f}" if ratio else "-",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [
+        "  ".join(
+            [line[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        )
+        for line in lines
+    ]
+    return "\n".join(text + failed)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, required=True, help="JSON file for the figures")
+    parser.add_argument("--task", choices=["classification", "masked-lm"], default="classification")
+    parser.add_argument(
+        "--size", choices=["large", "tiny"], default="large", help="tiny: toys of two layers"
+    )
+    parser.add_argument("--batch", type=int, default=32, help="examples of a step")
+    parser.add_argument("--length", type=int, default=128, help="tokens of an example")
+    parser.add_argument("--steps", type=int, default=20, help="steps measured, after a warm-up")
+    parser.add_argument("--config", default="zero1_auto", help="DeepSpeed config of the student")
+    parser.add_argument("--paths", nargs="+", choices=list(PATHS), default=list(PATHS))
+    parser.add_argument(
+        "--largest", action="store_true", help="on a GPU: also the largest batch that fits"
+    )
+    # A path, in a child process; its --output is the folder of what all paths share.
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.largest and not torch.cuda.is_available():
+        parser.error(
+            "--largest doubles the batch until the GPU's memory is full, and there is no GPU "
+            "here: on a CPU the system would swap or kill. Leave it out."
+        )
+    return given
+
+
+def main() -> None:
+    given = parse()
+    keys = ("task", "size", "batch", "length", "steps", "config")
+    setting = Setting(**{key: getattr(given, key) for key in keys})
+    if given.alone:
+        do_alone(given.alone, setting, given.output, given.largest)
+        return
+    measured = compare(setting, given.paths, given.largest)
+    print(table(measured))
+    write_json(given.output, measured)
+
+
+if __name__ == "__main__":
+    main()

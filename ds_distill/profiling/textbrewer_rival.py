@@ -1,0 +1,175 @@
+"""The rival TextBrewer 0.2.1.post1, the last on PyPI: pip install textbrewer (with tensorboard).
+
+It imports on torch 2.13 and transformers 5.23 as it is. Its documented way is followed: a
+MultiTeacherDistiller (classification) or GeneralDistiller (masked-LM, rows as `logits_mask`)
+whose `train` runs over a data loader. What had to be decided:
+
+- bf16: TextBrewer offers mixed precision through Apex alone, which is no longer made. So
+  `train_on_batch` runs under `torch.autocast` with the student's weights in fp32. Teachers are
+  loaded in bf16, the best for memory and time that its users could do. (On a CPU, autocast
+  leaves the loss itself in bf16: its first loss is coarse there, as it is not on a GPU.)
+- It hands all teachers one batch. A wrapper lets each take its own view of it.
+- Its loss is the cross-entropy with the softened target, without T^2: T^2 is its weight here,
+  and T^2 times the target's entropy is taken off the first loss, which makes it ours.
+- A step lasts from one taking of a batch to the next. It reads each loss back, twice, for a log
+  that is off; that is part of its step.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import textbrewer
+import torch
+from torch import nn
+from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+
+from ds_distill.engine.world import World
+from ds_distill.profiling.distillation_paths import (
+    TEMPERATURE,
+    Runner,
+    Setting,
+    Steps,
+    load_model,
+    load_teachers,
+    now,
+    optimizer_settings,
+)
+from ds_distill.profiling.two_engines_rival import adamw
+from ds_distill.recipe.phases import Training
+from ds_distill.types import Batch, PaddedView
+
+
+class OwnView(nn.Module):
+    """A model that takes its own view from a batch that holds several."""
+
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
+        super().__init__()
+        self.model = model
+        self._name = name
+        self.train(model.training)  # a distiller puts its models back into the mode they had
+
+    def forward(self, **batch: Any) -> Any:
+        return self.model(**batch[self._name])
+
+
+class Teacher(OwnView):
+    """In the dtype of its weights: autocast would go back and forth between two."""
+
+    def forward(self, **batch: Any) -> Any:
+        with torch.autocast(self.model.device.type, enabled=False):
+            return super().forward(**batch)
+
+
+class Clocked:
+    """A data loader that notes when each batch is taken."""
+
+    def __init__(self, batches: list[Any], device: torch.device) -> None:
+        self._batches = batches
+        self._device = device
+        self.taken: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            self.taken.append(now(self._device))
+            yield batch
+
+
+def text_brewer(setting: Setting, folder: Path, world: World) -> Runner:
+    device, settings = world.device, optimizer_settings(setting)
+    student = OwnView(load_model(setting, folder, "student", world), "student").to(device)
+    teachers = [
+        Teacher(teacher, name).to(device, setting.dtype)
+        for name, teacher in load_teachers(setting, folder, world).items()
+    ]
+    single = setting.task == "masked-lm"
+    kind = _autocast(textbrewer.GeneralDistiller if single else textbrewer.MultiTeacherDistiller)
+    optimizer = adamw(student, settings)
+    steps = {"num_warmup_steps": 1, "num_training_steps": settings.total_steps}
+
+    def run(batches: list[Batch]) -> Steps:
+        # The last batch comes twice: a training ends with a checkpoint, which is no step.
+        loader = Clocked([_as_dicts(batch) for batch in [*batches, batches[-1]]], device)
+        with tempfile.TemporaryDirectory() as output:
+            distiller = kind(
+                textbrewer.TrainingConfig(device=device, output_dir=output),
+                textbrewer.DistillationConfig(
+                    temperature=TEMPERATURE, kd_loss_weight=TEMPERATURE**2
+                ),
+                teachers[0] if single else teachers,
+                student,
+                _adaptor,
+                _adaptor,
+            )
+            distiller.bf16 = setting.dtype is torch.bfloat16
+            with distiller:
+                distiller.train(
+                    optimizer,
+                    loader,
+                    num_epochs=1,
+                    scheduler_class=get_linear_schedule_with_warmup,
+                    scheduler_args=steps,
+                    max_grad_norm=Training().max_grad_norm,
+                )
+        seconds = [end - start for start, end in zip(loader.taken, loader.taken[1:], strict=False)]
+        return Steps(seconds, float(distiller.first_loss) - _least(distiller, batches[0], teachers))
+
+    return run
+
+
+def _autocast(kind: Any) -> Any:
+    """A distiller that computes in bf16 where it should, and keeps its first loss."""
+
+    class Autocast(kind):
+        bf16 = False
+        first_loss: torch.Tensor | None = None
+
+        def train_on_batch(self, batch: Any, args: Any) -> Any:
+            device = torch.device(self.t_config.device).type
+            with torch.autocast(device, torch.bfloat16, self.bf16):
+                loss, parts = super().train_on_batch(batch, args)
+            if self.first_loss is None:
+                # A copy: its training loop divides the loss in place.
+                self.first_loss = loss.detach().clone()
+            return loss, parts
+
+    return Autocast
+
+
+def _adaptor(batch: dict[str, Any], output: Any) -> dict[str, torch.Tensor]:
+    if "rows" not in batch:
+        return {"logits": output.logits}
+    return {"logits": output.logits, "logits_mask": batch["rows"]}
+
+
+def _as_dicts(batch: Batch) -> dict[str, dict[str, Any]]:
+    """TextBrewer's form of a batch whose views differ between teachers and student."""
+    inputs: dict[str, Any] = {}
+    for name, view in batch.views.items():
+        assert isinstance(view, PaddedView)
+        inputs[name] = view.model_inputs()
+        if view.rows is not None:
+            mask = torch.zeros(view.input_ids.numel(), dtype=torch.bool)
+            mask[view.rows] = True
+            inputs["rows"] = mask.view_as(view.input_ids)
+    of_student = {name: given for name, given in inputs.items() if name in ("student", "rows")}
+    of_teachers = {name: given for name, given in inputs.items() if name != "student"}
+    return {"teacher": of_teachers, "student": of_student}
+
+
+@torch.no_grad()
+def _least(distiller: Any, batch: Batch, teachers: list[Teacher]) -> float:
+    """TextBrewer's loss of a student that says what the teachers say on average."""
+    inputs = _as_dicts(batch.to(distiller.t_config.device))["teacher"]
+    said = [teacher(**inputs).logits for teacher in teachers]
+    target = sum(said) / len(said)
+    if "rows" in inputs:
+        target = target[inputs["rows"]]
+    target = target.float()
+    return TEMPERATURE**2 * float(distiller.kd_loss(target, target, TEMPERATURE))

@@ -1,0 +1,146 @@
+"""The benchmark of a distillation step: its paths compute the same loss, its record is whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ds_distill.engine.world import World
+from ds_distill.profiling.distillation_paths import (
+    COUNTED,
+    Setting,
+    cached_batch,
+    make_batch,
+    prepare,
+)
+from ds_distill.profiling.distillation_step import (
+    PATHS,
+    in_own_process,
+    largest_batch,
+    measure,
+    parse,
+    record,
+    table,
+)
+from ds_distill.types import PaddedView
+
+TINY = Setting("classification", "tiny", batch=4, length=20, steps=2, config="zero1_fp32")
+SETTINGS = {task: replace(TINY, task=task) for task in ("classification", "masked-lm")}
+FIGURES = {
+    *("path", "dtype", "seconds_per_step", "tokens_per_second", "peak_bytes", "first_loss"),
+}
+INSTALLED = importlib.util.find_spec("textbrewer") is not None
+needs_textbrewer = pytest.mark.skipif(not INSTALLED, reason="textbrewer is not installed")
+
+Made = tuple[Setting, Path, dict[str, Any], dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    yield World.start()
+    World.stop()
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, world: World
+) -> Made:
+    """Of a task: the folder of models, what `prepare` said, and each path's row."""
+    setting = SETTINGS[request.param]
+    folder = tmp_path_factory.mktemp(setting.task)
+    shared = prepare(setting, folder, world)
+    names = [name for name in PATHS if INSTALLED or name != "textbrewer"]
+    rows = {name: measure(name, setting, folder, world, False) for name in names}
+    return setting, folder, shared, rows
+
+
+def test_two_engines_start_from_the_same_loss(made: Made) -> None:
+    _, _, _, rows = made
+    assert rows["live"]["first_loss"] > 1e-3
+    assert rows["two-engines"]["first_loss"] == pytest.approx(rows["live"]["first_loss"], rel=1e-4)
+
+
+@needs_textbrewer
+def test_textbrewer_starts_from_the_same_loss(made: Made) -> None:
+    _, _, _, rows = made
+    # What is left when two numbers of some units are taken from each other.
+    assert rows["textbrewer"]["first_loss"] == pytest.approx(rows["live"]["first_loss"], abs=2e-5)
+
+
+def test_the_cached_path_loses_the_tail_alone(made: Made) -> None:
+    """KL falls when entries are joined into one: those beyond the top 64."""
+    setting, _, _, rows = made
+    ours, live = rows["cached"]["first_loss"], rows["live"]["first_loss"]
+    if setting.task == "classification":
+        assert ours == pytest.approx(live, rel=1e-5)
+    else:
+        assert 0.7 * live < ours < live
+
+
+def test_the_record_has_all_fields(made: Made) -> None:
+    setting, _, shared, rows = made
+    failed = {"path": "textbrewer", "error": "ModuleNotFoundError: No module named 'textbrewer'"}
+    given = [row for name, row in rows.items() if name != "textbrewer"] + [failed]
+    measured = json.loads(json.dumps(record(setting, shared, given)))
+    assert measured["environment"]["date"] and measured["environment"]["device"] == "cpu"
+    assert measured["settings"]["task"] == setting.task
+    assert set(measured["settings"]["parameters"]) == {"student", *setting.teachers}
+    for row in measured["paths"][:-1]:
+        assert set(row) == FIGURES
+        seconds = row["seconds_per_step"]
+        assert 0 < seconds["p20"] <= seconds["median"] <= seconds["p80"]
+        assert row["tokens_per_second"] == pytest.approx(4 * 20 / seconds["median"])
+        assert row["peak_bytes"] > 2**20 and row["dtype"] == "float32"
+    assert set(measured["of_live"]) == {"live", "cached", "two-engines"}
+    assert measured["of_live"]["live"] == {"seconds": 1.0, "peak_bytes": 1.0}
+    lines = table(measured).splitlines()
+    assert len(lines) == 5 and lines[-1] == f"textbrewer: {failed['error']}"
+    assert all(line.split()[0] in PATHS for line in lines[1:4])
+
+
+def test_rows_of_a_masked_lm_are_its_share(made: Made) -> None:
+    setting, folder, _, _ = made
+    view = make_batch(setting, 0).views["student"]
+    assert isinstance(view, PaddedView)
+    if setting.task == "classification":
+        assert view.rows is None
+        return
+    assert view.rows is not None and len(set(view.rows.tolist())) == len(view.rows)
+    each = torch.bincount(view.rows // setting.length, minlength=setting.batch)
+    assert each.tolist() == [round(COUNTED * setting.length)] * setting.batch
+    larger = cached_batch(setting, 0, folder, repeats=2)
+    assert len(larger.signals["bert-large"]) == 2 * len(view.rows) == len(larger.keys)
+
+
+def test_the_largest_batch_is_the_last_that_ran(made: Made, world: World) -> None:
+    setting, folder, _, _ = made
+
+    def run(batches: list[Any]) -> None:
+        if len(batches[0].views["student"].input_ids) > 30:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.\nMore")
+
+    for name in ("live", "cached"):
+        found = largest_batch(name, run, setting, folder, world)  # type: ignore[arg-type]
+        assert found["largest_batch"] == 16
+        assert found["stopped_by"] == "OutOfMemoryError: CUDA out of memory."
+
+
+def test_a_path_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)  # of the group that this process is in
+    row = in_own_process("live", TINY, tmp_path, False)
+    assert row["path"] == "live" and row["error"].startswith("UserError: model ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
+def test_the_largest_batch_is_refused_on_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(["--output", "step.json", "--largest"])
+    assert "there is no GPU here" in capsys.readouterr().err
