@@ -16,6 +16,18 @@ import matplotlib.pyplot as plt
 
 Row = dict[str, str]
 
+TARGETS = {
+    # op: (what its time is held against, the factor wanted), in bfloat16 on a GPU. Floors are an
+    # upper bound of time, rivals' times a lower one.
+    "masked_kl": [("floor", 1.3)],
+    "masked_cosine": [("floor", 1.5)],
+    "linear_kl": [
+        ("eager", 5.0), ("eager_compact", 1.3), ("compile_compact", 1.3),
+        ("liger_compact", 2.0), ("liger_chunked", 2.0), ("liger_chunked_compact", 2.0),
+    ],
+    "topk_kl": [("eager", 3.0)],
+}  # fmt: skip
+
 
 def _number(row: Row, key: str, digits: int = 3) -> str:
     return f"{float(row[key]):.{digits}g}" if row.get(key) else "not measured"
@@ -42,7 +54,7 @@ def table(rows: list[Row]) -> str:
         "Speed is the path's time over ours: below 1 we lose. Floor: least bytes at the copy "
         "bandwidth. Errors are relative, against float64.",
     ]
-    if "cuda" not in about["device"].lower() and "nvidia" not in about["device"].lower():
+    if not on_gpu(rows):
         lines += [
             "",
             "GPU: not measured. Memory: not measured on a CPU. liger-kernel: only its chunked loss "
@@ -69,6 +81,31 @@ def table(rows: list[Row]) -> str:
                 _number(row, "gradient_error", 2),
             ]  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def on_gpu(rows: list[Row]) -> bool:
+    return any(word in rows[0]["device"].lower() for word in ("cuda", "nvidia"))
+
+
+def targets(rows: list[Row]) -> str:
+    """Each target and how near a GPU's run came to it."""
+    lines = ["", "| problem | against | wanted | measured | |", "|---|---|---|---|---|"]
+    for title, members in groups([row for row in rows if row["dtype"] == "bfloat16"]).items():
+        times = {row["path"]: float(row["both_ms"]) for row in members if row.get("both_ms")}
+        if "ds_kernels" not in times:
+            continue
+        for against, factor in TARGETS.get(members[0]["op"], []):
+            if against == "floor":
+                ratio = times["ds_kernels"] / float(members[0]["floor_ms"])
+                reached, wanted = ratio <= factor, f"at most {factor}"
+            elif against in times:
+                ratio = times[against] / times["ds_kernels"]
+                reached, wanted = ratio >= factor, f"at least {factor}"
+            else:
+                continue
+            verdict = "reached" if reached else "missed"
+            lines.append(f"| {title} | {against} | {wanted} | {ratio:.2f} | {verdict} |")
     return "\n".join(lines) + "\n"
 
 
@@ -107,7 +144,8 @@ def plot(rows: list[Row], path: Path) -> None:
 def report(path: Path) -> None:
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    path.with_suffix(".md").write_text(table(rows))
+    text = table(rows) + (targets(rows) if on_gpu(rows) else "")
+    path.with_suffix(".md").write_text(text)
     plot(rows, path.with_suffix(".png"))
 
 

@@ -1,6 +1,8 @@
 """Time every op against its rivals, write a CSV, then the table and the plot from it.
 
 PYTHONPATH=kernels python kernels/benchmarks/run.py [--only masked_kl] [--seconds 1.0]
+
+With --only, that op's rows of an earlier run are replaced and the others kept.
 """
 
 from __future__ import annotations
@@ -171,22 +173,30 @@ def main() -> None:
     slug = "cpu" if device.type == "cpu" else torch.cuda.get_device_name().replace(" ", "-").lower()
     path = arguments.out or RESULTS / f"{about['date']}-{slug}.csv"
     path.parent.mkdir(exist_ok=True)
-    rows: list[dict[str, Any]] = []
+    rows = kept_rows(path, arguments.only) if arguments.only else []
     for make in problems(device):
         problem = make()
         if arguments.only in ("", problem.op):
-            rows += measure(problem, timer, bandwidth)
-            write(path, rows, about)  # after each problem: a run that is cut off keeps its rows
+            rows += [{**row, **about} for row in measure(problem, timer, bandwidth)]
+            write(path, rows)  # after each problem: a run that is cut off keeps its rows
+            report(path)
         del problem
-    report(path)
 
 
-def write(path: Path, rows: list[dict[str, Any]], about: dict[str, Any]) -> None:
-    fields = list(dict.fromkeys(key for row in rows for key in row))
+def kept_rows(path: Path, op: str) -> list[dict[str, Any]]:
+    """What an earlier run measured of other ops."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["op"] != op]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    fields = dict.fromkeys(key for row in rows for key in row)
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*fields, *about])
+        writer = csv.DictWriter(file, list(fields))
         writer.writeheader()
-        writer.writerows({**row, **about} for row in rows)
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":

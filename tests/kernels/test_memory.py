@@ -86,7 +86,6 @@ def test_cpu_memory_is_below_an_eighth() -> None:
     assert fused["retained"] < eager["retained"] / 8
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_gpu_memory_is_below_an_eighth() -> None:
     """N = 8192, 15% counted, V = 128100, bfloat16, by the allocator."""
