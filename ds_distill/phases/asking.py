@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ds_distill.data.ahead import made_ahead
 from ds_distill.data.batches import Collator
 from ds_distill.data.plan import deal, plan_once
 from ds_distill.engine.engine import Engine
@@ -34,11 +35,11 @@ def ask_all(
     batch_size: examples per rank and forward pass.
     """
     batches = plan_once(collate.lengths, batch_size * world.size)
+    shares = [deal(batch, 1, world.size, world.rank)[0] for batch in batches]
     said: dict[str, dict[Any, torch.Tensor]] = {name: {} for name in models}
     with bar or nullcontext() as progress:
-        for batch in batches:
-            [mine] = deal(batch, 1, world.size, world.rank)
-            answers = engine.ask(collate(mine), models, layers)
+        for batch, mine, asked in zip(batches, shares, made_ahead(collate, shares), strict=True):
+            answers = engine.ask(asked, models, layers)
             for name, answer in answers.items():
                 for what, values in [("logits", answer.logits), *answer.hidden.items()]:
                     if what not in said[name]:
@@ -73,10 +74,10 @@ def score_tokens(
     """
     count = len(collate.lengths)
     sums = {name: torch.zeros(3, count, dtype=torch.float64) for name in models}
+    batches = plan_once(collate.lengths, batch_size * world.size)
+    shares = [deal(batch, 1, world.size, world.rank)[0] for batch in batches]
     with bar or nullcontext() as progress:
-        for batch in plan_once(collate.lengths, batch_size * world.size):
-            [mine] = deal(batch, 1, world.size, world.rank)
-            hidden = collate(mine)
+        for batch, mine, hidden in zip(batches, shares, made_ahead(collate, shares), strict=True):
             counted = hidden.row_sets["all"]
             for name in models:
                 logits = engine.ask(hidden, [name])[name].logits

@@ -26,6 +26,7 @@ from ds_distill.cache.build import (
 from ds_distill.cache.format import MANIFEST, Fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Kept, NotFinite, Words
+from ds_distill.data.ahead import made_ahead
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.plan import cut_by_tokens
 from ds_distill.engine.engine import Engine
@@ -55,6 +56,8 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         known = before.get(place.name)
         same = known[1] if known is not None and known[0] == mark else None
         teachers[place.name] = mark, _words(phase, run, place, same)
+        if run.packed(place) is not None:
+            run.log.say(f"  {place.name} is asked without padding: {mark['attention']}")
     splits = []
     for split in phase.splits:
         examples = run.examples(split)
@@ -266,17 +269,17 @@ def _ask(
     """A block's words, and under mask draws the number of rows of each draw and example."""
     kept: list[Kept] = []
     counts: list[np.ndarray] = []
-    for draw in range(words.draws or 1):
-        for some in batches:
-            batch = collate(some, draw)
-            signals = engine.ask(batch, [teacher], words.hidden)[teacher]
-            view = batch.views[teacher]
-            if view.rows is not None and len(some):
-                # Without the filler of a batch of no rows.
-                of_rows = view.row_examples[batch.row_sets["all"]]
-                counts.append(np.bincount(of_rows.numpy(), minlength=len(some)))
-            if batch.row_sets["all"].any():
-                kept.append(words.keep(signals))
+    calls = [(some, draw) for draw in range(words.draws or 1) for some in batches]
+    made = made_ahead(lambda call: collate(*call), calls)
+    for (some, _), batch in zip(calls, made, strict=True):
+        signals = engine.ask(batch, [teacher], words.hidden)[teacher]
+        view = batch.views[teacher]
+        if view.rows is not None and len(some):
+            # Without the filler of a batch of no rows.
+            of_rows = view.row_examples[batch.row_sets["all"]]
+            counts.append(np.bincount(of_rows.numpy(), minlength=len(some)))
+        if batch.row_sets["all"].any():
+            kept.append(words.keep(signals))
     return kept, np.concatenate(counts) if counts else None
 
 

@@ -62,6 +62,8 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     autocast = run.world.device.type == "cuda" and not is_bf16(config)
     asked = teachers if live else []
     packed = [p.name for p in asked if run.packed(p, autocast=autocast) is not None]
+    if packed:
+        run.log.say(f"  asked without padding: {', '.join(packed)}")
     with sharded_loading(config):
         loaded = {place.name: run.model(place, packed=place.name in packed) for place in asked}
     # One teacher's words are the target as they are: over a vocabulary, without logits.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from ds_distill.data.ahead import made_ahead
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.plan import deal, padding_share, plan_epoch
 from ds_distill.engine.config import batch_shape
@@ -73,7 +74,12 @@ def train(job: Job, run: Run) -> dict[str, Any]:
     if saved:
         log.say(f"  {job.output}: continues at step {progress.step} of {total_steps}")
     meter = _Meter()
-    with log.bar(job.output, total_steps) as bar, ThreadPoolExecutor(1) as ahead:
+
+    def collated(epoch: int, batch: np.ndarray) -> list[Batch]:
+        shares = deal(batch, micro_steps, world.size, world.rank)
+        return [job.collate(share, epoch) for share in shares]
+
+    with log.bar(job.output, total_steps) as bar:
         bar.advance(progress.step)
         for epoch in range(progress.step // steps_per_epoch, epochs):
             plan = plan_epoch(
@@ -93,7 +99,8 @@ def train(job: Job, run: Run) -> dict[str, Any]:
                     epoch=epoch,
                     padding_share=round(share, 4),
                 )
-            for batch, micro_batches in _collated(job, todo, micro_steps, run, epoch, ahead):
+            ready = made_ahead(partial(collated, epoch), todo)
+            for batch, micro_batches in zip(todo, ready, strict=True):
                 losses = engine.train_step(micro_batches)
                 progress = replace(progress, step=progress.step + 1)
                 meter.add(losses, job.collate.lengths[batch])
@@ -155,29 +162,6 @@ def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
         ),
         student_resident=run.recipe.student_resident,
     )
-
-
-def _collated(
-    job: Job,
-    plan: list[np.ndarray],
-    micro_steps: int,
-    run: Run,
-    epoch: int,
-    ahead: ThreadPoolExecutor,
-) -> Iterator[tuple[np.ndarray, list[Batch]]]:
-    """Global batches and this rank's micro-batches of them, made one step ahead."""
-
-    def make(batch: np.ndarray) -> list[Batch]:
-        shares = deal(batch, micro_steps, run.world.size, run.world.rank)
-        return [job.collate(share, epoch) for share in shares]
-
-    coming = ahead.submit(make, plan[0]) if plan else None
-    for number, batch in enumerate(plan):
-        assert coming is not None
-        micro_batches = coming.result()
-        if number + 1 < len(plan):
-            coming = ahead.submit(make, plan[number + 1])
-        yield batch, micro_batches
 
 
 def _validate(job: Job, run: Run, engine: Engine, progress: Progress, epoch: int) -> Progress:

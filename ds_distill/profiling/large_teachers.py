@@ -4,7 +4,8 @@
 
 BERT-large, RoBERTa-large and DeBERTa-v3-large at their real sizes and vocabularies, random
 weights, sharded by ZeRO stage 3 beside a DistilBERT-sized student; two distillation steps.
-Runs on GPUs, and on CPU ranks with DS_ACCELERATOR=cpu.
+Runs on GPUs, where teachers that can are asked without padding, and on CPU ranks with
+DS_ACCELERATOR=cpu.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,10 @@ from ds_distill.environment import describe_environment
 from ds_distill.files import write_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.recipe.phases import Losses, Routing, Training
 from ds_distill.routing import Router
-from ds_distill.types import Batch, PaddedView, View
+from ds_distill.types import Batch, PackedView, PaddedView, View
 
 CLASSES, STEPS = 6, 2
 _LARGE: dict[str, Any] = {
@@ -77,10 +80,18 @@ def distil_two_steps(world: World, config_name: str, batch: int, length: int) ->
     config = deepspeed_config(config_name, training, world.size)
     torch.manual_seed(0)
     student = AutoModelForSequenceClassification.from_config(DistilBertConfig(num_labels=CLASSES))
+    backends = {}
+    if world.device.type == "cuda" and model_dtype(config) == torch.bfloat16:
+        backends = {n: packed_backend(large, world.device) for n, large in configurations().items()}
+    packed = [name for name, backend in backends.items() if backend is not None]
     started = time.perf_counter()
     with sharded_loading(config), no_chatter():
         teachers = {
-            name: AutoModelForSequenceClassification.from_config(large, dtype=model_dtype(config))
+            name: AutoModelForSequenceClassification.from_config(
+                large,
+                dtype=model_dtype(config),
+                attn_implementation=packed_attention(large) if name in packed else None,
+            )
             for name, large in configurations().items()
         }
     loading = time.perf_counter() - started
@@ -92,7 +103,8 @@ def distil_two_steps(world: World, config_name: str, batch: int, length: int) ->
     steps = []
     for step in range(STEPS):
         started = time.perf_counter()
-        parts = engine.train_step([_batch(batch, length, seed=step * world.size + world.rank)])
+        own = _batch(batch, length, step * world.size + world.rank, packed)
+        parts = engine.train_step([own])
         loss = float(world.sum(parts["loss"].clone()))
         steps.append({"loss": loss, "seconds": round(time.perf_counter() - started, 2)})
     held = torch.zeros(world.size, len(teachers) + 2, dtype=torch.float64)
@@ -106,6 +118,7 @@ def distil_two_steps(world: World, config_name: str, batch: int, length: int) ->
         "config": config_name,
         "batch_per_rank": batch,
         "length": length,
+        "packed": backends,
         "parameters": {**numel, "student": _numel(student)},
         "loading_seconds": round(loading, 1),
         "steps": steps,
@@ -120,7 +133,7 @@ def distil_two_steps(world: World, config_name: str, batch: int, length: int) ->
     }
 
 
-def _batch(size: int, length: int, seed: int) -> Batch:
+def _batch(size: int, length: int, seed: int, packed: Collection[str]) -> Batch:
     """Random words; each teacher's view has its own ids and lengths, as real tokenizers give."""
     generator = torch.Generator().manual_seed(seed)
     views: dict[str, View] = {}
@@ -132,7 +145,8 @@ def _batch(size: int, length: int, seed: int) -> Batch:
     ):
         shape = (size, length + extra)
         ids = torch.randint(1000, vocabulary, shape, generator=generator)
-        views[name] = PaddedView(ids, torch.ones(shape, dtype=torch.int64))
+        view = PaddedView(ids, torch.ones(shape, dtype=torch.int64))
+        views[name] = PackedView.of(view) if name in packed else view
     return Batch(
         keys=torch.randint(0, 2**60, (size, 2), generator=generator),
         views=views,

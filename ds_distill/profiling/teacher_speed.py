@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
+from ds_distill.data.ahead import made_ahead
 from ds_distill.data.plan import cut_by_tokens, plan_once
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
@@ -95,11 +96,14 @@ def our_loop(engine: Engine, ids: list[np.ndarray], packed: bool) -> torch.Tenso
     if packed:
         batches = cut_by_tokens(order, lengths, TOKENS_PER_CALL)
     logits: torch.Tensor | None = None
-    for batch in batches:
+
+    def collate(batch: np.ndarray) -> Batch:
         whole = padded([ids[example] for example in batch])
         view: View = PackedView.of(whole) if packed else whole
         counted = torch.ones(len(batch), dtype=torch.bool)
-        question = Batch(torch.zeros(len(batch), 2), {"teacher": view}, counted, {"all": counted})
+        return Batch(torch.zeros(len(batch), 2), {"teacher": view}, counted, {"all": counted})
+
+    for batch, question in zip(batches, made_ahead(collate, batches), strict=True):
         said = engine.ask(question, ["teacher"])["teacher"].logits.cpu()
         logits = torch.zeros(len(ids), said.shape[1]) if logits is None else logits
         logits[torch.from_numpy(batch)] = said
