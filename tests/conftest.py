@@ -21,6 +21,10 @@ SHARED_DATA = Path(
 # No test asks the hub, and deepspeed is not to look for accelerators in the small processes.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: torch's threads would wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 TOY_LABELS = ["animal", "food", "weather"]
 TOY_WORDS = {
     "animal": "cat dog horse tiger sparrow whale fox rabbit wolf bear",

@@ -24,7 +24,16 @@ from ._divergences import (
     reference_softmax,
     relative_entropy,
 )
-from ._shared import INTERPRETED, accumulator, hinge, jit, open_gate, tl, use_triton
+from ._shared import (
+    INTERPRETED,
+    accumulator,
+    hinge,
+    jit,
+    open_gate,
+    register_limit,
+    tl,
+    use_triton,
+)
 
 BY_ROWS, BY_COLUMNS, SYMMETRIC = range(3)
 _REFERENCE_ELEMENTS = 1 << 18
@@ -360,10 +369,10 @@ def _launch(
         "TILES": tiles, "BLOCK": block,
         "BIAS_S": bias_s is not None, "BIAS_T": bias_t is not None, "UPCAST": INTERPRETED,
         "ACC": tl.float64 if acc == torch.float64 else tl.float32,
-        "num_warps": 8 if max(padded_s, padded_t) > 64 else 4,
+        **register_limit(255),
     }  # fmt: skip
-    if torch.version.hip is None:  # left alone, ptxas stops at 128 registers and spills a few
-        launch["maxnreg"] = 255
+    wide = max(padded_s, padded_t) > 64  # at the limit of registers: tuned until none spills
+    launch |= {"num_warps": 8, "num_stages": 2} if wide else {"num_warps": 4}
     return launch, (batch * heads * tiles,)
 
 

@@ -183,6 +183,12 @@ def row_tile(length: int) -> tuple[int, int]:
     return block, max(1, block // 256)
 
 
+def register_limit(most: int) -> dict[str, int]:
+    """Launch option: registers of a thread. Left alone, ptxas stops early for the sake of
+    occupancy and spills a few; AMD's compiler does not know the option."""
+    return {"maxnreg": most} if torch.version.hip is None else {}
+
+
 def forbid_double_backward(op: Any, name: str) -> None:
     """Register an autograd formula on a backward op that raises, naming the public function."""
 

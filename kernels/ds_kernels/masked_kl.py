@@ -32,6 +32,7 @@ from ._shared import (
     jit,
     open_gate,
     reduce_rows,
+    register_limit,
     row_mask,
     row_stride,
     row_tile,
@@ -292,6 +293,7 @@ def forward_rows(
             BIAS_S=bias_s is not None, BIAS_T=bias_t is not None,
             MASKED=counted is not None, GRADIENT=unit_gradient is not None,
             ACC=tl.float64 if acc == torch.float64 else tl.float32, num_warps=warps,
+            **register_limit(128),
         )  # fmt: skip
     return losses, stats
 
