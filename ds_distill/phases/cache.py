@@ -43,6 +43,8 @@ from ds_distill.recipe.schema import MaskedLM
 
 TOKENS_PER_CALL = 32_768
 """Without padding: enough for a GPU to compute most of the time, not to launch kernels."""
+ATTENTION = "attention"
+"""Key of a fingerprint: words are read whatever computed them, but no others are added to them."""
 
 
 def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -52,17 +54,18 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     before = known_teachers(path)
     teachers = {}
     for place in places:
-        mark = {**fingerprint(run, place), "attention": run.packed(place) or "padded"}
+        mark, packed = fingerprint(run, place), run.packed(place)
         known = before.get(place.name)
-        same = known[1] if known is not None and known[0] == mark else None
-        teachers[place.name] = mark, _words(phase, run, place, same)
-        if run.packed(place) is not None:
-            run.log.say(f"  {place.name} is asked without padding: {mark['attention']}")
+        same = known[1] if known is not None and {**known[0], **mark} == known[0] else None
+        words = _words(phase, run, place, same)
+        teachers[place.name] = {**mark, ATTENTION: packed or "padded"}, words
+        if packed is not None:
+            run.log.say(f"  {place.name} is asked without padding (attention: {packed})")
     splits = []
     for split in phase.splits:
         examples = run.examples(split)
         splits.append((examples, asking_collator(run, examples, split, places)))
-    plan, missing = _missing(path, splits, teachers)
+    plan, missing = missing_from(path, splits, teachers)
     world.barrier()  # every rank has seen the same cache, before the main process changes it
     rows = len(np.unique(np.concatenate([some.keys.numpy() for some, _ in splits]), axis=0))
     record = {"splits": phase.splits, "folder": str(path), "examples": rows}
@@ -126,16 +129,21 @@ class Missing:
     """int64: one example for each content key that is missing, in the plan's order."""
 
 
-def _missing(
+def missing_from(
     path: Path,
     splits: list[tuple[Examples, Collator]],
     teachers: dict[str, tuple[Fingerprint, Words]],
 ) -> tuple[Plan, list[Missing]]:
     """What the cache lacks. Raises UserError when the cache that is there is of other
-    teachers."""
+    teachers, or lacks something that this run's attention would compute otherwise."""
     reader = CacheReader(path) if (path / MANIFEST).is_file() else None
     if reader is not None:
-        reader.check_same(teachers)
+        reader.check_same(
+            {
+                name: ({key: value for key, value in mark.items() if key != ATTENTION}, words)
+                for name, (mark, words) in teachers.items()
+            }
+        )
     missing: list[Missing] = []
     seen = np.empty((0, 2), dtype=np.int64)
     for examples, collate in splits:
@@ -149,6 +157,8 @@ def _missing(
         # order of the examples in the data does not matter.
         order = np.lexsort((keys[first, 1], keys[first, 0], -collate.lengths[first]))
         missing.append(Missing(examples, collate, first[order]))
+    if reader is not None and len(seen):
+        reader.check_same(teachers)
     if reader is not None:
         block_rows, first_block = reader.manifest.block_rows, reader.manifest.blocks
     else:

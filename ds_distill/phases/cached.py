@@ -25,8 +25,8 @@ def cache_folder(run: Run, phase: Cache, number: int) -> Path:
 
 
 def fingerprint(run: Run, place: ModelPlace) -> Fingerprint:
-    """All that a teacher's cached words depend on, but for what computed its attention: words are
-    as good on a device that has not got it, though a cache is not added to with another."""
+    """All that a teacher's cached words depend on, but for what computed its attention, which a
+    build notes besides."""
     task = run.recipe.task
     commit = getattr(load_config(place.reference, place.revision), "_commit_hash", None)
     return {

@@ -22,6 +22,8 @@ from problems import Problem, problems
 from report import report
 from torch import Tensor
 
+import ds_kernels
+
 RESULTS = Path(__file__).parent / "results"
 FLUSH_BYTES = 1 << 28  # more than any L2 cache
 
@@ -113,6 +115,10 @@ def measure(problem: Problem, timer: Timer, bandwidth: float) -> list[dict[str, 
 
         try:
             loss = forward()
+            if name == "ds_kernels":
+                row["used"] = ds_kernels.last_path()
+                if on_gpu and row["used"] != "triton":
+                    raise RuntimeError(f"used the {row['used']} on a GPU")
             grads = gradients(loss, problem.leaves, retain=True)
             squares = (
                 (a.double() - b).square().sum().item() for a, b in zip(grads, exact, strict=True)

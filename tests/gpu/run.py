@@ -1,11 +1,11 @@
-"""Check and measure, in one command, all that needs a GPU. About 25 minutes on an H200.
+"""Check and measure, in one command, all that needs a GPU.
 
     make gpu TEXTS=biomed.txt.gz                       where everything is installed
     python tests/gpu/run.py --kit KIT --output FOLDER  on a machine without a network (see kit.py)
 
-Steps run one after the other, each a process of its own with a limit; one that fails stops no
-other. Each writes a results file and NAME.log to the output folder; `--only` runs some of them.
-One GPU shows neither sharding nor NCCL.
+Steps run one after the other, each a process of its own; one that fails stops no other. Each writes
+a results file and NAME.log to the output folder; `--only` runs some of them. By their limits all
+together end within 55 minutes. One GPU shows neither sharding nor NCCL.
 """
 
 from __future__ import annotations

@@ -7,16 +7,21 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cache_files import PRINT, TWO, block, check_rows, contents, make_keys, write_cache
 
 from ds_distill.cache.build import BUILDING, Plan, ShardWriter, building, start_build
 from ds_distill.cache.format import Manifest
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Words
+from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError
+from ds_distill.phases.cache import missing_from
 
 
 @pytest.fixture
@@ -80,6 +85,24 @@ def test_rows_of_others_are_not_added(cache, words, fingerprint, message):
     with pytest.raises(UserError, match=message):
         write_cache(path, make_keys(60), words, fingerprint=fingerprint)
     assert contents(path) == before
+
+
+def test_rows_are_added_by_the_same_attention_alone(cache):
+    path, keys = cache
+    write_cache(path.with_name("other"), keys, TWO, fingerprint={**PRINT, "attention": "kernel 1"})
+    path = path.with_name("other")
+    now = {name: ({**PRINT, "attention": "padded"}, words) for name, words in TWO.items()}
+
+    def split(keys: np.ndarray) -> Any:
+        collate = SimpleNamespace(lengths=np.full(len(keys), 7))
+        return Examples(torch.from_numpy(keys), np.zeros(len(keys), dtype=np.int64)), collate
+
+    plan, _ = missing_from(path, [split(keys[::2])], now)
+    assert plan.examples == 0
+    with pytest.raises(UserError, match="with attention 'kernel 1', and the run has 'padded'"):
+        missing_from(path, [split(make_keys(51))], now)
+    same = {name: ({**PRINT, "attention": "kernel 1"}, words) for name, words in TWO.items()}
+    assert missing_from(path, [split(make_keys(51))], same)[0].examples == 1
 
 
 def test_class_logits_cost_two_bytes_each_and_at_most_24_more(tmp_path):
