@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ds_distill.models import packed_deberta
 from ds_distill.models.encoder import classifier_logits, read_signals
-from ds_distill.models.packed import ATTENTION, packed_attention, packed_backend
+from ds_distill.models.packed import ATTENTION, attend, packed_attention, packed_backend
 from ds_distill.types import Batch, PackedView, PaddedView
 
 VOCABULARY, POSITIONS, LAYERS = 60, 40, 3
@@ -119,6 +119,25 @@ def test_an_example_does_not_see_its_neighbours(family):
         one, two = (read_signals(model, v).logits for v in (view, other))
     assert torch.equal(one[[0, 2]], two[[0, 2]])
     assert not torch.allclose(one[1], two[1])
+
+
+@pytest.mark.parametrize("family", [name for name in CONFIGS if packed_attention(CONFIGS[name])])
+def test_no_map_of_all_tokens_is_made(family):
+    """A mask [T, T] of 32,768 tokens would be a GiB."""
+    masks = []
+
+    def watched(module, query, key, value, mask, **options):
+        masks.append(mask)
+        return attend(module, query, key, value, mask, **options)
+
+    _, model = models(family, HEADS[0])
+    tr.AttentionInterface.register(ATTENTION, watched)
+    try:
+        with torch.no_grad():
+            read_signals(model, PackedView.of(padded_view([7, 12, 5])))
+    finally:
+        tr.AttentionInterface.register(ATTENTION, attend)
+    assert masks == [None] * LAYERS
 
 
 @given(
