@@ -32,8 +32,7 @@ quickstart: $(RUN_STAMP)
 	@$(BIN)/python -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).absolute())' "$(FOLDER)/report.html"
 
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "not slow" --durations=10 -n auto --maxprocesses 4 --dist loadfile \
-	    --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow" --durations=10 -n auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m slow --durations=10
