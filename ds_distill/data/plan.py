@@ -14,6 +14,12 @@ from ds_distill.data.keys import uniform
 SHUFFLE, SHARE = 1, 2
 """Purposes: streams of random numbers that must not repeat each other."""
 
+PADDED_BATCH = 64
+"""Examples per rank and call of a model that is asked with padding, where a recipe does not say."""
+
+TOKENS_PER_CALL = 32_768
+"""Without padding: enough for a GPU to compute most of the time, not to launch kernels."""
+
 POOL_BATCHES = 50
 """Batches whose examples are sorted by length together: enough for little padding, few
 enough that batches stay random."""

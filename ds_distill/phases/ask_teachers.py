@@ -14,9 +14,6 @@ from ds_distill.phases.asking import ask_all, score_tokens
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.types import Signals
 
-PADDED_BATCH = 64
-"""Examples per rank and call, where a recipe does not say."""
-
 
 def ask_models(
     run: Run,

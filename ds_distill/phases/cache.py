@@ -28,12 +28,12 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Kept, NotFinite, Words
 from ds_distill.data.ahead import made_ahead
 from ds_distill.data.batches import Collator, Examples
-from ds_distill.data.plan import cut_by_tokens
+from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens
 from ds_distill.engine.engine import Engine
 from ds_distill.errors import UserError
 from ds_distill.files import naming
 from ds_distill.models.load import load_config
-from ds_distill.phases.ask_teachers import PADDED_BATCH, asking_collator, asking_engine
+from ds_distill.phases.ask_teachers import asking_collator, asking_engine
 from ds_distill.phases.cached import cache_folder, fingerprint
 from ds_distill.phases.codecs import codec_json
 from ds_distill.phases.fidelity import Again, ask_again, fidelity
@@ -41,8 +41,6 @@ from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.schema import MaskedLM
 
-TOKENS_PER_CALL = 32_768
-"""Without padding: enough for a GPU to compute most of the time, not to launch kernels."""
 ATTENTION = "attention"
 """Key of a fingerprint: words are read whatever computed them, but no others are added to them."""
 

@@ -10,8 +10,9 @@ import torch
 
 from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
 from ds_distill.cache.compare import CodecScore, candidates, compare_codecs, markdown_table, plot
+from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.files import write_text
-from ds_distill.phases.ask_teachers import PADDED_BATCH, asking_collator, asking_engine
+from ds_distill.phases.ask_teachers import asking_collator, asking_engine
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache
 

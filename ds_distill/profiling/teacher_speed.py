@@ -24,7 +24,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from ds_distill.data.ahead import made_ahead
-from ds_distill.data.plan import cut_by_tokens, plan_once
+from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
@@ -33,8 +33,6 @@ from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import load_tokenizer
 from ds_distill.models.packed import packed_attention, packed_backend
-from ds_distill.phases.ask_teachers import PADDED_BATCH
-from ds_distill.phases.cache import TOKENS_PER_CALL
 from ds_distill.profiling.flops import encoder_flops
 from ds_distill.profiling.large_teachers import configurations
 from ds_distill.recipe.references import resolve_model

@@ -14,12 +14,12 @@ import importlib.metadata
 import os
 import platform
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from problems import Problem, problems
-from report import report
 from torch import Tensor
 
 import ds_kernels
@@ -185,7 +185,10 @@ def main() -> None:
         if arguments.only in ("", problem.op):
             rows += [{**row, **about} for row in measure(problem, timer, bandwidth)]
             write(path, rows)  # after each problem: a run that is cut off keeps its rows
-            report(path)
+            if find_spec("matplotlib") is not None:  # else report.py is run elsewhere
+                from report import report
+
+                report(path)
         del problem
 
 

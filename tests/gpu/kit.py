@@ -2,8 +2,9 @@
 
     python tests/gpu/kit.py KIT --texts biomed.txt.gz --vocabulary vocab.txt --python 3.12
 
-Wheels of packages such a machine may lack (torch, triton, transformers and pyarrow it must have),
-real texts, and BERT's tokenizer made from its vocabulary file.
+Wheels of packages such a machine may lack (torch, triton, transformers, pandas and pyarrow it must
+have; without matplotlib, kernels/benchmarks/report.py is run elsewhere), real texts, and BERT's
+tokenizer made from its vocabulary file.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from pathlib import Path
 from transformers import BertTokenizer
 
 BINARY = [
-    "accelerate", "annotated-types", "datasets", "dill", "einops", "flashdeberta", "hjson",
-    "hypothesis", "iniconfig", "jinja2", "liger-kernel", "markdown-it-py", "markupsafe", "mdurl",
-    "msgpack", "multiprocess", "ninja", "pluggy", "py-cpuinfo", "pydantic", "pydantic_core",
-    "pygments", "pytest", "pyyaml", "rich", "shellingham", "sortedcontainers", "typer",
-    "typing-inspection", "typing_extensions", "xxhash",
+    "absl-py", "accelerate", "annotated-types", "datasets", "dill", "einops", "flashdeberta",
+    "hjson", "hypothesis", "iniconfig", "jinja2", "liger-kernel", "markdown", "markdown-it-py",
+    "markupsafe", "mdurl", "msgpack", "multiprocess", "ninja", "pluggy", "protobuf", "psutil",
+    "py-cpuinfo", "pydantic", "pydantic_core", "pygments", "pytest", "pyyaml", "rich",
+    "shellingham", "sortedcontainers", "tensorboard", "typer", "typing-inspection",
+    "typing_extensions", "werkzeug", "xxhash",
 ]  # fmt: skip
-"""Without those that are large and usual: numpy, pyarrow, scikit-learn, matplotlib."""
 SOURCE = ["deepspeed", "textbrewer"]
 """Whose wheels have to be made, and hold no compiled code."""
 TEXTS = 4000
