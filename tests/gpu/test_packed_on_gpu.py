@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from test_packed import CONFIGS, HEADS, VOCABULARY, models, padded_view
+from test_packed import CONFIGS, HEADS, before_and_after, models, padded_view
 
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packed import packed_backend
@@ -43,12 +43,7 @@ def test_an_example_does_not_see_its_neighbours(family):
     if packed_backend(CONFIGS[family], GPU) is None:
         pytest.skip("flashdeberta is not installed")
     model = models(family, HEADS[0])[1].to(GPU).bfloat16()
-    view = PackedView.of(padded_view([7, 12, 5])).to(GPU)
-    ids = view.input_ids.clone()
-    ids[7:19] = 5 + (ids[7:19] - 4) % (VOCABULARY - 5)
-    other = PackedView(ids, view.positions, view.bounds, view.longest)
-    with torch.no_grad():
-        one, two = (read_signals(model, v).logits for v in (view, other))
+    one, two = before_and_after(model, GPU)
     assert torch.equal(one[[0, 2]], two[[0, 2]])
     assert not torch.equal(one[1], two[1])
 

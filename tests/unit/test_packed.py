@@ -108,15 +108,19 @@ def test_packed_words_are_the_padded_ones_for_all_lengths(family, lengths, seed)
     assert difference(family, HEADS[1], view) < 1e-5
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-def test_an_example_does_not_see_its_neighbours(family):
-    _, model = models(family, HEADS[0])
-    view = PackedView.of(padded_view([7, 12, 5]))
+def before_and_after(model, device=CPU):
+    """Logits of three examples, twice: the words of the second one change between."""
+    view = PackedView.of(padded_view([7, 12, 5])).to(device)
     ids = view.input_ids.clone()
     ids[7:19] = 5 + (ids[7:19] - 4) % (VOCABULARY - 5)
     other = PackedView(ids, view.positions, view.bounds, view.longest)
     with torch.no_grad():
-        one, two = (read_signals(model, v).logits for v in (view, other))
+        return [read_signals(model, each).logits for each in (view, other)]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_an_example_does_not_see_its_neighbours(family):
+    one, two = before_and_after(models(family, HEADS[0])[1])
     assert torch.equal(one[[0, 2]], two[[0, 2]])
     assert not torch.allclose(one[1], two[1])
 
