@@ -1,6 +1,7 @@
 # make quickstart   install into .venv and run the quickstart; ends with the path of report.html
 # make test         the test suite (make test-slow: the series that take minutes each)
 # make lint types   what CI checks beside the tests
+# make same BASE=C  whether commit C and HEAD give the same numbers, bit for bit
 # make gpu TEXTS=F  on a GPU: kernels right and fast, 24-layer teachers, a distillation step
 #
 # Nothing is installed twice: a stamp in .venv is older or newer than pyproject.toml and
@@ -16,7 +17,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: quickstart test test-slow gpu lint types clean
+.PHONY: quickstart test test-slow same gpu lint types clean
 .DELETE_ON_ERROR:
 
 # An interrupted quickstart is continued, a finished one is shown: its folder is never lost.
@@ -37,6 +38,11 @@ test: $(DEV_STAMP)
 test-slow: $(DEV_STAMP)
 	$(BIN)/python -m pytest -m slow --durations=10
 
+# For changes that must move no number. One that does on purpose: python tests/golden/golden.py --write
+same: $(DEV_STAMP)
+	@test -n "$(BASE)" || { echo "Name a commit to compare HEAD with: make same BASE=main" >&2; exit 1; }
+	$(BIN)/python tests/golden/two_commits.py $(BASE)
+
 # On a machine with a GPU: every check and measurement that needs one.
 gpu: $(DEV_STAMP)
 	@test -n "$(TEXTS)" || { echo "Give a file with one text a line: make gpu TEXTS=texts.txt.gz" >&2; exit 1; }
@@ -45,10 +51,12 @@ gpu: $(DEV_STAMP)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --target-version py312 --ignore UP .   # UP: what Python 3.11 does not have
 	$(BIN)/ruff format --check .
 
 types: $(DEV_STAMP)
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.12
 
 clean:
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

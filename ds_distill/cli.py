@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,14 +14,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns and disable
 
 import typer
 
+from ds_distill import __version__
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full
+from ds_distill.stopping import end_as_rank, is_rank, last_words
 
 app = typer.Typer(
     name="ds-distill",
     help="Distil large encoder teachers into a small student, in one DeepSpeed engine.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
@@ -30,6 +32,25 @@ cache_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(cache_app, name="cache")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ds-distill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a built-in recipe.")
@@ -74,7 +95,7 @@ def run(
 def quickstart(
     overrides: Overrides = None, folder: FolderOption = None, resume: ResumeOption = False
 ) -> None:
-    """Two teachers, one student, real text, minutes on two CPU cores."""
+    """Two teachers, a small student of each routing, and a control; real text, no GPU needed."""
     run("quickstart", overrides, folder, resume)
 
 
@@ -103,15 +124,16 @@ def launch(
 @app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")
 def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """Find all that is wrong with a recipe, its data and models, before anything starts."""
-    from ds_distill.data.sources import open_source
-    from ds_distill.phases.check import check_data, check_recipe
-
     loaded = _load(recipe, overrides or [])
+    _import_without_torch()
     _quiet_libraries()
-    check_recipe(loaded)
-    check_data(loaded, open_source(loaded.task))
+    from ds_distill.phases.check import check_all
+
+    notes = check_all(loaded, _reading)
     typer.echo(f"{recipe}: no mistakes found. {len(loaded.phases)} phases: ", nl=False)
     typer.echo(", ".join(loaded.phase_names()) + ".")
+    for note in notes:
+        typer.echo(f"Note: {note}")
 
 
 @app.command(epilog="Example: ds-distill recipes quickstart > my.yaml")
@@ -241,10 +263,16 @@ def _cache_phases(recipe) -> list[int]:  # type: ignore[no-untyped-def]
 
 
 def _execute(recipe, path: Path, *, resume: bool, first: int | None = None):  # type: ignore[no-untyped-def]
-    from ds_distill.phases.execute import execute  # imports deepspeed: seconds
+    from ds_distill.phases.folder import RunFolder
+
+    def words() -> str:
+        return RunFolder(path).how_to_go_on(*([] if first is not None else ["--resume"]))
 
     try:
-        run = execute(recipe, path, resume=resume, first=first)
+        with last_words(words):
+            from ds_distill.phases.execute import execute  # imports deepspeed: seconds
+
+            run = execute(recipe, path, resume=resume, first=first)
     except Exception as error:
         if isinstance(error, UserError) or not is_disk_full(error):
             raise
@@ -261,6 +289,25 @@ def _execute(recipe, path: Path, *, resume: bool, first: int | None = None):  # 
     return run
 
 
+def _reading(done: int, files: int) -> None:
+    if done == 50:  # the first time that docstrings are extracted takes half a minute
+        print(f"Reading the docstrings of {files:,} files, once ...", file=sys.stderr, flush=True)
+
+
+def _import_without_torch() -> None:
+    """Let transformers and datasets take torch for not installed, for the rest of this process:
+    they read configurations, tokenizers and data without it, in a third of the time."""
+    if "torch" in sys.modules:
+        return
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that no models can be loaded
+    sys.modules["torch"] = None  # type: ignore[assignment]  # what Python takes for not there
+    try:
+        import datasets  # noqa: F401
+        import transformers  # noqa: F401
+    finally:
+        del sys.modules["torch"]
+
+
 def _quiet_libraries() -> None:
     import datasets
     import transformers
@@ -270,14 +317,21 @@ def _quiet_libraries() -> None:
 
 
 def main() -> None:
-    """Exit codes: 0 done, 2 the user's input is wrong, 1 a fault of ours."""
+    """Exit codes: 0 done, 2 the user's input is wrong, 1 a fault of ours; 130 after Ctrl-C, 143
+    after SIGTERM."""
+    if is_rank():
+        end_as_rank()
     try:
-        app(prog_name="ds-distill", standalone_mode=True)
+        with last_words(lambda: ""):
+            app(prog_name="ds-distill", standalone_mode=True)
     except UserError as error:
         _fail(str(error))
 
 
 def _fail(message: str) -> None:
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and os.environ["RANK"] != "0":
+        time.sleep(3)  # what all ranks found, rank 0 says: the launcher ends the others then
     print(f"ds-distill: {message}", file=sys.stderr, flush=True)
     # Other ranks may wait for this one; do not wait for them on the way out.
-    os._exit(2) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else sys.exit(2)
+    os._exit(2) if several else sys.exit(2)

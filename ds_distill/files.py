@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,17 +49,8 @@ def naming(place: Path) -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Replace a file's content at once: a crash leaves the old content or the new."""
-    aside = path.with_name(f".{path.name}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    sync(path.parent)
+    with new_file(path) as aside:
+        aside.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, data: Any, indent: int | None = 2) -> None:
@@ -67,6 +59,25 @@ def write_json(path: Path, data: Any, indent: int | None = 2) -> None:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file to write aside, which takes its name when the block ends without an error."""
+    aside = path.with_name(f".{path.name}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield aside
+        publish_file(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def publish_file(aside: Path, path: Path) -> None:
+    """Sync a finished file to disk and give it its name, replacing an older one."""
+    sync(aside)
+    os.replace(aside, path)
+    sync(path.parent)
 
 
 @contextmanager
@@ -83,8 +94,12 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def publish_folder(aside: Path, path: Path) -> None:
-    """Sync a finished folder to disk and give it its name, replacing an older one."""
+    """Sync a finished folder to disk and give it its name, replacing an older one. Its files get
+    the rights of any new file there: safetensors gives its own to the owner alone."""
+    mode = _mode_of_new_files(aside)
     for path_within in aside.rglob("*"):
+        if path_within.is_file():
+            path_within.chmod(mode)
         sync(path_within)
     sync(aside)
     if path.exists():
@@ -96,6 +111,15 @@ def publish_folder(aside: Path, path: Path) -> None:
     else:
         os.rename(aside, path)
     sync(path.parent)
+
+
+def _mode_of_new_files(folder: Path) -> int:
+    """By the umask, which a process can only read by changing it for all its threads."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    return mode
 
 
 def sync(path: Path) -> None:

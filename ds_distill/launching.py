@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
+import select
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from ds_distill.errors import UserError
 from ds_distill.phases.check import check_data, check_recipe
 from ds_distill.phases.folder import RunFolder
 from ds_distill.recipe import Recipe
+from ds_distill.stopping import LAUNCHED, last_words, say
+
+TERM_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,6 @@ class Ranks:
             raise UserError(f"launch: --num-gpus {self.num_gpus}, and this machine has {gpus}.")
         return self.num_gpus
 
-    def options(self) -> list[str]:
-        """As a user gives them."""
-        if self.hostfile is not None:
-            return ["--hostfile", str(self.hostfile)]
-        return ["--num-gpus", str(self.num_gpus)]
-
 
 def launch_run(
     reference: str,
@@ -56,10 +55,9 @@ def launch_run(
     resume: bool,
 ) -> None:
     """Run a recipe on many ranks. Raises as `_launch` does."""
-    what = [reference, *overrides]
-    place = ["--folder", str(folder.path)]
-    each = ["run", *what, *place, *(["--resume"] if resume else [])]
-    again = ["launch", *what, *ranks.options(), *place, "--resume"]
+    each = ["run", reference, *overrides, "--folder", str(folder.path)]
+    each += ["--resume"] if resume else []
+    again = ["--resume"]
     _launch(recipe, folder, ranks, each, again, resume=resume, proof=folder.results)
 
 
@@ -68,8 +66,7 @@ def launch_build(
 ) -> None:
     """Run a recipe's phases through its last cache phase on many ranks, or the rest of them.
     Raises as `_launch` does."""
-    what = ["cache", "build", reference, *overrides]
-    place = ["--folder", str(folder.path)]
+    each = ["cache", "build", reference, *overrides, "--folder", str(folder.path)]
     [*_, (number, name)] = (
         (number, name)
         for number, name in enumerate(recipe.phase_names())
@@ -79,8 +76,8 @@ def launch_build(
         recipe,
         folder,
         ranks,
-        [*what, *place],
-        [*what, *ranks.options(), *place],
+        each,
+        [],
         resume=folder.holds_run(),
         proof=folder.record(number, name),
     )
@@ -96,35 +93,77 @@ def _launch(
     resume: bool,
     proof: Path,
 ) -> None:
-    """Check the run here, where an error is one paragraph, then hand it to `deepspeed`.
+    """Check the run here, where an error is one paragraph, then hand it to `deepspeed`. Told to
+    stop, it ends all ranks.
 
-    each: the `ds-distill` command of each rank; again: the user's, to continue after a stop.
-    proof: a file that is there when all went well.
+    each: the `ds-distill` command of each rank; again: what the user's own needs to continue after
+    a stop. proof: a file that is there when all went well.
 
-    Raises UserError for mistakes, and SystemExit(1) when the run fails.
+    Raises UserError for mistakes, SystemExit(2) for those that a rank found and said, and
+    SystemExit(1) when the run fails.
     """
-    count = ranks.count()
-    folder.check_new_or_same(recipe, resume)
-    check_recipe(recipe, num_ranks=count)
-    if not resume:
-        check_data(recipe, open_source(recipe.task))
-    command = [_deepspeed(), *_placement(ranks), "--no_local_rank"]
-    command += ["--log_level", "error", "--module", "ds_distill", *each]
-    environment = dict(os.environ)
-    if not torch.cuda.device_count():
-        environment["DS_ACCELERATOR"] = "cpu"
-        environment["LOCAL_SIZE"] = str(ranks.num_gpus or 1)
-    status = subprocess.run(command, env=environment).returncode
-    # The launcher can return 0 after a rank was killed by a signal: results are the proof.
-    if status == 2 or (status != 0 and not folder.path.exists()):
-        raise SystemExit(2)
-    if status != 0 or not proof.is_file():
-        print(
-            f"ds-distill: the run stopped (launcher's exit code {status}). What is done is kept; "
-            f"continue with: {shlex.join(['ds-distill', *again])}",
-            file=sys.stderr,
+    launcher: subprocess.Popen[bytes] | None = None
+
+    def end(hurry: bool) -> None:
+        if launcher is not None:
+            _end_all(launcher, hurry)
+
+    with last_words(lambda: folder.how_to_go_on(*again), end):
+        count = ranks.count()
+        folder.check_new_or_same(recipe, resume)
+        check_recipe(recipe, num_ranks=count, on_gpu=torch.cuda.is_available())
+        if not resume:
+            check_data(recipe, open_source(recipe.task))
+        print(f"Starting {count} ranks ...", flush=True)
+        command = [_deepspeed(), *_placement(ranks), "--no_local_rank"]
+        command += ["--log_level", "critical", "--module", "ds_distill", *each]
+        # In a session of its own no signal from the terminal gets past this process to a rank;
+        # ranks take the end of their standard input for the end of this process.
+        launcher = subprocess.Popen(
+            command, env=_environment(ranks), stdin=subprocess.PIPE, start_new_session=True
         )
-        raise SystemExit(1)
+        status = launcher.wait()
+        if status == 2:
+            raise SystemExit(2)
+        # The launcher can return 0 after a rank was killed by a signal: results are the proof.
+        if status != 0 or not proof.is_file():
+            _end_all(launcher)
+            say(f"the run stopped: {_reason(status)}. {folder.how_to_go_on(*again)}")
+            raise SystemExit(1)
+
+
+def _environment(ranks: Ranks) -> dict[str, str]:
+    """Of the launcher and its ranks."""
+    # `python -m` would take a user's random.py for the library of that name.
+    environment = {**os.environ, LAUNCHED: "1", "PYTHONSAFEPATH": "1"}
+    if not torch.cuda.device_count():
+        environment |= {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(ranks.num_gpus or 1)}
+    return environment
+
+
+def _reason(status: int) -> str:
+    """What the launcher's exit code says: it is that of the first rank which failed, and counts
+    down from 256 where a signal ended that."""
+    ended = "the launcher" if status < 0 else "a rank"
+    try:
+        name = signal.Signals(-status if status < 0 else 256 - status).name
+    except ValueError:
+        return f"the launcher's exit code is {status}"
+    memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+    return f"{ended} was ended by {name}{memory}"
+
+
+def _end_all(launcher: subprocess.Popen[bytes], hurry: bool = False) -> None:
+    """End a launcher and all that it started: SIGTERM, and SIGKILL to what is there after
+    TERM_SECONDS, or at once in a hurry."""
+    assert launcher.stdin is not None
+    readers = select.poll()  # an error: nobody is left who reads from the pipe
+    readers.register(launcher.stdin, 0)
+    for number in [signal.SIGKILL] if hurry else [signal.SIGTERM, signal.SIGKILL]:
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, number)
+        if readers.poll(TERM_SECONDS * 1000):
+            return
 
 
 def _placement(ranks: Ranks) -> list[str]:

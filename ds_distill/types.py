@@ -10,6 +10,7 @@ one per chosen position. Routing and loss terms only ever see rows, so they know
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
@@ -215,15 +216,16 @@ class Signals:
         return Signals(self._words.to(device), states)
 
     def filler(self) -> Signals:
-        """One row of zeros, for a batch in which no row counts; of cached signals."""
+        """One row that says nothing, for a batch in which no row counts; of cached signals."""
         whole = self.to(torch.device("cpu"))
         states = {
             layer: state.new_zeros(1, state.shape[1]) for layer, state in whole.hidden.items()
         }
         if whole.top is None:
             return Signals(whole.logits.new_zeros(1, whole.logits.shape[1]), states)
-        zeros = whole.top.log_probs.new_zeros(1, whole.top.ids.shape[1])
-        return Signals(TopK(zeros, zeros.long(), zeros[:, 0]), states)
+        ids = torch.arange(whole.top.ids.shape[1])[None]
+        even = torch.full(ids.shape, -math.log(ids.numel()))
+        return Signals(TopK(even, ids, torch.full((1,), -math.inf)), states)
 
 
 @dataclass(frozen=True)

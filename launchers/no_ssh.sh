@@ -17,6 +17,7 @@ recipe=${4:?$usage}
 folder=${5:?$usage}
 shift 5
 
+export PYTHONSAFEPATH=1 # no script in this folder is taken for a library
 exec deepspeed --no_ssh --node_rank "$node_rank" --hostfile "$hostfile" \
     --master_addr "$master" --master_port "${MASTER_PORT:-29500}" \
     --log_level warning --no_local_rank --module ds_distill run "$recipe" --folder "$folder" "$@"

@@ -12,7 +12,6 @@ import pyarrow as pa
 import torch
 
 from ds_distill.cache.build import (
-    Plan,
     ShardWriter,
     _written,
     blocks_to_write,
@@ -22,6 +21,7 @@ from ds_distill.cache.build import (
     start_build,
 )
 from ds_distill.cache.format import MANIFEST, Block, Manifest
+from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Words
 from ds_distill.data.keys import content_keys

@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
+import termios
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+Process = subprocess.Popen[str]
+MARK = "DS_DISTILL_TEST_MARK"
+
+
+def marked() -> dict[str, str]:
+    """An addition to the environment of processes by which `left_of` finds them."""
+    return {MARK: uuid.uuid4().hex}
+
+
+def left_of(environment: dict[str, str]) -> list[psutil.Process]:
+    """Processes that were started with a marked environment, or by these, and have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            mark = process.environ().get(MARK)
+            if mark == environment[MARK] and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def prepare(terminal: int | None = None) -> None:
+    """In a new process of a new session: it heeds SIGINT, also where this one ignores it, and has
+    a terminal, if one is given."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if terminal is not None:
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+
+def read_all(terminal: int, shown: list[bytes]) -> None:
+    """What a terminal shows, until its other side is closed."""
+    with suppress(OSError):
+        while part := os.read(terminal, 65536):
+            shown.append(part)
 
 
 def kill_all(process: subprocess.Popen[str]) -> None:

@@ -211,12 +211,12 @@ class TeacherBlocks:
         return _AddressSpace.place(buffer)
 
     def _message(self, number: int, block: Block) -> pa.Buffer:
-        """A block's bytes."""
+        """A block's bytes. Raises OSError where the system cannot map the shard: no damage."""
         shard = self._shards[number]
         if number not in self._maps:
             try:
                 mapped = _map_file(self._cache / self._name / shard.file)
-            except OSError as error:
+            except FileNotFoundError as error:
                 raise self._damaged(shard) from error
             # Of threads that come here together all go on with the same one: the addresses that
             # they note must be of a file that stays mapped.

@@ -6,7 +6,7 @@ then notes the block in its journal, which it syncs too. What a journal notes is
 power cut; what it does not note is written again. `finish_build` turns the journals into the
 manifest.
 
-    .building/plan.json                            what is being built
+    .building/plan.json                            what is being built (see `plan`)
     .building/TEACHER.RANK-of-RANKS.jsonl          journals: a line per block
 """
 
@@ -18,10 +18,8 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,81 +37,13 @@ from ds_distill.cache.format import (
     file_checksum,
 )
 from ds_distill.cache.index import KeyIndex, write_index
+from ds_distill.cache.plan import BUILDING, Plan, check_same_plan, read_plan, write_plan
 from ds_distill.cache.words import Words
 from ds_distill.errors import UserError
-from ds_distill.files import read_json, sync, write_json
+from ds_distill.files import sync
 
-BUILDING = ".building"
-PLAN = "plan.json"
 LOCK = ".lock"
-"""Names that no teacher has."""
-
-MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, MAX_BLOCK_BYTES = 256, 8192, 4 << 20
-"""A reader checks a block when it touches one row of it, and a kill loses a block at most; but
-each costs about 200 bytes in its shard and 80 in the manifest."""
-
-BLOCKS_OF_A_BUILD = 64
-"""So many are wanted: what a kill loses is then a small share."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The rows that a cache lacks, in the order in which they will lie."""
-
-    first_block: int
-    """Number of its first block: as many as the cache holds."""
-    block_rows: int
-    keys: list[np.ndarray]
-    """int64 [n, 2] per split, longest example first; a block has rows of one split."""
-
-    def __post_init__(self) -> None:
-        assert self.block_rows >= 1 and not self.block_rows & (self.block_rows - 1)
-
-    @property
-    def blocks(self) -> list[tuple[int, slice]]:
-        """Split and its rows, for each block from the first on."""
-        size = self.block_rows
-        return [
-            (split, slice(start, min(start + size, len(keys))))
-            for split, keys in enumerate(self.keys)
-            for start in range(0, len(keys), size)
-        ]
-
-    @property
-    def examples(self) -> int:
-        return sum(len(keys) for keys in self.keys)
-
-    def rows(self) -> np.ndarray:
-        """Row numbers of all keys, in their order: uint32 [n]."""
-        parts, block = [], self.first_block
-        for keys in self.keys:
-            first = block * self.block_rows
-            parts.append(np.arange(first, first + len(keys), dtype=np.uint32))
-            block += -(-len(keys) // self.block_rows)
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
-
-    def to_json(self) -> dict[str, Any]:
-        digest = xxhash.xxh3_128()
-        for keys in self.keys:
-            digest.update(len(keys).to_bytes(8, "big"))
-            digest.update(np.ascontiguousarray(keys).tobytes())
-        return {
-            "first_block": self.first_block,
-            "block_rows": self.block_rows,
-            "examples": self.examples,
-            "keys": digest.hexdigest(),
-        }
-
-
-def block_rows_for(examples: int, row_bytes: int) -> int:
-    """Examples of a block: a power of two that is a small share of them and of few bytes.
-
-    row_bytes: of an example, as well as it is known.
-    """
-    wanted = min(max(examples // BLOCKS_OF_A_BUILD, MIN_BLOCK_ROWS), MAX_BLOCK_ROWS)
-    limit = min(wanted, MAX_BLOCK_BYTES // max(row_bytes, 1))
-    return 1 << max(limit, 1).bit_length() - 1
-
+"""A name that no teacher has."""
 
 # --------------------------------------------------------------------------- the main process
 
@@ -149,30 +79,24 @@ def _lock(cache: Path) -> int:
         os.close(descriptor)  # it was removed with the lock of a build that has just ended
 
 
-def start_build(
-    cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, Words]]
-) -> int | None:
+def start_build(cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, Words]]) -> int:
     """Make ready for the blocks of a plan; what an earlier build of the same plan left is kept.
 
     Main process; the others wait for it. Returns the number of blocks, of all teachers, that
-    are there already; None when an unfinished build of something else had to be dropped.
+    are there already. Raises UserError when an unfinished build is of another plan, or its plan
+    is damaged.
     """
-    wanted = _described(plan, teachers)
     folder = cache / BUILDING
-    kept: int | None = 0
-    if folder.is_dir():
-        try:
-            same = read_json(folder / PLAN) == wanted
-        except (OSError, ValueError):
-            same = False  # killed before its plan was whole
-        if same:
-            for name, (_, words) in teachers.items():
-                assert kept is not None
-                kept += sum(len(shard.blocks) for shard in _written(cache, name, words))
-            return kept
-        kept = None if any(folder.glob("*.jsonl")) else 0
-        shutil.rmtree(folder)
-    _remove_leftovers(cache)
+    manifest = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
+    held = read_plan(cache, manifest)
+    if held is not None:
+        check_same_plan(cache, held, plan, teachers)
+        return sum(
+            len(shard.blocks)
+            for name, (_, words) in teachers.items()
+            for shard in _written(cache, name, words)
+        )
+    discard_build(cache)
     for name in teachers:
         (cache / name).mkdir(exist_ok=True)
         sync(cache / name)
@@ -180,8 +104,8 @@ def start_build(
     sync(cache)
     for parent in (cache.parent, cache.parent.parent):
         sync(parent)
-    write_json(folder / PLAN, wanted)
-    return kept
+    write_plan(cache, plan, teachers)
+    return 0
 
 
 def finish_build(
@@ -209,7 +133,6 @@ def finish_build(
     blocks = plan.first_block + len(plan.blocks)
     index_file = cache / f"index-{blocks}.arrow"
     write_index(index_file, keys, rows)
-    sync(cache)
     Manifest(
         examples=len(keys),
         block_rows=plan.block_rows,
@@ -222,16 +145,9 @@ def finish_build(
 
 def discard_build(cache: Path) -> None:
     """Drop what is left of a build that nothing needs any more. Main process."""
-    shutil.rmtree(cache / BUILDING, ignore_errors=True)
+    if (cache / BUILDING).exists():
+        shutil.rmtree(cache / BUILDING)
     _remove_leftovers(cache)
-
-
-def _described(plan: Plan, teachers: Mapping[str, tuple[Fingerprint, Words]]) -> dict[str, Any]:
-    described = {
-        name: {"fingerprint": fingerprint, "words": words.model_dump(mode="json")}
-        for name, (fingerprint, words) in teachers.items()
-    }
-    return {**plan.to_json(), "teachers": json.loads(json.dumps(described))}
 
 
 def _remove_leftovers(cache: Path) -> None:
@@ -265,20 +181,14 @@ def _close_shard(file: Path, shard: Shard) -> None:
 def known_teachers(cache: Path) -> dict[str, tuple[Fingerprint, Words]]:
     """Teachers of the build that goes on, else of the cache as it is, else none.
 
-    Raises UserError when the cache is damaged.
+    Raises UserError when the plan or the cache is damaged, OSError when it cannot be read.
     """
-    try:
-        planned = read_json(cache / BUILDING / PLAN)["teachers"]
-        return {
-            name: (said["fingerprint"], Words.model_validate(said["words"]))
-            for name, said in planned.items()
-        }
-    except (OSError, ValueError, TypeError, KeyError):  # killed before its plan was whole
-        pass
-    if not (cache / MANIFEST).is_file():
-        return {}
-    manifest = Manifest.read(cache)
-    return {name: (said.fingerprint, said.words) for name, said in manifest.teachers.items()}
+    manifest = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
+    planned = read_plan(cache, manifest)
+    if planned is not None:
+        return planned.teachers
+    entries = manifest.teachers if manifest else {}
+    return {name: (said.fingerprint, said.words) for name, said in entries.items()}
 
 
 def blocks_to_write(cache: Path, plan: Plan, teacher: str, words: Words) -> list[int]:
@@ -362,7 +272,7 @@ def _noted(teacher: Path, journal: Path) -> list[tuple[str, Block]]:
             block = Block(*place)
             size = sizes.get(file) or (teacher / file).stat().st_size
             sizes[file] = size
-        except (ValueError, TypeError, OSError):
+        except (ValueError, TypeError, FileNotFoundError):
             break
         if _line(file, block) != line or block.offset + block.length > size:
             break
@@ -370,12 +280,23 @@ def _noted(teacher: Path, journal: Path) -> list[tuple[str, Block]]:
     return noted
 
 
+def _journals(cache: Path, teacher: str) -> list[Path]:
+    """Of all ranks, sorted. Raises OSError where the folder cannot be listed: a glob would find
+    none there."""
+    try:
+        names = os.listdir(cache / BUILDING)
+    except FileNotFoundError:
+        return []
+    own = [name for name in names if name.startswith(f"{teacher}.") and name.endswith(".jsonl")]
+    return [cache / BUILDING / name for name in sorted(own)]
+
+
 def _written(cache: Path, teacher: str, words: Words) -> list[Shard]:
     """What the journals of all ranks note of a teacher, as shards, sorted by their names."""
     header = words.arrow_schema().serialize().to_pybytes()
     frame = xxhash.xxh3_128_hexdigest(header + END_OF_STREAM)
     shards: dict[str, list[Block]] = {}
-    for journal in sorted((cache / BUILDING).glob(f"{teacher}.*.jsonl")):
+    for journal in _journals(cache, teacher):
         for file, block in _noted(cache / teacher, journal):
             shards.setdefault(file, []).append(block)
     return [

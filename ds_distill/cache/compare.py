@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec, VocabularyCodec
+from ds_distill.files import new_file
 
 ENTRIES = (16, 32, 64, 128)
 THRESHOLDS = (1e-2, 4e-3, 2e-3, 1e-3, 5e-4)
@@ -145,7 +146,9 @@ def plot(scores: Sequence[CodecScore], path: Path, title: str) -> None:
     axes[1].set_ylabel("99th percentile")
     axes[0].legend()
     figure.suptitle(title)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    kind = path.suffix.removeprefix(".")
+    with new_file(path) as aside:
+        figure.savefig(aside, format=kind, metadata={"Date": None} if kind == "svg" else None)
     pyplot.close(figure)
 
 

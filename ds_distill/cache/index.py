@@ -10,7 +10,7 @@ import torch
 
 from ds_distill.cache.format import damaged, file_checksum
 from ds_distill.errors import UserError
-from ds_distill.files import sync
+from ds_distill.files import new_file
 
 SCHEMA = pa.schema([("key_hi", pa.int64()), ("key_lo", pa.int64()), ("row", pa.uint32())])
 
@@ -21,28 +21,31 @@ _LARGE_QUESTION = 10_000
 def write_index(file: Path, keys: np.ndarray, rows: np.ndarray) -> None:
     """Write an index of distinct keys. keys: int64 [N, 2]; rows: uint32 [N].
 
-    Arrow IPC stream of one record batch, sorted by key. Synced; not yet under a name that
-    anything refers to.
+    Arrow IPC stream of one record batch, sorted by key. Synced; nothing refers to it yet.
     """
     order = np.lexsort((keys[:, 1], keys[:, 0]))
     columns = [pa.array(column[order]) for column in (keys[:, 0], keys[:, 1], rows)]
     del order
-    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, SCHEMA) as stream:
+    with (
+        new_file(file) as aside,
+        pa.OSFile(str(aside), "wb") as sink,
+        pa.ipc.new_stream(sink, SCHEMA) as stream,
+    ):
         stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
-    sync(file)
 
 
 class KeyIndex:
     """An index file, memory-mapped."""
 
     def __init__(self, cache: Path, name: str, checksum: str) -> None:
-        """Raises UserError when the file is missing or damaged."""
+        """Raises UserError when the file is missing or damaged, OSError when it cannot be read."""
         self._cache = cache
         file = cache / name
         if not file.is_file() or file_checksum(file) != checksum:
             raise damaged(cache, name)
+        mapped = pa.memory_map(str(file))  # outside: an error of the system is no damage
         try:
-            with pa.memory_map(str(file)) as source:
+            with mapped as source:
                 [batch] = list(pa.ipc.open_stream(source))
             batch.validate(full=True)
         except (pa.ArrowException, OSError, ValueError, EOFError) as error:

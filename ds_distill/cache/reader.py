@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ds_distill.cache.blocks import TeacherBlocks
+from ds_distill.cache.codecs import Encoded
 from ds_distill.cache.format import Fingerprint, Manifest, check_fingerprint, damaged
 from ds_distill.cache.index import KeyIndex
 from ds_distill.cache.words import Words
@@ -91,10 +92,17 @@ class CacheReader:
         draw: of masks, for words on tokens; there is a row for each token chosen in it then.
         Raises UserError when a block that is touched is damaged.
         """
-        blocks, words = self._blocks_of(teacher), self.manifest.teachers[teacher].words
-        if words.draws is None:
-            return words.signals(blocks.read(rows))
-        return words.signals(blocks.read_lists(rows, draw))
+        return self.manifest.teachers[teacher].words.signals(self._read(teacher, rows, draw))
+
+    def log_probs(self, teacher: str, rows: np.ndarray, draw: int = 0) -> torch.Tensor:
+        """Whole distributions of the same rows, as `Words.log_probs` has them: float32 [n, C]."""
+        return self.manifest.teachers[teacher].words.log_probs(self._read(teacher, rows, draw))
+
+    def _read(self, teacher: str, rows: np.ndarray, draw: int) -> dict[str, Encoded]:
+        blocks = self._blocks_of(teacher)
+        if self.manifest.teachers[teacher].words.draws is None:
+            return blocks.read(rows)
+        return blocks.read_lists(rows, draw)
 
     def verify(self) -> None:
         """Check every byte. Raises UserError that names the first file that is damaged."""

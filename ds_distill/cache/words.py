@@ -80,6 +80,11 @@ class Words(BaseModel):
         return getattr(torch, self.dtype)
 
     @property
+    def codec_name(self) -> str:
+        """As a recipe calls it."""
+        return self._codec.name if self._codec else "dense"
+
+    @property
     def items(self) -> dict[str, int | None]:
         """Bytes of a row, by column; None where they differ from row to row."""
         size = _ARROW[self.dtype].byte_width
@@ -168,5 +173,15 @@ class Words(BaseModel):
         assert self.temperature is not None
         return Signals(Packed(columns["logits"], self._codec, self.temperature), hidden)
 
+    def log_probs(self, columns: dict[str, Encoded]) -> torch.Tensor:
+        """Whole distributions as they are kept, the tail spread as the codec spreads it: float32
+        [n, C], at the codec's temperature, or without a codec at 1."""
+        if self._codec is None:
+            return torch.log_softmax(self._numbers(columns["logits"]), 1)
+        return self._codec.log_probs(columns["logits"])
+
     def _numbers(self, stored: Encoded) -> torch.Tensor:
-        return stored.payload.view(self._torch_dtype).float()
+        rows, size = stored.payload.shape
+        # Flat: an array of no rows may have strides that no view to another dtype takes.
+        numbers = stored.payload.flatten().view(self._torch_dtype)
+        return numbers.view(rows, size // self._torch_dtype.itemsize).float()

@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import torch
 
+from ds_distill.data.parts import labels_and_groups
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.types import Batch, PackedView, PaddedView, Signals, View
 
@@ -25,18 +26,31 @@ class Examples:
     """int64 [N, 2]."""
     labels: np.ndarray
     """int64 [N]; -1 where an example has none."""
+    groups: torch.Tensor | None = None
+    """int64 [N, 2], where examples are dealt to parts and folds by something else than their keys:
+    by what they were taken from, e.g. a file."""
 
     @staticmethod
     def of(split: datasets.Dataset) -> Examples:
-        columns = [split.data.column(name).to_numpy() for name in ("key_hi", "key_lo")]
-        labels = split.data.column("label").to_numpy()
-        return Examples(torch.from_numpy(np.stack(columns, axis=1)), labels)
+        columns = split.with_format("numpy")  # not `.data`, which holds also what a cap left out
+        keys = np.stack([columns[name][:] for name in ("key_hi", "key_lo")], axis=1)
+        labels, groups = labels_and_groups(split)
+        grouped = torch.from_numpy(groups) if "group" in split.column_names else None
+        return Examples(torch.from_numpy(keys), labels, grouped)
+
+    @property
+    def dealt_by(self) -> torch.Tensor:
+        """By what examples are dealt to parts and folds: int64 [N, 2]. The group, since examples of
+        one file are too alike for some to judge what was fitted on the others; else the key."""
+        return self.keys if self.groups is None else self.groups
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def at(self, indices: np.ndarray) -> Examples:
-        return Examples(self.keys[torch.from_numpy(indices)], self.labels[indices])
+        rows = torch.from_numpy(indices)
+        groups = None if self.groups is None else self.groups[rows]
+        return Examples(self.keys[rows], self.labels[indices], groups)
 
 
 class Collator(Protocol):

@@ -29,12 +29,13 @@ from ds_distill.errors import UserError
 
 PREFIX = "docstrings:"
 
-SHARES = {"train": 0.3, "transfer": 0.3, "validation": 0.1, "test": 0.3}
-"""Split to its share of the files. Transfer has no labels."""
+SHARES = {"train": 0.25, "transfer": 0.25, "validation": 0.2, "test": 0.3}
+"""Split to its share of the files. Transfer has no labels. Half of validation is for what routing
+learns and half for what chooses, and a gate needs many files to learn what holds in others."""
 
 UNLABELLED = ("transfer",)
 
-VERSION = 1
+VERSION = 2
 """Part of the cached corpus's name: raise it when the same packages give other examples."""
 
 MIN_WORDS = 6
@@ -85,9 +86,9 @@ def docstring_corpus(packages: list[str], folder: Path, progress: Progress | Non
     """Extract the packages' docstrings once; later calls and other ranks find the file.
 
     The result is an Arrow stream file in `folder` with the columns of `examples.EXAMPLES`
-    (label: the package's position in `packages`) and `split`, int8: position in SHARES. Rows
-    of a split stand together. The file's name is a hash of all it depends on: VERSION, the
-    packages, and the names, sizes and times of their files.
+    (label: the package's position in `packages`), `group`, int64: a hash of the file's name, and
+    `split`, int8: position in SHARES. Rows of a split stand together. The result's name is a hash
+    of all it depends on: VERSION, the packages, and the names, sizes and times of their files.
 
     Raises UserError when a package is not installed or has no docstrings.
     """
@@ -113,6 +114,10 @@ def split_of_file(name: str) -> int:
     """The split (position in SHARES) of a file, from its package and path alone."""
     uniform = xxhash.xxh3_64_intdigest(name.encode()) / 2**64
     return int(np.searchsorted(np.cumsum(list(SHARES.values()))[:-1], uniform, side="right"))
+
+
+def _group_of_file(name: str) -> int:
+    return xxhash.xxh3_64_intdigest(name.encode()) - 2**63
 
 
 def paragraphs(docstring: str) -> Iterator[str]:
@@ -191,32 +196,31 @@ def _extract(
     packages: list[str], files: list[tuple[int, str, Path]], progress: Progress | None
 ) -> pa.Table:
     mask = name_mask(packages)
-    found: dict[str, tuple[int, int]] = {}  # text -> (label, split); the first file has it
+    found: dict[str, tuple[int, int, int]] = {}  # text -> label, group, split of its first file
     shared: set[str] = set()
     with _parsing():
         for count, (label, name, path) in enumerate(files, start=1):
-            split = split_of_file(name)
+            place = (label, _group_of_file(name), split_of_file(name))
             for docstring in _docstrings(path):
                 for paragraph in paragraphs(docstring):
                     text = mask(paragraph)
-                    if found.setdefault(text, (label, split))[0] != label:
+                    if found.setdefault(text, place)[0] != label:
                         shared.add(text)
             if progress is not None and (count % 50 == 0 or count == len(files)):
                 progress(count, len(files))
     rows = [(text, *place) for text, place in found.items() if text not in shared]
-    counts = np.bincount([label for _, label, _ in rows], minlength=len(packages))
+    counts = np.bincount([label for _, label, *_ in rows], minlength=len(packages))
     for package, count in zip(packages, counts, strict=True):
         if count == 0:
             raise UserError(
                 f"task.data.path: package {package!r} has no docstring paragraphs of its own "
                 f"with {MIN_WORDS} words or more. Take it out of the list after `{PREFIX}`."
             )
-    rows.sort(key=lambda row: row[2])  # stable: within a split the order of the files stays
-    texts = [text for text, _, _ in rows]
+    rows.sort(key=lambda row: row[3])  # stable: within a split the order of the files stays
+    texts, labels, groups, splits = map(list, zip(*rows, strict=True))
     keys = content_keys(texts)
-    columns = [texts, [label for _, label, _ in rows], keys[:, 0], keys[:, 1]]
-    schema = EXAMPLES.append(pa.field("split", pa.int8()))
-    return pa.table([*columns, [split for _, _, split in rows]], schema=schema)
+    schema = EXAMPLES.append(pa.field("group", pa.int64())).append(pa.field("split", pa.int8()))
+    return pa.table([texts, labels, keys[:, 0], keys[:, 1], groups, splits], schema=schema)
 
 
 def _docstrings(path: Path) -> Iterator[str]:

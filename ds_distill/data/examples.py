@@ -7,9 +7,7 @@ for messages, and good files never pay for it.
 
 from __future__ import annotations
 
-import os
 import re
-import uuid
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -18,12 +16,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from filelock import FileLock
 
 from ds_distill.data.keys import content_keys, hash_keys
 from ds_distill.data.readers import BATCH, Reader, kind_of, nearest
 from ds_distill.errors import UserError
+from ds_distill.files import new_file
 from ds_distill.recipe.schema import Columns
 
 EXAMPLES = pa.schema(
@@ -95,7 +93,7 @@ def keep_per_class(classes: np.ndarray, keys: np.ndarray, count: int) -> np.ndar
     kept, so the choice does not depend on the order, and a smaller count keeps a subset of
     what a larger one keeps.
     """
-    hashes = hash_keys(torch.from_numpy(np.ascontiguousarray(keys)), _KEEP_PER_CLASS).numpy()
+    hashes = hash_keys(keys, _KEEP_PER_CLASS)
     order = np.lexsort((hashes, classes))
     ordered = classes[order]
     starts = np.searchsorted(ordered, ordered)  # where each row's class begins
@@ -111,20 +109,18 @@ def build_once(target: Path, write: Callable[[Path], None]) -> Path:
     """
     if target.exists():
         return target
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"):
             if not target.exists():
-                write(temporary)
-                os.replace(temporary, target)
+                with new_file(target) as temporary:
+                    write(temporary)
     except OSError as error:
         raise UserError(
             f"{target.parent}: converted data cannot be written here: "
-            f"{error.strerror or error}. Free some space or choose another folder."
+            f"{error.strerror or error}. Free some space, or set HF_DATASETS_CACHE to a folder "
+            "that can be written."
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 

@@ -8,9 +8,16 @@ worker or order.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeVar
+
 import numpy as np
-import torch
 import xxhash
+
+if TYPE_CHECKING:
+    import torch
+
+Integers = TypeVar("Integers", "torch.Tensor", np.ndarray)
+"""int64, and wrapping around where a product is too large: torch's and numpy's arrays alike."""
 
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64  # splitmix64's constants, as signed 64-bit integers
 _MIX_2 = 0x94D049BB133111EB - 2**64
@@ -33,10 +40,11 @@ def content_keys(texts: list[str], texts_b: list[str] | None = None) -> np.ndarr
     return keys.astype(np.uint64).view(np.int64)
 
 
-def hash_keys(keys: torch.Tensor, *stream: int | torch.Tensor) -> torch.Tensor:
+def hash_keys(keys: Integers, *stream: int | Integers) -> Integers:
     """Mix keys with integers (seed, epoch, purpose, position...) to uniform 64-bit hashes.
 
-    keys: int64 [..., 2], on any device; int64 tensors in the stream broadcast against [...].
+    keys: int64 [..., 2], of torch on any device or of numpy (then at least one-dimensional [...]);
+    int64 arrays in the stream broadcast against [...].
     Returns int64 [...]. Splitmix64's finaliser, once per word; the same on every device.
     """
     state = _mix(keys[..., 0]) ^ keys[..., 1]
@@ -51,12 +59,12 @@ def uniform(keys: torch.Tensor, *stream: int | torch.Tensor) -> torch.Tensor:
     return top_53_bits.double() * 2.0**-53
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
+def _mix(x: Integers) -> Integers:
     x = (x ^ _shift_right(x, 30)) * _MIX_1
     x = (x ^ _shift_right(x, 27)) * _MIX_2
     return x ^ _shift_right(x, 31)
 
 
-def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift: torch's is arithmetic and would copy the sign bit."""
+def _shift_right(x: Integers, bits: int) -> Integers:
+    """Logical shift: `>>` is arithmetic and would copy the sign bit."""
     return (x >> bits) & (2 ** (64 - bits) - 1)

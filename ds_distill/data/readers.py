@@ -29,8 +29,8 @@ from ds_distill.errors import UserError
 BATCH = 10_000
 
 SUFFIXES = (
-    *(".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet"),
-    *(".txt", ".txt.gz"),
+    *(".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz"),
+    *(".parquet", ".txt", ".txt.gz"),
 )
 
 
@@ -198,6 +198,12 @@ class Csv(_File):
     """Comma-separated values with a header, plain or gzip; all values are text."""
 
     numbers_are_text = True
+    delimiter = ","
+    quoted = True
+    advice = (
+        "Put a text that holds commas, quotes or line breaks in double quotes, and double each "
+        "quote inside."
+    )
 
     def columns(self) -> list[str]:
         for _, names in self._records():
@@ -212,7 +218,11 @@ class Csv(_File):
         reader = pyarrow.csv.open_csv(
             self.path,
             read_options=pyarrow.csv.ReadOptions(block_size=1 << 24),
-            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+            parse_options=pyarrow.csv.ParseOptions(
+                delimiter=self.delimiter,
+                quote_char='"' if self.quoted else False,
+                newlines_in_values=self.quoted,
+            ),
             convert_options=pyarrow.csv.ConvertOptions(
                 include_columns=present,
                 column_types=dict.fromkeys(present, pa.string()),
@@ -236,7 +246,7 @@ class Csv(_File):
             elif len(record) != len(header):
                 raise UserError(
                     f"{place}: the row has {len(record)} values and the header {len(header)}. "
-                    "Put a text that holds commas, quotes or line breaks in double quotes."
+                    f"{self.advice}"
                 )
             else:
                 yield place, dict(zip(header, record, strict=True))
@@ -254,17 +264,30 @@ class Csv(_File):
         limit = csv.field_size_limit(2**31 - 1)  # its default of 128 KiB is short for a text
         start = 1
         try:
-            for record in csv.reader(text(), strict=True):
+            for record in csv.reader(
+                text(),
+                strict=True,
+                delimiter=self.delimiter,
+                quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
+            ):
                 if record:
                     yield start, record
                 start = number + 1
         except csv.Error as error:
             raise UserError(
-                f"{self.path}:{start}: not readable as CSV: {error}. Put a text that holds commas, "
-                "quotes or line breaks in double quotes, and double each quote inside."
+                f"{self.path}:{start}: not readable as separated values: {error}. {self.advice}"
             ) from error
         finally:
             csv.field_size_limit(limit)
+
+
+class Tsv(Csv):
+    """Tab-separated values with a header, plain or gzip: one row a line, and a quote is a letter
+    like others (the media type text/tab-separated-values), so that no lone quote joins rows."""
+
+    delimiter = "\t"
+    quoted = False
+    advice = "Take tabs and line breaks out of the texts; quotes do not hide them here."
 
 
 class Parquet(_File):
@@ -341,6 +364,7 @@ def open_file(path: Path) -> Reader:
         ".jsonl": JsonLines,
         ".json": JsonLines,
         ".csv": Csv,
+        ".tsv": Tsv,
         ".parquet": Parquet,
         ".txt": TextLines,
     }

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import datasets
@@ -18,7 +20,16 @@ import xxhash
 
 from ds_distill.data import docstrings
 from ds_distill.data.examples import build_once, convert, distinct_labels, keep_per_class
-from ds_distill.data.readers import SUFFIXES, HubSplit, Reader, file_suffix, nearest, open_file
+from ds_distill.data.keys import content_keys
+from ds_distill.data.readers import (
+    BATCH,
+    SUFFIXES,
+    HubSplit,
+    Reader,
+    file_suffix,
+    nearest,
+    open_file,
+)
 from ds_distill.errors import UserError
 from ds_distill.recipe.schema import SingleLabel, Task
 
@@ -88,7 +99,8 @@ class Source(ABC):
 
         Columns: `text`, str; `text_b`, str, where the recipe names its column; `label`,
         int64: class id, or -1 in every row of a split without labels; `key_hi` and `key_lo`,
-        int64: the content key. `task.data.per_class` is applied.
+        int64: the content key; of docstrings `group`, int64: the file. `task.data.per_class` is
+        applied.
 
         Raises UserError when the split is not there, a row breaks a rule, or the split has
         no labels and `need_labels` is set.
@@ -110,8 +122,13 @@ class Source(ABC):
                 raise self._no_labels(split)
             keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)
             data = data.select(keep_per_class(classes, keys, cap))
-        names = ("text", "text_b", "label", "key_hi", "key_lo")
+        names = ("text", "text_b", "label", "key_hi", "key_lo", "group")
         return data.select_columns([name for name in names if name in data.column_names])
+
+    def places(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+        """Where examples with these content keys stand, e.g. `train.jsonl:17`, for a message: the
+        first of those with the same text, and none where that cannot be told."""
+        return {}
 
     def _check_split(self, split: str, fix: str) -> None:
         if split not in self.splits:
@@ -201,6 +218,20 @@ class ReaderSource(Source):
         path = self.cache_folder / f"examples-{digest}.arrow"
         build_once(path, lambda temporary: convert(reader, columns, labels, temporary))
         return datasets.Dataset.from_file(str(path))
+
+    def places(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+        columns = self.task.data.columns
+        names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
+        found: dict[tuple[int, int], str] = {}
+        with suppress(UserError, OSError, KeyError):  # the files are others by now
+            rows = self._reader(split).rows(names)
+            while len(found) < len(keys) and (batch := list(islice(rows, BATCH))):
+                fields = ([row[name] for _, row in batch] for name in names)
+                here = map(tuple, content_keys(*fields).tolist())
+                for (place, _), key in zip(batch, here, strict=True):
+                    if key in keys:
+                        found.setdefault(key, place)
+        return found
 
     def _no_labels(self, split: str) -> UserError:
         reader = self._reader(split)
@@ -360,8 +391,11 @@ def _missing_column(reader: Reader, key: str, name: str) -> UserError:
 def _read_labels(path: Path) -> list[str]:
     try:
         labels = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not readable as JSON: {error}. Write a list of names.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "brackets too deep in each other" if isinstance(error, RecursionError) else error
+        raise UserError(
+            f"{path}: not readable as JSON: {reason}. Write a list of names."
+        ) from error
     names = labels if isinstance(labels, list) else []
     if len(names) < 2 or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
         raise UserError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,36 +16,20 @@ import torch
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.files import sync
+from ds_distill.files import publish_file
+from ds_distill.models.configuration import tokenizer_rules
 from ds_distill.types import PaddedView
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """16 hex digits that change when the tokenizer would split or number text differently."""
     what = [
-        _rules(tokenizer),
+        tokenizer_rules(tokenizer),
         tokenizer.special_tokens_map,
         tokenizer.model_input_names,
         tokenizer.truncation_side,
     ]
     return xxhash.xxh3_64_hexdigest(json.dumps(what, sort_keys=True, default=str).encode())
-
-
-def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers give the same ids for every text. Their models may differ in the
-    other inputs that they take, as BERT and DistilBERT do."""
-    return all(
-        rule(first) == rule(second)
-        for rule in (_rules, lambda t: t.special_tokens_map, lambda t: t.truncation_side)
-    )
-
-
-def _rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
-    for setting in ("truncation", "padding"):  # left over from the last call
-        rules.pop(setting, None)
-    return dict(rules)
 
 
 def tokenise(
@@ -88,9 +71,7 @@ def tokenise(
             load_from_cache_file=False,
             new_fingerprint=file.stem,  # else it pickles the tokenizer to make one, a second each
         )
-        sync(aside / file.name)
-        os.replace(aside / file.name, file)
-        sync(file.parent)
+        publish_file(aside / file.name, file)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -115,6 +96,13 @@ class TokenTable:
         part.lengths = self.lengths[indices]
         part._chosen = indices if self._chosen is None else self._chosen[indices]
         return part
+
+    def counts(self, vocabulary: int) -> np.ndarray:
+        """How often each token stands in the whole file, special tokens included: int64 [V]."""
+        total = np.zeros(vocabulary, dtype=np.int64)
+        for chunk in self._tokens.data.column("input_ids").chunks:
+            total += np.bincount(chunk.flatten().to_numpy(), minlength=vocabulary)
+        return total
 
     def view(self, indices: np.ndarray) -> PaddedView:
         """The examples `indices` (int [B]) as one padded view."""

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ds_distill.errors import UserError
 from ds_distill.recipe.phases import Training
 
@@ -31,26 +29,32 @@ NOT_OURS = {
 """DeepSpeed keys that a run cannot honour, and what to use instead."""
 
 
-def find_config(reference: str) -> tuple[str, dict[str, Any]]:
+def find_config(reference: str, *, for_device: bool = True) -> tuple[str, dict[str, Any]]:
     """Read a DeepSpeed config by built-in name or path: (where, content).
 
     A name that ends in `_auto` is the `_bf16` config where the device computes in bf16, and
-    the `_fp32` one elsewhere.
+    the `_fp32` one elsewhere; the two differ in nothing else, and `for_device=False` takes the
+    second.
 
     Raises UserError when it is not there, is no JSON object, or holds keys of `NOT_OURS`.
     """
     folder = Path(str(importlib.resources.files("ds_configs"))) / "deepspeed"
     path = Path(reference)
     if not path.is_file():
-        path = folder / f"{resolved_name(reference)}.json"
+        stem = reference.removesuffix("_auto")
+        auto = stem != reference
+        if auto and (folder / f"{stem}_fp32.json").is_file():
+            reference = resolved_name(reference) if for_device else f"{stem}_fp32"
+        path = folder / f"{reference}.json"
     if not path.is_file():
-        names = ", ".join(sorted(found.stem for found in folder.glob("*.json")))
+        stems = {found.stem for found in folder.glob("*.json")}
+        names = ", ".join(sorted(stems | {f"{stem.rpartition('_')[0]}_auto" for stem in stems}))
         raise UserError(
             f"deepspeed: {reference!r} is neither a file nor a built-in config. Built-in: {names}."
         )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"deepspeed: {path} cannot be read as JSON: {error}.") from error
     if not isinstance(config, dict):
         raise UserError(f"deepspeed: {path} must hold a JSON object.")
@@ -82,6 +86,8 @@ def resolved_name(reference: str) -> str:
 def _computes_bf16() -> bool:
     """Whether the device multiplies bf16 matrices itself. A CPU without AVX-512 does so in
     software, many times slower than fp32."""
+    import torch  # seconds
+
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -94,14 +100,17 @@ def batch_shape(training: Training, num_ranks: int) -> tuple[int, int]:
     return -(-training.batch_size // (micro_steps * num_ranks)), micro_steps
 
 
-def deepspeed_config(reference: str, training: Training | None, num_ranks: int) -> dict[str, Any]:
+def deepspeed_config(
+    reference: str, training: Training | None, num_ranks: int, *, for_device: bool = True
+) -> dict[str, Any]:
     """The config that the engine gets: the file's, with what the recipe decides.
 
     training: of the phase; None for a phase that only asks teachers.
+    for_device: as of `find_config`.
 
     Raises UserError where the file contradicts the recipe.
     """
-    path, config = find_config(reference)
+    path, config = find_config(reference, for_device=for_device)
     micro_batch, micro_steps = batch_shape(training, num_ranks) if training else (1, 1)
     ours: dict[str, Any] = {
         "train_batch_size": micro_batch * micro_steps * num_ranks,
@@ -119,6 +128,11 @@ def deepspeed_config(reference: str, training: Training | None, num_ranks: int) 
                     f"change {recipe_key} of the recipe."
                 )
     return {**config, **ours}
+
+
+def in_fp32(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of an engine that computes in fp32, whatever the given one trains in."""
+    return {key: value for key, value in config.items() if key not in ("bf16", "torch_autocast")}
 
 
 def zero_stage(config: dict[str, Any]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import ds_distill.engine.accelerator  # noqa: F401  # isort: skip  (before deepspeed)
 import deepspeed
 import torch
 from deepspeed.utils import safe_get_full_fp32_param

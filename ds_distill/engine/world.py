@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
+import ds_distill.engine.accelerator  # noqa: F401  # isort: skip  (before deepspeed)
 import deepspeed
 import deepspeed.comm as dist
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from ds_distill.engine.extension import load_shared_memory_collectives
 from ds_distill.environment import free_port
 
 
@@ -52,17 +51,13 @@ class World:
             accelerator.set_device(local_rank)
         if not dist.is_initialized():
             with no_chatter():
-                if on_cpu:
-                    load_shared_memory_collectives()
+                _compile_nothing()
                 deepspeed.init_distributed(
                     dist_backend=accelerator.communication_backend_name(),
                     auto_mpi_discovery=False,
                     verbose=False,
                     timeout=timedelta(hours=6),  # rank 0 tokenises while the others wait
                 )
-            if on_cpu:
-                dist.barrier()  # every rank has opened every buffer
-                _unlink_shared_buffer()
         device = torch.device("cpu" if on_cpu else accelerator.device_name(local_rank))
         return World(dist.get_rank(), dist.get_world_size(), local_rank, device)
 
@@ -80,18 +75,28 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def gather_keys(self, keys: torch.Tensor) -> torch.Tensor:
+        """The distinct content keys, int64 [n, 2], that any rank gives; on the CPU."""
+        counts = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        counts[self.rank] = len(keys)
+        ends = self.sum(counts).cumsum(dim=0).tolist()
+        together = torch.zeros(ends[-1], 2, dtype=torch.int64, device=self.device)
+        together[ends[self.rank] - len(keys) : ends[self.rank]] = keys.to(self.device)
+        return self.sum(together).cpu().unique(dim=0)
+
     @staticmethod
     def stop() -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _unlink_shared_buffer() -> None:
-    """Take this rank's buffer for collectives on CPU out of /dev/shm: it stays mapped as long as
-    a process uses it, and DeepSpeed would leave 66 MiB of memory behind at each end of a run."""
-    rank, address, port = (os.environ[key] for key in ("RANK", "MASTER_ADDR", "MASTER_PORT"))
-    name = f"deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{rank}"
-    Path("/dev/shm", name).unlink(missing_ok=True)
+def _compile_nothing() -> None:
+    """Keep DeepSpeed from compiling its collectives for tensor-parallel inference on CPU, which
+    nothing here runs: a minute, in a folder that a user's environments share, behind a lock that
+    a killed process leaves."""
+    builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
+    if builder is not None:
+        deepspeed.ops.__compatible_ops__[builder.NAME] = False
 
 
 @contextmanager

@@ -82,6 +82,7 @@ def paired_interval(
     second: np.ndarray,
     tokens: np.ndarray | None = None,
     *,
+    groups: np.ndarray | None = None,
     seed: int = 0,
     draws: int = 2000,
 ) -> tuple[float, float]:
@@ -90,10 +91,17 @@ def paired_interval(
     first, second: how many right answers each example has: [N], at most 1 or `tokens`.
     tokens: answers that each example asks for, [N], at least one of them above 0. Examples are
         drawn, not tokens: those of one text are not independent. None: one each.
+    groups: numbers of what the examples were taken from, int [N]; then groups are drawn, because
+        examples of one file are not independent either.
     """
     generator = np.random.default_rng(seed)
     difference = first.astype(np.int64) - second.astype(np.int64)
     asked = np.ones_like(difference) if tokens is None else tokens.astype(np.int64)
+    if groups is not None:
+        _, group = np.unique(groups, return_inverse=True)
+        difference, asked = (
+            np.bincount(group, values).astype(np.int64) for values in (difference, asked)
+        )
     # Examples differ only in these values, so a bootstrap sample is a multinomial draw.
     kinds, counts = np.unique(np.stack([difference, asked]), axis=1, return_counts=True)
     samples = generator.multinomial(len(difference), counts / len(difference), size=draws)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class Bundle(nn.Module):
         terms: Mapping[str, Term] | None = None,
         router: Router | None = None,
         *,
+        columns: Mapping[str, Sequence[int]] | None = None,
         teacher_autocast: bool = False,
     ) -> None:
         """
@@ -41,6 +42,8 @@ class Bundle(nn.Module):
         terms: the loss is their sum.
         router: turns several teachers into one target. None with one teacher, whose words are
             the target then, or without teachers.
+        columns: of teachers whose classes are in another order than the task's, by name: which of
+            their outputs are the task's labels.
         teacher_autocast: run fp32 teachers in bf16.
         """
         super().__init__()
@@ -52,6 +55,9 @@ class Bundle(nn.Module):
         self._layers = {layer for term in (terms or {}).values() for layer in term.layers}
         self._teacher_layers = self._layers.union(router.layers if router else ())
         self._teacher_autocast = teacher_autocast
+        for name, numbers in (columns or {}).items():
+            # Their outputs are put in order, not their weights, which may be sharded.
+            self.register_buffer(_columns_of(name), torch.tensor(numbers), persistent=False)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Bundle:
@@ -100,4 +106,10 @@ class Bundle(nn.Module):
             torch.no_grad(),
             torch.autocast(view.input_ids.device.type, torch.bfloat16, self._teacher_autocast),
         ):
-            return read_signals(self.teachers[name], view, layers)
+            said = read_signals(self.teachers[name], view, layers)
+            columns: torch.Tensor | None = getattr(self, _columns_of(name), None)
+            return said if columns is None else Signals(said.logits[:, columns], said.hidden)
+
+
+def _columns_of(teacher: str) -> str:
+    return f"_columns_{teacher}"

@@ -1,56 +1,18 @@
-"""Models and tokenizers from references."""
+"""Models from references."""
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from ds_distill.errors import UserError
-from ds_distill.models.encoder import vocabulary_head
-from ds_distill.models.packed import first_position
-
-# Only these files are read: a model's folder can hold no code that runs.
-_SAFE: dict[str, Any] = {"trust_remote_code": False}
-
-
-def load_config(reference: str, revision: str | None = None) -> PreTrainedConfig:
-    """The configuration of a resolved reference. Raises UserError when it cannot be had."""
-    try:
-        config = AutoConfig.from_pretrained(reference, revision=revision, **_SAFE)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"model {reference!r}: its configuration cannot be read: {_first_line(error)} "
-            "Give a hub id that can be reached, a local folder, or pkg:PACKAGE/FOLDER."
-        ) from error
-    attention = str(getattr(config, "_attn_implementation", None))
-    if "/" in attention:  # transformers would fetch and run a kernel of that name
-        raise UserError(
-            f"model {reference!r}: its config.json asks for attention code from elsewhere "
-            f"({attention}), and no code of others is run. Take _attn_implementation out of it."
-        )
-    return config
-
-
-def load_tokenizer(reference: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a resolved reference. Raises UserError when it cannot be had."""
-    try:
-        return AutoTokenizer.from_pretrained(reference, revision=revision, **_SAFE)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"model {reference!r}: its tokenizer cannot be read: {_first_line(error)}"
-        ) from error
+from ds_distill.models.configuration import SAFE, first_line, load_config
 
 
 def load_classifier(
@@ -145,11 +107,11 @@ def _load(
             ignore_mismatched_sizes=True,  # they are judged below, by name
             output_loading_info=True,
             **options,
-            **_SAFE,
+            **SAFE,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
-            f"model {reference!r}: its weights cannot be loaded: {_first_line(error)} Give whole "
+            f"model {reference!r}: its weights cannot be loaded: {first_line(error)} Give whole "
             "safetensors files, as save_pretrained writes them."
         ) from error
     # What was left at random: not there, or of another size (name, its shape, the model's).
@@ -163,6 +125,19 @@ def _load(
             f"of the right name and size for {_some(lost)}. Put the files of one model there."
         )
     return model, missing
+
+
+def save_model(model: PreTrainedModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write a trained model that from_pretrained loads, with no argument, as it was measured.
+
+    weights: its state dict, float32 on the CPU: the optimizer's own copy, which a model that
+        trains in bf16 only sees rounded. config.json names their dtype, because transformers
+        loads a model in the dtype that stands there.
+    """
+    model.save_pretrained(folder, state_dict=weights)
+    config = copy.deepcopy(model.config)  # now of the dtype that the engine trains in
+    config.dtype = torch.float32
+    config.save_pretrained(folder)
 
 
 def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
@@ -213,72 +188,7 @@ def set_dropout(model: PreTrainedModel, dropout: float) -> None:
             module.p = dropout
 
 
-def check_labels(reference: str, config: PreTrainedConfig, labels: list[str]) -> None:
-    """Refuse a fine-tuned classifier whose classes are not `labels` in this order.
-
-    A checkpoint that never named its classes (LABEL_0, LABEL_1, ...) passes on their number.
-    """
-    given = [str(config.id2label[index]) for index in sorted(config.id2label)]
-    if len(given) != len(labels):
-        raise UserError(
-            f"model {reference!r} tells {len(given)} classes apart ({', '.join(given)}), and the "
-            f"task has {len(labels)} ({', '.join(labels)}). Fine-tune it on this task first, or "
-            "give a teacher of this task."
-        )
-    unnamed = all(name == f"LABEL_{index}" for index, name in enumerate(given))
-    if not unnamed and [g.lower() for g in given] != [label.lower() for label in labels]:
-        raise UserError(
-            f"model {reference!r} has its classes in the order {', '.join(given)}, and the task in "
-            f"the order {', '.join(labels)}. Set task.labels to the model's order and names."
-        )
-
-
-def check_vocabulary(
-    reference: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Refuse a tokenizer that gives ids beyond the model's embedding rows."""
-    if len(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"model {reference!r}: its tokenizer has {len(tokenizer)} tokens and its embeddings "
-            f"{config.vocab_size} rows, so some ids have no row. The tokenizer files belong to "
-            "another model: put the right ones in its folder."
-        )
-
-
-def check_masked_lm(
-    reference: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Refuse a model that cannot be a masked-LM here: by its tokenizer or its architecture."""
-    if tokenizer.mask_token_id is None:
-        raise UserError(
-            f"model {reference!r}: its tokenizer has no mask token, which task.type=masked-lm "
-            "needs. Give a model that was pre-trained as a masked-LM."
-        )
-    try:
-        with torch.device("meta"):  # shapes alone: no memory, no time
-            model = AutoModelForMaskedLM.from_config(config, **_SAFE)
-            vocabulary_head(model, torch.empty(1, config.hidden_size))
-    except (ValueError, TypeError) as error:
-        raise UserError(
-            f"model {reference!r} ({config.model_type}) cannot be a masked-LM: "
-            f"{_first_line(error)} Choose a model of one of those families."
-        ) from error
-
-
-def usable_length(config: PreTrainedConfig) -> int | None:
-    """Longest input in tokens of a model, or None without a limit."""
-    limit = getattr(config, "max_position_embeddings", None)
-    if not limit or limit < 0 or getattr(config, "position_biased_input", True) is False:
-        return None
-    return int(limit) - first_position(config)
-
-
 def _some(names: list[str]) -> str:
     """The first names of a list that may be long."""
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(sorted(names)[:4]) + more
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

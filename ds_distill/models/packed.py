@@ -28,41 +28,29 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ds_distill.models import packed_deberta
+from ds_distill.models.configuration import PACKED_FAMILIES, first_position, takes_packed
 from ds_distill.types import PackedView
 
 ATTENTION = "ds_distill_packed"
 """transformers' name for `attend`: a model loaded with it takes packed and padded views."""
-
-_FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
-"""Model types whose attention goes through transformers' interface with all it is given."""
-
-_POSITIONS_BEHIND_PADDING = ("roberta", "camembert", "longformer", "data2vec-text", "mpnet")
-"""Model types, or parts of them, whose first position is the padding id + 1: RoBERTa's kin."""
-
-
-def first_position(config: PreTrainedConfig) -> int:
-    """The position of an example's first token."""
-    behind_padding = any(kind in config.model_type for kind in _POSITIONS_BEHIND_PADDING)
-    return int(config.pad_token_id) + 1 if behind_padding else 0
 
 
 def packed_backend(config: PreTrainedConfig, device: torch.device) -> str | None:
     """What computes a model's attention on packed views, with its version: part of what its words
     depend on. None: the model has to be given padded ones."""
     cuda = device.type == "cuda"
-    if config.model_type == "deberta-v2":
-        if not packed_deberta.fits(config) or (cuda and find_spec("flashdeberta") is None):
-            return None
-        return f"flashdeberta {version('flashdeberta')}" if cuda else "example by example"
-    if config.model_type not in _FAMILIES:
+    if not takes_packed(config):
         return None
+    if config.model_type == "deberta-v2" and cuda:
+        found = find_spec("flashdeberta") is not None
+        return f"flashdeberta {version('flashdeberta')}" if found else None
     return f"varlen_attn of torch {version('torch')}" if cuda else "example by example"
 
 
 def packed_attention(config: PreTrainedConfig) -> str | None:
     """The attention implementation that transformers must load a model with that is to take packed
     views; None where its family has its own."""
-    return ATTENTION if config.model_type in _FAMILIES else None
+    return ATTENTION if config.model_type in PACKED_FAMILIES else None
 
 
 def packed_states(
@@ -73,10 +61,10 @@ def packed_states(
     Raises ValueError for a model that was not loaded to take packed views.
     """
     body, config = model.base_model, model.config
-    if config.model_type == "deberta-v2" and packed_deberta.fits(config):
+    if config.model_type == "deberta-v2" and takes_packed(config):
         every = packed_deberta.states(body, view)
         return every[-1], {layer: every[layer] for layer in layers}
-    if config.model_type not in _FAMILIES or config._attn_implementation != ATTENTION:
+    if config.model_type not in PACKED_FAMILIES or config._attn_implementation != ATTENTION:
         raise ValueError(
             f"{type(model).__name__} with {config._attn_implementation} attention would mix the "
             f"examples of a packed view; load it with attn_implementation={ATTENTION!r}"

@@ -13,15 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from ds_distill.types import PackedView
-
-
-def fits(config: PreTrainedConfig) -> bool:
-    """Whether a configuration has no part that looks across examples' ends."""
-    return bool(config.relative_attention) and getattr(config, "conv_kernel_size", 0) == 0
 
 
 def states(body: Any, view: PackedView) -> list[torch.Tensor]:

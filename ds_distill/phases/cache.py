@@ -13,9 +13,7 @@ import numpy as np
 import torch
 
 from ds_distill.cache.build import (
-    Plan,
     ShardWriter,
-    block_rows_for,
     blocks_to_write,
     building,
     discard_build,
@@ -24,19 +22,21 @@ from ds_distill.cache.build import (
     start_build,
 )
 from ds_distill.cache.format import MANIFEST, Fingerprint
+from ds_distill.cache.plan import Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Kept, NotFinite, Words
 from ds_distill.data.ahead import made_ahead
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens
+from ds_distill.engine.config import is_bf16
 from ds_distill.engine.engine import Engine
-from ds_distill.errors import UserError
 from ds_distill.files import naming
-from ds_distill.models.load import load_config
+from ds_distill.models.configuration import load_config
 from ds_distill.phases.ask_teachers import asking_collator, asking_engine
 from ds_distill.phases.cached import cache_folder, fingerprint
 from ds_distill.phases.codecs import codec_json
-from ds_distill.phases.fidelity import Again, ask_again, fidelity
+from ds_distill.phases.fidelity import MUCH, Again, Fidelity, ask_again, fidelity
+from ds_distill.phases.not_finite import DAMAGED, NotFiniteWords, refusal
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.schema import MaskedLM
@@ -52,7 +52,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     before = known_teachers(path)
     teachers = {}
     for place in places:
-        mark, packed = fingerprint(run, place), run.packed(place)
+        mark, packed = fingerprint(run, place), run.packed(place, bf16=is_bf16(run.deepspeed()))
         known = before.get(place.name)
         same = known[1] if known is not None and {**known[0], **mark} == known[0] else None
         words = _words(phase, run, place, same)
@@ -66,7 +66,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     plan, missing = missing_from(path, splits, teachers)
     world.barrier()  # every rank has seen the same cache, before the main process changes it
     rows = len(np.unique(np.concatenate([some.keys.numpy() for some, _ in splits]), axis=0))
-    record = {"splits": phase.splits, "folder": str(path), "examples": rows}
+    record = {"splits": phase.splits, "folder": _recorded(path, run), "examples": rows}
     with naming(path), building(path) if world.is_main else nullcontext():
         if plan.examples == 0:
             if world.is_main:
@@ -76,18 +76,20 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         blocks = len(plan.blocks) * len(teachers)
         if world.is_main:
             kept = start_build(path, plan, teachers)
-            if kept is None:
-                run.log.say("  data or teachers changed since an unfinished build: starting anew")
-            elif kept:
+            if kept:
                 run.log.say(f"  {kept} of {blocks} blocks were written before")
-            run.log.event("cache", phase=name, blocks=blocks, kept=kept or 0)
+            run.log.event("cache", phase=name, blocks=blocks, kept=kept)
         world.barrier()
         teachers = known_teachers(path)  # with what the main process alone has fitted
         again: dict[str, Again] = {}
         for place in places:
             words = teachers[place.name][1]
-            sample = _ask_teacher(run, place, path, plan, phase.batch_size, words, missing)
-            again |= {place.name: sample} if sample is not None else {}
+            try:
+                again[place.name] = _ask_teacher(
+                    run, place, path, plan, phase.batch_size, words, missing
+                )
+            except NotFiniteWords as error:
+                raise refusal(run, phase.splits, error) from error
         world.barrier()
         if world.is_main:
             finish_build(path, plan, teachers)
@@ -95,9 +97,36 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     reader, near = CacheReader(path), {}
     for teacher, sample in again.items():
         measured = fidelity(sample, reader, teacher)
-        run.log.say(f"  {teacher}: {measured}")
-        near[teacher] = measured.to_json()
+        if measured is not None:
+            _say_fidelity(run, path, teacher, teachers[teacher][1], measured)
+            near[teacher] = measured.to_json()
     return {**record, "added": plan.examples, "fidelity": near}
+
+
+def _say_fidelity(run: Run, path: Path, teacher: str, words: Words, measured: Fidelity) -> None:
+    run.log.say(f"  {teacher}: {measured}")
+    if measured.lost > MUCH:
+        run.log.say(
+            f"  WARNING: the cache loses {measured.lost:.0%} of what {teacher} says (more than "
+            f"{MUCH:.0%} is warned of), and no student can learn that from it. Remove {path} and "
+            f"set in the cache phase {_LESS_LOST[words.codec_name]}."
+        )
+
+
+_LESS_LOST = {
+    "topk": "codec: {name: compact}, or {name: dense}, or more entries (`ds-distill cache "
+    "compare` measures them on your teacher)",
+    "compact": "a lower codec.threshold, or codec: {name: dense} (`ds-distill cache compare` "
+    "measures them on your teacher)",
+    "dense": "dtype: float32",
+}
+"""What to do about a codec that loses much."""
+
+
+def _recorded(path: Path, run: Run) -> str:
+    """From the run's folder, where it lies in it: that may be moved, and its results published."""
+    own = run.folder.path
+    return str(path.relative_to(own) if path.is_relative_to(own) else path)
 
 
 def _words(phase: Cache, run: Run, place: ModelPlace, before: Words | None) -> Words:
@@ -188,29 +217,28 @@ def _ask_teacher(
     batch_size: int | None,
     words: Words,
     missing: list[Missing],
-) -> Again | None:
+) -> Again:
     """Have all that is missing of a teacher written, by all ranks together. Returns what it says
-    about a few of the examples when it is asked again; None where nothing was missing."""
+    about a few of the examples when it is asked again."""
     world, blocks = run.world, plan.blocks
     # One process reads all journals: hundreds at once would be a burden to a shared file system.
     unwritten = torch.zeros(len(blocks), device=world.device)
     if world.is_main:
         unwritten[blocks_to_write(path, plan, place.name, words)] = 1
     todo = world.sum(unwritten).nonzero()[:, 0].tolist()
-    if not todo:
-        return None
     rows = sum(blocks[at][1].stop - blocks[at][1].start for at in todo)
-    writer = ShardWriter(path, plan, place.name, words, world.rank, world.size)
-    if batch_size is None and run.packed(place) is None:
+    if batch_size is None and run.packed(place, bf16=is_bf16(run.deepspeed())) is None:
         batch_size = PADDED_BATCH
-    with asking_engine(run, [place]) as engine, run.log.bar(place.name, rows) as bar:
-        write_blocks(
-            engine, writer, place.name, words, plan, todo, missing, batch_size, bar.advance
-        )
+    with asking_engine(run, [place]) as engine:
+        if todo:
+            writer = ShardWriter(path, plan, place.name, words, world.rank, world.size)
+            with run.log.bar(place.name, rows) as bar:
+                write_blocks(
+                    engine, writer, place.name, words, plan, todo, missing, batch_size, bar.advance
+                )
+            writer.close()
         most = max(missing, key=lambda part: len(part.indices))
-        again = ask_again(engine, place.name, most.examples, most.collate, most.indices)
-    writer.close()
-    return again
+        return ask_again(engine, place.name, most.examples, most.collate, most.indices, words.draws)
 
 
 def write_blocks(
@@ -303,19 +331,13 @@ def _write(
     try:
         batch = words.record_batch(kept, counts)
     except NotFinite as error:
-        mend = (
-            "Set the cache phase's dtype to float32."
-            if error.overflow
-            else "Its weights are damaged or its training diverged."
-        )
         examples = error.rows
         if counts is not None:  # rows are tokens
             examples = np.searchsorted(np.cumsum(counts), error.rows, side="right") % len(keys)
-        examples = np.unique(examples)
-        shown = ", ".join(str(key.tolist()) for key in keys[examples[:3]])
-        raise UserError(
-            f"teacher {teacher!r} gave words that are not finite in {words.dtype} for "
-            f"{len(examples)} of {len(keys)} examples of a block, e.g. those with the keys "
-            f"{shown}. {mend}"
-        ) from error
+        bad = torch.from_numpy(keys[np.unique(examples)])
+        mend = DAMAGED
+        if error.overflow:
+            mend = f"They are in {words.dtype} alone: set the cache phase's dtype to float32."
+        among = f"{len(keys)} examples of a block"
+        raise NotFiniteWords(teacher, bad, among, mend) from error
     writer.append(at, batch, len(keys))

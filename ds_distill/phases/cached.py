@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ds_distill.cache.format import Fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import CachedSignals, Examples
 from ds_distill.engine.config import is_bf16
-from ds_distill.models.load import load_config
+from ds_distill.models.configuration import load_config
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.schema import MaskedLM, SingleLabel
@@ -34,9 +35,16 @@ def fingerprint(run: Run, place: ModelPlace) -> Fingerprint:
         "tokenizer": run.tokenizer_fingerprint(place),
         "max_length": run.recipe.task.max_length,
         **({"masking": task.masking.model_dump()} if isinstance(task, MaskedLM) else {}),
-        **({"labels": run.labels} if isinstance(task, SingleLabel) else {}),
+        **({"labels": _labels(run, place)} if isinstance(task, SingleLabel) else {}),
         "dtype": "bfloat16" if is_bf16(run.deepspeed()) else "float32",
     }
+
+
+def _labels(run: Run, place: ModelPlace) -> Any:
+    """What the columns of a teacher's logits are, and where they come from."""
+    if place.columns is None:
+        return run.labels
+    return {"labels": run.labels, "outputs": list(place.columns)}
 
 
 def open_cache(run: Run, split: str, number: int) -> CacheReader | None:

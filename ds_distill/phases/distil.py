@@ -11,9 +11,10 @@ from ds_distill.engine.placement import sharded_loading
 from ds_distill.files import read_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import freeze_embeddings, load_config, set_dropout
+from ds_distill.models.configuration import load_config
+from ds_distill.models.load import freeze_embeddings, set_dropout
 from ds_distill.phases.cached import cached_signals
-from ds_distill.phases.run import ModelPlace, Run
+from ds_distill.phases.run import ModelPlace, Run, columns_of
 from ds_distill.phases.training import Job, train
 from ds_distill.phases.validation import validation_of
 from ds_distill.recipe.phases import Distil, Routing
@@ -61,7 +62,8 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     # bf16 halves a teacher's time where the device has it, also beside an fp32 student.
     autocast = run.world.device.type == "cuda" and not is_bf16(config)
     asked = teachers if live else []
-    packed = [p.name for p in asked if run.packed(p, autocast=autocast) is not None]
+    bf16 = autocast or is_bf16(config)
+    packed = [p.name for p in asked if run.packed(p, bf16=bf16) is not None]
     if packed:
         run.log.say(f"  asked without padding: {', '.join(packed)}")
     with sharded_loading(config):
@@ -73,6 +75,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         loaded,
         terms,
         None if alone else router,
+        columns=columns_of(asked),
         teacher_autocast=autocast,
     )
     examples = run.examples(phase.split)

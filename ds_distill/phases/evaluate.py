@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
+from ds_distill.data.plan import plan_once
+from ds_distill.evaluation.baseline import Unigram, majority_class
 from ds_distill.evaluation.metrics import (
+    TokenScores,
     classification_report,
     masked_lm_report,
     paired_interval,
 )
 from ds_distill.phases.ask_teachers import ask_models, score_models
+from ds_distill.phases.label_order import warn_of_teachers
 from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Distil, Evaluate, FineTune
 from ds_distill.recipe.schema import MaskedLM, Recipe
+from ds_distill.routing.comparison import numbered
 
 
 def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
@@ -33,58 +40,128 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
 
 
 def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any]:
-    """All models on a split, and each student against each other model on the same examples.
+    """All models on a split, and on the same examples each of them against the baseline and each
+    student against each other model.
+
+    Models compute in fp32, the dtype that finished ones are written in: what is loaded from the
+    run's folder by `from_pretrained` predicts what is counted here.
 
     Of classifiers: accuracy, macro F1, per class and confusion. Of masked-LMs: accuracy, loss and
     perplexity on the same hidden tokens.
     """
     roles = models_to_evaluate(run.recipe, number)
     places: list[ModelPlace] = [run.place(model, number) for model in roles]
+    examples = run.examples(phase.split)
+    warnings: list[str] = []
     if isinstance(run.recipe.task, MaskedLM):
         scores = score_models(run, places, phase.split, phase.batch_size)
-        reports = {model: masked_lm_report(scores[model]) for model in roles}
-        right = {model: scores[model].right for model in roles}
-        asked = scores[places[0].name].tokens
+        scores[BASELINE], baseline = _unigram_baseline(phase.split, places, run)
+        reports = {model: masked_lm_report(score) for model, score in scores.items()}
+        right = {model: score.right for model, score in scores.items()}
+        asked = scores[BASELINE].tokens
+        groups = examples.dealt_by
     else:
-        examples, said = ask_models(run, places, phase.split, phase.batch_size)
+        _, said = ask_models(run, places, phase.split, phase.batch_size, fp32=True)
         logits = {model: signals.logits.numpy() for model, signals in said.items()}
+        logits[BASELINE], baseline = _majority_baseline(examples.labels, run)
         reports = {
-            model: classification_report(logits[model], examples.labels, run.labels)
-            for model in roles
+            model: classification_report(scores, examples.labels, run.labels)
+            for model, scores in logits.items()
         }
         known = examples.labels >= 0
-        right = {m: logits[m][known].argmax(axis=1) == examples.labels[known] for m in roles}
+        teachers = [place for place in places if roles[place.name] == "teacher"]
+        warnings = warn_of_teachers(run, name, phase.split, teachers, said, examples.labels)
+        truth = examples.labels[known]
+        right = {model: scores[known].argmax(axis=1) == truth for model, scores in logits.items()}
         asked = np.ones(known.sum(), dtype=np.int64)
+        groups = examples.dealt_by[torch.from_numpy(known)]
+    difference = partial(_difference, right, asked, numbered(groups))
     for model, role in roles.items():
         numbers = {key: value for key, value in reports[model].items() if key in _LOGGED}
         run.log.event("evaluation", phase=name, model=model, split=phase.split, **numbers)
         run.log.say(f"  {model:<16} {role:<8} accuracy {numbers['accuracy']:.3f}")
+    run.log.say(
+        f"  always {baseline['answer']!r} (most frequent in {baseline['split']}): accuracy "
+        f"{reports[BASELINE]['accuracy']:.3f}"
+    )
     return {
         "split": phase.split,
-        "models": {model: {"role": role, **reports[model]} for model, role in roles.items()},
-        "comparisons": _comparisons(roles, right, asked),
+        "models": {
+            model: {"role": role, **reports[model], "to_baseline": difference(model, BASELINE)}
+            for model, role in roles.items()
+        },
+        "baseline": {**baseline, **reports[BASELINE]},
+        "comparisons": [
+            {"student": student, "other": other, **difference(student, other)}
+            for student, role in roles.items()
+            if role == "student"
+            for other in roles
+            if other != student
+        ],
+        "warnings": warnings,
     }
 
 
 _LOGGED = ("accuracy", "macro_f1", "loss", "perplexity")
 
+BASELINE = ""
+"""Beside the models' names, of which none is empty."""
 
-def _comparisons(
-    roles: dict[str, str], right: dict[str, np.ndarray], asked: np.ndarray
-) -> list[dict[str, Any]]:
-    """Difference in accuracy of each student to each teacher and control, with its 95% interval.
 
-    right: right answers per example, [N], by model; asked: answers asked for, [N].
+def _majority_baseline(labels: np.ndarray, run: Run) -> tuple[np.ndarray, dict[str, Any]]:
+    """The commonest class of the training labels as logits for each example, [N, C], and what it
+    is. Where train has no labels, the commonest of the evaluated ones: no constant answer is right
+    more often.
+
+    labels: those of the N examples.
     """
-    return [
-        {
-            "student": student,
-            "other": other,
-            "difference": float((right[student].sum() - right[other].sum()) / asked.sum()),
-            "interval": list(paired_interval(right[student], right[other], asked)),
-        }
-        for student, role in roles.items()
-        if role == "student"
-        for other, other_role in roles.items()
-        if other_role != "student"
-    ]
+    split, shown = "the evaluated split", labels
+    if run.has_split("train"):
+        training = run.examples("train").labels
+        if (training >= 0).any():
+            split, shown = "train", training
+    answer = majority_class(shown)
+    logits = np.zeros((len(labels), len(run.labels)), dtype=np.float32)
+    logits[:, answer] = 1.0
+    return logits, {"answer": run.labels[answer], "split": split}
+
+
+def _unigram_baseline(
+    split: str, places: list[ModelPlace], run: Run
+) -> tuple[TokenScores, dict[str, Any]]:
+    """The training text's frequencies of tokens as a model, on the tokens that are hidden from the
+    others, and its answer."""
+    trained = [phase.split for phase in run.recipe.phases if isinstance(phase, FineTune | Distil)]
+    training = trained[0] if trained else split
+    tokenizer = run.tokenizer(places[0])
+    counts = run.tables(training, places[:1])[places[0].name].counts(len(tokenizer))
+    unigram = Unigram.of(counts, tuple(tokenizer.all_special_ids))
+    examples = run.examples(split)
+    collate = run.collator(examples, run.tables(split, places[:1]))
+    tokens, owners = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for batch in plan_once(collate.lengths, 256):
+        hidden = collate(batch)
+        counted = hidden.row_sets["all"].numpy()
+        tokens.append(hidden.labels.numpy()[counted])
+        owners.append(batch[hidden.views[places[0].name].row_examples.numpy()[counted]])
+    scores = unigram.score(np.concatenate(tokens), np.concatenate(owners), len(examples))
+    answer = tokenizer.convert_ids_to_tokens(unigram.token)
+    return scores, {"answer": answer, "split": training}
+
+
+def _difference(
+    right: dict[str, np.ndarray],
+    asked: np.ndarray,
+    groups: np.ndarray,
+    first: str,
+    second: str,
+) -> dict[str, Any]:
+    """Difference in accuracy of two models, with its 95% interval.
+
+    right: right answers per example, [N], by model; asked: answers asked for, [N]; groups: what the
+    examples were taken from, [N], or the same texts.
+    """
+    return {
+        "difference": float((right[first].sum() - right[second].sum()) / asked.sum()),
+        "interval": list(paired_interval(right[first], right[second], asked, groups=groups)),
+    }

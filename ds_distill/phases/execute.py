@@ -16,7 +16,7 @@ from ds_distill.environment import describe_environment
 from ds_distill.events import RunLog
 from ds_distill.files import write_json
 from ds_distill.phases.cache import cache
-from ds_distill.phases.check import check_data, check_recipe
+from ds_distill.phases.check import check_data, check_recipe, notes
 from ds_distill.phases.distil import distil
 from ds_distill.phases.evaluate import evaluate
 from ds_distill.phases.expertise import expertise
@@ -49,7 +49,7 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | No
     folder = RunFolder(path)
     world = World.start()
     folder.check_new_or_same(recipe, resume)
-    check_recipe(recipe, num_ranks=world.size)
+    check_recipe(recipe, num_ranks=world.size, on_gpu=world.device.type == "cuda")
     source = open_source(recipe.task)
     if world.is_main and not resume:
         print("Reading the data ...", flush=True)
@@ -62,6 +62,8 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | No
     run = Run(recipe, folder, world, log, source)
     if resolved_name(recipe.deepspeed) != recipe.deepspeed:
         log.say(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")
+    for note in notes(recipe, source) if world.is_main and not resume else ():
+        log.say(f"Note: {note}")
     try:
         for number, (phase, name) in enumerate(
             zip(recipe.phases[:first], recipe.phase_names(), strict=False)

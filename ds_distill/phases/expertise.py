@@ -9,6 +9,7 @@ import torch
 
 from ds_distill.cache.format import MANIFEST
 from ds_distill.data.batches import Examples
+from ds_distill.data.parts import fitting_part
 from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
@@ -17,29 +18,29 @@ from ds_distill.files import write_json
 from ds_distill.phases.ask_teachers import ask_models
 from ds_distill.phases.cached import cache_folder, open_cache
 from ds_distill.phases.folder import RunFolder
+from ds_distill.phases.label_order import warn_of_teachers
 from ds_distill.phases.run import Run
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Cache, Expertise
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
-from ds_distill.routing.comparison import Comparison, compare
+from ds_distill.routing.comparison import Comparison, at, compare
 from ds_distill.routing.fitted import STATES
 from ds_distill.types import Signals
-
-FEWEST_EXAMPLES = 20
-"""Labelled examples that a split needs: five folds of a few."""
 
 
 def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:
     """Fit what routing learns from a split, compare the policies on it and choose one."""
-    examples, words = _words(phase, number, run)
-    check_words(phase.split, examples, words)
+    examples, words = _fitting_words(phase, number, run)
     if not run.world.is_main:
         run.world.barrier()
         return {}
+    places = [run.place(teacher, number) for teacher in words]
+    warnings = warn_of_teachers(run, name, phase.split, places, words, examples.labels)
     given = (words, examples.labels, examples.keys, run.labels)
-    fitted = fit(*given, seed=run.recipe.seed)
-    comparison = compare(*given, seed=run.recipe.seed)
+    how: dict[str, Any] = {"seed": run.recipe.seed, "dealt_by": examples.dealt_by}
+    fitted = fit(*given, **how)
+    comparison = compare(*given, **how)
     fitted.save(run.folder.fitted)
     write_json(run.folder.comparison, comparison.to_json())
     run.log.show(routing_table(comparison, phase.split))
@@ -47,12 +48,14 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     table = fitted.table
     return {
         "split": phase.split,
+        "examples": len(examples),
         "overall": dict(zip(table.teachers, table.overall.tolist(), strict=True)),
         "experts": {
             label: table.teachers[t] for label, t in zip(run.labels, table.experts, strict=True)
         },
         "temperatures": fitted.temperatures,
         "comparison": comparison.to_json(),
+        "warnings": warnings,
     }
 
 
@@ -89,11 +92,25 @@ def route(recipe: Recipe, path: Path) -> Comparison:
             f"--folder {path}: the cache of split {split!r} is not built there. Run `ds-distill "
             f"cache build` with the same recipe, overrides and folder first, then this again."
         )
-    examples, words = _words(settings, after[-1], run)
-    check_words(split, examples, words)
-    comparison = compare(words, examples.labels, examples.keys, run.labels, seed=recipe.seed)
+    examples, words = _fitting_words(settings, after[-1], run)
+    comparison = compare(
+        words,
+        examples.labels,
+        examples.keys,
+        run.labels,
+        seed=recipe.seed,
+        dealt_by=examples.dealt_by,
+    )
     open_console().print(routing_table(comparison, split), soft_wrap=False)
     return comparison
+
+
+def _fitting_words(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[str, Signals]]:
+    """The examples that may be fitted on, and what the teachers say about them."""
+    examples, words = _words(phase, number, run)
+    check_words(phase.split, examples, words)
+    part = fitting_part(examples.labels, examples.dealt_by.numpy(), phase.split, run.recipe.seed)
+    return examples.at(part), at(words, torch.from_numpy(part))
 
 
 def _words(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[str, Signals]]:
@@ -113,12 +130,6 @@ def _words(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[str,
 
 
 def check_words(split: str, examples: Examples, words: dict[str, Signals]) -> None:
-    count = int((examples.labels >= 0).sum())
-    if count < FEWEST_EXAMPLES:
-        raise UserError(
-            f"split {split!r} has {count} labelled examples, and what routing learns from it needs "
-            f"at least {FEWEST_EXAMPLES}. Name a larger split, e.g. phases.expertise.split=train."
-        )
     for teacher, said in words.items():
         bad = torch.isnan(said.logits).any(dim=1)
         if bad.any():

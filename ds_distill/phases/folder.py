@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.errors import UserError
-from ds_distill.files import new_folder, read_json, sync, write_json, write_text
+from ds_distill.files import new_folder, publish_folder, read_json, write_json, write_text
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+from ds_distill.stopping import same_command
 
 TRAINING_RECORD = "training.json"
 """Beside a trained model's weights: examples, steps, validation accuracy."""
@@ -74,6 +75,26 @@ class RunFolder:
                 "new run with --folder."
             )
 
+    def how_to_go_on(self, *options: str) -> str:
+        """What a stopped run keeps, and this process's command to continue it, with `options`."""
+        if not self.holds_run():
+            return f"Nothing was written. Start again with: {same_command()}"
+        done = ", ".join(path.stem[3:] for path in sorted((self.path / "phases").glob("*.json")))
+        newest = [
+            (folder.name[3:], max(int(step.name.removeprefix("step-")) for step in steps))
+            for folder in sorted((self.path / "checkpoints").glob("*"))
+            if (steps := list(folder.glob("step-*")))
+        ]
+        saved = ", ".join(f"{output} at step {step}" for output, step in newest)
+        kept = [
+            *([f"the phases {done}"] if done else []),
+            *([f"the checkpoint of {saved}"] if saved else []),
+        ]
+        return (
+            f"{self.path} keeps {' and '.join(kept) or 'what was written'}. Continue with: "
+            f"{same_command(*options)}"
+        )
+
     def create(self, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Make the folder. Raises UserError when it cannot be, and leaves nothing then."""
         new = not self.path.exists()
@@ -121,8 +142,7 @@ class RunFolder:
         kept = self.checkpoints(number, output) / "kept"
         write_json(kept / TRAINING_RECORD, record)
         model.parent.mkdir(exist_ok=True)
-        os.rename(kept, model)
-        sync(model.parent)
+        publish_folder(kept, model)
         self._remove_checkpoints(number, output)
 
     def finished_training(self, number: int, output: str) -> dict[str, Any] | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from ds_distill.data.parts import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.phases.run import Run
+from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Distil
 from ds_distill.reporting.model_card import model_card
 from ds_distill.reporting.report import render_report
+from ds_distill.reporting.uses import uses
 from ds_distill.reporting.verdict import verdict
 
 
@@ -19,12 +22,13 @@ def publish(run: Run) -> None:
     records = [
         read_json(folder.record(number, name)) for number, name in enumerate(recipe.phase_names())
     ]
-    chosen = choose_student(recipe.phases, records)
+    chosen = choose_student(recipe, records)
     results: dict[str, Any] = {
         "run": recipe.name,
         "description": recipe.description,
         "student": chosen[1] if chosen else None,
         "seconds": round(sum(record["seconds"] for record in records), 1),
+        "uses": uses(recipe, records),
         "phases": records,
         "environment": read_json(folder.path / "environment.json"),
     }
@@ -39,19 +43,24 @@ def publish(run: Run) -> None:
     run.log.say(results["verdict"])
 
 
-def choose_student(phases: list[Any], records: list[Any]) -> tuple[int, str] | None:
+def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None:
     """(phase number, name) of the student to ship: of all distilled ones, else of all trained
-    ones, the best on validation; the first of equals, and the last without validation."""
+    ones, the best on the examples that choose; the first of equals, and the last where nothing
+    chooses. One that was trained on the split that chooses ships only where no other does."""
+    seen = recipe.trained_on(CHOOSING_SPLIT)
     trained = [
-        (isinstance(phase, Distil), model["validation_accuracy"] or 0.0, number, model["output"])
-        for number, (phase, record) in enumerate(zip(phases, records, strict=True))
+        (number, isinstance(phase, Distil), model)
+        for number, (phase, record) in enumerate(zip(recipe.phases, records, strict=True))
         for model in record.get("trained", [])
     ]
-    if any(model[0] for model in trained):
-        trained = [model for model in trained if model[0]]
+    for better in (
+        [one for one in trained if one[1]],
+        [one for one in trained if one[2]["output"] not in seen],
+    ):
+        trained = [one for one in trained if one in better] or trained
     if not trained:
         return None
-    best = max(trained, key=lambda model: model[1])
-    if best[1] == 0.0:
-        best = trained[-1]
-    return best[2], best[3]
+    accuracies = [(one[2]["choosing"] or {}).get("accuracy") or 0.0 for one in trained]
+    best = max(accuracies)
+    number, _, model = trained[accuracies.index(best) if best > 0.0 else -1]
+    return number, model["output"]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ds_distill.data.batches import CachedSignals, Collator, Examples, SequenceCollator
 from ds_distill.data.masking import MaskedLMCollator, Masking
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise, tokenizer_fingerprint
-from ds_distill.engine.config import deepspeed_config, is_bf16
+from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
 from ds_distill.events import RunLog
 from ds_distill.files import new_folder
-from ds_distill.models.load import (
-    load_classifier,
-    load_config,
-    load_masked_lm,
-    load_tokenizer,
-)
+from ds_distill.models.configuration import load_config, load_tokenizer
+from ds_distill.models.labels import class_names, label_columns
+from ds_distill.models.load import load_classifier, load_masked_lm
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.phases.folder import RunFolder
 from ds_distill.recipe import Recipe
@@ -43,6 +41,13 @@ class ModelPlace:
     layers: list[int] | None = None
     trained: bool = False
     """Whether an earlier phase of this run trained it."""
+    columns: Sequence[int] | None = None
+    """Which of its outputs are the task's labels; see `label_columns`."""
+
+
+def columns_of(places: Iterable[ModelPlace]) -> dict[str, Sequence[int]]:
+    """Of the models that need it, what `Bundle` wants to know."""
+    return {place.name: place.columns for place in places if place.columns is not None}
 
 
 class Run:
@@ -71,6 +76,10 @@ class Run:
                 examples.save_to_disk(aside)
         self.world.barrier()
         return folder
+
+    def places(self, split: str, keys: torch.Tensor) -> dict[tuple[int, int], str]:
+        """See `Source.places`; keys: int64 [n, 2]."""
+        return self._source.places(split, {(hi, lo) for hi, lo in keys.tolist()})
 
     def examples(self, split: str) -> Examples:
         """Keys and labels of a split. Every rank must call this."""
@@ -122,8 +131,13 @@ class Run:
                 return ModelPlace(name, str(self.folder.model(earlier, output)), trained=True)
         given = self.recipe.student if name == "student" else self.recipe.teachers[name]
         reference = resolve_model(given.model, self.recipe.models_folder)
-        layers = None if isinstance(given, Teacher) else given.layers
-        return ModelPlace(name, reference, given.revision, layers)
+        if not isinstance(given, Teacher):
+            return ModelPlace(name, reference, given.revision, given.layers)
+        columns = None
+        if given.labels is not None:
+            config = load_config(reference, given.revision)
+            columns = label_columns(reference, config, self.labels, given.labels)
+        return ModelPlace(name, reference, given.revision, columns=columns)
 
     def tokenizer(self, place: ModelPlace) -> PreTrainedTokenizerBase:
         """A model's tokenizer, read once and shared: the last call's settings stay in it, so load
@@ -140,14 +154,13 @@ class Run:
             self._tokenizers[key] = tokenizer, tokenizer_fingerprint(tokenizer)
         return self._tokenizers[key]
 
-    def packed(self, place: ModelPlace, *, autocast: bool = False) -> str | None:
+    def packed(self, place: ModelPlace, *, bf16: bool) -> str | None:
         """What computes a model's attention where it is asked without padding; None where it is
         asked with padding.
 
-        autocast: its fp32 weights compute in bf16.
+        bf16: whether it computes in it.
         """
-        on_gpu = self.world.device.type == "cuda"
-        by_itself = on_gpu and (autocast or is_bf16(self.deepspeed()))
+        by_itself = bf16 and self.world.device.type == "cuda"
         padding = self.recipe.padding
         if padding == "always" or (padding is None and not by_itself):
             return None
@@ -158,11 +171,13 @@ class Run:
     ) -> PreTrainedModel:
         """Load a model with the task's head; see `load_classifier` and `load_masked_lm`.
 
+        new_head: it is to be trained, and what has no head of the task yet gets one.
         packed: it is to take packed views.
         """
         # On CPU the backward pass of torch's fused attention takes twice as long as the plain
-        # one's (bf16, MiniLM at 40 tokens: 348 against 200 ms a step).
-        attention = "eager" if self.world.device.type == "cpu" else None
+        # one's (bf16, MiniLM at 40 tokens: 348 against 200 ms a step). A model that is only asked
+        # has the attention that transformers chooses, as where its user loads it.
+        attention = "eager" if new_head and self.world.device.type == "cpu" else None
         if packed:
             config = load_config(place.reference, place.revision)
             attention = packed_attention(config) or attention
@@ -175,7 +190,10 @@ class Run:
         }
         if isinstance(self.recipe.task, MaskedLM):
             return load_masked_lm(place.reference, **options)
-        return load_classifier(place.reference, self.labels, **options)
+        labels = self.labels
+        if place.columns is not None:  # all that the checkpoint has, as it has them
+            labels = class_names(load_config(place.reference, place.revision))
+        return load_classifier(place.reference, labels, **options)
 
     # ----------------------------------------------------------------------- engine
 

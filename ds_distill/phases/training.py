@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,18 +19,17 @@ from ds_distill.engine.config import batch_shape
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.errors import UserError
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import load_tokenizer
+from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.load import save_model
 from ds_distill.phases.checkpoints import Checkpoints
+from ds_distill.phases.not_finite import damaged_weights, find_in_batches, refusal
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.recipe.phases import Training
+from ds_distill.phases.validation import Validation
+from ds_distill.recipe.phases import Distil, FineTune
 from ds_distill.types import Batch
 
 WARM_UP_STEPS = 5
 """First steps of a process, left out of throughput: caches and allocators are cold."""
-
-Validation = Callable[[Engine], dict[str, float]]
-"""What the student of an engine is worth on the validation split: `accuracy`, by which the best
-epoch is chosen, and perhaps other numbers. Every rank must call it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Job:
 
     number: int
     output: str
-    settings: Training
+    settings: FineTune | Distil
     bundle: Bundle
     start: ModelPlace
     """Where the student comes from: its tokenizer goes with the trained model."""
@@ -100,7 +99,9 @@ def train(job: Job, run: Run) -> dict[str, Any]:
                     padding_share=round(share, 4),
                 )
             ready = made_ahead(partial(collated, epoch), todo)
+            since: list[np.ndarray] = []
             for batch, micro_batches in zip(todo, ready, strict=True):
+                since.append(batch)
                 losses = engine.train_step(micro_batches)
                 progress = replace(progress, step=progress.step + 1)
                 meter.add(losses, job.collate.lengths[batch])
@@ -112,11 +113,9 @@ def train(job: Job, run: Run) -> dict[str, Any]:
                 if progress.step % run.recipe.logging.every == 0 or epoch_ends or saves:
                     values = meter.read(world)
                     if not math.isfinite(values["loss"]):
-                        raise UserError(
-                            f"{job.output}: the loss is {values['loss']} by step {progress.step}. "
-                            f"Training went astray: set a lower learning_rate than "
-                            f"{settings.learning_rate}, or a longer warmup."
-                        )
+                        again = (micro for step in since for micro in collated(epoch, step))
+                        raise _astray(job, run, engine, progress.step, values["loss"], again)
+                    since.clear()
                     log.event(
                         "train",
                         phase=job.output,
@@ -134,16 +133,28 @@ def train(job: Job, run: Run) -> dict[str, Any]:
         _keep_weights(job, run, engine)
     record = {
         "output": job.output,
+        "split": settings.split,
         "examples": len(job.examples),
         "steps": total_steps,
-        "validation_accuracy": progress.best_accuracy,
-        "best_epoch": progress.best_epoch,
+        "choosing": _choosing(job, progress),
     }
     if world.is_main:
         run.folder.publish_model(job.number, job.output, record)
     world.barrier()
     engine.close()
     return record
+
+
+def _astray(
+    job: Job, run: Run, engine: Engine, step: int, loss: float, batches: Iterable[Batch]
+) -> UserError:
+    """Why a loss is not finite. batches: this rank's since the last one that was."""
+    if found := find_in_batches(engine, batches):
+        return refusal(run, [job.settings.split], found)
+    return damaged_weights(run, job.start) or UserError(
+        f"{job.output}: the loss is {loss} by step {step}. Training went astray: set a lower "
+        f"learning_rate than {job.settings.learning_rate}, or a longer warmup."
+    )
 
 
 def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
@@ -169,7 +180,7 @@ def _validate(job: Job, run: Run, engine: Engine, progress: Progress, epoch: int
     kept."""
     if job.validation is None:
         return progress
-    scores = job.validation(engine)
+    scores = job.validation.score(engine)
     run.log.event("validation", phase=job.output, step=progress.step, epoch=epoch, **scores)
     result = scores["accuracy"]
     keep_last = job.settings.keep == "last"
@@ -180,13 +191,27 @@ def _validate(job: Job, run: Run, engine: Engine, progress: Progress, epoch: int
     return replace(progress, best_accuracy=result, best_epoch=epoch)
 
 
+def _choosing(job: Job, progress: Progress) -> dict[str, Any] | None:
+    """The examples that chose the epoch, and will choose the student to ship, with the accuracy on
+    them: of what was chosen by it, so no measure of the model."""
+    if job.validation is None:
+        return None
+    return {
+        "split": job.validation.split,
+        "examples": job.validation.examples,
+        "keep": job.settings.keep,
+        "accuracy": progress.best_accuracy,
+        "epoch": progress.best_epoch,
+    }
+
+
 def _keep_weights(job: Job, run: Run, engine: Engine) -> None:
     """Write the student as transformers would, aside, to be published when training ends."""
     weights = engine.student_weights()
     if run.world.is_main:
         assert job.bundle.student is not None
         with run.folder.new_model(job.number, job.output) as folder:
-            job.bundle.student.save_pretrained(folder, state_dict=weights)
+            save_model(job.bundle.student, weights, folder)
             load_tokenizer(job.start.reference, job.start.revision).save_pretrained(folder)
     run.world.barrier()
 

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ds_distill.data.parts import CHOOSING_SPLIT, choosing_part
 from ds_distill.engine.engine import Engine
 from ds_distill.evaluation.metrics import accuracy, masked_lm_report
 from ds_distill.phases.asking import ask_all, score_tokens
 from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.phases.training import Validation
+from ds_distill.recipe.phases import Expertise
 from ds_distill.recipe.schema import MaskedLM
 
 BATCH = 64
 """Examples per rank and forward pass."""
 
 
+@dataclass(frozen=True)
+class Validation:
+    """The examples that choose, as the model being trained sees them."""
+
+    split: str
+    examples: int
+    score: Callable[[Engine], dict[str, float]]
+    """What the student of an engine is worth on them: `accuracy`, by which the best epoch is
+    chosen, and perhaps other numbers. Every rank must call it."""
+
+
 def validation_of(run: Run, place: ModelPlace) -> Validation | None:
-    """The validation split as the model being trained sees it, where the data have one."""
-    if not run.has_split("validation"):
+    """What chooses among a training's epochs, where the data have a validation split: those of its
+    examples that no expertise phase of the recipe fits on."""
+    if not run.has_split(CHOOSING_SPLIT):
         return None
-    examples = run.examples("validation")
-    tables = {"student": run.tables("validation", [place])[place.name]}
+    every = run.examples(CHOOSING_SPLIT)
+    splits = {phase.split for phase in run.recipe.phases if isinstance(phase, Expertise)}
+    fitted = {split: run.examples(split).dealt_by.numpy() for split in sorted(splits)}
+    chosen = choosing_part(every.labels, every.dealt_by.numpy(), fitted, run.recipe.seed)
+    examples = every.at(chosen)
+    tables = {"student": run.tables(CHOOSING_SPLIT, [place])[place.name].at(chosen)}
     collate = run.collator(examples, tables)
 
     def classification(engine: Engine) -> dict[str, float]:
@@ -30,4 +50,5 @@ def validation_of(run: Run, place: ModelPlace) -> Validation | None:
         report = masked_lm_report(scores)
         return {name: report[name] for name in ("accuracy", "loss", "perplexity")}
 
-    return masked_lm if isinstance(run.recipe.task, MaskedLM) else classification
+    score = masked_lm if isinstance(run.recipe.task, MaskedLM) else classification
+    return Validation(CHOOSING_SPLIT, len(examples), score)

@@ -22,15 +22,14 @@ import numpy as np
 import torch
 
 from ds_distill.cache.build import (
-    Plan,
     ShardWriter,
-    block_rows_for,
     blocks_to_write,
     building,
     finish_build,
     start_build,
 )
 from ds_distill.cache.codecs import Encoded, TopKCodec
+from ds_distill.cache.plan import Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Kept, Words
 from ds_distill.data.batches import Examples, SequenceCollator
@@ -43,7 +42,8 @@ from ds_distill.engine.world import World
 from ds_distill.environment import describe_environment
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import load_classifier, load_tokenizer
+from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.load import load_classifier
 from ds_distill.phases.cache import Missing, write_blocks
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import SingleLabel

@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from ds_distill.engine.config import resolved_name
 from ds_distill.engine.world import World
 from ds_distill.environment import describe_environment
 from ds_distill.files import read_json, write_json
+from ds_distill.profiling import growing
 from ds_distill.profiling.distillation_paths import (
     DISTINCT,
     TEMPERATURE,
@@ -80,9 +82,15 @@ PATHS: dict[str, Callable[[Setting, Path, World], Runner]] = {
 
 
 def measure(
-    name: str, setting: Setting, folder: Path, world: World, largest: bool
+    name: str,
+    setting: Setting,
+    folder: Path,
+    world: World,
+    largest: bool,
+    early: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
-    """A path's row. `folder` is what `prepare` wrote."""
+    """A path's row. `folder` is what `prepare` wrote. early: given the row before the search for
+    the largest batch, which a time limit may end."""
     run = PATHS[name](setting, folder, world)
     batches = [batch_of(name, setting, number, folder, world) for number in range(DISTINCT)]
     if world.device.type == "cuda":
@@ -97,7 +105,10 @@ def measure(
         "peak_bytes": peak_bytes(world),
         "first_loss": steps.first_loss,
     }
-    return {**row, **(largest_batch(name, run, setting, folder, world) if largest else {})}
+    if not largest:
+        return row
+    early(row)
+    return {**row, **largest_batch(name, run, setting, folder, world)}
 
 
 def dtype_of(name: str, setting: Setting) -> str:
@@ -150,61 +161,104 @@ def first_line(error: BaseException) -> str:
 
 def do_alone(name: str, setting: Setting, folder: Path, largest: bool) -> None:
     """A child process's work: its row, or its error, into FOLDER/NAME.json."""
+    to = folder / f"{name}.json"
     try:
         world = World.start()
         if name == PREPARE:
             row = prepare(setting, folder, world)
         else:
-            row = measure(name, setting, folder, world, largest)
+            row = measure(name, setting, folder, world, largest, partial(write_json, to))
         world.stop()
     except Exception as error:
         row = {"path": name, "error": first_line(error)}
-    write_json(folder / f"{name}.json", row)
+    write_json(to, row)
 
 
 # ------------------------------------------------------------------ all paths, in turn
 
 
-def in_own_process(name: str, setting: Setting, folder: Path, largest: bool) -> dict[str, Any]:
-    """The row of a path, or {path, error} where it failed."""
+def in_own_process(
+    name: str,
+    setting: Setting,
+    folder: Path,
+    largest: bool,
+    early: Callable[[dict[str, Any]], None] = lambda row: None,
+) -> dict[str, Any]:
+    """The row of a path, or {path, error} where it failed. early: as of `measure`."""
     arguments = [f"--{key}={value}" for key, value in asdict(setting).items()]
     alone = ["--alone", name, "--output", str(folder)]
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-m", __spec__.name, *arguments, *alone, *["--largest"][: int(largest)]],
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     )
-    row = folder / f"{name}.json"
-    if row.is_file():
-        return dict(read_json(row))
-    last = (done.stderr.strip().splitlines() or [""])[-1]  # killed, or it never began
-    return {"path": name, "error": f"exit code {done.returncode}: {last}"[:300]}
+    row, shown = folder / f"{name}.json", False
+    while True:
+        try:
+            errors = process.communicate(timeout=1)[1]
+            break
+        except subprocess.TimeoutExpired:
+            if not shown and row.is_file():
+                early(read_json(row))
+                shown = True
+    last = (errors.strip().splitlines() or [""])[-1]
+    ended = f"exit code {process.returncode}: {last}"[:300]
+    if not row.is_file():  # killed, or it never began
+        return {"path": name, "error": ended}
+    return dict(read_json(row)) | ({"stopped_by": ended} if process.returncode else {})
 
 
-def compare(setting: Setting, names: list[str], largest: bool) -> dict[str, Any]:
-    """The record of all paths. Raises RuntimeError when what they share cannot be made."""
+def compare(
+    setting: Setting, names: list[str], largest: bool, output: Path, resume: bool
+) -> dict[str, Any]:
+    """The record of all paths, in `output` after each of them. resume: paths that it has are left
+    out, and tried again where they failed.
+
+    Raises RuntimeError when what they share cannot be made.
+    """
+    measured = growing.begin(output, record(setting, []), resume)
+    rows = finished(measured["paths"], largest)
+    missing = [name for name in names if name not in rows]
+    if not missing:
+        return measured
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         shared = in_own_process(PREPARE, setting, folder, False)
         if "error" in shared:
             raise RuntimeError(f"models and cache could not be made: {shared['error']}")
-        rows = []
-        for name in names:
-            rows.append(in_own_process(name, setting, folder, largest))
-            print(f"  {name}: {rows[-1].get('error', 'done')}", flush=True)
-    return record(setting, shared, rows)
+
+        def note(row: dict[str, Any]) -> None:
+            rows[row["path"]] = row
+            measured.update(record(setting, list(rows.values())), shared=shared)
+            growing.write(output, measured)
+
+        for name in missing:
+            note(in_own_process(name, setting, folder, largest, note))
+            print(f"  {name}: {rows[name].get('error', 'done')}", flush=True)
+    return measured
 
 
-def record(setting: Setting, shared: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+def finished(rows: list[dict[str, Any]], largest: bool) -> dict[str, dict[str, Any]]:
+    """Rows, by path, that are not to be measured again."""
+    return {
+        row["path"]: row
+        for row in rows
+        if "error" not in row and (not largest or "largest_batch" in row)
+    }
+
+
+def record(setting: Setting, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What goes into the file."""
-    environment = describe_environment(1, shared["device"])
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    environment = describe_environment(1, device)
     with suppress(PackageNotFoundError):
         environment["packages"]["textbrewer"] = version("textbrewer")
     settings = {**asdict(setting), "config": resolved_name(setting.config)}
     settings |= {"temperature": TEMPERATURE, "warm_up": WARM_UP}
     return {
         "environment": environment,
-        "settings": {**settings, **shared},
+        "settings": settings,
         "paths": rows,
         "of_live": ratios(rows),
     }
@@ -278,6 +332,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--largest", action="store_true", help="on a GPU: also the largest batch that fits"
     )
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out the paths that --output has"
+    )
     # A path, in a child process; its --output is the folder of what all paths share.
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -296,9 +353,8 @@ def main() -> None:
     if given.alone:
         do_alone(given.alone, setting, given.output, given.largest)
         return
-    measured = compare(setting, given.paths, given.largest)
+    measured = compare(setting, given.paths, given.largest, given.output, given.resume)
     print(table(measured))
-    write_json(given.output, measured)
 
 
 if __name__ == "__main__":

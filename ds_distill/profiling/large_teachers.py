@@ -74,15 +74,20 @@ def configurations() -> dict[str, PreTrainedConfig]:
     }
 
 
-def distil_two_steps(world: World, config_name: str, batch: int, length: int) -> dict[str, Any]:
+def distil_two_steps(
+    world: World, config_name: str, batch: int, length: int, layers: int = 24
+) -> dict[str, Any]:
     """Build the bundle, take the steps, and return what this run measured of each rank."""
+    larges = configurations()
+    for large in larges.values():
+        large.num_hidden_layers = layers
     training = Training(batch_size=batch * world.size)
     config = deepspeed_config(config_name, training, world.size)
     torch.manual_seed(0)
     student = AutoModelForSequenceClassification.from_config(DistilBertConfig(num_labels=CLASSES))
     backends = {}
     if world.device.type == "cuda" and model_dtype(config) == torch.bfloat16:
-        backends = {n: packed_backend(large, world.device) for n, large in configurations().items()}
+        backends = {name: packed_backend(large, world.device) for name, large in larges.items()}
     packed = [name for name, backend in backends.items() if backend is not None]
     started = time.perf_counter()
     with sharded_loading(config), no_chatter():
@@ -92,7 +97,7 @@ def distil_two_steps(world: World, config_name: str, batch: int, length: int) ->
                 dtype=model_dtype(config),
                 attn_implementation=packed_attention(large) if name in packed else None,
             )
-            for name, large in configurations().items()
+            for name, large in larges.items()
         }
     loading = time.perf_counter() - started
     losses = Losses.model_validate({"kl": {"temperature": 2.0}})
@@ -118,6 +123,7 @@ def distil_two_steps(world: World, config_name: str, batch: int, length: int) ->
         "config": config_name,
         "batch_per_rank": batch,
         "length": length,
+        "layers": layers,
         "packed": backends,
         "parameters": {**numel, "student": _numel(student)},
         "loading_seconds": round(loading, 1),
@@ -166,15 +172,23 @@ def _peak_bytes(world: World) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def main() -> None:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="zero3_bf16", help="DeepSpeed config")
     parser.add_argument("--batch", type=int, default=4, help="examples per rank")
     parser.add_argument("--length", type=int, default=64, help="tokens per example")
+    parser.add_argument("--layers", type=int, default=24, help="fewer for a try on a CPU")
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
-    arguments = parser.parse_args()
+    # The deepspeed launcher gives it to every rank; World takes it from the environment.
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    arguments = parse()
     world = World.start()
-    measured = distil_two_steps(world, arguments.config, arguments.batch, arguments.length)
+    shape = (arguments.batch, arguments.length, arguments.layers)
+    measured = distil_two_steps(world, arguments.config, *shape)
     if world.is_main:
         for rank, row in enumerate(measured["ranks"]):
             print(f"rank {rank}: peak {row['peak_bytes'] / 2**30:.2f} GiB")

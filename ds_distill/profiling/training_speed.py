@@ -29,7 +29,8 @@ from ds_distill.data.plan import plan_epoch
 from ds_distill.engine.config import resolved_name
 from ds_distill.environment import describe_environment
 from ds_distill.files import write_json
-from ds_distill.models.load import load_classifier, load_tokenizer
+from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.load import load_classifier
 from ds_distill.phases import distil, fine_tune
 from ds_distill.phases.execute import execute
 from ds_distill.phases.run import Run

@@ -186,7 +186,8 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe (file or built-in name) and apply `key=value` overrides.
 
     Keys are dotted (`task.data.path`); a phase is addressed by its name, kind or number
-    (`phases.distil.epochs=1`). Values are read as YAML.
+    (`phases.distil.epochs=1`). Values are read as YAML. A recipe without `name` is called as its
+    file.
 
     Raises UserError naming file:line, key and fix for each mistake.
     """
@@ -201,7 +202,12 @@ def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(f"{path}: a recipe is `key: value` lines at the top level.")
     for override in overrides:
         _apply_override(tree, data, override)
-    return _validate(tree, data)
+    return _validate(tree, {"name": _name_of(path), **data})
+
+
+def _name_of(path: Path) -> str:
+    """A file's name without its ending, in the letters that a recipe's name may have."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).lstrip("-_")[:64] or "recipe"
 
 
 def _apply_override(tree: _Tree, data: dict[Any, Any], override: str) -> None:

@@ -87,13 +87,14 @@ class Codec(Section):
     """How a cache keeps distributions over a vocabulary. `ds-distill cache compare` measures
     the choices on your own teacher."""
 
-    name: Literal["topk", "compact", "dense"] = "topk"
-    """`topk`: the likeliest entries of each row, decoded fast; `compact`: as many as the row
-    needs, in fewer bytes; `dense`: all logits, in the phase's dtype."""
-    entries: Count = 64
-    """Of a row, for `topk`."""
+    name: Literal["compact", "topk", "dense"] = "compact"
+    """`compact`: the entries that a row needs, and how its tail lies; `topk`: a number of its
+    likeliest entries and the tail's mass, decoded fast, but of a flat teacher much is lost
+    (docs/codecs.md); `dense`: all logits, in the phase's dtype."""
     threshold: Annotated[float, Field(gt=0, lt=1)] = 1e-3
     """The probability from which entries are kept, for `compact`."""
+    entries: Count = 64
+    """Of a row, for `topk`."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Of the distributions: that of the kl term that reads them."""
 

@@ -116,6 +116,18 @@ class Teacher(Section):
     package). Weights must be safetensors."""
     revision: str | None = None
     """Commit of a hub model."""
+    labels: dict[str, str] | None = None
+    """For a fine-tuned classifier whose classes have other names than the task's, or another order:
+    a class of the checkpoint, by its name or its number from 0, to the task's label. Each label
+    once; what the teacher says of classes that are not named is left out."""
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _numbers_are_names_too(cls, labels: Any) -> Any:
+        """A key such as 0 is a number in YAML, and a text on the command line."""
+        if not isinstance(labels, dict):
+            return labels
+        return {str(key): label for key, label in labels.items()}
 
 
 class Student(Section):
@@ -147,6 +159,7 @@ class Recipe(Section):
     """One run: task, teachers, student, phases."""
 
     name: Name
+    """Part of the run's folder, runs/NAME. Default: the recipe file's name without its ending."""
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     task: Task
@@ -160,7 +173,8 @@ class Recipe(Section):
     `_auto` in place of `_bf16` is in bf16 where the device computes in it, else in fp32."""
     padding: Literal["always", "never"] | None = None
     """Whether models that are only asked (teachers; all models in evaluation) get their batches
-    padded. Default: on a GPU in bf16, models that can do without padding do; else padded.
+    padded. Default: on a GPU, models that compute in bf16 and can do without padding do (teachers
+    under a bf16 config; evaluation is in fp32); else padded.
     `never` holds on any device, and refuses a model that needs padding."""
     student_resident: bool = True
     """With ZeRO stage 3: keep the student whole on each rank while teachers are sharded."""
@@ -214,6 +228,18 @@ class Recipe(Section):
                 suffix += 1
             names.append(name)
         return names
+
+    def trained_on(self, split: str) -> list[str]:
+        """Names of the models that a phase trains on a split, and of those that start from one."""
+        found: dict[str, bool] = {}
+        for phase in self.phases:
+            if isinstance(phase, FineTune):
+                for model, output in zip(phase.models, phase.outputs, strict=True):
+                    found[output] = phase.split == split or found.get(model, False)
+            elif isinstance(phase, Distil):
+                started = phase.split == split or found.get(phase.start, False)
+                found.update(dict.fromkeys(phase.outputs, started))
+        return [name for name, here in found.items() if here]
 
     def trained_models(self) -> Iterator[tuple[int, str]]:
         """(phase number, name) of each model that a phase trains, in order."""

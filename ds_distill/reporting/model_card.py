@@ -1,64 +1,63 @@
-"""The README.md that is shipped with the student."""
+"""The README.md that is shipped with the student: a model card of the Hugging Face hub."""
 
 from __future__ import annotations
 
+import re
+import string
+from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, metadata_load
 
+from ds_distill.data import docstrings
+from ds_distill.recipe.phases import Expertise, Training
+from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import MaskedLM, Recipe
-from ds_distill.reporting.verdict import last_evaluation
+
+_INHERITED = ("license", "license_name", "license_link", "language")
+"""What a student has of the model that it starts from."""
 
 
 def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
-    """Markdown with the metadata block of the Hugging Face hub."""
-    evaluation = last_evaluation(results)
-    masked_lm = isinstance(recipe.task, MaskedLM)
-    pipeline = "fill-mask" if masked_lm else "text-classification"
-    metadata: dict[str, Any] = {
-        "library_name": "transformers",
-        "pipeline_tag": pipeline,
-        "tags": ["knowledge-distillation", "ds-distill"],
-    }
-    if _is_hub_id(recipe.student.model):
-        metadata["base_model"] = recipe.student.model
-    if evaluation:
-        metadata["metrics"] = ["accuracy", "perplexity" if masked_lm else "f1"]
+    """Markdown with the metadata block of the hub.
+
+    Figures are of the last evaluation on a split that no phase trained on, fitted to or chose by;
+    there are none where no evaluation was on such a split. Licence and language are those of the
+    model that the student starts from, where its own card says them. Of a local folder the card
+    tells the name and not the place.
+    """
+    evaluation = _evaluation(recipe, results)
+    student = recipe.student
     lines = [
         "---",
-        yaml.safe_dump(metadata, sort_keys=False).strip(),
+        _metadata(recipe, results, evaluation).to_yaml(),
         "---",
         "",
-        f"# {recipe.name}: student `{results['student']}`",
+        f"# {recipe.name}: student {_code(results['student'])}",
         "",
-        results["verdict"],
+        results["verdict"] if evaluation is not None else _not_judged(results),
+        "",
+        "In this folder (elsewhere give its path, or its name on the hub):",
         "",
         "```python",
         "from transformers import pipeline",
         "",
-        *(
-            (
-                'fill = pipeline("fill-mask", model="PATH/TO/THIS/FOLDER")',
-                'fill(f"a text with a {fill.tokenizer.mask_token} in it")',
-            )
-            if masked_lm
-            else (
-                'classify = pipeline("text-classification", model="PATH/TO/THIS/FOLDER")',
-                'classify("a text")',
-            )
-        ),
+        *_snippet(recipe),
         "```",
+        "",
+        "Weights are float32; figures are of predictions in float32.",
         "",
         "## How it was made",
         "",
-        f"Starts from `{recipe.student.model}`"
-        + (f", layers {recipe.student.layers}" if recipe.student.layers else "")
-        + f"; task data: `{recipe.task.data.path}`.",
+        f"Starts from {_model(student.model)}"
+        + (f", layers {student.layers}" if student.layers else "")
+        + f"; data: {_data(recipe)}.",
     ]
     if recipe.teachers:
-        teachers = ", ".join(f"{name} (`{t.model}`)" for name, t in recipe.teachers.items())
+        teachers = ", ".join(f"{name} ({_model(t.model)})" for name, t in recipe.teachers.items())
         lines += ["", f"Teachers: {teachers}."]
-    if evaluation:
+    if evaluation is not None:
         lines += ["", f"## Accuracy on {evaluation['split']}", "", *_table(evaluation)]
     environment = results["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
@@ -66,11 +65,124 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+# -------------------------------------------------------------------------------- metadata
+
+
+def _metadata(
+    recipe: Recipe, results: dict[str, Any], evaluation: dict[str, Any] | None
+) -> ModelCardData:
+    masked_lm = isinstance(recipe.task, MaskedLM)
+    hub_data = _hub_data(recipe)
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag="fill-mask" if masked_lm else "text-classification",
+        tags=["knowledge-distillation", "ds-distill"],
+        base_model=recipe.student.model if _is_on_hub(recipe.student.model) else None,
+        datasets=[hub_data] if hub_data else None,
+        metrics=["accuracy", "perplexity" if masked_lm else "f1"] if evaluation else None,
+        model_name=recipe.name if evaluation else None,
+        eval_results=_eval_results(recipe, results, evaluation) if evaluation else None,
+        **_of_its_start(recipe),
+    )
+
+
+def _of_its_start(recipe: Recipe) -> dict[str, Any]:
+    """Licence and language as the card of the student's start says them; nothing where it has none
+    or cannot be had."""
+    reference = resolve_model(recipe.student.model, recipe.models_folder)
+    try:
+        card = Path(reference) / "README.md"
+        if not Path(reference).is_dir():
+            revision = recipe.student.revision
+            card = Path(
+                hf_hub_download(reference, "README.md", revision=revision, etag_timeout=5.0)
+            )
+        said = metadata_load(card) or {}
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+
+    def is_plain(value: Any) -> bool:
+        many = value if isinstance(value, list) else [value]
+        return bool(many) and all(isinstance(one, str) for one in many)
+
+    return {key: said[key] for key in _INHERITED if is_plain(said.get(key))}
+
+
+def _eval_results(
+    recipe: Recipe, results: dict[str, Any], evaluation: dict[str, Any]
+) -> list[EvalResult]:
+    own = evaluation["models"][results["student"]]
+    hub_data = _hub_data(recipe)
+    values = [("accuracy", "Accuracy", own["accuracy"])]
+    if isinstance(recipe.task, MaskedLM):
+        values.append(("perplexity", "Perplexity on hidden tokens", own["perplexity"]))
+    else:
+        values.append(("f1", "Macro F1", own["macro_f1"]))
+    return [
+        EvalResult(
+            task_type="fill-mask" if isinstance(recipe.task, MaskedLM) else "text-classification",
+            dataset_type=hub_data or "local",
+            dataset_name=hub_data or _name_of_data(recipe),
+            dataset_config=recipe.task.data.config if hub_data else None,
+            dataset_split=recipe.task.data.splits.get(evaluation["split"], evaluation["split"]),
+            metric_type=kind,
+            metric_name=name,
+            metric_value=round(value, 4),
+        )
+        for kind, name, value in values
+    ]
+
+
+def _evaluation(recipe: Recipe, results: dict[str, Any]) -> dict[str, Any] | None:
+    """The last evaluation of the shipped student on a split that had no part in making it."""
+    training = [phase for phase in recipe.phases if isinstance(phase, Training)]
+    used = {phase.split for phase in recipe.phases if isinstance(phase, Training | Expertise)}
+    used |= {"validation"} if training else set()  # it chooses epochs and students
+    found = [
+        record
+        for record in results["phases"]
+        if record["kind"] == "evaluate"
+        and record["split"] not in used
+        and results["student"] in record["models"]
+    ]
+    return found[-1] if found else None
+
+
+def _not_judged(results: dict[str, Any]) -> str:
+    splits = [record["split"] for record in results["phases"] if record["kind"] == "evaluate"]
+    why = "No evaluate phase came after it"
+    if splits:
+        why = f"What it was evaluated on ({', '.join(splits)}) had a part in making it"
+    return f"{why}, so that this card has no figures of it."
+
+
+# ------------------------------------------------------------------------------------ text
+
+
+def _snippet(recipe: Recipe) -> list[str]:
+    """Lines that run as they stand, on a text that is longer than the model can read."""
+    length = recipe.task.max_length
+    if isinstance(recipe.task, MaskedLM):
+        return [
+            'fill = pipeline("fill-mask", model=".")',
+            'text = f"a text with a {fill.tokenizer.mask_token} in it; " + "of any length " * 1000',
+            f'fill(text, tokenizer_kwargs={{"truncation": True, "max_length": {length}}})',
+        ]
+    text = '"a text of any length " * 1000'
+    if recipe.task.data.columns.text_b is not None:
+        text = f'{{"text": {text}, "text_pair": "the second text"}}'
+    return [
+        'classify = pipeline("text-classification", model=".")',
+        f"classify({text}, truncation=True, max_length={length})",
+    ]
+
+
 def _table(evaluation: dict[str, Any]) -> list[str]:
     first = next(iter(evaluation["models"].values()))
     if "tokens" in first:
         return [
-            f"On {first['tokens']:,} hidden tokens, the same ones for all models.",
+            f"On {first['tokens']:,} hidden tokens of {first['examples']:,} examples, the same for "
+            "all models. The split had no part in making them.",
             "",
             "| model | role | accuracy | perplexity |",
             "|---|---|---|---|",
@@ -79,8 +191,11 @@ def _table(evaluation: dict[str, Any]) -> list[str]:
                 for name, m in evaluation["models"].items()
             ),
         ]
-    labels = list(first["per_class"])
+    labels = [_escaped(label) for label in first["per_class"]]
     rows = [
+        f"On {first['examples']:,} examples of a split that had no part in making the models. A "
+        "label's column is the accuracy on its examples.",
+        "",
         "| model | role | accuracy | macro F1 | " + " | ".join(labels) + " |",
         "|" + "---|" * (4 + len(labels)),
     ]
@@ -93,5 +208,45 @@ def _table(evaluation: dict[str, Any]) -> list[str]:
     return rows
 
 
-def _is_hub_id(reference: str) -> bool:
-    return not reference.startswith(("pkg:", ".", "/", "~")) and reference.count("/") <= 1
+def _model(reference: str) -> str:
+    if _is_on_hub(reference) or reference.startswith("pkg:"):
+        return _code(reference)
+    return f"the local folder {_code(Path(reference).name)}"
+
+
+def _data(recipe: Recipe) -> str:
+    hub_data = _hub_data(recipe)
+    config = f" ({_code(recipe.task.data.config)})" if hub_data and recipe.task.data.config else ""
+    return _code(hub_data or _name_of_data(recipe)) + config
+
+
+def _name_of_data(recipe: Recipe) -> str:
+    path = recipe.task.data.path
+    return path if path.startswith(docstrings.PREFIX) else Path(path).expanduser().resolve().name
+
+
+def _hub_data(recipe: Recipe) -> str | None:
+    """The name of the data set on the hub, where it is from there."""
+    path = recipe.task.data.path
+    if path.startswith(docstrings.PREFIX) or Path(path).expanduser().exists():
+        return None
+    return path
+
+
+def _is_on_hub(reference: str) -> bool:
+    """Whether a model's reference is its name on the hub, as `resolve_model` understands it."""
+    is_name = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", reference) is not None
+    return is_name and not Path(reference).expanduser().is_dir()
+
+
+def _escaped(text: str) -> str:
+    """A text as it is, on one line of Markdown, in a table's cell too."""
+    line = " ".join(text.split())
+    return re.sub(f"([{re.escape(string.punctuation)}])", r"\\\1", line)
+
+
+def _code(text: str) -> str:
+    """A code span: one backtick more around it than it has in a row."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    ticks, space = "`" * (longest + 1), " " if "`" in text else ""
+    return f"{ticks}{space}{' '.join(text.split())}{space}{ticks}"

@@ -17,8 +17,22 @@ def render_report(results: dict[str, Any]) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(template.read_text(encoding="utf-8")).render(
-        results=results, evaluation=last_evaluation(results), comparison=_last_comparison(results)
+        results=results,
+        evaluation=last_evaluation(results),
+        pairs=_pairs(results),
+        comparison=_last_comparison(results),
     )
+
+
+def _pairs(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each student against each other model, the shipped one first; two students once."""
+    evaluation = last_evaluation(results)
+    rows = evaluation["comparisons"] if evaluation else []
+    shown: list[dict[str, Any]] = []
+    for row in sorted(rows, key=lambda row: row["student"] != results["student"]):
+        if not any((row["other"], row["student"]) == (r["student"], r["other"]) for r in shown):
+            shown.append(row)
+    return shown
 
 
 def _last_comparison(results: dict[str, Any]) -> dict[str, Any] | None:

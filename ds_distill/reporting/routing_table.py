@@ -15,7 +15,7 @@ MEANING = {
     "expertise": "the teacher that predicts a class it knows best, else the best of all",
     "expertise, most-confident": "the same; where that leaves a doubt, the surest teacher",
     "posterior": "Bayes' rule from how teachers confuse classes",
-    "gate": "a small model of all they say, learned from this split",
+    "gate": "a small model of all they say, learned from other examples of the split",
     "best": "always the teacher that is right most often",
     "random": "a teacher by lot, for each example",
 }
@@ -24,8 +24,9 @@ MEANING = {
 
 def routing_table(comparison: Comparison, split: str) -> Group:
     """The table on the console, with a line on what it says."""
+    examples = f"{comparison.examples:,} examples of {split}"
     table = Table(
-        title=f"Which target is right? {comparison.examples:,} examples of {split}",
+        title=f"What chooses the policy: which target is right? {examples}, cross-validated",
         title_justify="left",
         box=SIMPLE_HEAD,  # also in a log file
     )

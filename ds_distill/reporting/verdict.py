@@ -1,4 +1,4 @@
-"""A run's outcome in one sentence."""
+"""A run's outcome in a few sentences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ _OUTCOMES = ("better than", "level with", "worse than")
 
 
 def verdict(results: dict[str, Any]) -> str:
-    """What the shipped student is worth beside teachers and controls, with the numbers.
+    """What the shipped student is worth beside the baseline, teachers, controls and the other
+    students, with the numbers.
 
     Better and worse mean that the 95% interval of the difference leaves out zero.
     """
@@ -26,21 +27,26 @@ def verdict(results: dict[str, Any]) -> str:
     asked = (
         f"{own['tokens']:,} hidden tokens" if "tokens" in own else f"{own['examples']:,} examples"
     )
-    accuracy = f"{own['accuracy']:.1%} of {asked} of {evaluation['split']}"
-    outcomes = {
-        row["other"]: _outcome(*row["interval"])
-        for row in evaluation["comparisons"]
-        if row["student"] == student
-    }
-    clauses = []
+    rows = {row["other"]: row for row in evaluation["comparisons"] if row["student"] == student}
+    clauses = [] if _above_baseline(own) else [_to_baseline(own, evaluation["baseline"])]
     for role, noun, addition in (
         ("teacher", "teacher", ""),
         ("control", "student", " without teachers"),
     ):
-        others = {name: models[name] for name in outcomes if models[name]["role"] == role}
-        clauses += _clauses(others, outcomes, noun, addition)
-    sentence = f"The student `{student}` is right on {accuracy}"
-    return f"{sentence}, {_listed(clauses)}." if clauses else f"{sentence}."
+        # Of two models that both know nothing, none is level with the other.
+        others = {
+            name: models[name]
+            for name in rows
+            if models[name]["role"] == role
+            and (_above_baseline(own) or _above_baseline(models[name]))
+        }
+        clauses += _clauses(others, rows, noun, addition)
+    accuracy = f"accuracy {own['accuracy']:.1%} on {asked} of {evaluation['split']}"
+    outcome = f", {_listed(clauses)}" if clauses else ""
+    sentences = [f"Student `{student}`: {accuracy}{outcome}."]
+    sentences += _of_other_students(rows, models)
+    sentences += _of_models_at_baseline(evaluation, student, _above_baseline(own))
+    return " ".join(sentences)
 
 
 def last_evaluation(results: dict[str, Any]) -> dict[str, Any] | None:
@@ -49,13 +55,59 @@ def last_evaluation(results: dict[str, Any]) -> dict[str, Any] | None:
     return records[-1] if records else None
 
 
+def _above_baseline(model: dict[str, Any]) -> bool:
+    return bool(model["to_baseline"]["interval"][0] > 0)
+
+
+def _to_baseline(model: dict[str, Any], baseline: dict[str, Any]) -> str:
+    worse = model["to_baseline"]["interval"][1] < 0
+    answer = f"always answering {baseline['answer']!r} ({baseline['accuracy']:.1%})"
+    return f"worse than {answer}" if worse else f"no better than {answer}"
+
+
+def _of_other_students(rows: dict[str, Any], models: dict[str, Any]) -> list[str]:
+    """One sentence on what sets the shipped student apart from the others."""
+    others = {name: row for name, row in rows.items() if models[name]["role"] == "student"}
+    clauses = []
+    for outcome in _OUTCOMES:
+        group = [name for name, row in others.items() if _outcome(row) == outcome]
+        if not group:
+            continue
+        named = _listed([f"`{name}` ({models[name]['accuracy']:.1%})" for name in group])
+        if outcome == "level with":
+            differences = _listed([_points(others[name]) for name in group])
+            clauses.append(f"its difference to {named} is within chance: {differences}")
+        else:
+            clauses.append(f"it is {outcome} {named}")
+    return [f"Among the students, {'; '.join(clauses)}."] if clauses else []
+
+
+def _of_models_at_baseline(evaluation: dict[str, Any], student: str, above: bool) -> list[str]:
+    """One sentence on the other models that know nothing."""
+    names = [
+        f"`{name}` ({model['accuracy']:.1%})"
+        for name, model in evaluation["models"].items()
+        if name != student and not _above_baseline(model)
+    ]
+    if not names:
+        return []
+    if not above:
+        return [f"Nor {'is' if len(names) == 1 else 'are'} {_listed(names)} better than that."]
+    baseline = evaluation["baseline"]
+    verb = "is" if len(names) == 1 else "are"
+    return [
+        f"{_listed(names)} {verb} no better than always answering {baseline['answer']!r} "
+        f"({baseline['accuracy']:.1%})."
+    ]
+
+
 def _clauses(
-    others: dict[str, dict[str, Any]], outcomes: dict[str, str], noun: str, addition: str
+    others: dict[str, dict[str, Any]], rows: dict[str, Any], noun: str, addition: str
 ) -> list[str]:
     """One clause per outcome. `both` and `all` where all others share it, else their names."""
     clauses = []
     for outcome in _OUTCOMES:
-        group = {name: other for name, other in others.items() if outcomes[name] == outcome}
+        group = {name: other for name, other in others.items() if _outcome(rows[name]) == outcome}
         if not group:
             continue
         nouns = (noun if len(group) == 1 else f"{noun}s") + addition
@@ -69,8 +121,15 @@ def _clauses(
     return clauses
 
 
-def _outcome(low: float, high: float) -> str:
+def _outcome(row: dict[str, Any]) -> str:
+    low, high = row["interval"]
     return _OUTCOMES[0 if low > 0 else 2 if high < 0 else 1]
+
+
+def _points(row: dict[str, Any]) -> str:
+    # + 0.0: what rounds to nothing is not negative.
+    numbers = (round(100 * value, 1) + 0.0 for value in (row["difference"], *row["interval"]))
+    return "{:+.1f} points (95% interval {:+.1f} to {:+.1f})".format(*numbers)
 
 
 def _listed(parts: list[str]) -> str:

@@ -50,7 +50,8 @@ class Score:
     difference: float
     """Of the accuracy to the average's."""
     interval: tuple[float, float]
-    """95% bootstrap interval of the difference, over the same examples."""
+    """95% bootstrap interval of the difference, over the same examples, or over the groups by which
+    they are dealt to folds."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,20 @@ def compare(
     labels: Sequence[str],
     *,
     seed: int = 0,
+    dealt_by: torch.Tensor | None = None,
 ) -> Comparison:
     """
     words: by teacher, logits [N, C] and, for a gate that reads them, the last layer's states
         [N, H]. truth: int [N] class ids, -1 unlabelled (left out). keys: int64 [N, 2].
+    dealt_by: int64 [N, 2], by which examples are dealt to folds; the keys, where None.
     """
     known = torch.from_numpy(truth >= 0)
-    words, keys, truth = _at(words, known), keys[known], truth[truth >= 0]
+    dealt_by = (keys if dealt_by is None else dealt_by)[known]
+    words, keys, truth = at(words, known), keys[known], truth[truth >= 0]
     said = {name: signals.logits.argmax(dim=1).numpy() for name, signals in words.items()}
-    routed = held_out_targets(words, truth, keys, labels, seed=seed)
+    routed = held_out_targets(words, truth, keys, labels, seed=seed, dealt_by=dealt_by)
     right = {name: target.argmax(dim=1).numpy() == truth for name, target in routed.items()}
+    groups = numbered(dealt_by)
 
     def score(these: np.ndarray) -> Score:
         return Score(
@@ -103,7 +108,7 @@ def compare(
                 for index, label in enumerate(labels)
             },
             float(these.mean() - right[BASELINE].mean()),
-            paired_interval(these, right[BASELINE], seed=seed),
+            paired_interval(these, right[BASELINE], groups=groups, seed=seed),
         )
 
     policies = {name: score(these) for name, these in right.items()}
@@ -134,18 +139,22 @@ def held_out_targets(
     labels: Sequence[str],
     *,
     seed: int = 0,
+    dealt_by: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
     """Each policy's target logits on every example, fitted on examples of other folds:
     float32 [N, C] by policy."""
-    folds = folds_of(keys, seed, HELD_OUT)
+    dealt_by = keys if dealt_by is None else dealt_by
+    folds = folds_of(dealt_by, seed, HELD_OUT)
     targets = {name: torch.zeros(len(truth), len(labels)) for name in CANDIDATES}
     for fold in range(FOLDS):
         out = folds == fold
         if not out.any():
             continue
-        rest = _at(words, ~out)
-        fitted = fit(rest, truth[~out.numpy()], keys[~out], labels, seed=seed)
-        asked = _at(words, out)
+        rest = at(words, ~out)
+        fitted = fit(
+            rest, truth[~out.numpy()], keys[~out], labels, seed=seed, dealt_by=dealt_by[~out]
+        )
+        asked = at(words, out)
         question = Question(
             logits={name: signals.logits for name, signals in asked.items()},
             labels=torch.full((int(out.sum()),), -100),
@@ -161,8 +170,13 @@ def held_out_targets(
     return targets
 
 
-def _at(words: Mapping[str, Signals], rows: torch.Tensor) -> dict[str, Signals]:
-    """Signals at some rows: bool [N]."""
+def numbered(dealt_by: torch.Tensor) -> np.ndarray:
+    """int64 [N, 2] -> int64 [N]: the same number where the rows are the same."""
+    return np.unique(dealt_by.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def at(words: Mapping[str, Signals], rows: torch.Tensor) -> dict[str, Signals]:
+    """Signals at some rows: bool [N], or int64, their positions."""
     return {
         name: Signals(
             said.logits[rows].float(), {layer: state[rows] for layer, state in said.hidden.items()}

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ds_distill.data.keys import uniform
+from ds_distill.files import new_file
 from ds_distill.routing.calibration import (
     fit_confusion,
     fit_temperature,
@@ -49,6 +50,8 @@ class Fitted:
     prior: torch.Tensor
     """float32 [C]: share of each class."""
     gate: Gate
+    keys: torch.Tensor
+    """int64 [N, 2]: of the examples it was fitted on."""
 
     def to(self, device: torch.device) -> Fitted:
         gate = {name: getattr(self.gate, name).to(device) for name in _GATE}
@@ -68,9 +71,12 @@ class Fitted:
             "temperatures": self.temperatures,
             "reads_states": self.gate.reads_states,
         }
-        aside = path.with_name(f".{path.name}.tmp")
-        save_file({**tensors, "prior": self.prior}, aside, {"fitted": json.dumps(header)})
-        aside.replace(path)
+        with new_file(path) as aside:
+            save_file(
+                {**tensors, "prior": self.prior, "keys": self.keys.contiguous()},
+                aside,
+                {"fitted": json.dumps(header)},
+            )
 
     @staticmethod
     def load(path: Path) -> Fitted:
@@ -85,6 +91,7 @@ class Fitted:
             {name: tensors[f"confusion.{name}"] for name in table.teachers},
             tensors["prior"],
             Gate(**gate, reads_states=header["reads_states"]),
+            tensors["keys"],
         )
 
 
@@ -98,12 +105,14 @@ def fit(
     labels: Sequence[str],
     *,
     seed: int = 0,
+    dealt_by: torch.Tensor | None = None,
 ) -> Fitted:
     """Fit everything on one labelled split.
 
     words: by teacher, logits float [N, C] and, for a gate that reads them, the states of the
         last layer, float [N, H]. truth: int [N] class ids, -1 unlabelled (left out). keys:
-        int64 [N, 2]; with the seed they deal examples to folds.
+        int64 [N, 2]. dealt_by: int64 [N, 2], by which examples are dealt to folds; the keys, where
+        None.
     """
     known = torch.from_numpy(truth >= 0)
     classes = torch.tensor(truth)[known].long()
@@ -114,6 +123,7 @@ def fit(
         name: fit_confusion(log_probabilities(scores.double(), temperatures[name]), classes)
         for name, scores in logits.items()
     }
+    dealt_by = (keys if dealt_by is None else dealt_by)[known]
     keys = keys[known]
     some = uniform(keys, seed, GATE_EXAMPLE).argsort()[:GATE_EXAMPLES]
     return Fitted(
@@ -128,8 +138,9 @@ def fit(
             {name: state[known][some] for name, state in states.items()},
             temperatures,
             classes[some],
-            folds_of(keys[some], seed),
+            folds_of(dealt_by[some], seed),
         ),
+        keys,
     )
 
 
@@ -140,6 +151,6 @@ def states_of(words: Mapping[str, Signals]) -> dict[str, torch.Tensor]:
 
 
 def folds_of(keys: torch.Tensor, *stream: int) -> torch.Tensor:
-    """Fold of each example, a function of its key: int64 [N, 2] -> int64 [N]. Examples that are
-    the same text are in the same fold."""
+    """Fold of each example, a function of its key or group: int64 [N, 2] -> int64 [N]. Examples
+    that are the same text are in the same fold."""
     return (uniform(keys, *stream, FOLD) * FOLDS).long()

@@ -6,6 +6,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -242,29 +243,36 @@ def _liger(name: str) -> Any:
         return None
 
 
-def problems(device: torch.device) -> Iterator[Callable[[], Problem]]:
-    """Makers, so that only one problem's tensors are alive at a time."""
+def problems(
+    device: torch.device, toy: bool = False
+) -> Iterator[tuple[str, torch.dtype, Callable[[], Problem]]]:
+    """(op, dtype, maker): one problem's tensors are alive at a time, and only of those wanted.
+
+    toy: every op and path on few rows, for a try of the benchmark itself.
+    """
     gpu = device.type == "cuda"
     float32, bfloat16 = torch.float32, torch.bfloat16
     for rows, width in ((32, 6), (8, 1000)):
-        yield lambda rows=rows, width=width: class_kl(rows, width, float32, device)
+        yield "masked_kl", float32, partial(class_kl, rows, width, float32, device)
+    vocabularies = (30522, 50265, 128100) if gpu else (30522,)
+    if toy:
+        vocabularies = (640,)
     # The usual dtype of a device first: a run that is cut off has measured that.
     for dtype in (bfloat16, float32, torch.float16) if gpu else (float32, bfloat16):
-        for width in (30522, 50265, 128100) if gpu else (30522,):
-            n = 8192 if gpu else 512
-            yield lambda n=n, w=width, d=dtype: masked_kl(n, w, d, device)
-            yield lambda n=n, w=width, d=dtype: topk_kl(n, w, 64, d, device)
-        for width in (30522, 50265, 128100) if gpu else (30522,):
-            if gpu or dtype == float32:
-                n = 8192 if gpu else 1024
-                yield lambda n=n, w=width, d=dtype: linear_kl(n, w, 1024, 768, d, device)
+        given = {"dtype": dtype, "device": device}
+        for width in vocabularies:
+            rows = 64 if toy else 8192 if gpu else 512
+            yield "masked_kl", dtype, partial(masked_kl, rows, width, **given)
+            yield "topk_kl", dtype, partial(topk_kl, rows, width, 64, **given)
+        if gpu or dtype == float32:
+            for width in vocabularies:
+                rows = 64 if toy else 8192 if gpu else 1024
+                yield "linear_kl", dtype, partial(linear_kl, rows, width, 1024, 768, **given)
         for layers in (1, 6):
-            n = 65536 if gpu else 4096
-            yield lambda n=n, k=layers, d=dtype: masked_cosine(n, 768, k, d, device)
-        for op in ("attention_kl", "relation_kl"):
-            for length in (128, 512):
-                batch = 65536 // length if gpu else 1024 // length
-                if gpu or dtype == float32:
-                    yield lambda o=op, b=batch, s=length, d=dtype: scores(
-                        o, b, 12, s, 64, d, device
-                    )
+            rows = 64 if toy else 65536 if gpu else 4096
+            yield "masked_cosine", dtype, partial(masked_cosine, rows, 768, layers, **given)
+        if gpu or dtype == float32:
+            for op in ("attention_kl", "relation_kl"):
+                for length in (32,) if toy else (128, 512):
+                    batch = 2 if toy else (65536 if gpu else 1024) // length
+                    yield op, dtype, partial(scores, op, batch, 12, length, 64, **given)

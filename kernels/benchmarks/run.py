@@ -2,7 +2,8 @@
 
 PYTHONPATH=kernels python kernels/benchmarks/run.py [--only masked_kl] [--seconds 1.0]
 
-With --only, that op's rows of an earlier run are replaced and the others kept.
+With --only or --dtype, those rows of an earlier run are replaced and the others kept; with
+--resume, all that the same device and versions measured is kept.
 """
 
 from __future__ import annotations
@@ -99,55 +100,19 @@ def oracle(problem: Problem) -> tuple[float, list[Tensor]]:
 
 def measure(problem: Problem, timer: Timer, bandwidth: float) -> list[dict[str, Any]]:
     rows = []
-    exact_loss, exact = oracle(problem)
-    norm = sum(x.square().sum().item() for x in exact) ** 0.5
-    on_gpu = timer.device.type == "cuda"
-    for name, path in problem.paths.items():
+    exact = oracle(problem)
+    for name in problem.paths:
         row: dict[str, Any] = {
             "op": problem.op,
-            "shape": " ".join(f"{key}={value}" for key, value in problem.shape.items()),
-            "dtype": str(problem.dtype).removeprefix("torch."),
+            "shape": _shape(problem),
+            "dtype": _name(problem.dtype),
             "path": name,
         }
-
-        def forward(path: Any = path) -> Tensor:
-            return path(problem.leaves, problem.fixed)
-
         try:
-            loss = forward()
-            if name == "ds_kernels":
-                row["used"] = ds_kernels.last_path()
-                if on_gpu and row["used"] != "triton":
-                    raise RuntimeError(f"used the {row['used']} on a GPU")
-            grads = gradients(loss, problem.leaves, retain=True)
-            squares = (
-                (a.double() - b).square().sum().item() for a, b in zip(grads, exact, strict=True)
-            )
-            row["loss_error"] = abs(loss.item() - exact_loss) / max(abs(exact_loss), 1e-30)
-            row["gradient_error"] = sum(squares) ** 0.5 / max(norm, 1e-30)
-            del grads
-            timed = {
-                "forward": forward,
-                "backward": lambda loss=loss: gradients(loss, problem.leaves, retain=True),
-                "both": lambda: gradients(forward(), problem.leaves),
-            }
-            for part, call in timed.items():
-                times = timer.many(call)
-                row[f"{part}_ms"] = times[len(times) // 2]
-                row[f"{part}_ms_p20"] = times[len(times) // 5]
-                row[f"{part}_ms_p80"] = times[len(times) * 4 // 5]
-            del timed, loss
-            if on_gpu:
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-                loss = forward()
-                row["retained_mb"] = (torch.cuda.memory_allocated() - before) / 1e6
-                gradients(loss, problem.leaves)
-                row["peak_mb"] = (torch.cuda.max_memory_allocated() - before) / 1e6
-                del loss
+            measure_path(problem, name, timer, exact, row)
             row["floor_ms"] = problem.floor_bytes / bandwidth * 1e3
-        except (RuntimeError, torch.OutOfMemoryError) as failure:
-            row["failure"] = str(failure).splitlines()[0][:120]
+        except Exception as failure:  # a rival's: Triton's and inductor's have types of their own
+            row["failure"] = f"{type(failure).__name__}: {failure}".splitlines()[0][:120]
         rows.append(row)
         shown = {key: round(value, 4) for key, value in row.items() if isinstance(value, float)}
         print(row["op"], row["shape"], row["dtype"], name, shown.get("both_ms"), flush=True)
@@ -155,13 +120,63 @@ def measure(problem: Problem, timer: Timer, bandwidth: float) -> list[dict[str, 
     return rows
 
 
+def measure_path(
+    problem: Problem,
+    name: str,
+    timer: Timer,
+    exact: tuple[float, list[Tensor]],
+    row: dict[str, Any],
+) -> None:
+    """Fill a path's row, as far as the path gets. Its tensors end with the call."""
+    exact_loss, exact_gradients = exact
+    on_gpu = timer.device.type == "cuda"
+
+    def forward() -> Tensor:
+        return problem.paths[name](problem.leaves, problem.fixed)
+
+    loss = forward()
+    if name == "ds_kernels":
+        row["used"] = ds_kernels.last_path()
+        if on_gpu and row["used"] != "triton":
+            raise RuntimeError(f"used the {row['used']} on a GPU")
+    grads = gradients(loss, problem.leaves, retain=True)
+    norm = sum(x.square().sum().item() for x in exact_gradients) ** 0.5
+    squares = (
+        (a.double() - b).square().sum().item() for a, b in zip(grads, exact_gradients, strict=True)
+    )
+    row["loss_error"] = abs(loss.item() - exact_loss) / max(abs(exact_loss), 1e-30)
+    row["gradient_error"] = sum(squares) ** 0.5 / max(norm, 1e-30)
+    del grads
+    timed = {
+        "forward": forward,
+        "backward": lambda: gradients(loss, problem.leaves, retain=True),
+        "both": lambda: gradients(forward(), problem.leaves),
+    }
+    for part, call in timed.items():
+        times = timer.many(call)
+        row[f"{part}_ms"] = times[len(times) // 2]
+        row[f"{part}_ms_p20"] = times[len(times) // 5]
+        row[f"{part}_ms_p80"] = times[len(times) * 4 // 5]
+    if on_gpu:
+        del timed, call, loss
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        loss = forward()
+        row["retained_mb"] = (torch.cuda.memory_allocated() - before) / 1e6
+        gradients(loss, problem.leaves)
+        row["peak_mb"] = (torch.cuda.max_memory_allocated() - before) / 1e6
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="one op")
+    parser.add_argument("--dtype", default="", help="one dtype, as torch calls it")
     parser.add_argument(
         "--out", type=Path, help="CSV to write; results/DATE-DEVICE.csv if not given"
     )
     parser.add_argument("--seconds", type=float, default=1.0, help="per measurement")
+    parser.add_argument("--resume", action="store_true", help="go on where --out ends")
+    parser.add_argument("--toy", action="store_true", help="few rows: a try of the benchmark")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
@@ -179,33 +194,70 @@ def main() -> None:
     slug = "cpu" if device.type == "cpu" else torch.cuda.get_device_name().replace(" ", "-").lower()
     path = arguments.out or RESULTS / f"{about['date']}-{slug}.csv"
     path.parent.mkdir(exist_ok=True)
-    rows = kept_rows(path, arguments.only) if arguments.only else []
-    for make in problems(device):
+    chosen = [
+        (op, dtype, make)
+        for op, dtype, make in problems(device, arguments.toy)
+        if arguments.only in ("", op) and arguments.dtype in ("", _name(dtype))
+    ]
+    if not chosen:
+        parser.error(f"--only {arguments.only} --dtype {arguments.dtype}: there is no such problem")
+    rows = read(path)
+    if not arguments.resume:
+        again = {(op, _name(dtype)) for op, dtype, _ in chosen}
+        rows = [row for row in rows if (row["op"], row["dtype"]) not in again]
+    known = {key(row) for row in rows if same(row, about)}
+    for _, _, make in chosen:
         problem = make()
-        if arguments.only in ("", problem.op):
-            rows += [{**row, **about} for row in measure(problem, timer, bandwidth)]
-            write(path, rows)  # after each problem: a run that is cut off keeps its rows
-            if find_spec("matplotlib") is not None:  # else report.py is run elsewhere
-                from report import report
-
-                report(path)
+        if (problem.op, _shape(problem), _name(problem.dtype)) in known:
+            continue
+        measured = [{**row, **about} for row in measure(problem, timer, bandwidth)]
         del problem
+        replaced = {key(row) for row in measured}
+        rows = [row for row in rows if key(row) not in replaced] + measured
+        write(path, rows)  # after each problem: a run that is cut off keeps its rows
+    if find_spec("matplotlib") is not None:  # else report.py is run elsewhere
+        from report import report
+
+        report(path)
 
 
-def kept_rows(path: Path, op: str) -> list[dict[str, Any]]:
-    """What an earlier run measured of other ops."""
+def key(row: dict[str, Any]) -> tuple[str, str, str]:
+    """What names a problem."""
+    return row["op"], row["shape"], row["dtype"]
+
+
+def same(row: dict[str, Any], about: dict[str, Any]) -> bool:
+    """Whether a row was measured where `about` was: its date and load may be others."""
+    return all(
+        row[name] == about[name] for name in ("device", "torch", "triton", "liger-kernel", "python")
+    )
+
+
+def _shape(problem: Problem) -> str:
+    return " ".join(f"{name}={value}" for name, value in problem.shape.items())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """What earlier runs measured."""
     if not path.is_file():
         return []
     with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if row["op"] != op]
+        return list(csv.DictReader(file))
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    fields = dict.fromkeys(key for row in rows for key in row)
-    with path.open("w", newline="") as file:
+    """Whole at any moment: aside, then renamed."""
+    fields = dict.fromkeys(name for row in rows for name in row)
+    aside = path.with_name(f".{path.name}.tmp")
+    with aside.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(fields))
         writer.writeheader()
         writer.writerows(rows)
+    aside.replace(path)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 try:
     import triton
@@ -88,6 +89,38 @@ def check_options(
         raise ValueError(f"{op}: reduction must be one of {REDUCTIONS}, got {reduction!r}")
 
 
+def check_range(op: str, name: str, values: Tensor, most: int, *, least: int = 0) -> None:
+    """Raise ValueError on CPU values outside least .. most. On a GPU it would wait for the
+    device; there indices are checked where they are used."""
+    if values.device.type != "cpu" or not values.numel() or torch.compiler.is_compiling():
+        return
+    low, high = (int(bound) for bound in torch.aminmax(values))
+    if low < least or high > most:
+        raise ValueError(f"{op}: {name} run from {low} to {high}; {least} to {most} wanted")
+
+
+def refuse_transforms(op: str, *student: Tensor | None) -> None:
+    """Raise RuntimeError on derivatives that a custom op does not have.
+
+    PyTorch takes a forward-mode derivative of an op without a formula to be 0, and says of
+    torch.func.grad that a method is missing.
+    """
+    given = [tensor for tensor in student if tensor is not None]
+    if any(unpack_dual(tensor).tangent is not None for tensor in given):
+        what = "forward-mode derivatives (torch.func.jvp, jacfwd, torch.autograd.forward_ad)"
+    elif (
+        torch._C._are_functorch_transforms_active()
+        and torch.is_grad_enabled()
+        and any(tensor.requires_grad for tensor in given)
+    ):
+        what = "derivatives by torch.func (grad, vjp, jacrev, vmap of what requires a gradient)"
+    else:
+        return
+    raise RuntimeError(
+        f"ds_kernels.{op}: {what} are not implemented; loss.backward() and torch.autograd.grad are"
+    )
+
+
 def flat_rows(
     op: str, mask: Tensor | None, lead: torch.Size, device: torch.device
 ) -> Tensor | None:
@@ -105,13 +138,7 @@ def flat_rows(
             f"{op}: mask must be bool {list(lead)} or a vector of int64 row indices, "
             f"got {mask.dtype} {list(mask.shape)}"
         )
-    # On a GPU this check would wait for the device; there the index ops assert instead.
-    if mask.device.type == "cpu" and mask.numel() and not torch.compiler.is_compiling():
-        low, high = (int(bound) for bound in torch.aminmax(mask))
-        if low < 0 or high >= lead.numel():
-            raise ValueError(
-                f"{op}: row indices run from {low} to {high}, rows are 0 to {lead.numel() - 1}"
-            )
+    check_range(op, "row indices", mask, lead.numel() - 1)
     return mask
 
 
@@ -129,23 +156,46 @@ def row_mask(rows: Tensor | None, num_rows: int) -> Tensor | None:
     return torch.zeros(num_rows, dtype=torch.bool, device=rows.device).index_fill_(0, rows, True)
 
 
+def chosen(losses: Tensor, rows: Tensor | None) -> Tensor:
+    """What `reduce_rows` takes of losses [..., N]: one for each index, [..., n], or all."""
+    if rows is None or rows.dtype == torch.bool:
+        return losses
+    return losses.index_select(-1, rows)
+
+
 def reduce_rows(
+    op: str,
+    losses: Tensor,
+    rows: Tensor | None,
+    lead: torch.Size,
+    reduction: str,
+    denominator: float | Tensor | None,
+) -> Tensor:
+    """Reduce losses [..., N], 0 at rows not counted, or one for each row index, [..., n]."""
+    if reduction == "none":
+        if rows is not None and rows.dtype != torch.bool:
+            losses = losses.new_zeros(*losses.shape[:-1], lead.numel()).index_add(-1, rows, losses)
+        return losses.reshape(*losses.shape[:-1], *lead)
+    return reduce_losses(op, losses, rows, lead.numel(), reduction, denominator)
+
+
+def reduce_losses(
     op: str,
     losses: Tensor,
     rows: Tensor | None,
     num_rows: int,
     reduction: str,
     denominator: float | Tensor | None,
-    copies: int = 1,
+    heads: int = 1,
 ) -> Tensor:
-    """Reduce losses (0 at rows not counted); "mean" also averages a row's `copies` (heads)."""
+    """Reduce losses of counted rows, 0 elsewhere; "mean" also averages over heads."""
     if reduction == "none":
         return losses
     total = losses.sum()
     if reduction == "sum":
         return total
-    if copies > 1:
-        total = total / copies
+    if heads > 1:
+        total = total / heads
     if denominator is None:
         if rows is None:
             return total / max(num_rows, 1)

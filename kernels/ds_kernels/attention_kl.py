@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from ._scores import backward_scores, empty_like_heads, forward_scores
-from ._shared import FLOATS, accumulator, check_options, forbid_double_backward, reduce_rows
+from ._shared import (
+    FLOATS,
+    accumulator,
+    check_options,
+    check_range,
+    forbid_double_backward,
+    reduce_losses,
+    refuse_transforms,
+)
 
 MAX_WIDTH = 128  # a head's row is held whole on chip
 
@@ -42,6 +50,7 @@ def valid_positions(
     if mask.dtype == torch.bool and mask.shape == (batch, length):
         return mask
     if mask.dtype in (torch.int32, torch.int64) and mask.shape == (batch,):
+        check_range(op, "lengths", mask, length)
         return torch.arange(length, device=device) < mask[:, None]
     raise ValueError(
         f"{op}: mask must be bool [{batch}, {length}] or int64 lengths [{batch}], "
@@ -155,13 +164,13 @@ def attention_kl(
         denominator: replaces the number of real tokens; heads are averaged all the same.
 
     Returns:
-        Loss in float32; gradients to student_query and student_key. Second derivatives raise
-        RuntimeError.
+        Loss in float32; gradients to student_query and student_key.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, heads wider than 128, a
-            student_bias that requires a gradient, weight or tolerance below 0, an unknown
-            reduction.
+            student_bias that requires a gradient, lengths outside 0 to S (CPU), weight or
+            tolerance below 0, an unknown reduction.
+        RuntimeError: derivatives that `masked_kl` refuses, too.
     """
     op = "attention_kl"
     check_options(op, weight, tolerance, reduction)
@@ -188,6 +197,7 @@ def attention_kl(
             f"{op}: student_bias requires a gradient, which is not computed, since it has the "
             "size of the attention map; detach it, or distil relations instead (relation_kl)"
         )
+    refuse_transforms(op, student_query, student_key, student_bias)
     batch, heads, length, width = student_query.shape
     biases: list[Tensor | None] = []
     for role, bias in (("student", student_bias), ("teacher", teacher_bias)):
@@ -215,4 +225,4 @@ def attention_kl(
         weight,
         tolerance,
     )
-    return reduce_rows(op, losses, valid, batch * length, reduction, denominator, copies=heads)
+    return reduce_losses(op, losses, valid, batch * length, reduction, denominator, heads)

@@ -24,6 +24,7 @@ from ._shared import (
     forbid_double_backward,
     open_gate,
     reduce_rows,
+    refuse_transforms,
     row_indices,
     use_triton,
 )
@@ -50,7 +51,7 @@ def _keeps(num_rows: int, width: int, hidden: Tensor) -> bool:
 
 
 def _take(tensor: Tensor, rows: Tensor | None, start: int, end: int) -> Tensor:
-    return tensor[start:end] if rows is None else tensor[rows[start:end]]
+    return tensor[start:end] if rows is None else tensor.index_select(0, rows[start:end])
 
 
 def _mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
@@ -105,15 +106,16 @@ def _forward(
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
     use_triton(student_hidden)
-    num_rows, device = student_hidden.shape[0], student_hidden.device
-    num_counted = num_rows if rows is None else rows.shape[0]
+    device = student_hidden.device
+    num_counted = (student_hidden if rows is None else rows).shape[0]
     width = student_weight.shape[0]
-    losses = student_hidden.new_zeros(num_rows, dtype=accumulator(student_hidden, teacher_hidden))
+    acc = accumulator(student_hidden, teacher_hidden)
+    losses = student_hidden.new_empty(num_counted, dtype=acc)
     unit = _unit_buffer(student_hidden, num_counted if keep else 0, width)
     options = (temperature, weight, tolerance, divergence)
     with torch.autocast(device.type, enabled=False):
         for start, end in _chunks(num_counted, width, device):
-            losses[slice(start, end) if rows is None else rows[start:end]] = _divergence_rows(
+            losses[start:end] = _divergence_rows(
                 _take(student_hidden, rows, start, end), student_weight, student_bias,
                 _take(teacher_hidden, rows, start, end), teacher_weight, teacher_bias,
                 options, unit[start:end, :width] if keep else None,
@@ -152,8 +154,6 @@ def _backward(
             )
     factor = gradient_factor(temperature, weight, divergence)
     scale = torch.where(open_gate(losses), upstream * factor, 0)
-    if rows is not None:
-        scale = scale[rows]
     # A power of ten or more below 1 as a rule: taken out, so that float16 does not underflow.
     low = dtype in (torch.float16, torch.bfloat16)
     largest = scale.abs().amax() if low and scale.numel() else scale.new_zeros(())
@@ -169,8 +169,7 @@ def _backward(
     sum_bias = torch.zeros(width, dtype=acc, device=device) if wanted[2] else None
     with torch.autocast(device.type, enabled=False):
         for start, end in spans:
-            chosen = slice(start, end) if rows is None else rows[start:end]
-            hidden = student_hidden[chosen]
+            hidden = _take(student_hidden, rows, start, end)
             if kept:
                 part = unit[:, :width]
             else:
@@ -178,12 +177,15 @@ def _backward(
                 part = _unit_buffer(student_hidden, end - start, width)[:, :width]
                 _divergence_rows(
                     hidden, student_weight, student_bias,
-                    teacher_hidden[chosen], teacher_weight, teacher_bias,
+                    _take(teacher_hidden, rows, start, end), teacher_weight, teacher_bias,
                     (temperature, weight, 0.0, divergence), part,
                 )  # fmt: skip
             if wanted[0]:
-                product = _mm(part, student_weight).mul_(scale[start:end, None])
-                grad_hidden[chosen] = product.to(dtype)
+                product = _mm(part, student_weight).mul_(scale[start:end, None]).to(dtype)
+                if rows is None:
+                    grad_hidden[start:end] = product
+                else:  # a row may stand twice; each address gets equal addends, in any order
+                    grad_hidden.index_add_(0, rows[start:end], product)
             if wanted[1]:
                 scaled = (hidden * ratio[start:end]).to(dtype)
                 if len(spans) == 1 and device.type == "cuda":  # summed and rounded in one go
@@ -228,10 +230,9 @@ def _(
     teacher_hidden: Tensor, teacher_weight: Tensor, teacher_bias: Tensor | None,
     rows: Tensor | None, *args: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    num_rows = student_hidden.shape[0]
-    num_counted = num_rows if rows is None else rows.shape[0]
-    losses = student_hidden.new_empty(num_rows, dtype=accumulator(student_hidden, teacher_hidden))
-    keep = args[-1]
+    num_counted = (student_hidden if rows is None else rows).shape[0]
+    acc, keep = accumulator(student_hidden, teacher_hidden), args[-1]
+    losses = student_hidden.new_empty(num_counted, dtype=acc)
     return losses, _unit_buffer(student_hidden, num_counted if keep else 0, student_weight.shape[0])
 
 
@@ -286,6 +287,7 @@ def _linear(
     denominator: float | Tensor | None,
 ) -> Tensor:
     check_options(op, weight, tolerance, reduction, temperature)
+    refuse_transforms(op, *student)
     check_pair(op, "hidden", student[0], teacher[0], same_last=False)
     device = student[0].device.type
     # As F.linear does under autocast.
@@ -327,7 +329,7 @@ def _linear(
     needs = torch.is_grad_enabled() and bool(differentiable)
     keep = needs and _keeps(num_counted, student[1].shape[0], parts[0])  # type: ignore[arg-type]
     losses, _ = _forward_op(*parts, rows, temperature, weight, tolerance, divergence, keep)
-    return reduce_rows(op, losses.reshape(lead), rows, lead.numel(), reduction, denominator)
+    return reduce_rows(op, losses, rows, lead, reduction, denominator)
 
 
 def linear_kl(
@@ -357,19 +359,18 @@ def linear_kl(
         student_weight: [V, Ds], the dtype of student_hidden (under autocast both are cast).
         teacher_hidden: [..., Dt], the same leading shape; no gradient to any teacher tensor.
         teacher_weight: [V, Dt], the dtype of teacher_hidden.
-        mask: bool [...], True = counted (costs one device synchronisation), or int64 [n],
-            distinct indices into the flattened rows (costs none); None counts every row.
+        mask: as in `masked_kl`; bool costs one device synchronisation, int64 indices none.
         student_bias, teacher_bias: [V].
         reduction, denominator: as in `masked_kl`.
 
     Returns:
         Loss in float32; gradients reach student_hidden, student_weight and student_bias.
-        Second derivatives raise RuntimeError.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, vocabularies of unlike size, row
             indices out of range (CPU), temperature <= 0, weight or tolerance below 0, an
             unknown reduction.
+        RuntimeError: derivatives that `masked_kl` refuses, too.
     """
     return _linear(
         "linear_kl", KL, (student_hidden, student_weight, student_bias),

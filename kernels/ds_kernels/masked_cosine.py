@@ -14,12 +14,14 @@ from ._shared import (
     accumulator,
     check_options,
     check_pair,
+    chosen,
     flat_rows,
     forbid_double_backward,
     hinge,
     jit,
     open_gate,
     reduce_rows,
+    refuse_transforms,
     row_mask,
     row_stride,
     row_tile,
@@ -299,18 +301,18 @@ def masked_cosine(
         student_hidden: [..., D], float32, float16 or bfloat16 (sums are float32; float64
             stays), or a sequence of L such tensors of one shape: all layers in one launch.
         teacher_hidden: the same shape or shapes; gets no gradient.
-        mask: bool [...], True = counted, or int64 [n], distinct indices into the flattened
-            rows; None counts every row. It holds for every layer.
+        mask: as in `masked_kl`; it holds for every layer.
         reduction: "none" gives [...], or [L, ...] for a sequence, with 0 at rows not counted;
             "sum"; "mean" divides by the number of counted rows, so layers are summed.
         denominator: "mean" divides by this number instead, such as the count over all ranks.
 
     Returns:
-        Loss in float32. Second derivatives raise RuntimeError.
+        Loss in float32.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, row indices out of range (CPU),
             no layer, weight or tolerance below 0, an unknown reduction.
+        RuntimeError: derivatives that `masked_kl` refuses, too.
     """
     op = "masked_cosine"
     single = isinstance(student_hidden, Tensor)
@@ -325,9 +327,10 @@ def masked_cosine(
         if teacher.dtype != teachers[0].dtype:
             raise ValueError(f"{op}: teacher layers differ in dtype")
     check_options(op, weight, tolerance, reduction)
+    refuse_transforms(op, *students)
     lead = students[0].shape[:-1]
     rows = flat_rows(op, mask, lead, students[0].device)
     detached = [teacher.detach() for teacher in teachers]
     losses, _ = _forward_op(_as_rows(students), _as_rows(detached), rows, weight, tolerance)
-    losses = losses.reshape(lead if single else (len(students), *lead))
-    return reduce_rows(op, losses, rows, lead.numel(), reduction, denominator)
+    losses = chosen(losses[0] if single else losses, rows)
+    return reduce_rows(op, losses, rows, lead, reduction, denominator)

@@ -26,12 +26,14 @@ from ._shared import (
     accumulator,
     check_options,
     check_pair,
+    chosen,
     flat_rows,
     forbid_double_backward,
     hinge,
     jit,
     open_gate,
     reduce_rows,
+    refuse_transforms,
     register_limit,
     row_mask,
     row_stride,
@@ -396,12 +398,13 @@ def masked_divergence(
     """The checked call behind `masked_kl` and the functions of `masked_divergences`."""
     check_pair(op, "logits", student_logits, teacher_logits)
     check_options(op, weight, tolerance, reduction, temperature)
+    refuse_transforms(op, student_logits)
     lead, width = student_logits.shape[:-1], student_logits.shape[-1]
     rows = flat_rows(op, mask, lead, student_logits.device)
     student = row_stride(student_logits.reshape(-1, width))
     teacher = row_stride(teacher_logits.detach().reshape(-1, width))
     losses, _ = _forward_op(student, teacher, rows, temperature, weight, tolerance, divergence)
-    return reduce_rows(op, losses.reshape(lead), rows, losses.numel(), reduction, denominator)
+    return reduce_rows(op, chosen(losses, rows), rows, lead, reduction, denominator)
 
 
 def masked_kl(
@@ -425,18 +428,21 @@ def masked_kl(
     Args:
         student_logits: [..., V], float32, float16 or bfloat16 (sums are float32; float64 stays).
         teacher_logits: [..., V], any of these dtypes; gets no gradient.
-        mask: bool [...], True = counted, or int64 [n], distinct indices into the flattened
-            rows; None counts every row. Rows that are not counted may hold NaN.
+        mask: bool [...], True = counted, or int64 [n], indices into the flattened rows, each of
+            which counts as often as it stands; None counts every row. Rows that are not counted
+            may hold NaN.
         reduction: "none" gives [...] with 0 at rows not counted; "sum"; "mean" divides by the
             number of counted rows and is 0 without any.
         denominator: "mean" divides by this number instead, such as the count over all ranks.
 
     Returns:
-        Loss in float32. Second derivatives raise RuntimeError.
+        Loss in float32. Its gradients come from loss.backward() or torch.autograd.grad.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit, row indices out of range (CPU),
-            temperature <= 0, weight or tolerance below 0, an unknown reduction.
+        ValueError: shapes, dtypes or devices that do not fit, row indices out of range (on a
+            GPU index operations assert instead), temperature <= 0, weight or tolerance below 0,
+            an unknown reduction.
+        RuntimeError: second or forward-mode derivatives, or such by torch.func.
     """
     return masked_divergence(
         "masked_kl", KL, student_logits, teacher_logits, mask,

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from ._scores import backward_scores, empty_like_heads, forward_scores
-from ._shared import accumulator, check_options, forbid_double_backward, reduce_rows
+from ._shared import (
+    accumulator,
+    check_options,
+    forbid_double_backward,
+    reduce_losses,
+    refuse_transforms,
+)
 from .attention_kl import check_heads, contiguous_rows, valid_positions
 
 
@@ -118,14 +124,17 @@ def relation_kl(
         denominator: replaces the number of real tokens; heads are averaged all the same.
 
     Returns:
-        Loss in float32; gradients to `student`. Second derivatives raise RuntimeError.
+        Loss in float32; gradients to `student`.
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, widths that `heads` does not
-            divide, heads wider than 128, weight or tolerance below 0, an unknown reduction.
+            divide, heads wider than 128, lengths outside 0 to S (CPU), weight or tolerance
+            below 0, an unknown reduction.
+        RuntimeError: derivatives that `masked_kl` refuses, too.
     """
     op = "relation_kl"
     check_options(op, weight, tolerance, reduction)
+    refuse_transforms(op, student)
     views = {}
     for name, x in (("student", student), ("teacher", teacher.detach())):
         if x.dim() != 3 or heads < 1 or x.shape[2] % heads:
@@ -140,4 +149,4 @@ def relation_kl(
     losses, _ = _forward_op(
         views["student"], views["teacher"], valid, 1 / math.sqrt(width), scale_t, weight, tolerance
     )
-    return reduce_rows(op, losses, valid, batch * length, reduction, denominator, copies=heads)
+    return reduce_losses(op, losses, valid, batch * length, reduction, denominator, heads)

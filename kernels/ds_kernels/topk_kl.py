@@ -18,12 +18,15 @@ from ._shared import (
     FLOATS,
     accumulator,
     check_options,
+    check_range,
+    chosen,
     flat_rows,
     forbid_double_backward,
     hinge,
     jit,
     open_gate,
     reduce_rows,
+    refuse_transforms,
     row_mask,
     row_stride,
     row_tile,
@@ -38,7 +41,8 @@ _REFERENCE_ELEMENTS = 1 << 18
 def _teacher(log_probs, ids, tail, row, K: tl.constexpr, KP: tl.constexpr, ACC: tl.constexpr):
     """The K entries and the tail, renormalised; absent entries have the largest id."""
     k = tl.arange(0, KP)
-    columns = tl.load(ids + row * K + k, mask=k < K, other=-1).to(tl.int32)
+    columns = tl.load(ids + row * K + k, mask=k < K, other=-1)
+    columns = tl.minimum(tl.maximum(columns, -1), 2147483646).to(tl.int32)
     valid = columns >= 0
     entries = tl.load(log_probs + row * K + k, mask=valid, other=-float("inf")).to(ACC)
     rest = tl.load(tail + row).to(ACC)
@@ -71,6 +75,7 @@ def _forward_kernel(
         largest = tl.full([], -float("inf"), ACC)
         total = tl.zeros([BLOCK], ACC)
         smallest = tl.min(columns, 0)
+        found = tl.zeros([], tl.int32)
         for start in range(0, V, BLOCK):
             position = start + tile
             x = tl.load(student + position, mask=position < V, other=-float("inf")).to(ACC)
@@ -78,6 +83,7 @@ def _forward_kernel(
             # The K columns leave the tail in ascending order, each in the tile that holds it.
             while smallest < start + BLOCK:
                 x = tl.where(position == smallest, -float("inf"), x)
+                found += (smallest < V).to(tl.int32)
                 smallest = tl.min(tl.where(columns > smallest, columns, 2147483647), 0)
             largest, total = online(x, largest, total)
         lse_rest = largest + tl.log(tl.sum(total, 0))
@@ -92,6 +98,9 @@ def _forward_kernel(
         q_rest = tl.exp(lse_rest - lse)
         loss += relative_entropy(p_rest, q_rest, rest - (lse_rest - lse))
         loss *= factor
+        # An id outside the row was not found, one that stands twice was found once.
+        given = tl.sum((columns < 2147483647).to(tl.int32), 0)
+        loss = tl.where(found == given, loss, float("inf"))
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
     tl.store(losses + row, loss)
     tl.store(stats + row, lse)
@@ -155,6 +164,18 @@ def _reference_teacher(
     return both[:, :-1], both[:, -1:]
 
 
+def _check_distinct(columns: Tensor, rows: Tensor) -> None:
+    """columns: ids [n, K] of these rows [n]."""
+    ordered = columns.sort(1).values
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if twice.any():
+        row, entry = twice.nonzero()[0].tolist()
+        raise ValueError(
+            f"topk_kl: id {ordered[row, entry]} stands twice in row {rows[row]} of teacher_ids; "
+            "distinct columns, or -1 for padding, wanted"
+        )
+
+
 def _reference_forward(
     student: Tensor,
     log_probs: Tensor,
@@ -176,6 +197,7 @@ def _reference_forward(
     for chunk in rows.split(max(1, _REFERENCE_ELEMENTS // width)):
         x = student[chunk].to(acc) * inverse_t
         columns = ids[chunk].long()
+        _check_distinct(columns, chunk)
         entries, rest = _reference_teacher(log_probs[chunk], columns, tail[chunk], acc)
         own = x.gather(1, columns.clamp(min=0)).masked_fill(columns < 0, -float("inf"))
         # Absent entries point at one extra column.
@@ -354,21 +376,24 @@ def topk_kl(
     Args:
         student_logits: [..., V], float32, float16 or bfloat16.
         teacher_log_probs: [..., K], any of these dtypes, taken at `temperature`.
-        teacher_ids: [..., K], int64 or int32, distinct columns of the student; -1 pads.
+        teacher_ids: [..., K], int64 or int32, columns of the student, distinct in a counted
+            row; -1 pads.
         teacher_tail_log_prob: [...], log of the teacher's mass outside K, -inf if there is none.
         mask, reduction, denominator: as in `masked_kl`.
 
     Returns:
-        Loss in float32, gradients to the student only. On a GPU an id of V or more gives an
-        infinite loss, since checking it would wait for the device. Second derivatives raise
-        RuntimeError.
+        Loss in float32, gradients to the student only. On a GPU an id of V or more, or one that
+        stands twice in a row, makes the row's loss infinite: raising would wait for the device.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit, ids or row indices out of range
-            (CPU), temperature <= 0, weight or tolerance below 0, an unknown reduction.
+        ValueError: shapes, dtypes or devices that do not fit, ids or row indices out of range,
+            an id that stands twice in a row (CPU), temperature <= 0, weight or tolerance
+            below 0, an unknown reduction.
+        RuntimeError: derivatives that `masked_kl` refuses, too.
     """
     op = "topk_kl"
     check_options(op, weight, tolerance, reduction, temperature)
+    refuse_transforms(op, student_logits)
     lead = student_logits.shape[:-1]
     if (
         student_logits.dim() < 1
@@ -397,13 +422,7 @@ def topk_kl(
     if any(t.device != student_logits.device for t in (*floats, teacher_ids)):
         raise ValueError(f"{op}: the inputs are on different devices")
     width, num_entries = student_logits.shape[-1], teacher_ids.shape[-1]
-    on_cpu = teacher_ids.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_cpu and teacher_ids.numel():
-        low, high = (int(bound) for bound in torch.aminmax(teacher_ids))
-        if low < -1 or high >= width:
-            raise ValueError(
-                f"{op}: teacher_ids run from {low} to {high}; -1 (padding) to {width - 1} wanted"
-            )
+    check_range(op, "teacher_ids", teacher_ids, width - 1, least=-1)
     rows = flat_rows(op, mask, lead, student_logits.device)
     losses, _ = _forward_op(
         row_stride(student_logits.reshape(-1, width)),
@@ -412,4 +431,4 @@ def topk_kl(
         teacher_tail_log_prob.detach().reshape(-1).contiguous(),
         rows, temperature, weight, tolerance,
     )  # fmt: skip
-    return reduce_rows(op, losses.reshape(lead), rows, lead.numel(), reduction, denominator)
+    return reduce_rows(op, chosen(losses, rows), rows, lead, reduction, denominator)

@@ -15,9 +15,12 @@ import torch
 from deepspeed.utils import safe_get_full_grad
 from reference import (
     LEARNING_RATE,
+    MAX_GRAD_NORM,
     MICRO_BATCHES,
     STEPS,
     TOTAL_STEPS,
+    WARMUP_STEPS,
+    WEIGHT_DECAY,
     auto_class,
     make_student,
     make_teacher,
@@ -50,7 +53,8 @@ def known_experts() -> Fitted:
     classes = len(experts.total)
     nothing = Gate(torch.zeros(0, classes), torch.zeros(classes), reads_states=False)
     temperatures = dict.fromkeys(experts.teachers, 1.0)
-    return Fitted(experts, temperatures, {}, torch.zeros(classes), nothing)
+    keys = torch.zeros(0, 2, dtype=torch.int64)
+    return Fitted(experts, temperatures, {}, torch.zeros(classes), nothing, keys)
 
 
 def build(task: str, folder: Path, config: dict[str, Any], policy: str, packed: bool) -> Bundle:
@@ -90,7 +94,9 @@ def run(
 ) -> None:
     """Train STEPS steps; keep losses, gradients of the first step and final weights."""
     accumulation = MICRO_BATCHES // world.size
-    training = Training(batch_size=8 * MICRO_BATCHES, micro_batch_size=8)
+    training = Training(
+        batch_size=8 * MICRO_BATCHES, micro_batch_size=8, max_grad_norm=MAX_GRAD_NORM[task]
+    )
     config = deepspeed_config(config_name, training, world.size)
     bundle = build(task, folder, config, policy, packed)
     assert bundle.student is not None
@@ -98,14 +104,14 @@ def run(
         bundle,
         config,
         world,
-        OptimizerSettings(LEARNING_RATE, 0.01, total_steps=TOTAL_STEPS, warmup_steps=0),
+        OptimizerSettings(LEARNING_RATE, WEIGHT_DECAY, TOTAL_STEPS, WARMUP_STEPS),
         student_resident=resident,
     )
     before = teacher_bits(bundle)
     gradients = Gradients(engine)
     losses = []
     for number in range(STEPS):
-        everyone = step_batches(task, batches, number, folder)
+        everyone = step_batches(task, batches, number)
         if packed:
             everyone = [with_packed_teachers(batch) for batch in everyone]
         parts = engine.train_step(everyone[world.rank :: world.size])

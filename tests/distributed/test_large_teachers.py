@@ -12,13 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.slow
+from ds_distill.profiling.large_teachers import parse
 
 RESULTS = Path(__file__).parents[1] / "results" / "large-teachers.json"
 
 NEEDED_BYTES = 15 * 2**30
 
 
+def test_the_launchers_own_argument_is_taken() -> None:
+    """deepspeed gives each rank its number, in front of the module's arguments."""
+    assert parse(["--local_rank=1", "--layers", "2"]).layers == 2
+
+
+@pytest.mark.slow
 def test_three_large_teachers_are_sharded(tmp_path: Path) -> None:
     if psutil.virtual_memory().available < NEEDED_BYTES:
         pytest.skip("needs 15 GiB of free memory")
@@ -30,7 +36,7 @@ def test_three_large_teachers_are_sharded(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *[str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2"],
-            *["--no_local_rank", "--master_port", str(port)],
+            *["--master_port", str(port)],
             *["--module", "ds_distill.profiling.large_teachers", "--output", str(output)],
         ],
         env={**os.environ, "DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2", "OMP_NUM_THREADS": "1"},

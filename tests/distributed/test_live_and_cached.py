@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from toys import TOY_LABELS
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 ROUTING = ["average", "expertise", "random"]
 
@@ -50,12 +53,29 @@ def compare(
     print(f"largest relative difference of a loss: {worst:.1e}")
 
 
+def classifiers(folder: Path, body: Path) -> dict[str, dict[str, Any]]:
+    """Two teachers that are one: the second has its outputs reversed, and says so."""
+    named, turned = folder / "named", folder / "turned"
+    torch.manual_seed(0)
+    labels = dict(enumerate(TOY_LABELS))
+    model = AutoModelForSequenceClassification.from_pretrained(body, id2label=labels)
+    for place in (named, turned):
+        model.save_pretrained(place)
+        AutoTokenizer.from_pretrained(body).save_pretrained(place)
+        model.classifier.weight.data = model.classifier.weight.data.flip(0).contiguous()
+        model.classifier.bias.data = model.classifier.bias.data.flip(0).contiguous()
+        model.config.id2label = {number: f"LABEL_{number}" for number in labels}
+    order = {f"LABEL_{2 - number}": label for number, label in labels.items()}
+    return {"named": {"model": str(named)}, "turned": {"model": str(turned), "labels": order}}
+
+
 def test_live_on_two_ranks_equals_cached(
     toy_settings: dict[str, Any], ds_distill: Any, tmp_path: Path
 ) -> None:
     """The cache holds fp32. Two ranks add up gradients in another order, the teachers' too;
     dropout would differ between them."""
     settings = copy.deepcopy(toy_settings)
+    settings["teachers"] |= classifiers(tmp_path, Path(toy_settings["student"]["model"]))
     settings["training"] |= {"epochs": 1, "learning_rate": 1e-3, "dropout": 0.0}
     for phase in settings["phases"]:
         if "cache" in phase:
@@ -64,6 +84,9 @@ def test_live_on_two_ranks_equals_cached(
             phase["distil"] |= {"routing": ROUTING, "epochs": 1}
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     compare(ds_distill, tmp_path, "toy.yaml", [], 13, 1e-4)
+    for run in ("cached", "live"):  # the order of a sharded teacher's labels, too
+        models = json.loads((tmp_path / run / "results.json").read_text())["phases"][-1]["models"]
+        assert models["turned"] == models["named"]
 
 
 @pytest.mark.slow
@@ -75,7 +98,7 @@ def test_the_quickstarts_teachers_on_two_ranks_equal_their_cache(
     ds_distill: Any, tmp_path: Path
 ) -> None:
     """A twentieth of its examples, each seen once. The cache holds fp16 logits (1e-3)."""
-    sizes = {"train": 35, "transfer": 40, "validation": 5, "test": 25}
+    sizes = {"train": 35, "transfer": 40, "validation": 20, "test": 25}
     overrides = [f"task.data.per_class.{split}={count}" for split, count in sizes.items()]
     for phase in ("teach-first", "teach-second", "distil", "control"):
         overrides.append(f"phases.{phase}.epochs=1")

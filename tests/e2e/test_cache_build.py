@@ -5,23 +5,23 @@ from __future__ import annotations
 import copy
 import json
 import random
+import shlex
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from cache_files import block_checksums, contents
-from conftest import TINY, TOY_LABELS, save_tiny, toy_vocabulary, write_toy_task
 from disks import grow
-from processes import events, kill_all
+from processes import events, kill_all, left_of, marked
+from runs import DS_DISTILL
+from toys import TINY, TOY_LABELS, save_tiny, toy_vocabulary, write_toy_task
 
-from ds_distill.cache.build import BUILDING
+from ds_distill.cache.plan import BUILDING
 from ds_distill.cache.reader import CacheReader
 
 EXAMPLES = 3200
@@ -88,10 +88,10 @@ class Builds:
     """`cache build` of one recipe on some ranks."""
 
     def __init__(self, recipe: Path, environment: dict[str, str]) -> None:
-        self.recipe, self.environment = recipe, environment
+        self.recipe, self.environment = recipe, {**environment, **marked()}
 
     def start(self, folder: Path, ranks: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ds_distill", "cache", "build", str(self.recipe)]
+        command = [*DS_DISTILL, "cache", "build", str(self.recipe)]
         command += ["--num-gpus", str(ranks)] if ranks > 1 else []
         return subprocess.Popen(
             [*command, "--folder", str(folder)],
@@ -114,12 +114,32 @@ class Builds:
         """Kill a build when this share of the blocks is written. Returns how many were."""
         process = self.start(folder, ranks)
         try:
-            while written(folder) < share * BLOCKS:
-                assert process.poll() is None, process.communicate()[0]
-                time.sleep(0.001)
+            self._until(share, process, folder)
         finally:
             kill_all(process)
         return written(folder)
+
+    def stop(self, folder: Path, ranks: int, share: float) -> int:
+        """The same with SIGTERM to the process that was started."""
+        process = self.start(folder, ranks)
+        try:
+            self._until(share, process, folder)
+            process.terminate()
+            output, _ = process.communicate(timeout=60)
+        finally:
+            kill_all(process)
+        assert process.returncode == 143, output
+        assert left_of(self.environment) == []
+        line = output.splitlines()[-1]
+        assert line.startswith(f"ds-distill: stopped by SIGTERM. {folder} keeps what was written.")
+        assert line.endswith(f"ds-distill {shlex.join(process.args[4:])}")
+        return written(folder)
+
+    @staticmethod
+    def _until(share: float, process: subprocess.Popen[str], folder: Path) -> None:
+        while written(folder) < share * BLOCKS:
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.001)
 
 
 def cache_of(folder: Path) -> Path:
@@ -153,8 +173,8 @@ def whole(builds: Builds, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_build_that_was_killed_at_half_goes_on(builds, whole, tmp_path):
-    killed = builds.kill(tmp_path / "run", ranks=2, share=0.5)
+def test_a_build_that_was_stopped_at_half_goes_on(builds, whole, tmp_path):
+    killed = builds.stop(tmp_path / "run", ranks=2, share=0.5)
     assert killed < BLOCKS
     shutil.copytree(tmp_path / "run", tmp_path / "alone")
     event = builds.finish(tmp_path / "run", ranks=2)
@@ -258,9 +278,12 @@ def test_runs_that_share_a_folder_ask_for_what_is_missing_alone(settings, ds_dis
 
 @pytest.mark.parametrize(
     ("teacher", "mend"),
-    [("wild", "Set the cache phase's dtype to float32"), ("broken", "Its weights are damaged")],
+    [
+        ("wild", "in float16 alone: set the cache phase's dtype to float32"),
+        ("broken", "Its weights are damaged"),
+    ],
 )
-def test_words_that_are_not_finite_are_refused_with_their_keys(
+def test_words_that_are_not_finite_are_refused_with_their_places(
     teacher, mend, settings, classifiers, ds_distill, tmp_path
 ):
     task = write_toy_task(
@@ -270,11 +293,7 @@ def test_words_that_are_not_finite_are_refused_with_their_keys(
     made["task"]["data"] = {"path": str(task)}
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(made))
     done = ds_distill("cache", "build", tmp_path / "bad.yaml", "--folder", tmp_path / "run")
-    assert done.returncode == 2 and mend in done.stderr and "float16" in done.stderr
-    texts = [json.loads(line)["text"] for line in (task / "transfer.jsonl").open()]
-    from ds_distill.data.keys import content_keys
-
-    keys = np.unique(content_keys(texts), axis=0)
-    shown = [key for key in keys.tolist() if str(key) in done.stderr]
-    assert len(shown) == 3
+    assert done.returncode == 2 and mend in done.stderr and "teachers.t: " in done.stderr
+    places = [f"{task / 'transfer.jsonl'}:{number} " for number in range(1, 10)]
+    assert sum(place in done.stderr for place in places) == 3, done.stderr
     assert not (cache_of(tmp_path / "run") / "manifest.json").exists()

@@ -7,6 +7,9 @@ import html
 import json
 import random
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+from ds_distill import __version__
 from ds_distill.cli import app
 from ds_distill.recipe import builtin_recipes, load_recipe
 
@@ -49,7 +53,9 @@ def test_recipes_lists_and_prints(tmp_path):
     printed = CliRunner().invoke(app, ["recipes", "quickstart"])
     assert printed.exit_code == 0
     (tmp_path / "mine.yaml").write_text(printed.output)
-    assert load_recipe(str(tmp_path / "mine.yaml")) == load_recipe("quickstart")
+    mine = load_recipe(str(tmp_path / "mine.yaml"))
+    assert mine.name == "mine", "its run is not in the built-in's folder"
+    assert mine == load_recipe("quickstart", ["name=mine"])
 
 
 def test_check_says_what_would_run(toy_recipe, tmp_path, monkeypatch):
@@ -60,6 +66,63 @@ def test_check_says_what_would_run(toy_recipe, tmp_path, monkeypatch):
     assert "no mistakes found" in result.output
     assert "teach-first, teach-second, expertise, cache, distil, evaluate" in result.output
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_check_notes_what_is_no_mistake(toy_settings, toy_task, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(toy_task, data)
+    shutil.copy(data / "validation.jsonl", data / "test.jsonl")
+    lines = (data / "train.jsonl").read_text().splitlines()
+    both = (data / "validation.jsonl").read_text().splitlines()[:3]
+    blank = [json.dumps({"text": " \n", "label": "food"})] * 2
+    (data / "train.jsonl").write_text("\n".join([*lines, *both, *blank]) + "\n")
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**toy_settings, "padding": "never"}))
+    options = ["check", str(tmp_path / "toy.yaml"), f"task.data.path={data}"]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    notes = [line for line in result.output.splitlines() if line.startswith("Note: ")]
+    size = len((data / "test.jsonl").read_text().splitlines())
+    assert f"Note: 2 of {len(lines) + 5} texts of split 'train' are empty" in notes[0]
+    said = " ".join(notes[1:])
+    assert f"all {size} examples of split 'test' stand in 'validation', too" in said
+    for judge in ("test", "validation"):
+        assert re.search(rf"\d+ of the {size} examples of split '{judge}' stand in 'train'", said)
+    shutil.copytree(toy_task, data, dirs_exist_ok=True)
+    assert "examples of split" not in CliRunner().invoke(app, options).output
+
+
+WITHOUT_MODELS = """
+import sys
+from ds_distill.cli import app
+for arguments in (["--help"], ["--version"], ["recipes"], ["recipes", "emotion"], ["check", RECIPE],
+                  ["check", RECIPE, *MASKED_LM]):
+    try:
+        app(arguments)
+    except SystemExit as done:
+        assert not done.code, arguments
+    loaded = {"torch", "deepspeed", "wandb", "transformers.modeling_utils"} & {*sys.modules}
+    assert not loaded, (arguments, loaded)
+import torch  # is there all the same
+"""
+
+
+def test_commands_that_run_no_model_import_no_model_code(toy_recipe, masked_lm_settings, tmp_path):
+    (tmp_path / "mlm.yaml").write_text(yaml.safe_dump(masked_lm_settings))
+    code = WITHOUT_MODELS.replace("*MASKED_LM", "'deepspeed=zero1_auto'")
+    for name in (toy_recipe, tmp_path / "mlm.yaml"):
+        code = code.replace("RECIPE", repr(str(name)), 1)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"ds-distill {__version__}" in done.stdout
+    assert done.stdout.count("no mistakes found") == 2
+
+
+def test_the_shell_can_complete_commands():
+    environment = {"_DS_DISTILL_COMPLETE": "complete_bash", "COMP_WORDS": "ds-distill ca"}
+    found = CliRunner().invoke(
+        app, [], prog_name="ds-distill", env={**environment, "COMP_CWORD": "1"}
+    )
+    assert found.output.split() == ["cache"]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +183,7 @@ def test_the_student_loads_and_predicts_as_the_evaluation_says(finished, toy_tas
 
 def test_the_better_student_is_shipped(finished):
     distilled = {model["output"]: model for model in results(finished)["phases"][4]["trained"]}
-    best = max(distilled.values(), key=lambda model: model["validation_accuracy"])
+    best = max(distilled.values(), key=lambda model: model["choosing"]["accuracy"])
     assert results(finished)["student"] == best["output"]
 
 
@@ -189,15 +252,3 @@ def test_pairs_of_texts_run(toy_settings, tmp_path, ds_distill):
     )
     right = sum(guess == row["label"] for guess, row in zip(guesses, rows, strict=True))
     assert right / len(rows) == pytest.approx(found["accuracy"])
-
-
-def test_launch_runs_on_two_ranks(toy_recipe, tmp_path, ds_distill):
-    done = ds_distill(
-        *("launch", toy_recipe, "training.epochs=2", "--num-gpus", "2", "--folder", "run"),
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"] == 2
-    assert set(results(tmp_path / "run")["phases"][-1]["models"]) == {
-        *("first", "second", "average", "expertise")
-    }

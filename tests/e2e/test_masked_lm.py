@@ -44,7 +44,9 @@ def losses(folder: Path) -> list[tuple[str, int, float, float]]:
     ]
 
 
-def test_teacher_and_student_learn_to_tell_the_hidden_tokens(runs: dict[int, Path]) -> None:
+def test_teacher_and_student_learn_to_tell_the_hidden_tokens(
+    runs: dict[int, Path], masked_lm_settings: dict[str, Any]
+) -> None:
     found = results(runs[1])
     models = found["phases"][-1]["models"]
     assert {name: model["role"] for name, model in models.items()} == {
@@ -58,6 +60,12 @@ def test_teacher_and_student_learn_to_tell_the_hidden_tokens(runs: dict[int, Pat
     [comparison] = found["phases"][-1]["comparisons"]
     assert comparison["interval"][0] <= comparison["difference"] <= comparison["interval"][1]
     assert found["verdict"].count("hidden tokens of test") == 1
+    # Thirty words, each about as frequent: nobody who does not read tells more than one in ten.
+    baseline = found["phases"][-1]["baseline"]
+    assert baseline["accuracy"] < 0.1 and 25 < baseline["perplexity"] < 40
+    assert baseline["tokens"] == models["bert"]["tokens"] and baseline["split"] == "train"
+    lines = (Path(masked_lm_settings["task"]["data"]["path"]) / "train.txt").read_text().split()
+    assert lines.count(baseline["answer"]) == max(map(lines.count, set(lines)))
     assert "perplexity" in (runs[1] / "report.html").read_text()
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import importlib.metadata
 import json
 import os
 import platform
 import random
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,157 +17,25 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from processes import events, kill_all
+from runs import (
+    Moment,
+    Runs,
+    after_steps,
+    check_same,
+    curves,
+    digests,
+    end_of_a_phase,
+    files,
+    is_between_phases,
+    others,
+    records,
+    steps,
+    writing_a_checkpoint,
+)
 
 from ds_distill.files import read_json
 
 RESULTS = Path(__file__).parents[1] / "results" / "resume-kills.json"
-SETTINGS = [
-    "training.epochs=3",
-    "training.dropout=0.2",
-    "training.save_every=4",
-    "logging.every=1",
-]
-"""Dropout needs the generators' state; checkpoints also fall inside epochs."""
-
-Moment = Callable[[Path], bool]
-"""Whether to kill now, given the run's folder."""
-
-
-class Runs:
-    """Starts runs of one recipe, alone or on two ranks, and kills them."""
-
-    def __init__(self, recipe: Path, environment: dict[str, str], ranks: int | None) -> None:
-        self.arguments = ["launch" if ranks else "run", str(recipe), *SETTINGS]
-        self.arguments += ["--num-gpus", str(ranks)] if ranks else []
-        self.environment = environment
-
-    def start(self, folder: Path, resume: bool) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ds_distill", *self.arguments, "--folder", str(folder)]
-        return subprocess.Popen(
-            [*command, "--resume"] if resume else command,
-            env=self.environment,
-            cwd=folder.parent,
-            start_new_session=True,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-
-    def finish(self, folder: Path, resume: bool = False) -> None:
-        process = self.start(folder, resume)
-        output, _ = process.communicate(timeout=600)
-        assert process.returncode == 0, output
-
-    def kill(self, folder: Path, moment: Moment, resume: bool) -> bool:
-        """Start or resume a run and kill all its processes at a moment; False if it ended first."""
-        process = self.start(folder, resume)
-        try:
-            while process.poll() is None:
-                if moment(folder):
-                    return True
-                time.sleep(0.0005)
-            assert process.returncode == 0, process.communicate()[0]
-            return False
-        finally:
-            kill_all(process)
-
-
-# ----------------------------------------------------------------------------------- moments
-
-
-def after_steps(count: int, delay: float) -> Moment:
-    """Some milliseconds after `count` more optimizer steps than the folder knew at first."""
-    sizes: list[int] = []
-
-    def now(folder: Path) -> bool:
-        file = folder / "metrics.jsonl"
-        size = file.stat().st_size if file.is_file() else 0
-        if not sizes or size < sizes[-1]:  # the resumed run dropped events after its checkpoint
-            sizes[:] = [size, steps(folder)]
-        if size == sizes[0] or steps(folder) < sizes[1] + count:
-            return False
-        time.sleep(delay)
-        return True
-
-    return now
-
-
-def steps(folder: Path) -> int:
-    return sum(event["event"] == "train" for event in events(folder))
-
-
-def writing_a_checkpoint(folder: Path) -> bool:
-    return any((folder / "checkpoints").glob("*/.step-*.tmp"))
-
-
-def end_of_a_phase(folder: Path) -> Moment:
-    """As soon as one more phase has left its record."""
-    before = len(records(folder))
-    return lambda folder: len(records(folder)) > before
-
-
-def records(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "phases").glob("*.json"))
-
-
-def is_between_phases(folder: Path) -> bool:
-    """No event of a phase after the last that has its record."""
-    done = len(records(folder))
-    return done > 0 and all(event["number"] < done for event in events(folder))
-
-
-# ---------------------------------------------------------------------------------- what counts
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """Every weights file that a run leaves."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for part in ("models", "student", "cache")
-        for path in sorted((folder / part).rglob("*"))
-        if path.suffix in (".safetensors", ".arrow")
-    }
-
-
-def curves(folder: Path) -> list[tuple[Any, ...]]:
-    return [
-        (event["number"], event["phase"], event["step"], event["loss"], event["learning_rate"])
-        for event in events(folder)
-        if event["event"] == "train"
-    ]
-
-
-def others(folder: Path) -> list[tuple[Any, ...]]:
-    """The other events, but for what the clock says."""
-    names = ("step", "epoch", "accuracy", "model")
-    return [
-        (event["event"], event["number"], event["phase"], *(event.get(name) for name in names))
-        for event in events(folder)
-        if event["event"] != "train"
-    ]
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def check_same(folder: Path, whole: Path) -> None:
-    # Two teachers, two students, the shipped one; the shards of two teachers, and their index.
-    assert len(digests(whole)) == 5 + 3
-    assert digests(folder) == digests(whole)
-    assert curves(folder) == curves(whole)
-    assert others(folder) == others(whole)
-    assert files(folder) == files(whole), "a kill left something behind"
-    scores = [
-        {name: model["accuracy"] for name, model in phase["models"].items()}
-        for run in (folder, whole)
-        for phase in read_json(run / "results.json")["phases"]
-        if "models" in phase
-    ]
-    assert scores[0] == scores[1]
-
-
 # -------------------------------------------------------------------------------------- the tests
 
 
@@ -220,9 +86,16 @@ def kill_series(runs: Runs, folder: Path, kinds: list[str], total: int, seed: in
     return hit
 
 
-def test_three_kills_change_nothing(make_runs, whole, tmp_path):
+def test_two_kills_and_ctrl_c_change_nothing(make_runs, whole, tmp_path):
     runs, folder = make_runs(None), tmp_path / "run"
-    kill_series(runs, folder, ["checkpoint", "phase", "random"], len(curves(whole)), seed=1)
+    kill_series(runs, folder, ["checkpoint", "phase"], len(curves(whole)), seed=1)
+    moment = after_steps(10, 0.0)
+    code, output = runs.stop(folder, moment, True, lambda run: run.send_signal(signal.SIGINT))
+    assert code == 130, output
+    line = output.splitlines(keepends=True)[-1]
+    assert line.startswith(f"ds-distill: stopped by Ctrl-C. {folder} keeps the phases teach-first")
+    assert line.endswith(runs.continue_with(folder)) and "Traceback" not in output
+    assert runs.left() == []
     runs.finish(folder, resume=True)
     check_same(folder, whole)
 

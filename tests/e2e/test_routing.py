@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from safetensors import safe_open
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from ds_distill.data.keys import content_keys
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +49,72 @@ def test_the_choice_is_recorded_shown_and_followed(finished):
     assert comparison == json.loads((run / "routing.json").read_text())
     assert comparison["choice"] in comparison["policies"]
     page = (run / "report.html").read_text()
-    assert "Which target is right?" in page
+    assert "What chose the policy: which target is right?" in page
     assert f"{comparison['choice']} (chosen)" in page
     with safe_open(run / "routing.safetensors", "pt") as file:
         assert "gate.weight" in file.keys()  # noqa: SIM118
     if comparison["choice"] == "gate":
         assert losses(run, "chosen") == losses(run, "gate")
+
+
+def test_results_name_no_place_of_this_machine(finished):
+    results = (finished / "run" / "results.json").read_text()
+    assert json.loads(results)["phases"][2]["folder"] == "cache/02-cache"
+    assert str(finished) not in results
+
+
+def test_what_was_fitted_on_chose_nothing(finished, toy_task):
+    """By what the run left: the keys in what was fitted, and each model's accuracy on the other
+    examples, which is the one that chose its epoch."""
+    run = finished / "run"
+    rows = [json.loads(line) for line in (toy_task / "validation.jsonl").read_text().splitlines()]
+    keys = content_keys([row["text"] for row in rows]).tolist()
+    with safe_open(run / "routing.safetensors", "pt") as file:
+        fitted = file.get_tensor("keys").tolist()
+    assert set(map(tuple, fitted)) < set(map(tuple, keys))
+    rest = [row for row, key in zip(rows, keys, strict=True) if key not in fitted]
+    results = json.loads((run / "results.json").read_text())
+    assert results["phases"][3]["examples"] == len(fitted) > 20
+    trained = [model for phase in results["phases"] for model in phase.get("trained", [])]
+    assert len(trained) == 5
+    for model in trained:
+        choosing = model["choosing"]
+        assert (choosing["split"], choosing["examples"]) == ("validation", len(rest))
+        [folder] = (run / "models").glob(f"??-{model['output']}")
+        right = sum(
+            guess == row["label"] for guess, row in zip(predicted(folder, rest), rest, strict=True)
+        )
+        assert choosing["accuracy"] == pytest.approx(right / len(rest)), model["output"]
+    uses = {use["use"]: (use["split"], use["examples"]) for use in results["uses"]}
+    assert uses["fit"] == ("validation", len(fitted))
+    assert uses["choose"] == ("validation", len(rest))
+    assert uses["judge"] == ("test", 60)
+
+
+def predicted(folder: Path, rows: list[dict[str, str]]) -> list[str]:
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [row["text"] for row in rows]
+    with torch.no_grad():
+        logits = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+    return [model.config.id2label[number] for number in logits.argmax(1).tolist()]
+
+
+def test_the_baseline_is_what_counting_says(finished, toy_task):
+    rows = [json.loads(line) for line in (toy_task / "test.jsonl").read_text().splitlines()]
+    evaluation = json.loads((finished / "run" / "results.json").read_text())["phases"][-1]
+    baseline = evaluation["baseline"]
+    assert baseline["answer"] == "animal", "67 of the 200 of train; food has as many, and is later"
+    share = sum(row["label"] == "animal" for row in rows) / len(rows)
+    assert baseline["accuracy"] == pytest.approx(share)
+    for model in evaluation["models"].values():
+        difference = model["to_baseline"]["difference"]
+        assert difference == pytest.approx(model["accuracy"] - share)
+    students = ["gate", "chosen", "live-gate"]
+    pairs = [(row["student"], row["other"]) for row in evaluation["comparisons"]]
+    assert {pair for pair in pairs if pair[1] in students} == {
+        (one, other) for one in students for other in students if one != other
+    }
 
 
 def test_the_gate_reads_the_same_from_the_cache_as_from_live_teachers(finished):

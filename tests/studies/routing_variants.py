@@ -20,9 +20,13 @@ Words = Mapping[str, Signals]
 
 
 def variants(
-    words: Words, truth: np.ndarray, keys: torch.Tensor, words_test: Words, truth_test: np.ndarray
+    words: Words,
+    truth: np.ndarray,
+    dealt_by: torch.Tensor,
+    words_test: Words,
+    truth_test: np.ndarray,
 ) -> dict[str, float]:
-    """Fitted on validation, right on test."""
+    """Fitted on the routing split, right on test. dealt_by: int64 [N, 2], see `Examples`."""
     known = torch.from_numpy(truth).long()
     names = sorted(words)
     logits, logits_test = logits_of(words), logits_of(words_test)
@@ -80,7 +84,7 @@ def variants(
             {name: state[rows] for name, state in there.items()},
             own,
             known[rows],
-            folds_of(keys[rows], 0),
+            folds_of(dealt_by[rows], 0),
         )
         return fitted.logits(logits_test, states_test, own)
 

@@ -55,6 +55,8 @@ class Desk:
         for name, content in case.get("write", {}).items():
             (self.root / name).parent.mkdir(exist_ok=True)
             (self.root / name).write_text(content, encoding="utf-8")
+        for name, (opening, times, closing) in case.get("generate", {}).items():
+            (self.root / name).write_text(opening * times + closing * times)
         for name, line in case.get("append", {}).items():
             with open(self.root / name, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
@@ -113,25 +115,36 @@ def own_process_group() -> Iterator[None]:
     os.environ.update(before)
 
 
-def check_paragraph(text: str, parts: list[str]) -> None:
+def check_paragraph(text: str, parts: list[str], mistakes: int = 1) -> None:
     lines = text.rstrip("\n").split("\n")
     assert lines[0].startswith("ds-distill: "), text
     assert "Traceback" not in text
-    assert len(lines) <= MAX_LINES and all(lines), text
     assert [part for part in parts if part not in text] == [], text
-    assert len(text) < 900
+    if mistakes > 1:
+        assert lines[0] == f"ds-distill: {mistakes} mistakes:", text
+        numbers = [line.partition(". ")[0] for line in lines[1:-1]]
+        assert numbers == [str(number) for number in range(1, mistakes + 1)], text
+        assert lines[-1] == "Nothing was started."
+        lines = lines[1:-1]
+    else:
+        assert " mistakes:" not in lines[0], text
+        assert len(lines) <= MAX_LINES
+    assert all(lines) and max(map(len, lines)) < 900, text
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_mistake_ends_in_one_paragraph(name, desk, monkeypatch, capfd):
     arguments = desk.prepare(CASES[name])
+    if "environment" in CASES[name]:
+        [(_, cache)] = CASES[name]["environment"].items()
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
     before = desk.files()
     monkeypatch.setattr(sys, "argv", ["ds-distill", *arguments])
     with pytest.raises(SystemExit) as exit_:
         main()
     output = capfd.readouterr()
     assert exit_.value.code == 2, output.err
-    check_paragraph(output.err, CASES[name]["says"])
+    check_paragraph(output.err, CASES[name]["says"], CASES[name].get("mistakes", 1))
     assert desk.files() == before, "something was written"
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -28,6 +29,7 @@ from cache_files import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
 from ds_distill.cache.format import check_fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import NotFinite, Words
@@ -119,6 +121,36 @@ def test_lists_may_be_empty(tmp_path):
     assert reader.read("first", rows, draw=1).logits.shape == (8, 7)
     check_rows(tmp_path / "cache", keys, LISTS)
     check_rows(tmp_path / "cache", keys[:0], LISTS)
+
+
+@pytest.mark.parametrize("hidden", [{}, {-1: 5}, {-1: 17_000}])
+@pytest.mark.parametrize("codec", ["dense", "topk", "compact"])
+def test_a_batch_without_a_chosen_token_is_no_rows_and_a_filler(codec, hidden, tmp_path):
+    """Rows from 32 KiB on are read one by one: dense words of a real vocabulary, or wide states."""
+    classes = 20_000
+    kept: dict[str, Any] = {}
+    if codec != "dense":
+        made = {"topk": TopKCodec(classes, 6), "compact": CompactCodec(classes, 0.1)}
+        kept = {"codec": made[codec].to_json(), "temperature": 2.0}
+    words = Words(dtype="float16", classes=classes, hidden=hidden, draws=2, **kept)
+    keys = make_keys(40)
+    none = keys[list_lengths(keys, 0) == 0][:3]
+    write_cache(tmp_path / "cache", keys, {"t": words}, block_rows=32)
+    reader = CacheReader(tmp_path / "cache")
+    said = reader.read("t", reader.rows(torch.from_numpy(none)), draw=0)
+    assert len(said) == 0 and {layer: state.shape for layer, state in said.hidden.items()} == {
+        layer: (0, width) for layer, width in hidden.items()
+    }
+    filler = said.filler()
+    assert len(filler) == 1
+    for layer, width in hidden.items():
+        assert torch.equal(filler.hidden[layer], torch.zeros(1, width))
+    if codec == "topk":
+        assert filler.top is not None and filler.top.ids.shape == (1, 6)
+        mass = filler.top.log_probs.exp().sum() + filler.top.tail_log_prob.exp()
+        assert len(filler.top.ids.unique()) == 6 and float(mass) == pytest.approx(1)
+    else:
+        assert filler.logits.shape == (1, classes)
 
 
 def test_rows_wider_than_a_page_of_addresses(tmp_path):
@@ -266,6 +298,28 @@ def test_what_is_asked_for_must_have_been_written():
     check_fingerprint(Path("cache"), "t", {**PRINT, "more": 1}, PRINT)
     with pytest.raises(UserError, match="None"):
         check_fingerprint(Path("cache"), "t", {}, PRINT)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_distributions_are_kept_at_the_temperature_and_say_so(temperature):
+    """What is read is the softmax of logits / T, as entries and tail or as tempered logits."""
+    vocabulary = 50
+    logits = torch.randn(20, vocabulary, generator=torch.Generator().manual_seed(0))
+    wanted = (logits / temperature).log_softmax(1)
+    whole = CompactCodec(vocabulary, 1e-9, TailShape.even(vocabulary))
+    for codec in (TopKCodec(vocabulary, entries=vocabulary), whole):
+        words = Words(
+            dtype="float16", classes=vocabulary, codec=codec.to_json(), temperature=temperature
+        )
+        kept = words.keep(Signals(logits)).columns
+        read = words.signals(kept).to(torch.device("cpu"))
+        if read.top is None:
+            found = (read.logits / temperature).log_softmax(1)
+        else:
+            found = torch.empty_like(wanted).scatter_(1, read.top.ids, read.top.log_probs)
+        # Half a step of the compact codec's values, which have 4 bits.
+        half_a_step = (wanted.max() - wanted.min()).item() / 30
+        torch.testing.assert_close(found, wanted, rtol=0, atol=half_a_step)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 70_000.0])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -15,8 +18,9 @@ import pytest
 import torch
 from cache_files import PRINT, TWO, block, check_rows, contents, make_keys, write_cache
 
-from ds_distill.cache.build import BUILDING, Plan, ShardWriter, building, start_build
-from ds_distill.cache.format import Manifest
+from ds_distill.cache.build import ShardWriter, building, known_teachers, start_build
+from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
+from ds_distill.cache.plan import BUILDING, Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Words
 from ds_distill.data.batches import Examples
@@ -108,8 +112,6 @@ def test_rows_are_added_by_the_same_attention_alone(cache):
 def test_class_logits_cost_two_bytes_each_and_at_most_24_more(tmp_path):
     examples, classes, teachers = 20_000, 6, 3
     words = {f"teacher-{n}": Words(dtype="float16", classes=classes) for n in range(teachers)}
-    from ds_distill.cache.build import block_rows_for
-
     rows = block_rows_for(examples, 2 * classes)
     write_cache(tmp_path / "cache", make_keys(examples), words, block_rows=rows, ranks=8)
     size = sum(len(content) for content in contents(tmp_path / "cache").values())
@@ -152,18 +154,166 @@ def test_a_teacher_may_be_named_like_the_folder_of_a_build(tmp_path):
     check_rows(tmp_path / "cache", make_keys(9), words)
 
 
-def test_an_unfinished_build_of_something_else_is_dropped(tmp_path):
-    path, keys = tmp_path / "cache", make_keys(20)
-    teachers = {"first": (PRINT, TWO["first"])}
+FITTED = TailShape.fit([torch.randn(40, 50, generator=torch.Generator().manual_seed(0))], 0.1)
+LM = {"dtype": "float16", "classes": 50, "draws": 2, "temperature": 2.0}
+BEGUN: dict[str, Words] = {
+    "first": Words(dtype="float32", classes=3, draws=2),
+    "lm": Words(codec=CompactCodec(50, 0.1).to_json(), **LM),
+}
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> tuple[Path, Plan]:
+    """A cache with 20 examples, and an unfinished build of 20 others with one block written."""
+    path = tmp_path / "cache"
+    write_cache(path, make_keys(20), BEGUN)
+    plan = Plan(3, 8, [make_keys(20, "more ")])
     with building(path):
-        assert start_build(path, Plan(0, 8, [keys]), teachers) == 0
-        writer = ShardWriter(path, Plan(0, 8, [keys]), "first", TWO["first"], 0, 1)
-        writer.append(0, block("first", TWO["first"], keys[:8]), 8)
+        assert start_build(path, plan, marked(BEGUN)) == 0
+        writer = ShardWriter(path, plan, "first", BEGUN["first"], 0, 1)
+        writer.append(0, block("first", BEGUN["first"], plan.keys[0][:8]), 8)
         writer.close()
-        assert start_build(path, Plan(0, 8, [keys]), teachers) == 1
-        assert start_build(path, Plan(0, 8, [keys[1:]]), teachers) is None
-        assert start_build(path, Plan(0, 8, [keys[1:]]), teachers) == 0
-        shutil.copytree(path, tmp_path / "copy")
-    write_cache(path, keys, TWO)
-    check_rows(path, keys, TWO)
-    assert Manifest.read(path).blocks == 3
+        assert start_build(path, plan, marked(BEGUN)) == 1
+    return path, plan
+
+
+def marked(words: dict[str, Words], **mark: Any) -> dict[str, tuple[dict[str, Any], Words]]:
+    return {name: ({**PRINT, **mark}, kept) for name, kept in words.items()}
+
+
+@pytest.mark.parametrize(
+    ("keys", "first_block", "words", "mark", "message"),
+    [
+        (make_keys(19, "more "), 3, BEGUN, {}, "the number of examples: 20, not 19"),
+        (make_keys(20, "other "), 3, BEGUN, {}, "the content keys of the examples: "),
+        (None, 0, BEGUN, {}, "the number of blocks in the cache: 3, not 0"),
+        (None, 3, BEGUN, {"max_length": 64}, "teacher 'first' with max_length 128, not 64"),
+        (None, 3, {"lm": BEGUN["lm"]}, {}, "begun with a teacher 'first'"),
+        (None, 3, {**BEGUN, "x": BEGUN["first"]}, {}, "begun with no teacher 'x'"),
+        (
+            None,
+            3,
+            {**BEGUN, "lm": Words(codec=TopKCodec(50, 8).to_json(), **LM)},
+            {},
+            "teacher 'lm' with codec codec 'compact', not 'topk'",
+        ),
+        (
+            None,
+            3,
+            {**BEGUN, "lm": Words(codec=CompactCodec(50, 0.1, FITTED).to_json(), **LM)},
+            {},
+            "teacher 'lm' with codec tail None, not {'step': ",
+        ),
+    ],
+)
+def test_an_unfinished_build_of_something_else_is_refused(
+    begun, keys, first_block, words, mark, message
+):
+    path, plan = begun
+    before = contents(path)
+    other = Plan(first_block, 8, [plan.keys[0] if keys is None else keys])
+    with building(path), pytest.raises(UserError) as refused:
+        start_build(path, other, marked(words, **mark))
+    text = str(refused.value)
+    assert message in text and f"remove {path / BUILDING} to start anew" in text
+    assert len(text) < 700
+    assert contents(path) == before
+    shutil.rmtree(path / BUILDING)  # as the message says
+    write_cache(path, np.concatenate([make_keys(20), make_keys(20, "other ")]), BEGUN)
+    check_rows(path, make_keys(20, "other "), {"first": BEGUN["first"]})
+
+
+def unreadable(file: Path, how: str) -> None:
+    """Put something in a file's place that exists and cannot be read, not even by root."""
+    file.unlink()
+    if how == "EIO":
+        file.symlink_to("/proc/self/mem")  # reading its first byte is an input/output error
+    elif how == "ELOOP":
+        file.symlink_to(file.name)
+    else:
+        file.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("which", "how"),
+    [
+        *(("plan", how) for how in ("EIO", "ELOOP", "EISDIR")),
+        ("journal", "EIO"),
+        ("shard", "ELOOP"),  # only its size is asked for
+    ],
+)
+def test_a_read_that_fails_is_said_and_nothing_is_deleted(begun, which, how):
+    path, plan = begun
+    files = {
+        "plan": path / BUILDING / "plan.json",
+        "journal": path / BUILDING / "first.00000-of-00001.jsonl",
+        "shard": path / "first" / "shard-00000003-00000-of-00001.arrow",
+    }
+    aside = path.with_name("aside")
+    shutil.copy(files[which], aside)
+    unreadable(files[which], how)
+    left = sorted(path.rglob("*"))
+    with building(path), pytest.raises(OSError) as failed:
+        known_teachers(path)
+        start_build(path, plan, marked(BEGUN))
+    assert failed.value.errno == getattr(errno, how)
+    assert sorted(path.rglob("*")) == left
+    files[which].rmdir() if how == "EISDIR" else files[which].unlink()
+    aside.replace(files[which])
+    with building(path):
+        assert start_build(path, plan, marked(BEGUN)) == 1
+    write_cache(path, np.concatenate([make_keys(20), *plan.keys]), BEGUN)
+    check_rows(path, plan.keys[0], {"first": BEGUN["first"]})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[" * 100_000, '{"teachers": 3}', '{"first_block": 3}', "\udcff"]
+)
+def test_a_damaged_plan_is_refused(begun, text):
+    path, plan = begun
+    (path / BUILDING / "plan.json").write_text(text, errors="surrogateescape")
+    before = contents(path)
+    for read in (known_teachers, lambda path: start_build(path, plan, marked(BEGUN))):
+        with pytest.raises(UserError, match=f"damaged .* Remove {path / BUILDING} and build again"):
+            read(path)
+    assert contents(path) == before
+
+
+def test_what_a_finished_build_left_is_no_unfinished_one(begun):
+    """A kill after the manifest was written and before the build's folder was removed."""
+    path, plan = begun
+    keys = np.concatenate([make_keys(20), *plan.keys])
+    shutil.copytree(path / BUILDING, path.with_name("left"))
+    write_cache(path, keys, BEGUN)
+    path.with_name("left").rename(path / BUILDING)
+    assert known_teachers(path) == marked(BEGUN)
+    write_cache(path, np.concatenate([keys, make_keys(9, "third ")]), BEGUN)
+    check_rows(path, np.concatenate([keys, make_keys(9, "third ")]), {"first": BEGUN["first"]})
+    assert not (path / BUILDING).exists()
+
+
+def test_a_build_that_was_killed_before_its_plan_begins_anew(tmp_path):
+    path = tmp_path / "cache"
+    (path / BUILDING).mkdir(parents=True)
+    (path / BUILDING / ".plan.json.tmp").write_text('{"first_')
+    assert known_teachers(path) == {}
+    write_cache(path, make_keys(9), TWO)
+    check_rows(path, make_keys(9), TWO)
+
+
+def test_too_many_open_files_are_no_damage(cache):
+    path, keys = cache
+    reader = CacheReader(path)
+    rows = reader.rows(torch.from_numpy(keys))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = os.open(path, os.O_RDONLY)
+    os.close(spare)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spare, before[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            reader.read("first", rows)
+        with pytest.raises(OSError, match="Too many open files"):
+            CacheReader(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert len(reader.read("first", rows)) == 50

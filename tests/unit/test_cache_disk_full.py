@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from cache_files import block, check_rows, contents, make_keys, noted_blocks, write_cache
 
-from ds_distill.cache.build import BUILDING, Plan, ShardWriter, building, finish_build, start_build
+from ds_distill.cache.build import ShardWriter, building, finish_build, start_build
+from ds_distill.cache.plan import BUILDING, Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Words
 from ds_distill.files import is_disk_full

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from cache_files import block_checksums, check_rows, contents, make_keys, noted_blocks, write_cache
 
-from ds_distill.cache.build import BUILDING
 from ds_distill.cache.format import MANIFEST, Manifest
+from ds_distill.cache.plan import BUILDING
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Words
 

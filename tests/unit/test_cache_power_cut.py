@@ -24,8 +24,8 @@ import pytest
 import xxhash
 from cache_files import check_rows, make_keys, noted_blocks, write_cache
 
-from ds_distill.cache.build import BUILDING
 from ds_distill.cache.format import MANIFEST
+from ds_distill.cache.plan import BUILDING
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Words
 from ds_distill.errors import UserError

@@ -17,6 +17,8 @@ from ds_distill.phases.expertise import check_words
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import comparison as comparing
 from ds_distill.routing.comparison import CANDIDATES, Score, choose, compare, held_out_targets
+from ds_distill.routing.fitted import fit, folds_of
+from ds_distill.routing.gate import FOLDS
 from ds_distill.types import Signals
 
 LABELS = list("abcd")
@@ -115,6 +117,25 @@ def test_an_example_is_judged_by_what_was_learnt_from_others():
     assert learnt >= 3, "the label of one example matters to others"
 
 
+def test_folds_that_judge_are_not_those_of_a_fit(monkeypatch):
+    """Dealt by the same numbers, a fold left out would leave one of the fit's own folds empty."""
+    words, truth, keys = equally_good(1000)
+    learnt_from = []
+
+    def noted(words, truth, keys, *rest, **options):
+        learnt_from.append(keys)
+        return fit(words, truth, keys, *rest, **options)
+
+    monkeypatch.setattr(comparing, "fit", noted)
+    held_out_targets(words, truth, keys, LABELS, seed=3)
+    assert len(learnt_from) == FOLDS
+    for rest in learnt_from:
+        assert 700 < len(rest) < 900
+        sizes = torch.bincount(folds_of(rest, 3), minlength=FOLDS)
+        # 5 standard errors
+        assert (sizes - len(rest) / FOLDS).abs().max() < 5 * (len(rest) * 0.2 * 0.8) ** 0.5
+
+
 def test_copies_of_a_text_are_not_learnt_from_to_judge_it():
     """Pure noise, each row there eight times: a gate that saw a copy would know the label."""
     generator = torch.Generator().manual_seed(1)
@@ -157,6 +178,14 @@ def test_the_figures_are_what_counting_gives():
     assert random.interval[0] <= random.difference <= random.interval[1]
 
 
+def test_any_teacher_counts_where_one_of_them_is_right():
+    words, truth, keys = equally_good(60)
+    right = np.stack([said.logits.argmax(1).numpy() == truth for said in words.values()])
+    assert right.any(axis=0).mean() != (~right).any(axis=0).mean()
+    found = compare(words, truth, keys, LABELS)
+    assert found.any_teacher.accuracy == pytest.approx(right.any(axis=0).mean())
+
+
 def test_a_class_without_examples_has_no_accuracy():
     words, truth, keys = equally_good(100)
     truth[truth == 2] = -1
@@ -165,16 +194,36 @@ def test_a_class_without_examples_has_no_accuracy():
     json.dumps(found.to_json(), allow_nan=False)
 
 
-def test_nan_and_too_few_examples_are_refused():
+def test_a_teacher_that_says_nan_is_refused():
     words, truth, keys = equally_good(30)
     examples = Examples(keys, truth)
     check_words("validation", examples, words)
     words["second"].logits[4, 1] = torch.nan
     with pytest.raises(UserError, match=r"teachers\.second: 1 of 30 .* NaN .* row 4"):
         check_words("validation", examples, words)
-    truth[5:] = -1
-    with pytest.raises(UserError, match="'validation' has 5 labelled examples"):
-        check_words("validation", examples, words)
+
+
+def test_texts_of_one_file_are_not_learnt_from_to_judge_each_other():
+    """Pure noise, eight texts of each file, all alike: dealt text by text, a gate that saw the
+    others of a file knows the label."""
+    generator = torch.Generator().manual_seed(2)
+    files = 60
+    truth = truth_of(files, generator).repeat(8).numpy()
+    words = {
+        name: Signals(
+            torch.randn(files, 4, generator=generator).repeat(8, 1),
+            {-1: torch.randn(files, 100, generator=generator).repeat(8, 1)},
+        )
+        for name in ("first", "second")
+    }
+    groups = torch.arange(2 * files).reshape(files, 2).repeat(8, 1)
+    examples = Examples(keys_of(8 * files), truth, groups)
+    by_text = compare(words, truth, examples.keys, LABELS)
+    by_file = compare(words, truth, examples.keys, LABELS, dealt_by=examples.dealt_by)
+    assert by_text.choice == "gate" and by_text.policies["gate"].accuracy > 0.9
+    assert by_file.choice == "average" and by_file.policies["gate"].accuracy < 0.5
+    low, high = by_file.policies["gate"].interval
+    assert high - low > 0.15, "files are drawn, not texts"
 
 
 def score(accuracy, low, high):

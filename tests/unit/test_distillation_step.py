@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ds_distill.engine.world import World
+from ds_distill.profiling import growing
 from ds_distill.profiling.distillation_paths import (
     COUNTED,
     Setting,
@@ -22,6 +23,8 @@ from ds_distill.profiling.distillation_paths import (
 )
 from ds_distill.profiling.distillation_step import (
     PATHS,
+    compare,
+    finished,
     in_own_process,
     largest_batch,
     measure,
@@ -88,10 +91,10 @@ def test_the_record_has_all_fields(made: Made) -> None:
     setting, _, shared, rows = made
     failed = {"path": "textbrewer", "error": "ModuleNotFoundError: No module named 'textbrewer'"}
     given = [row for name, row in rows.items() if name != "textbrewer"] + [failed]
-    measured = json.loads(json.dumps(record(setting, shared, given)))
+    measured = json.loads(json.dumps({**record(setting, given), "shared": shared}))
     assert measured["environment"]["date"] and measured["environment"]["device"] == "cpu"
     assert measured["settings"]["task"] == setting.task
-    assert set(measured["settings"]["parameters"]) == {"student", *setting.teachers}
+    assert set(measured["shared"]["parameters"]) == {"student", *setting.teachers}
     for row in measured["paths"][:-1]:
         assert set(row) == FIGURES
         seconds = row["seconds_per_step"]
@@ -103,6 +106,45 @@ def test_the_record_has_all_fields(made: Made) -> None:
     lines = table(measured).splitlines()
     assert len(lines) == 5 and lines[-1] == f"textbrewer: {failed['error']}"
     assert all(line.split()[0] in PATHS for line in lines[1:4])
+
+
+def test_paths_that_are_done_are_left_out(made: Made, tmp_path: Path) -> None:
+    setting, _, _, rows = made
+    output = tmp_path / "step.json"
+    growing.write(output, record(setting, list(rows.values())))
+    names = list(rows)
+    kept = compare(setting, names, False, output, resume=True)  # nothing is started
+    assert [row["path"] for row in kept["paths"]] == names
+    with pytest.raises(SystemExit, match="2"):
+        compare(replace(setting, steps=3), names, False, output, resume=True)
+
+
+def test_what_is_measured_again() -> None:
+    rows = [
+        {"path": "live", "largest_batch": 64},
+        {"path": "cached"},
+        {"path": "textbrewer", "error": "killed"},
+    ]
+    assert set(finished(rows, largest=False)) == {"live", "cached"}
+    assert set(finished(rows, largest=True)) == {"live"}
+
+
+@pytest.mark.slow
+def test_a_path_that_failed_is_tried_again(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)  # of the group that this process is in
+    setting, _, _, rows = made
+    if setting.task == "masked-lm":
+        pytest.skip("the same for both tasks")
+    output = tmp_path / "step.json"
+    failed = {"path": "cached", "error": "killed"}
+    growing.write(output, record(setting, [rows["live"], failed]))
+    compare(setting, ["live", "cached"], False, output, resume=True)
+    live, cached = json.loads(output.read_text())["paths"]
+    assert live["seconds_per_step"] == rows["live"]["seconds_per_step"]
+    assert cached["first_loss"] == pytest.approx(rows["cached"]["first_loss"], rel=1e-5)
 
 
 def test_rows_of_a_masked_lm_are_its_share(made: Made) -> None:
@@ -130,6 +172,19 @@ def test_the_largest_batch_is_the_last_that_ran(made: Made, world: World) -> Non
         found = largest_batch(name, run, setting, folder, world)  # type: ignore[arg-type]
         assert found["largest_batch"] == 16
         assert found["stopped_by"] == "OutOfMemoryError: CUDA out of memory."
+
+
+def test_a_row_is_there_before_the_largest_batch_is(made: Made, world: World) -> None:
+    setting, folder, _, _ = made
+    seen: list[dict[str, Any]] = []
+
+    def stop(row: dict[str, Any]) -> None:
+        seen.append(row)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure("cached", setting, folder, world, True, stop)
+    assert set(seen[0]) == FIGURES
 
 
 def test_a_path_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

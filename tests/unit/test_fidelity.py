@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from cache_files import make_keys, says, write_cache
+from cache_files import PRINT, make_keys, says, write_cache
 
+from ds_distill.cache.build import ShardWriter, building, finish_build, start_build
 from ds_distill.cache.codecs import CompactCodec, TopKCodec
+from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.words import Words
 from ds_distill.phases.fidelity import Again, fidelity
+from ds_distill.types import Signals
+from ds_kernels import masked_kl, topk_kl
 
 T, V = 2.0, 40
 PACKED = {"dtype": "float16", "classes": V, "temperature": T, "draws": 2}
@@ -22,37 +28,87 @@ KINDS = {
 }
 
 
-def variation(one: list[float], other: list[float]) -> float:
-    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / 2
+def decoded(words: Words, said: Signals, row: int) -> list[float]:
+    """The distribution that a row was kept as: a top's tail lies evenly on all other entries."""
+    if said.top is None:
+        logits = said.logits[row].double() / (words.temperature or 1.0)
+        return torch.softmax(logits, 0).tolist()
+    top = said.top
+    kept = {
+        int(number): math.exp(value)
+        for number, value in zip(top.ids[row], top.log_probs[row], strict=True)
+        if number >= 0
+    }
+    rest = math.exp(top.tail_log_prob[row]) / (V - len(kept))
+    return [kept.get(number, rest) for number in range(V)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_largest_total_variation(kind: str, tmp_path: Path) -> None:
+def test_distances_are_those_of_whole_distributions(kind: str, tmp_path: Path) -> None:
     words, keys = KINDS[kind], make_keys(12)
     write_cache(tmp_path / "cache", keys, {"t": words})
     reader = CacheReader(tmp_path / "cache")
-    own = says("t", words, keys).logits
+    draw = 1 if words.draws else 0
+    own = says("t", words, keys, draw).logits
     near = torch.roll(own, 1, dims=1)
-    measured = fidelity(Again(torch.from_numpy(keys), near, own), reader, "t")
+    measured = fidelity(Again(torch.from_numpy(keys), near, own, draw), reader, "t")
+    assert measured is not None and measured.rows == len(own)
 
     temperature = words.temperature or 1.0
-    kept = reader.read("t", reader.rows(torch.from_numpy(keys))).to(torch.device("cpu"))
-    batches, cached = [], []
+    kept = reader.read("t", reader.rows(torch.from_numpy(keys)), draw).to(torch.device("cpu"))
+    batches, cached, kl, entropy = [], [], [], []
     for row in range(len(own)):
         p, q = (torch.softmax(x[row].double() / temperature, 0).tolist() for x in (own, near))
-        batches.append(variation(p, q))
-        if kept.top is None:
-            held = torch.softmax(kept.logits[row].double() / temperature, 0).tolist()
-            cached.append(variation(p, held))
-            continue
-        there = [number for number in kept.top.ids[row].tolist() if number >= 0]
-        entries = kept.top.log_probs[row].exp().tolist()[: len(there)]
-        rest = 1 - sum(p[number] for number in there)
-        tail = float(kept.top.tail_log_prob[row].exp())
-        cached.append(variation([*(p[number] for number in there), rest], [*entries, tail]))
+        held = decoded(words, kept, row)
+        batches.append(sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2)
+        cached.append(sum(abs(a - b) for a, b in zip(p, held, strict=True)) / 2)
+        kl.append(sum(a * math.log(a / b) for a, b in zip(p, held, strict=True)))
+        entropy.append(-sum(a * math.log(a) for a in p))
+    close = {"rel": 1e-3, "abs": 1e-6}
     assert measured.batches == pytest.approx(max(batches), rel=1e-4) and max(batches) > 0.5
-    assert measured.cached == pytest.approx(max(cached), rel=1e-3, abs=1e-6)
-    assert measured.cached_mean == pytest.approx(sum(cached) / len(cached), rel=1e-3, abs=1e-6)
+    assert measured.cached == pytest.approx(max(cached), **close)
+    assert measured.cached_mean == pytest.approx(np.mean(cached), **close)
+    assert measured.kl_mean == pytest.approx(np.mean(kl), **close)
+    assert measured.kl_p99 == pytest.approx(np.quantile(kl, 0.99), **close)
+    assert measured.entropy == pytest.approx(np.mean(entropy), rel=1e-4)
+    said = math.log(V) - float(np.mean(entropy))
+    assert measured.lost == pytest.approx(np.mean(kl) / said, **close)
+
+
+def test_what_a_top_leaves_out_of_a_flat_distribution_is_lost(tmp_path: Path) -> None:
+    """Against a student that knows nothing, the loss of a top sees exactly what is not lost."""
+    torch.manual_seed(0)
+    keys, vocabulary = make_keys(1), 2000
+    logits = torch.randn(1, vocabulary) * 3
+    codec = TopKCodec(vocabulary, 64)
+    words = Words(
+        dtype="float16", classes=vocabulary, temperature=T, draws=1, codec=codec.to_json()
+    )
+    with building(tmp_path / "cache"):
+        plan, teachers = Plan(0, 8, [keys]), {"t": (PRINT, words)}
+        start_build(tmp_path / "cache", plan, teachers)
+        writer = ShardWriter(tmp_path / "cache", plan, "t", words, 0, 1)
+        writer.append(0, words.record_batch([words.keep(Signals(logits))], np.array([1])), 1)
+        writer.close()
+        finish_build(tmp_path / "cache", plan, teachers)
+    reader = CacheReader(tmp_path / "cache")
+    measured = fidelity(Again(torch.from_numpy(keys), logits, logits), reader, "t")
+    assert measured is not None and measured.lost > 0.2
+    top = reader.read("t", reader.rows(torch.from_numpy(keys))).to(torch.device("cpu")).top
+    assert top is not None
+    target = (top.log_probs, top.ids, top.tail_log_prob)
+    ignorant = torch.zeros(1, vocabulary)
+    seen = float(topk_kl(ignorant, *target, temperature=T)) / T**2
+    whole = float(masked_kl(ignorant, logits, temperature=T)) / T**2
+    assert 1 - seen / whole == pytest.approx(measured.lost, abs=0.01)
+
+
+def test_without_a_hidden_token_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    words, keys = KINDS["topk"], make_keys(12)
+    write_cache(tmp_path / "cache", keys, {"t": words})
+    none = torch.zeros(0, V)
+    again = Again(torch.from_numpy(keys), none, none)
+    assert fidelity(again, CacheReader(tmp_path / "cache"), "t") is None
 
 
 def test_rows_of_other_examples_are_far(tmp_path: Path) -> None:
@@ -61,5 +117,6 @@ def test_rows_of_other_examples_are_far(tmp_path: Path) -> None:
     reader = CacheReader(tmp_path / "cache")
     own = says("t", words, keys).logits
     again = Again(torch.from_numpy(keys), own, own)
-    assert fidelity(again, reader, "t").cached < 0.05
-    assert fidelity(Again(again.keys.flip(0), own, own), reader, "t").cached > 0.5
+    near, far = (fidelity(a, reader, "t") for a in (again, Again(again.keys.flip(0), own, own)))
+    assert near is not None and near.cached < 0.05 and near.lost < 0.01
+    assert far is not None and far.cached > 0.5 and far.lost > 0.5

@@ -147,3 +147,19 @@ def test_other_errors_are_told_apart(error, full):
         wrapped = RuntimeError("the save failed")
         wrapped.__cause__ = error
         assert is_disk_full(wrapped) is full
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_files_of_a_folder_get_the_rights_of_new_files(tmp_path, umask):
+    """safetensors writes for the owner alone, and a copy keeps what its source had."""
+    before = os.umask(umask)
+    try:
+        with new_folder(tmp_path / "model") as aside:
+            for name, mode in (("model.safetensors", 0o600), ("copied", 0o444)):
+                (aside / name).write_text("")
+                (aside / name).chmod(mode)
+    finally:
+        os.umask(before)
+    assert names(tmp_path / "model") == ["copied", "model.safetensors"]
+    for path in (tmp_path / "model").iterdir():
+        assert path.stat().st_mode & 0o777 == 0o666 & ~umask

@@ -67,6 +67,7 @@ int64 = st.integers(-(2**63), 2**63 - 1)
 def test_hashes_equal_unbounded_arithmetic(high, low, stream):
     hashed = hash_keys(torch.tensor([high, low]), *stream).item()
     assert hashed % WORD == reference_hash(high, low, tuple(stream))
+    assert hash_keys(np.array([[high, low]]), *stream).tolist() == [hashed], "numpy's are the same"
 
 
 @settings(max_examples=20)

@@ -20,17 +20,19 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.keys import content_keys
 from ds_distill.data.masking import MaskedLMCollator, Masking
 from ds_distill.data.sources import open_source
-from ds_distill.data.tokenise import TokenTable, same_tokens, tokenise
+from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.evaluation.metrics import TokenScores, masked_lm_report, paired_interval
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import check_masked_lm, load_config, load_masked_lm
+from ds_distill.models.configuration import check_masked_lm, load_config, same_tokens
+from ds_distill.models.load import load_masked_lm
 from ds_distill.phases.asking import score_tokens
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.schema import Data, MaskedLM, SingleLabel
+from ds_distill.types import Signals
 
 TEXTS = ["the cat and the dog", "rain", "soup with bread and cheese", "a new day", "fog, snow."]
 
@@ -157,6 +159,42 @@ def test_a_fixed_number_of_draws_is_gone_through_again_and_again(
     assert not torch.equal(shown[0], shown[3])
     for epoch in range(6):
         assert torch.equal(three(everything, epoch).views["student"].input_ids, shown[epoch % 3])
+
+
+def test_cached_words_belong_to_the_batch_or_are_refused(
+    tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    asked: list[tuple[list[int], int]] = []
+    too_many = 0
+
+    def cached(numbers: np.ndarray, epoch: int) -> dict[str, Signals]:
+        asked.append((numbers.tolist(), epoch))
+        chosen = plain(numbers, epoch)
+        rows = int(chosen.row_sets["all"].sum())
+        return {"bert": Signals(torch.ones(rows + too_many, 3), {-1: torch.ones(rows, 2)})}
+
+    plain = make_collator(tmp_path, tiny_models["toy"], draws=3)
+    collate = make_collator(tmp_path, tiny_models["toy"], draws=3, cached=cached)
+    batch = collate(np.array([3, 0, 2]), 7)
+    assert asked == [([3, 0, 2], 7)]
+    assert len(batch.signals["bert"]) == len(batch.labels) == len(batch.keys) > 1
+    assert batch.row_sets["all"].all()
+    # No example: one row of filler, that is counted nowhere.
+    batch = collate(np.array([], dtype=np.int64), 7)
+    assert not batch.row_sets["all"].any()
+    # Of an example in which no token was chosen, too.
+    for epoch in range(3):
+        batch = collate(np.array([1]), epoch)
+        if not batch.row_sets["all"].any():
+            break
+    assert batch.row_sets["all"].tolist() == [False] and batch.labels.tolist() == [-100]
+    assert batch.signals["bert"].logits.tolist() == [[0.0] * 3]
+    assert batch.views["student"].rows.tolist() == [0]  # type: ignore[union-attr]
+    too_many = 1
+    with pytest.raises(
+        ValueError, match=r"has \d+ rows of teacher 'bert' for .* choose \d+ tokens"
+    ):
+        collate(np.array([3, 0, 2]), 7)
 
 
 def test_models_of_the_same_tokens_may_take_other_inputs(tmp_path: Path) -> None:

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.evaluation.metrics import accuracy, classification_report, paired_interval
+from ds_distill.evaluation.baseline import Unigram, majority_class
+from ds_distill.evaluation.metrics import (
+    TokenScores,
+    accuracy,
+    classification_report,
+    masked_lm_report,
+    paired_interval,
+)
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -127,3 +134,62 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
 def test_equal_models_have_no_interval():
     one, _ = answers(30, 0, 0, 20)
     assert paired_interval(one, one) == (0.0, 0.0)
+
+
+def test_copies_of_an_example_in_a_group_do_not_narrow_the_interval():
+    one, other = answers(50, 20, 10, 30)
+    wanted = paired_interval(one, other, draws=20_000)
+    copies = [np.repeat(values, 5) for values in (one, other)]
+    groups = np.repeat(np.random.default_rng(0).permutation(len(one)), 5)
+    low, high = paired_interval(*copies, groups=groups, draws=20_000)
+    assert (low, high) == pytest.approx(wanted, abs=0.01)
+    low, high = paired_interval(*copies, draws=20_000)
+    assert high - low < 0.6 * (wanted[1] - wanted[0])
+
+
+def test_groups_of_one_are_examples():
+    one, other = answers(50, 20, 10, 30)
+    tokens = np.random.default_rng(0).integers(1, 4, len(one))
+    wanted = paired_interval(one, other, tokens)
+    assert paired_interval(one, other, tokens, groups=np.arange(len(one)) * 7) == wanted
+
+
+# ----------------------------------------------------------------------------- baselines
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-1, 4), min_size=1, max_size=40).filter(lambda x: max(x) >= 0))
+def test_the_majority_is_the_commonest_label_and_of_equals_the_first(labels):
+    known = [label for label in labels if label >= 0]
+    most = max(known.count(label) for label in known)
+    assert majority_class(np.array(labels)) == min(x for x in known if known.count(x) == most)
+
+
+def test_a_unigram_is_what_counting_says():
+    """Six tokens, of which 0 and 1 are special; 5 never stands in the training text."""
+    text = [0, 2, 2, 3, 1, 0, 2, 4, 1]
+    unigram = Unigram.of(np.bincount(text, minlength=6), (0, 1))
+    probability = {2: 4 / 9, 3: 2 / 9, 4: 2 / 9, 5: 1 / 9}  # one more of each
+    hidden, example = np.array([2, 5, 3, 2, 2]), np.array([0, 0, 2, 2, 2])
+    scores = unigram.score(hidden, example, 4)
+    wanted = [[2, 5], [], [3, 2, 2], []]
+    np.testing.assert_allclose(
+        scores.loss, [sum(-np.log(probability[token]) for token in tokens) for tokens in wanted]
+    )
+    np.testing.assert_array_equal(scores.right, [tokens.count(2) for tokens in wanted])
+    np.testing.assert_array_equal(scores.tokens, [len(tokens) for tokens in wanted])
+    assert np.exp(unigram.log_probs).sum() == pytest.approx(1)
+
+
+def test_masked_lm_report_is_over_tokens_not_texts():
+    """Three texts with 4, 1 and 0 hidden tokens."""
+    scores = TokenScores(
+        loss=np.array([6.0, 4.0, 0.0]), right=np.array([3.0, 0.0, 0.0]), tokens=np.array([4, 1, 0])
+    )
+    assert masked_lm_report(scores) == {
+        "examples": 3,
+        "tokens": 5,
+        "accuracy": 3 / 5,
+        "loss": 2.0,
+        "perplexity": pytest.approx(np.exp(2.0), rel=1e-12),
+    }

@@ -8,19 +8,15 @@ import transformers as tr
 from safetensors.torch import load_file
 
 from ds_distill.errors import UserError
-from ds_distill.models.encoder import read_signals, vocabulary_head
-from ds_distill.models.load import (
-    check_labels,
+from ds_distill.models.configuration import (
     check_masked_lm,
     check_vocabulary,
-    freeze_embeddings,
-    keep_layers,
-    load_classifier,
     load_config,
     load_tokenizer,
-    set_dropout,
     usable_length,
 )
+from ds_distill.models.encoder import read_signals, vocabulary_head
+from ds_distill.models.load import freeze_embeddings, keep_layers, load_classifier, set_dropout
 from ds_distill.types import PaddedView
 
 VOCABULARY, POSITIONS, LAYERS = 60, 24, 5
@@ -165,22 +161,6 @@ def test_dropout_is_set_everywhere_and_the_configuration_keeps_its_own(family, t
 
 
 # ---------------------------------------------------------------------------------- checks
-
-
-def test_labels_must_be_the_tasks():
-    def check(given, labels=LABELS):
-        check_labels("m", tr.BertConfig(id2label=dict(enumerate(given))), labels)
-
-    check(["A", "b", "C"])  # case does not matter
-    check(["LABEL_0", "LABEL_1", "LABEL_2"])  # never named
-    with pytest.raises(UserError, match=r"order b, a, c.*order a, b, c.*task\.labels"):
-        check(["b", "a", "c"])
-    with pytest.raises(UserError, match=r"2 classes apart \(a, b\).* has 3 \(a, b, c\)"):
-        check(["a", "b"])
-    with pytest.raises(UserError, match="order LABEL_1, LABEL_0, LABEL_2"):
-        check(["LABEL_1", "LABEL_0", "LABEL_2"])
-    config = tr.BertConfig(id2label={1: "a", 2: "b", 3: "c"})  # counted from 1, yet in order
-    check_labels("m", config, LABELS)
 
 
 def test_a_vocabulary_must_fit_its_embeddings():

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.data.keys import content_keys
+from ds_distill.data.keys import content_keys, uniform
 from ds_distill.data.plan import (
     cut_by_tokens,
     deal,
@@ -107,6 +107,52 @@ def test_the_order_of_the_file_does_not_matter():
     one = content_of(plan_epoch(lengths, keys, 16, 7, 2), keys)
     other = content_of(plan_epoch(lengths[order], keys[order], 16, 7, 2), keys[order])
     assert one == other
+
+
+def plan_by_hand(lengths, keys, batch_size, seed, epoch):
+    """Shuffled; cut into pools of 50 batches; each pool longest first, cut into batches; these
+    shuffled by a stream of their own, each by its first example."""
+    draws = uniform(keys, seed, epoch, 1).tolist()
+    order = sorted(range(len(lengths)), key=lambda i: draws[i])
+    batches = []
+    while order:
+        pool, order = order[: 50 * batch_size], order[50 * batch_size :]
+        pool.sort(key=lambda i: -lengths[i])
+        while pool:
+            batch, pool = pool[:batch_size], pool[batch_size:]
+            batches.append(batch)
+    return sorted(batches, key=lambda batch: uniform(keys[batch[:1]], seed, epoch, 1, 1).item())
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(1, 3), (150, 1), (151, 1), (999, 4)])
+def test_the_plan_is_the_same_in_every_version(count, batch_size):
+    """A run that is resumed after an update goes on with the plan that it began."""
+    lengths, keys = realistic_lengths(count), make_keys(count)
+    for seed, epoch in ((0, 0), (3, 7)):
+        plan = plan_epoch(lengths, keys, batch_size, seed, epoch)
+        wanted = plan_by_hand(lengths.tolist(), keys, batch_size, seed, epoch)
+        assert [batch.tolist() for batch in plan] == wanted
+
+
+def test_batches_of_all_pools_mix():
+    """Examples that were dealt to the first pool are met as late as any."""
+    count, batch_size = 8000, 4  # 40 pools
+    keys = make_keys(count)
+    plan = plan_epoch(realistic_lengths(count), keys, batch_size, 0, 0)
+    pool = uniform(keys, 0, 0, 1).argsort().argsort().numpy() // (50 * batch_size)
+    assert all(len(set(pool[batch])) == 1 for batch in plan)
+    pools = np.array([pool[batch[0]] for batch in plan])
+    # 4 standard errors of 2000 batches
+    assert abs(np.corrcoef(pools, np.arange(len(pools)))[0, 1]) < 4 / 2000**0.5
+
+
+def test_an_experts_share_is_no_place_in_an_epoch():
+    keys = make_keys(8000)
+    kept = keep_share_of_others(np.zeros(8000, dtype=np.int64), keys, [1], 0.25)
+    np.testing.assert_array_equal(kept, np.flatnonzero(uniform(keys, 2).numpy() < 0.25))
+    order = np.concatenate(plan_epoch(np.full(8000, 9), keys, 16, 0, 0))
+    places = np.flatnonzero(np.isin(order, kept)) / 8000
+    assert places.mean() == pytest.approx(0.5, abs=4 * (1 / 12 / len(kept)) ** 0.5)
 
 
 def test_epochs_and_seeds_meet_other_examples_in_another_order():

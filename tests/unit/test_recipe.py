@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds_distill.errors import UserError
-from ds_distill.phases.check import _check_names, _check_phases
+from ds_distill.phases.check_phases import name_mistakes, phase_mistakes
 from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe
 from ds_distill.recipe.load import _Dumper, _Tree
 from ds_distill.recipe.schema import Distil, FineTune, Recipe, Training
@@ -211,8 +211,7 @@ def test_built_in_recipes_are_sound(name):
     recipe = load_recipe(name)
     assert recipe.name == name and recipe.description.endswith(".")
     assert 10 < len(recipe.description) <= 80, "it stands on one line of `ds-distill recipes`"
-    _check_names(recipe)
-    _check_phases(recipe)
+    assert [*name_mistakes(recipe), *phase_mistakes(recipe)] == []
     assert Recipe.model_validate(parse(dump_recipe(recipe))) == recipe
     assert not recipe.task.data.path.startswith(("/", "~", ".")), "not a place of one machine"
     text = builtin_recipes()[name].read_text(encoding="utf-8")
@@ -224,3 +223,17 @@ def test_a_file_wins_over_a_built_in_name(load, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("recipe.yaml").rename("quickstart")
     assert load_recipe("quickstart").name == "toy"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("my.yaml", "my"), ("two words.v2.yml", "two-words-v2"), ("_.yaml", "recipe"), ("ä1.y", "1")],
+)
+def test_a_recipe_without_a_name_is_called_as_its_file(file, name, toy_settings, tmp_path):
+    (tmp_path / file).write_text(yaml.safe_dump({**toy_settings, "name": "given"}))
+    assert load_recipe(str(tmp_path / file)).name == "given"
+    unnamed = {key: value for key, value in toy_settings.items() if key != "name"}
+    (tmp_path / file).write_text(yaml.safe_dump(unnamed))
+    recipe = load_recipe(str(tmp_path / file))
+    assert recipe.name == name
+    assert "\nname: " in "\n" + dump_recipe(recipe), "a run's recipe.yaml says it"

@@ -115,7 +115,7 @@ def runs(
             "tweeteval-emotion",
             f"task.data.path={shared_data / 'tweeteval_emotion'}",
             "task.data.config=null",
-            "task.data.per_class={train: 16, validation: 8, test: 20}",
+            "task.data.per_class={train: 16, validation: 16, test: 20}",
             f"models_folder={models_folder}",
             "phases.teach.epochs=1",
             "phases.control.epochs=1",

@@ -21,11 +21,26 @@ ENVIRONMENT = {
 SIZE = 2000
 
 
-def make_results(models, shipped="average", evaluated=True, labels=CLASSES, description="Words."):
-    """models: {name: (role, accuracy)}."""
+def make_results(
+    models,
+    shipped="average",
+    evaluated=True,
+    labels=CLASSES,
+    description="Words.",
+    baseline=0.3,
+):
+    """models: {name: (role, accuracy)}. All intervals are the difference and 2 points around."""
+
+    def difference(first, second):
+        return {
+            "difference": first - second,
+            "interval": [first - second - 0.02, first - second + 0.02],
+        }
+
     reports = {
         name: {
             "role": role,
+            "to_baseline": difference(accuracy, baseline),
             "examples": SIZE,
             "accuracy": accuracy,
             "macro_f1": accuracy - 0.01,
@@ -35,18 +50,24 @@ def make_results(models, shipped="average", evaluated=True, labels=CLASSES, desc
         for name, (role, accuracy) in models.items()
     }
     comparisons = [
-        {
-            "student": student,
-            "other": other,
-            "difference": accuracy - models[other][1],
-            "interval": [accuracy - models[other][1] - 0.02, accuracy - models[other][1] + 0.02],
-        }
+        {"student": student, "other": other, **difference(accuracy, models[other][1])}
         for student, (role, accuracy) in models.items()
         if role == "student"
         for other in models
-        if models[other][0] != "student"
+        if other != student
     ]
-    evaluation = {"models": reports, "comparisons": comparisons, "split": "test"}
+    evaluation = {
+        "models": reports,
+        "baseline": {
+            "answer": "green",
+            "split": "train",
+            "examples": SIZE,
+            "accuracy": baseline,
+            "macro_f1": 0.1,
+        },
+        "comparisons": comparisons,
+        "split": "test",
+    }
     phases = [{"phase": "distil", "kind": "distil", "seconds": 12.34}]
     if evaluated:
         phases.append({"phase": "evaluate", "kind": "evaluate", "seconds": 1.0, **evaluation})
@@ -55,6 +76,15 @@ def make_results(models, shipped="average", evaluated=True, labels=CLASSES, desc
         "description": description,
         "student": shipped,
         "seconds": 13.3,
+        "uses": [
+            {
+                "use": "choose",
+                "split": "validation",
+                "examples": 321,
+                "of": ["epoch of average", "student to ship"],
+                "warnings": [],
+            }
+        ],
         "phases": phases,
         "environment": ENVIRONMENT,
     }
@@ -141,7 +171,7 @@ def test_the_verdict_is_a_sentence_with_the_numbers(teachers, controls, ending):
     models["average"] = ("student", 0.7)
     models |= {f"c{i}": ("control", accuracy) for i, accuracy in enumerate(controls)}
     said = make_results(models)["verdict"]
-    assert said == f"The student `average` is right on 70.0% of 2,000 examples of test{ending}"
+    assert said == f"Student `average`: accuracy 70.0% on 2,000 examples of test{ending}"
 
 
 def test_the_verdict_without_a_student_or_an_evaluation():
@@ -162,7 +192,42 @@ def test_the_verdict_is_about_the_shipped_student():
 
 def test_a_student_trained_on_labels_alone_is_not_compared_with_itself():
     said = make_results({"student": ("control", 0.7), "t": ("teacher", 0.6)}, "student")["verdict"]
-    assert said == "The student `student` is right on 70.0% of 2,000 examples of test."
+    assert said == "Student `student`: accuracy 70.0% on 2,000 examples of test."
+
+
+def test_the_verdict_sets_the_shipped_student_against_the_others():
+    models = {name: ("student", accuracy) for name, accuracy in (("a", 0.7), ("b", 0.694))}
+    said = make_results(models, "a")["verdict"]
+    assert said.endswith(
+        " Among the students, its difference to `b` (69.4%) is within chance: +0.6 points (95% "
+        "interval -1.4 to +2.6)."
+    )
+    models |= {"c": ("student", 0.6), "d": ("student", 0.65), "e": ("student", 0.8)}
+    said = make_results(models, "a")["verdict"]
+    assert " it is better than `c` (60.0%) and `d` (65.0%); its difference to `b`" in said
+    assert said.endswith("; it is worse than `e` (80.0%).")
+
+
+def test_models_that_know_nothing_are_not_level():
+    """A majority class of 70%, and nobody knows more."""
+    models = {"t": ("teacher", 0.7), "average": ("student", 0.71), "c": ("control", 0.69)}
+    said = make_results(models, baseline=0.7)["verdict"]
+    assert said == (
+        "Student `average`: accuracy 71.0% on 2,000 examples of test, no better than always "
+        "answering 'green' (70.0%). Nor are `t` (70.0%) and `c` (69.0%) better than that."
+    )
+    models = {"t": ("teacher", 0.8), "average": ("student", 0.6)}
+    said = make_results(models, baseline=0.7)["verdict"]
+    assert said == (
+        "Student `average`: accuracy 60.0% on 2,000 examples of test, worse than always answering "
+        "'green' (70.0%) and worse than the teacher (t 80.0%)."
+    )
+    models = {"t": ("teacher", 0.7), "average": ("student", 0.8)}
+    said = make_results(models, baseline=0.7)["verdict"]
+    assert said.endswith(
+        ", better than the teacher (t 70.0%). `t` (70.0%) is no better than always answering "
+        "'green' (70.0%)."
+    )
 
 
 def test_better_means_that_the_interval_leaves_out_zero():
@@ -189,27 +254,29 @@ def test_a_page_shows_every_model(students, controls):
     for name in models:
         assert page.text.count(name) >= 3  # accuracy, per class, comparisons
     assert page.text.count("(shipped)") == 1
-    for text in ("70.0%", "0.690", "red", "green", "+10.0 points", "+8.0 to +12.0", "12.3"):
+    for text in ("70.0%", "0.690", "red", "green", "+10.0", "+8.0 to +12.0", "12.3"):
         assert text in page.text
-    assert page.tags.count("table") == 4
+    for text in ("always “green”", "+40.0", "+38.0 to +42.0", "30.0%"):
+        assert text in page.text, "the baseline"
+    assert page.tags.count("table") == 5
 
 
 def test_a_page_without_an_evaluation_says_what_was_done():
     page = page_of(ONE_OF_EACH, evaluated=False)
     assert "No evaluate phase" in page.text and "distil" in page.text
-    assert page.tags.count("table") == 1
+    assert page.tags.count("table") == 2
 
 
 def test_a_page_without_students_or_others():
     assert "No student was trained." in page_of({}, shipped=None, evaluated=False).text
-    assert page_of({"average": ("student", 0.7)}).tags.count("table") == 3  # nothing to compare
+    assert page_of({"average": ("student", 0.7)}).tags.count("table") == 4  # nothing to compare
 
 
 def test_a_class_without_examples_is_named_as_one():
     results = make_results(ONE_OF_EACH)
     for model in results["phases"][-1]["models"].values():
         model["per_class"]["green"] = None
-    assert Page(render_report(results)).text.count("no examples") == len(ONE_OF_EACH)
+    assert Page(render_report(results)).text.count("none") == len(ONE_OF_EACH) + 1  # explained
 
 
 def test_names_are_escaped():
@@ -233,7 +300,41 @@ def test_names_that_are_also_methods_of_a_dictionary():
 def test_a_difference_has_a_sign_and_nothing_is_not_negative():
     results = make_results({"t": ("teacher", 0.70001), "average": ("student", 0.7)})
     text = Page(render_report(results)).text
-    assert "+0.0 points" in text and "−2.0 to +2.0" in text
+    assert "+0.0" in text and "−2.0 to +2.0" in text and "−0.0" not in text
+    results = make_results({"b": ("student", 0.70001), "average": ("student", 0.7)})
+    assert "within chance: +0.0 points" in results["verdict"]
+
+
+def test_no_table_is_wider_than_a_page():
+    """Classes are rows, and more than eleven models go to another table."""
+    labels = [f"class-{number}" for number in range(40)]
+    models = {f"teacher-{number}": ("teacher", 0.5) for number in range(23)}
+    source = render_report(make_results({**models, "average": ("student", 0.7)}, labels=labels))
+    rows = re.findall(r"<tr.*?</tr>", source, re.DOTALL)
+    assert max(len(re.findall(r"<t[hd]", row)) for row in rows) == 9
+    for label in labels:
+        assert source.count(f"<td>{label}</td>") == 3, "24 models: three tables of eight"
+
+
+def test_two_students_are_compared_once_and_the_shipped_one_comes_first():
+    models = {"a": ("student", 0.6), "b": ("student", 0.7), "t": ("teacher", 0.5)}
+    source = render_report(make_results(models, "b"))
+    part = source[source.index("Each student against") : source.index("Which examples")]
+    pairs = re.findall(r"<td>(\w+)</td><td class=.word.>(\w+)</td>", part)
+    assert pairs == [("b", "a"), ("b", "t"), ("a", "t")]
+
+
+def test_the_page_says_what_chose_and_shows_no_accuracy_of_it():
+    results = make_results(ONE_OF_EACH)
+    results["phases"][0]["trained"] = [
+        {"output": "average", "choosing": {"split": "validation", "accuracy": 0.98765}}
+    ]
+    [use] = results["uses"]
+    use["warnings"] = ["average was trained on this split"]
+    text = Page(render_report(results)).text
+    assert "321" in text and "epoch of average, student to ship" in text
+    assert "Figures on these are too good: average was trained on this split." in text
+    assert "98.8" not in text and "0.98" not in text
 
 
 def test_a_page_needs_nothing_from_elsewhere():
@@ -273,7 +374,7 @@ def test_a_page_shows_how_targets_compare():
     )
     page = Page(render_report(results)).text
     for part in (
-        "1,234 examples of validation",
+        "1,234 examples of validation; no result of a student",
         "gate (chosen)",
         "+10.0",
         "+4.0 to +16.0",
@@ -282,7 +383,13 @@ def test_a_page_shows_how_targets_compare():
         "any teacher",
         "90.0%",
         "<red>",
-        "no examples",
+        "none",
         "first, second predict the same class on 42%",
     ):
         assert part in page, part
+
+
+def test_what_phases_warn_of_is_on_the_page():
+    results = make_results(ONE_OF_EACH)
+    results["phases"][-1]["warnings"] = ["teacher first: accuracy 16.5% <on> test"]
+    assert "teacher first: accuracy 16.5% <on> test" in Page(render_report(results)).text

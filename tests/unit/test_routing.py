@@ -1,5 +1,6 @@
 """Routing policies against slow transcriptions of their rules, one example at a time."""
 
+import itertools
 import math
 
 import numpy as np
@@ -58,6 +59,7 @@ def make_fitted(table, width=0):
         {name: counts / counts.sum(dim=0) for name, counts in confusion.items()},
         prior / prior.sum(),
         gate,
+        torch.zeros(0, 2, dtype=torch.int64),
     )
 
 
@@ -435,6 +437,20 @@ def test_what_is_fitted_does_not_depend_on_the_order_of_rows_or_teachers(width):
     half = len(targets) // 2
     for one, other in zip(targets[:half], targets[half:], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("width", [0, 3])
+def test_targets_are_equal_bit_for_bit_in_any_order_of_teachers(width):
+    """A sum in floats depends on its order, and a recipe's order of teachers must not matter."""
+    words, _, _ = speaking(200, teachers=NAMES, width=width)
+    fitted = make_fitted(make_table({name: [1, 1, 1] for name in NAMES}, [2, 2, 2], NAMES), width)
+    for policy in ("posterior", "gate"):
+        router = Router(Routing(policy=policy), fitted=fitted)
+        targets = [
+            router({name: words[name] for name in names}, make_batch([-100] * 200)).logits
+            for names in itertools.permutations(NAMES)
+        ]
+        assert all(torch.equal(target, targets[0]) for target in targets)
 
 
 @pytest.mark.parametrize("policy", ["average", "calibrated", "posterior", "gate", "expertise"])

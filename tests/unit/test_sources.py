@@ -5,6 +5,7 @@ import errno
 import gzip
 import json
 import os
+import re
 import threading
 import time
 from itertools import product
@@ -44,6 +45,8 @@ def write(path: Path, rows=ROWS, names=("text", "label")) -> Path:
     with (gzip.open if path.suffix == ".gz" else open)(path, "wt", newline="") as file:
         if ".csv" in path.name:
             csv.writer(file).writerows([names, *rows])
+        elif ".tsv" in path.name:
+            file.writelines("\t".join(map(str, row)) + "\n" for row in [names, *rows])
         else:
             for row in rows:
                 file.write(json.dumps(dict(zip(names, row, strict=True))) + "\n")
@@ -62,7 +65,7 @@ def read(tmp_path):
 
 # -------------------------------------------------------------------------------- good input
 
-ENDINGS = ("jsonl", "jsonl.gz", "json", "json.gz", "csv", "csv.gz", "parquet")
+ENDINGS = ("jsonl", "jsonl.gz", "json", "json.gz", "csv", "csv.gz", "tsv", "tsv.gz", "parquet")
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -169,6 +172,12 @@ def test_texts_that_look_like_something_else_stay_text(tmp_path, read):
         assert read(task(path, ["x", "y"]))["text"][:] == texts
 
 
+def test_quotes_in_tab_separated_values_are_letters(tmp_path, read):
+    texts = ['"open', 'closed"', '"both"', 'in "the" middle', "a,b", '""', "'", "\u2028"]
+    path = write(tmp_path / "a.tsv", [(text, "x") for text in texts])
+    assert read(task(path, ["x", "y"]))["text"][:] == texts
+
+
 def test_lines_may_be_blank_or_long_or_end_like_windows(tmp_path, read):
     long = "word " * 40_000
     path = tmp_path / "a.jsonl"
@@ -195,8 +204,13 @@ row_strategy = st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.s
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows=st.lists(row_strategy, min_size=1), ending=st.sampled_from(["jsonl", "csv", "parquet"]))
+@given(
+    rows=st.lists(row_strategy, min_size=1),
+    ending=st.sampled_from(["jsonl", "csv", "tsv", "parquet"]),
+)
 def test_the_fast_and_the_exact_way_agree(rows, ending, tmp_path_factory):
+    if ending == "tsv":  # which cannot hold them
+        rows = [(re.sub("[\t\r\n]", " ", text), label) for text, label in rows]
     reader = open_file(write(tmp_path_factory.mktemp("rows") / f"a.{ending}", rows))
     ids = examples.LabelIds(["x", "y", "z"], reader, "label")
     ways = [
@@ -280,11 +294,13 @@ BAD_FILES = {
     "csv column twice": ("a.csv", b"text,label,text\na,joy,b\n", ["a.csv:1:", "twice"]),
     "csv too many": ("a.csv", b"text,label\na, b,joy\n", ["a.csv:2:", "3 values", "quotes"]),
     "csv open quote": ("a.csv", b'text,label\na,joy\n"b,joy\nc,joy\n', ["a.csv:3:", "quote"]),
+    "tsv tab": ("a.tsv", b"text\tlabel\na\tb\tjoy\n", ["a.tsv:2:", "3 values", "tabs"]),
+    "tsv line break": ("a.tsv", b'text\tlabel\n"a\nb"\tjoy\n', ["a.tsv:2:", "1 values", "breaks"]),
     "csv line break": ("a.csv", b'text,label\n"a\nb",joy\nc,sad\n', ["a.csv:4:", "'sad'"]),
     "not gzip": ("a.jsonl.gz", GOOD, ["a.jsonl.gz", "cannot be read"]),
     "gzip cut off": ("a.jsonl.gz", gzip.compress(GOOD * 99)[:-9], ["a.jsonl.gz", "cannot be read"]),
     "not parquet": ("a.parquet", b"PAR1 no", ["a.parquet", "parquet"]),
-    "ending": ("a.tsv", b"a\n", ["a.tsv", ".jsonl"]),
+    "ending": ("a.xlsx", b"a\n", ["a.xlsx", ".jsonl"]),
 }
 
 

@@ -1,0 +1,97 @@
+"""A labelled split that two things read: one part fits, the other chooses.
+
+What routing learns from a split (temperatures, confusions, a gate) is flattered by that split, and
+so is every student that follows it. So where an expertise phase reads the split by which epochs and
+students are chosen, each of its examples is in one of two parts, by the seed and its key (or its
+group, see `Examples.dealt_by`) alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import datasets
+import numpy as np
+
+from ds_distill.data.keys import hash_keys
+from ds_distill.errors import UserError
+
+CHOOSING_SPLIT = "validation"
+"""The split by which epochs and students are chosen."""
+
+PART = 104
+"""Purpose of the numbers that deal examples to the two parts."""
+
+
+FEWEST_EXAMPLES = 20
+"""Labelled examples that a fit needs: five folds of a few."""
+
+
+def fitting_part(labels: np.ndarray, dealt_by: np.ndarray, split: str, seed: int) -> np.ndarray:
+    """Positions of a split's labelled examples that may be fitted on, ascending: about half of
+    them in the split that chooses, all of them in any other.
+
+    labels: int64 [N], -1 unlabelled. dealt_by: int64 [N, 2], see `Examples.dealt_by`.
+
+    Raises UserError when they are too few.
+    """
+    chosen = known = labels >= 0
+    dealt = ""
+    if split == CHOOSING_SPLIT:
+        chosen = known & _fits(dealt_by, seed)
+        dealt = (
+            f" of which {chosen.sum()} may be fitted on (the others choose epochs and students),"
+        )
+    if chosen.sum() < FEWEST_EXAMPLES:
+        raise UserError(
+            f"split {split!r} has {known.sum()} labelled examples,{dealt} and what routing learns "
+            f"from it needs at least {FEWEST_EXAMPLES}. Add examples to it, or name a larger "
+            "split, e.g. phases.expertise.split=train."
+        )
+    return np.flatnonzero(chosen)
+
+
+def choosing_part(
+    labels: np.ndarray, dealt_by: np.ndarray, fitted: Mapping[str, np.ndarray], seed: int
+) -> np.ndarray:
+    """Positions of the choosing split's examples that choose, ascending: those that nothing was
+    fitted on.
+
+    labels, dealt_by: as of `fitting_part`, of the choosing split. fitted: by what the examples of
+        each split are dealt that an expertise phase reads, by the split's name.
+
+    Raises UserError when there are none.
+    """
+    free = np.ones(len(labels), dtype=bool)
+    for split, others in fitted.items():
+        if split == CHOOSING_SPLIT:
+            free &= ~_fits(dealt_by, seed)
+        else:
+            free &= ~np.isin(_one_value(dealt_by), _one_value(others))
+    if fitted and not (free & (labels >= 0)).any():
+        raise UserError(
+            f"split {CHOOSING_SPLIT!r}: routing learns from all of its {len(labels)} examples "
+            f"(in split {', '.join(fitted)}), and none is left to choose epochs and students by. "
+            "Add examples to it, or name another split with phases.expertise.split=NAME."
+        )
+    return np.flatnonzero(free)
+
+
+def labels_and_groups(data: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """A split's labels, int64 [N], and by what its examples are dealt, int64 [N, 2]."""
+    columns = data.with_format("numpy")  # not `.data`, which holds also what a cap left out
+    if "group" in data.column_names:
+        groups = columns["group"][:]
+        return columns["label"][:], np.stack([groups, np.zeros_like(groups)], axis=1)
+    return columns["label"][:], np.stack([columns["key_hi"][:], columns["key_lo"][:]], axis=1)
+
+
+def _fits(dealt_by: np.ndarray, seed: int) -> np.ndarray:
+    """Whether each example is in the part that fits: bool [N]."""
+    return hash_keys(dealt_by, seed, PART) >= 0
+
+
+def _one_value(keys: np.ndarray) -> np.ndarray:
+    """int64 [N, 2] as N values that can be compared."""
+    pairs = np.ascontiguousarray(keys)
+    return pairs.view([("high", np.int64), ("low", np.int64)])[:, 0]

@@ -1,0 +1,59 @@
+"""Whether a classifier's labels may be in another order than the task's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import confusion_matrix
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A classifier that is no better than always answering the commonest label, or that would make
+    at most half of its errors if its labels were in another order."""
+
+    accuracy: float
+    majority: str
+    """The commonest label."""
+    share: float
+    """Of the commonest label."""
+    order: list[int] | None
+    """Label for which each output most likely stands; None where no other order is better than the
+    commonest label."""
+    accuracy_in_order: float
+
+    @property
+    def is_worthless(self) -> bool:
+        return self.accuracy <= self.share
+
+
+def doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> Doubt | None:
+    """None where there is none, or nothing is labelled.
+
+    The likeliest order is the one under which most examples would be right: an assignment on the
+    confusion matrix. An expert of some classes gains next to nothing by another order, because what
+    it takes the others for are classes of its own.
+
+    logits: float [N, C] in the order of `names`; labels: int [N], -1 unlabelled.
+    """
+    known = labels >= 0
+    if not known.any():
+        return None
+    truth, predicted = labels[known], logits[known].argmax(axis=1)
+    confusion = confusion_matrix(truth, predicted, labels=np.arange(len(names)))
+    totals = confusion.sum(axis=1)
+    outputs, order = linear_sum_assignment(confusion.T, maximize=True)
+    right, best = int(confusion.trace()), int(confusion.T[outputs, order].sum())
+    majority = int(totals.argmax())
+    better = best > max(right, totals[majority])
+    found = Doubt(
+        accuracy=right / len(truth),
+        majority=names[majority],
+        share=float(totals[majority] / len(truth)),
+        order=order.tolist() if better else None,
+        accuracy_in_order=best / len(truth),
+    )
+    halved = better and len(truth) - best <= (len(truth) - right) / 2
+    return found if found.is_worthless or halved else None

@@ -1,0 +1,215 @@
+"""What is wrong with a recipe's data, and what is worth a note."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import datasets
+import numpy as np
+import pyarrow.compute as pc
+from transformers import PreTrainedConfig
+
+from ds_distill.data.parts import (
+    CHOOSING_SPLIT,
+    choosing_part,
+    fitting_part,
+    labels_and_groups,
+)
+from ds_distill.data.sources import Source
+from ds_distill.errors import UserError
+from ds_distill.models.configuration import check_head
+from ds_distill.models.labels import label_columns
+from ds_distill.phases.check_labels import label_notes
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import Cache, Distil, Evaluate, Expertise, FineTune, Training
+from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.schema import MaskedLM
+
+
+class Data:
+    """The splits that a recipe's phases use, each read once."""
+
+    def __init__(self, recipe: Recipe, source: Source) -> None:
+        self.recipe = recipe
+        self.source = source
+        self._read: dict[str, datasets.Dataset] = {}
+        self._masked_lm = isinstance(recipe.task, MaskedLM)
+
+    def mistakes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
+        """teachers: configurations of those that can be read, by name."""
+        found = list(self._splits())
+        try:
+            labels = self.source.labels
+        except UserError as error:
+            return [*found, str(error)]  # the rest is about labels
+        if not self._read:
+            return found  # so they may be others
+        found += self._focus(labels)
+        if not found and not self._masked_lm:
+            found += self._parts()
+        found += self._ready_teachers(labels, teachers)
+        return found
+
+    def notes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
+        """What is no mistake, and better known before a run.
+
+        teachers: as of `mistakes`, which found none.
+        """
+        return [*self.label_notes(teachers), *self._empty_texts(), *self._shared_examples()]
+
+    def label_notes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
+        """Of the labels of teachers that are asked as they come. Reads no split."""
+        if self._masked_lm:
+            return []
+        ready = {name: teachers[name] for name in untrained_teachers(self.recipe)}
+        return label_notes(self.recipe, self.source.labels, ready)
+
+    def _splits(self) -> Iterator[str]:
+        """Splits that are not there or cannot be read; the same mistake in several is told once."""
+        needs: dict[str, bool] = {}  # split -> whether it needs labels
+        missing: set[str] = set()
+        path, there = self.recipe.task.data.path, ", ".join(self.source.splits)
+        for name, phase in zip(self.recipe.phase_names(), self.recipe.phases, strict=True):
+            wanted = splits_of(phase)
+            for split, need in wanted:
+                if split in self.source.splits:
+                    needs[split] = needs.get(split, False) or need
+                elif split not in missing:
+                    missing.add(split)
+                    yield (
+                        f"phases.{name}: there is no split {split!r} in {path}; it has {there}. "
+                        f"Choose one with phases.{name}.split=NAME, or say where it is with "
+                        f"task.data.splits.{split}=NAME."
+                    )
+            if isinstance(phase, Training) and phase.keep == "best":
+                if "validation" in self.source.splits:
+                    needs["validation"] = True
+                elif "validation" not in missing:
+                    missing.add("validation")
+                    yield (
+                        f"phases.{name}: keep=best needs a validation split, and {path} has "
+                        f"{there}. Add one, or set training.keep=last."
+                    )
+        mistakes: dict[str, list[tuple[str, str]]] = {}  # first sentence -> (place, all of it)
+        for split, need in needs.items():
+            try:
+                self._read[split] = self.source.read(split, need and not self._masked_lm)
+            except UserError as error:
+                place, _, what = str(error).partition(": ")
+                mistakes.setdefault(what.split(". ")[0], []).append((place, what))
+        for found in mistakes.values():
+            (first, what), *_ = found
+            more = [place for place in dict(found) if place != first]
+            yield f"{first}: {what}" + (f" The same in {', '.join(more)}." if more else "")
+
+    def _focus(self, labels: list[str]) -> Iterator[str]:
+        for name, phase in zip(self.recipe.phase_names(), self.recipe.phases, strict=True):
+            if self._masked_lm or not isinstance(phase, FineTune) or phase.focus is None:
+                continue
+            for label in phase.focus.classes:
+                if label not in labels:
+                    yield (
+                        f"phases.{name}.focus.classes: there is no label {label!r}; the task has "
+                        f"{', '.join(labels)}. Name classes of the task."
+                    )
+
+    def _parts(self) -> Iterator[str]:
+        """Too little for what fits, or nothing left for what chooses."""
+        recipe, there = self.recipe, self.source.splits
+        splits = sorted({phase.split for phase in recipe.phases if isinstance(phase, Expertise)})
+        fitted = {}
+        try:
+            for split in splits:
+                labels, fitted[split] = labels_and_groups(self._read[split])
+                fitting_part(labels, fitted[split], split, recipe.seed)
+            if CHOOSING_SPLIT in there and any(isinstance(p, Training) for p in recipe.phases):
+                data = self.source.read(CHOOSING_SPLIT)
+                choosing_part(*labels_and_groups(data), fitted, recipe.seed)
+        except UserError as error:
+            yield str(error)
+
+    def _ready_teachers(
+        self, labels: list[str], configs: dict[str, PreTrainedConfig]
+    ) -> Iterator[str]:
+        """Teachers that are asked as they come must do the task already."""
+        mistakes: dict[str, list[str]] = {}  # what is wrong -> teachers
+        for name, first in untrained_teachers(self.recipe).items():
+            if name not in configs:
+                continue
+            reference = resolve_model(self.recipe.teachers[name].model, self.recipe.models_folder)
+            try:
+                check_head(reference, configs[name], masked_lm=self._masked_lm)
+                if not self._masked_lm:
+                    label_columns(
+                        reference, configs[name], labels, self.recipe.teachers[name].labels
+                    )
+            except UserError as error:
+                what = f"used by phase {first!r} without training: {error}"
+                mistakes.setdefault(what, []).append(f"teachers.{name}")
+        for what, names in mistakes.items():
+            yield f"{', '.join(names)}: {what}"
+
+    def _empty_texts(self) -> Iterator[str]:
+        for split, data in self._read.items():
+            texts = data.select_columns("text").with_format("arrow")[:]["text"]
+            count = pc.sum(pc.equal(pc.utf8_trim_whitespace(texts), "")).as_py() or 0
+            if count:
+                yield (
+                    f"{count:,} of {len(data):,} texts of split {split!r} are empty. They count as "
+                    "examples all the same."
+                )
+
+    def _shared_examples(self) -> Iterator[str]:
+        """Texts that judge or choose, and stand in a split that trains or chooses, too."""
+        judging = {phase.split for phase in self.recipe.phases if isinstance(phase, Evaluate)}
+        keys = {split: _keys(data) for split, data in self._read.items()}
+        for one, other in combinations(keys, 2):
+            if not {one, other} & (judging | {"validation"}):
+                continue
+            judge, seen = (one, other) if one in judging else (other, one)
+            if judge not in judging and judge != "validation":
+                judge, seen = seen, judge
+            shared = np.isin(keys[judge], keys[seen]).sum()
+            if not shared:
+                continue
+            share = f"{shared:,} of the {len(keys[judge]):,} examples"
+            if shared == len(keys[judge]) == len(keys[seen]):
+                share = f"all {shared:,} examples"
+            yield (
+                f"{share} of split {judge!r} stand in {seen!r}, too: what they say of a "
+                "model that has seen them is too good."
+            )
+
+
+def splits_of(phase: object) -> list[tuple[str, bool]]:
+    """(split, whether it needs labels) that a phase reads."""
+    if isinstance(phase, FineTune | Expertise | Evaluate):
+        return [(phase.split, True)]
+    if isinstance(phase, Cache):
+        return [(split, False) for split in phase.splits]
+    if isinstance(phase, Distil):
+        needs = phase.losses.cross_entropy is not None
+        return [(phase.split, needs or any(routing.needs_labels for routing in phase.routing))]
+    return []
+
+
+def untrained_teachers(recipe: Recipe) -> dict[str, str]:
+    """Teachers that a phase asks before any phase trains them, and the first such phase."""
+    trained: set[str] = set()
+    found: dict[str, str] = {}
+    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        if isinstance(phase, FineTune):
+            trained |= set(phase.outputs)
+        else:
+            for teacher in recipe.teachers:
+                if teacher not in trained:
+                    found.setdefault(teacher, name)
+    return found
+
+
+def _keys(data: datasets.Dataset) -> np.ndarray:
+    """Content keys, one element each: [N]."""
+    columns = data.select_columns(["key_hi", "key_lo"]).with_format("numpy")[:]
+    pairs = np.stack([columns["key_hi"], columns["key_lo"]], axis=1)
+    return np.ascontiguousarray(pairs).view("V16").ravel()

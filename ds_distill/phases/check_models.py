@@ -1,0 +1,128 @@
+"""What is wrong with a recipe's models: configurations, tokenizers, headers of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from ds_distill.errors import UserError
+from ds_distill.models.configuration import (
+    check_encoder,
+    check_masked_lm,
+    check_vocabulary,
+    check_weights,
+    load_config,
+    load_tokenizer,
+    takes_packed,
+    usable_length,
+)
+from ds_distill.phases.check_masked_lm import vocabulary_mistakes
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.schema import MaskedLM, Student, Teacher
+
+
+class Models:
+    """The recipe's models, each read once."""
+
+    def __init__(self, recipe: Recipe, *, on_gpu: bool) -> None:
+        self.recipe = recipe
+        self.configs: dict[str, PreTrainedConfig] = {}
+        """By place in the recipe, those that could be read."""
+        self._on_gpu = on_gpu
+        self._vocabularies: dict[str, tuple[PreTrainedTokenizerBase, int]] = {}
+
+    def mistakes(self) -> list[str]:
+        """One for each rule and model; of several models with the same mistake, one for all."""
+        given: dict[str, Teacher | Student] = {
+            **{f"teachers.{name}": teacher for name, teacher in self.recipe.teachers.items()},
+            "student": self.recipe.student,
+        }
+        places: dict[str, list[str]] = {}  # what is wrong -> where
+        for place, model in given.items():
+            for mistake in _told(lambda p=place, m=model: self._of_model(p, m)):  # type: ignore[misc]
+                places.setdefault(mistake, []).append(place)
+        found = [f"{', '.join(where)}: {mistake}" for mistake, where in places.items()]
+        found += self._too_long()
+        if self.recipe.padding == "never":
+            found += self._padded()
+        if isinstance(self.recipe.task, MaskedLM):
+            found += vocabulary_mistakes(self._vocabularies)
+        return found + list(self._layers())
+
+    def teachers(self) -> dict[str, PreTrainedConfig]:
+        """Configurations of the teachers that could be read, by name."""
+        return {n: c for n in self.recipe.teachers if (c := self.configs.get(f"teachers.{n}"))}
+
+    def _of_model(self, place: str, model: Teacher | Student) -> Iterator[str]:
+        reference = resolve_model(model.model, self.recipe.models_folder)
+        config = load_config(reference, model.revision)
+        check_encoder(reference, config)
+        self.configs[place] = config
+
+        def vocabulary() -> Iterator[str]:
+            tokenizer = load_tokenizer(reference, model.revision)
+            check_vocabulary(reference, config, tokenizer)
+            if isinstance(self.recipe.task, MaskedLM):
+                check_masked_lm(reference, config, tokenizer)
+            self._vocabularies[place] = tokenizer, config.vocab_size
+            yield from ()
+
+        def weights() -> Iterator[str]:
+            if Path(reference).is_dir():
+                check_weights(Path(reference), config)
+            yield from ()
+
+        yield from _told(vocabulary)
+        yield from _told(weights)
+
+    def _too_long(self) -> Iterator[str]:
+        wanted = self.recipe.task.max_length
+        limits = {place: usable_length(config) for place, config in self.configs.items()}
+        short = {place: n for place, n in limits.items() if n is not None and n < wanted}
+        if short:
+            limit = min(short.values())
+            [place, *_] = (place for place, n in short.items() if n == limit)
+            yield (
+                f"task.max_length={wanted}: {place} takes at most {limit} tokens. Set "
+                f"task.max_length={limit} or less."
+            )
+
+    def _padded(self) -> Iterator[str]:
+        for place, config in self.configs.items():
+            mend = "Leave padding out: each model is then asked as it can be."
+            if takes_packed(config):
+                if not (self._on_gpu and lacks_flashdeberta(config)):
+                    continue
+                mend = "Install flashdeberta (pip install flashdeberta), or leave padding out."
+            yield (
+                f"padding=never: {place} ({config.model_type}) cannot be asked without padding. "
+                f"{mend}"
+            )
+
+    def _layers(self) -> Iterator[str]:
+        layers = self.recipe.student.layers
+        if layers is None or "student" not in self.configs:
+            return
+        total = self.configs["student"].num_hidden_layers
+        if not layers or max(layers) >= total or len(set(layers)) < len(layers):
+            yield (
+                f"student.layers={layers}: the model has layers 0 to {total - 1}. Name some of "
+                "them, each once."
+            )
+
+
+def lacks_flashdeberta(config: PreTrainedConfig) -> bool:
+    """Whether a GPU cannot ask this model without padding, for want of a package."""
+    return config.model_type == "deberta-v2" and find_spec("flashdeberta") is None
+
+
+def _told(rule: Callable[[], Iterator[str]]) -> Iterator[str]:
+    """A rule's mistakes; what it raises is one of them."""
+    try:
+        yield from rule()
+    except UserError as error:
+        yield str(error)

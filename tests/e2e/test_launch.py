@@ -1,0 +1,149 @@
+"""`ds-distill launch` on two ranks of one machine: nothing in the working folder is in its way,
+nothing is compiled, and told to stop it ends all that it started and goes on later."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from processes import kill_all, left_of, marked
+from runs import Runs, after_steps, check_same
+from toys import make_toy_classifier
+
+from ds_distill.launching import _end_all, _reason
+
+
+@pytest.fixture
+def runs(tmp_path: Path, toy_settings: dict[str, Any], command_environment: dict[str, str]) -> Runs:
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+    for name in ("random", "torch", "datasets", "deepspeed"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a script of the user was run')")
+    extensions = {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+    return Runs(Path("toy.yaml"), {**command_environment, **extensions}, ranks=2)
+
+
+def test_stopped_by_signals_a_launch_leaves_no_process_and_goes_on(runs, tmp_path):
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    runs.finish(whole)
+    assert json.loads((whole / "environment.json").read_text())["ranks"] == 2
+    assert set(json.loads((whole / "results.json").read_text())["phases"][-1]["models"]) == {
+        *("first", "second", "average", "expertise")
+    }
+    assert not (tmp_path / "extensions").exists(), "something was compiled"
+
+    # Ctrl-C in a terminal, where the first rank draws a bar and hides the cursor.
+    code, shown = runs.press(folder, after_steps(8, 0.0), resume=False, keys=b"\x03")
+    assert code == 130, shown
+    assert runs.left() == []
+    _, _, line = shown.replace("\r\n", "\n").rpartition("\r\x1b[2K\x1b[?25h")
+    assert line.startswith(f"ds-distill: stopped by Ctrl-C. {folder} keeps the checkpoint of first")
+    assert line.endswith(runs.continue_with(folder)) and line.count("\n") == 1
+    assert "Traceback" not in shown
+
+    # SIGTERM to the one process that a user knows of.
+    moment = after_steps(40, 0.0)
+    code, output = runs.stop(folder, moment, resume=True, send=lambda parent: parent.terminate())
+    assert code == 143, output
+    assert runs.left() == []
+    line = output.splitlines(keepends=True)[-1]
+    assert line.startswith(f"ds-distill: stopped by SIGTERM. {folder} keeps the phases teach-first")
+    assert line.endswith(runs.continue_with(folder))
+    assert "Traceback" not in output and "exits with return code" not in output
+
+    # SIGKILL to it, which it cannot answer.
+    runs.stop(folder, after_steps(8, 0.0), resume=True, send=lambda parent: parent.kill())
+    assert none_left(runs.environment, seconds=20)
+    assert not (folder / "results.json").exists(), "the ranks went on to the end"
+
+    runs.finish(folder, resume=True)
+    check_same(folder, whole)
+
+
+def test_what_all_ranks_find_is_said_once(toy_settings, toy_task, command_environment, tmp_path):
+    """A teacher of which both ranks have examples that it answers with NaN."""
+    sound = make_toy_classifier(tmp_path / "sound")
+    broken = make_toy_classifier(tmp_path / "broken", broken_word="the")
+    phase = {"split": "train", "teachers": "live", "routing": "average"}
+    settings = {
+        **toy_settings,
+        "teachers": {"sound": {"model": str(sound)}, "broken": {"model": str(broken)}},
+        "phases": [{"distil": {**phase, "losses": {"kl": {"temperature": 2.0}}}}],
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
+    runs = Runs(Path("toy.yaml"), command_environment, ranks=2)
+    process = runs.start(tmp_path / "run", resume=False)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, output
+    assert output.splitlines()[-1].startswith("ds-distill: teachers.broken: what it says"), output
+    assert output.count("teachers.broken") == 1 and "exits with return code" not in output
+    # Of the first step, of all ranks, and of them alone.
+    lines = (toy_task / "train.jsonl").read_text().splitlines()
+    bad, of = map(int, re.findall(r"of (\d+) of (\d+) examples of a batch", output)[0])
+    assert 1 < bad < of == toy_settings["training"]["batch_size"]
+    numbers = [int(number) for number in re.findall(r"train\.jsonl:(\d+) '", output)]
+    assert len(numbers) == min(bad, 3)
+    assert all("the" in json.loads(lines[n - 1])["text"].split() for n in numbers)
+    assert runs.left() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (-9, "a rank was ended by SIGKILL, as the system does when memory runs out"),
+        (-11, "a rank was ended by SIGSEGV"),
+        (1, "the launcher's exit code is 1"),
+        (0, "the launcher's exit code is 0"),
+    ],
+)
+def test_the_launchers_exit_code_is_put_in_words(code, reason):
+    """It leaves with the first failing rank's, as Python sees that."""
+    done = subprocess.run([sys.executable, "-c", f"import sys; sys.exit({code})"])
+    assert _reason(done.returncode) == reason
+
+
+def none_left(environment: dict[str, str], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while left_of(environment):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0 and os.fork() == 0:
+    open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("hurry", [True, False])
+def test_what_does_not_heed_sigterm_is_killed(hurry, tmp_path, monkeypatch):
+    """Also where its parent has ended."""
+    monkeypatch.setattr("ds_distill.launching.TERM_SECONDS", 600 if hurry else 0.5)
+    environment = {**os.environ, **marked()}
+    process = subprocess.Popen(
+        [sys.executable, "-c", DEAF, str(tmp_path / "ready")],
+        env=environment,
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        while not (tmp_path / "ready").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert len(left_of(environment)) == 3
+        _end_all(process, hurry)
+        assert left_of(environment) == []
+    finally:
+        kill_all(process)

@@ -1,0 +1,206 @@
+"""What a run ships is what it measured: loaded by transformers alone, with nothing said."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from ds_distill.data.plan import plan_once
+from ds_distill.engine.world import World
+from ds_distill.evaluation.metrics import TokenScores, classification_report, masked_lm_report
+from ds_distill.phases import evaluate
+from ds_distill.phases.ask_teachers import asking_collator
+from ds_distill.phases.execute import execute
+from ds_distill.phases.run import Run
+from ds_distill.recipe import load_recipe
+from ds_distill.recipe.schema import Columns
+from ds_distill.reporting.model_card import model_card
+from ds_distill.types import PaddedView
+
+CONFIGS = ["zero1_fp32", "zero3_bf16"]
+TASKS = ["single-label", "masked-lm"]
+
+
+class Finished:
+    """A run, and what its evaluate phase was told."""
+
+    def __init__(self, run: Run, told: Any) -> None:
+        self.run, self.told = run, told
+        self.folder = run.folder.path
+        self.results: dict[str, Any] = json.loads(run.folder.results.read_text())
+        self.models: dict[str, dict[str, Any]] = self.results["phases"][-1]["models"]
+
+    def folders(self) -> dict[str, Path]:
+        """Where each model that was evaluated lies."""
+        trained = self.run.recipe.trained_models()
+        return {output: self.run.folder.model(number, output) for number, output in trained}
+
+
+@pytest.fixture(scope="module", params=[(task, config) for task in TASKS for config in CONFIGS])
+def finished(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    toy_settings: dict[str, Any],
+    masked_lm_settings: dict[str, Any],
+) -> Any:
+    """A teacher trained here, a student of it, both evaluated."""
+    task, config = request.param
+    settings = copy.deepcopy(toy_settings if task == "single-label" else masked_lm_settings)
+    [teacher, *_] = settings["teachers"]
+    settings["teachers"] = {teacher: settings["teachers"][teacher]}
+    settings["training"] |= {"epochs": 1}
+    settings["phases"] = [
+        {"fine-tune": {"models": teacher}},
+        {"distil": {"losses": {"kl": {"temperature": 2.0}}}},
+        {"evaluate": {"split": "test", "batch_size": 16}},
+    ]
+    before = dict(os.environ)
+    here = tmp_path_factory.mktemp("shipped")
+    (here / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    recipe = load_recipe(str(here / "toy.yaml"), [f"deepspeed={config}"])
+    told: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("ask_models", "score_models"):
+            patch.setattr(evaluate, name, noted(getattr(evaluate, name), told))
+        run = execute(recipe, here / "run")
+    yield Finished(run, told["answer"])
+    World.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def noted(function: Any, told: dict[str, Any]) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
+        told["answer"] = function(*arguments, **options)
+        return told["answer"]
+
+    return call
+
+
+def test_the_configuration_names_the_dtype_of_the_weights(finished: Finished) -> None:
+    for folder in [finished.folder / "student", *finished.folders().values()]:
+        assert json.loads((folder / "config.json").read_text())["dtype"] == "float32", folder
+        with safe_open(folder / "model.safetensors", "pt") as file:
+            dtypes = {file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
+        assert dtypes == {torch.float32}, folder
+
+
+def test_weights_are_the_optimizers_own(finished: Finished) -> None:
+    """Not rounded to bf16 on their way, where the engine trained in it."""
+    with safe_open(finished.folder / "student" / "model.safetensors", "pt") as file:
+        weights = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
+    rounded = sum(int((w.bfloat16().float() == w).sum()) for w in weights)
+    assert rounded < 0.1 * sum(w.numel() for w in weights)
+
+
+def test_loaded_plainly_it_predicts_what_the_results_say(finished: Finished) -> None:
+    """On the same batches a classifier does so bit for bit. A masked-LM's head runs at the hidden
+    tokens alone, so that its matrix products are of other shapes and may round the last bit
+    otherwise."""
+    masked_lm = finished.run.recipe.task.type == "masked-lm"
+    kind = AutoModelForMaskedLM if masked_lm else AutoModelForSequenceClassification
+    for name, folder in finished.folders().items():
+        model = kind.from_pretrained(folder).eval()
+        if masked_lm:
+            scores, told = plain_scores(finished, model, name), finished.told[name]
+            assert np.array_equal(scores.right, told.right)
+            assert scores.loss == pytest.approx(told.loss, rel=1e-5, abs=1e-6)
+            said = {key: pytest.approx(v, rel=1e-6) for key, v in masked_lm_report(scores).items()}
+        else:
+            logits = plain_logits(finished, model, name)
+            examples, told = finished.told
+            assert torch.equal(logits, told[name].logits)
+            labels = examples.labels
+            said = classification_report(logits.numpy(), labels, finished.run.labels)
+        assert {key: finished.models[name][key] for key in said} == said
+    assert finished.results["student"] == "student"
+    shipped, own = finished.folder / "student", finished.folders()["student"]
+    for file in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (shipped / file).read_bytes() == (own / file).read_bytes()
+
+
+def test_others_may_read_what_a_run_leaves(finished: Finished) -> None:
+    """As the umask has it; safetensors alone writes for its owner only."""
+    probe = finished.folder / "probe"
+    probe.touch()
+    wanted = probe.stat().st_mode
+    probe.unlink()
+    student = [path for path in (finished.folder / "student").rglob("*") if path.is_file()]
+    models = [path for path in (finished.folder / "models").rglob("*") if path.is_file()]
+    assert {"model.safetensors", "README.md", "tokenizer.json"} <= {path.name for path in student}
+    for path in student + models:
+        assert path.stat().st_mode == wanted, path
+
+
+def test_the_cards_snippet_runs_as_it_stands(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On its own long text."""
+    monkeypatch.chdir(finished.folder / "student")
+    card = Path("README.md").read_text(encoding="utf-8")
+    [code] = re.findall("```python\n(.*?)```", card, flags=re.S)
+    said = run_snippet(code)
+    if finished.run.recipe.task.type == "masked-lm":
+        assert {"score", "token_str", "sequence"} <= said[0].keys()
+        return
+    assert said[0]["label"] in finished.run.labels
+    data = finished.run.recipe.task.data
+    pairs = data.model_copy(update={"columns": Columns(text="question", text_b="passage")})
+    task = finished.run.recipe.task.model_copy(update={"data": pairs})
+    recipe = finished.run.recipe.model_copy(update={"task": task})
+    [code] = re.findall("```python\n(.*?)```", model_card(recipe, finished.results), flags=re.S)
+    said = run_snippet(code)
+    assert "text_pair" in code and said["label"] in finished.run.labels
+
+
+def run_snippet(code: str) -> Any:
+    """What its last line gives."""
+    *lines, last = ast.parse(code).body
+    assert isinstance(last, ast.Expr)
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module(lines, []), "snippet", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "snippet", "eval"), names)
+
+
+def batches(finished: Finished, name: str) -> Any:
+    run = finished.run
+    places = [run.place(model, len(run.recipe.phases)) for model in finished.models]
+    collate = asking_collator(run, run.examples("test"), "test", places)
+    for indices in plan_once(collate.lengths, 16):
+        batch = collate(indices)
+        assert isinstance(batch.views[name], PaddedView)
+        yield indices, batch
+
+
+def plain_logits(finished: Finished, model: Any, name: str) -> torch.Tensor:
+    logits = torch.zeros(60, 3)
+    for indices, batch in batches(finished, name):
+        with torch.no_grad():
+            said = model(**batch.views[name].model_inputs()).logits
+        logits[torch.from_numpy(indices)] = said.float()
+    return logits
+
+
+def plain_scores(finished: Finished, model: Any, name: str) -> TokenScores:
+    sums = torch.zeros(3, 60, dtype=torch.float64)
+    for indices, batch in batches(finished, name):
+        view, counted = batch.views[name], batch.row_sets["all"]
+        with torch.no_grad():
+            logits = model(**view.model_inputs()).logits.flatten(0, 1)[view.rows].float()
+        losses = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="none")
+        values = torch.stack([losses, logits.argmax(1) == batch.labels, torch.ones_like(losses)])
+        example = torch.from_numpy(indices)[view.row_examples[counted]]
+        sums.index_add_(1, example, values.double()[:, counted])
+    return TokenScores(*sums.numpy())

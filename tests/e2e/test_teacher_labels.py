@@ -1,0 +1,189 @@
+"""A teacher whose classes nobody named, and whose order is not the task's."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from ds_distill.cache.reader import CacheReader
+from ds_distill.cli import app
+from ds_distill.engine.world import World
+from ds_distill.errors import UserError
+from ds_distill.files import read_json
+from ds_distill.phases.cached import fingerprint
+from ds_distill.phases.execute import execute
+from ds_distill.phases.run import Run
+from ds_distill.recipe import load_recipe
+
+REVERSED = {"LABEL_0": "weather", "LABEL_1": "food", "LABEL_2": "animal"}
+IN_ORDER = {"LABEL_0": "animal", "LABEL_1": "food", "LABEL_2": "weather"}
+
+
+class Bench:
+    """Recipes of one teacher, run in this process."""
+
+    def __init__(self, root: Path, settings: dict[str, Any]) -> None:
+        self.root, self._settings = root, copy.deepcopy(settings)
+        self._settings["training"] |= {"epochs": 4}
+        self.runs: dict[str, Run] = {}
+
+    def recipe(self, name: str, teacher: dict[str, Any], phases: list[Any]) -> Path:
+        data = {**self._settings, "teachers": {"sound": teacher}, "phases": phases}
+        path = self.root / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(data, sort_keys=False))
+        return path
+
+    def run(self, name: str, teacher: dict[str, Any], phases: list[Any], *more: str) -> Run:
+        recipe = load_recipe(str(self.recipe(name, teacher, phases)), more)
+        self.runs[name] = execute(recipe, self.root / name)
+        return self.runs[name]
+
+    def results(self, name: str) -> dict[str, Any]:
+        return dict(read_json(self.root / name / "results.json"))
+
+    def models(self, name: str) -> dict[str, Any]:
+        [record] = [r for r in self.results(name)["phases"] if r["kind"] == "evaluate"]
+        return dict(record["models"])
+
+    def losses(self, name: str) -> list[float]:
+        lines = (self.root / name / "metrics.jsonl").read_text().splitlines()
+        return [event["loss"] for event in map(json.loads, lines) if event["event"] == "train"]
+
+
+LEARN = [
+    {"cache": {"splits": "transfer", "dtype": "float32"}},
+    {
+        "distil": {
+            "split": "transfer",
+            "teachers": "cached",
+            "losses": {"kl": {"temperature": 2.0}},
+            "epochs": 2,
+        }
+    },
+    {"evaluate": {"split": "test"}},
+]
+MEASURE = {"expertise": {"split": "validation"}}
+
+
+@pytest.fixture(scope="module")
+def bench(
+    tmp_path_factory: pytest.TempPathFactory, toy_settings: dict[str, Any]
+) -> Iterator[Bench]:
+    """Three runs that differ in the teacher alone: as it was trained (`named`), with its outputs
+    reversed and their names taken away (`silent`), and so with the key (`told`)."""
+    before = dict(os.environ)
+    bench = Bench(tmp_path_factory.mktemp("labels"), toy_settings)
+    model = toy_settings["student"]["model"]
+    trained = bench.run("teacher", {"model": model}, [{"fine-tune": {"models": "sound"}}])
+    named, nameless = trained.folder.model(0, "sound"), bench.root / "nameless"
+    shutil.copytree(named, nameless)
+    weights = load_file(named / "model.safetensors")
+    for part in ("classifier.weight", "classifier.bias"):
+        weights[part] = weights[part].flip(0).contiguous()
+    save_file(weights, nameless / "model.safetensors", {"format": "pt"})
+    config = read_json(nameless / "config.json")
+    names = {f"LABEL_{number}": number for number in range(3)}
+    config |= {"label2id": names, "id2label": {str(v): k for k, v in names.items()}}
+    (nameless / "config.json").write_text(json.dumps(config))
+    bench.run("named", {"model": str(named)}, LEARN)
+    bench.run("silent", {"model": str(nameless)}, [*LEARN, MEASURE])
+    bench.run("told", {"model": str(nameless), "labels": REVERSED}, LEARN)
+    yield bench
+    World.stop()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_in_the_wrong_order_a_teacher_is_warned_of(bench: Bench) -> None:
+    """That names the order in which it would be right. Without the key nothing else can be done:
+    nobody but the user knows what the classes are."""
+    teacher, student = (bench.models("silent")[name]["accuracy"] for name in ("sound", "student"))
+    assert teacher < 0.4 and student < 0.5, "the class in the middle alone is right"
+    evaluated, measured = bench.results("silent")["phases"][-2:]
+    for record in (evaluated, measured):
+        [warning] = record["warnings"]
+        assert "teacher sound: accuracy" in warning and "%. With its labels" in warning
+        assert "teachers.sound.labels to {LABEL_0: weather, LABEL_1: food, LABEL_2: animal}" in (
+            warning
+        )
+    assert (
+        "accuracy 33.3% on test, where always answering 'animal' has 33.3%"
+        in (evaluated["warnings"][0])
+    )
+    events = (bench.root / "silent" / "metrics.jsonl").read_text()
+    assert events.count('"event": "warning"') == 2
+    for sound in ("named", "told"):
+        assert bench.results(sound)["phases"][-1]["warnings"] == []
+
+
+def test_with_the_key_it_is_the_teacher_that_it_was(bench: Bench) -> None:
+    """All that comes after its outputs are read: cache, student, evaluation."""
+    assert bench.models("told") == bench.models("named")
+    assert bench.models("told")["sound"]["accuracy"] > 0.8
+    assert bench.losses("told") == bench.losses("named")
+    readers = [
+        CacheReader(bench.root / name / "cache" / "00-cache")
+        for name in ("named", "told", "silent")
+    ]
+    rows = np.arange(readers[0].manifest.examples)
+    named_logits, told_logits, silent_logits = (
+        reader.read("sound", rows).logits for reader in readers
+    )
+    assert torch.equal(told_logits, named_logits)
+    assert torch.equal(silent_logits, named_logits.flip(1))
+
+
+def test_a_cache_is_of_one_order(bench: Bench) -> None:
+    """Whether the key comes or goes; a key that says what would hold without it changes nothing."""
+    reference = str(bench.root / "nameless")
+    teachers = {
+        "silent": {"model": reference},
+        "told": {"model": reference, "labels": REVERSED},
+        "in order": {"model": reference, "labels": IN_ORDER},
+    }
+    marks = {}
+    for name, teacher in teachers.items():
+        recipe = load_recipe(str(bench.recipe("again", teacher, LEARN)))
+        old = bench.runs["silent"]
+        run = Run(recipe, old.folder, old.world, old.log, old._source)
+        marks[name] = fingerprint(run, run.place("sound", 0))
+    assert marks["silent"]["labels"] == ["animal", "food", "weather"], "as before there was a key"
+    assert marks["in order"] == marks["silent"]
+    for name, other in (("told", "silent"), ("silent", "told")):
+        reader = CacheReader(bench.root / name / "cache" / "00-cache")
+        reader.check("sound", marks[name])
+        with pytest.raises(UserError, match="was cached with labels"):
+            reader.check("sound", marks[other])
+
+
+def test_check_notes_that_an_order_is_taken_on_trust(bench: Bench) -> None:
+    def says(teacher: dict[str, Any], phases: list[Any]) -> tuple[int, str]:
+        path = bench.recipe("check", teacher, phases)
+        done = CliRunner().invoke(app, ["check", str(path)])
+        error = str(done.exception) if isinstance(done.exception, UserError) else ""
+        return done.exit_code, done.output + error
+
+    silent = {"model": str(bench.root / "nameless")}
+    code, text = says(silent, LEARN)
+    assert code == 0 and "no mistakes found" in text
+    assert "Note: teachers.sound" in text and "{LABEL_0: animal, LABEL_1: food" in text
+    assert "Note" not in says({**silent, "labels": REVERSED}, LEARN)[1]
+    train = [{"fine-tune": {"models": "sound"}}, *LEARN]
+    assert "Note" not in says(silent, train)[1], "it gets the task's own order"
+    for phases in (train, [{"distil": {"start": "sound", "losses": {"kl": {}}}}]):
+        code, text = says({**silent, "labels": REVERSED}, phases)
+        assert code != 0 and "teachers.sound.labels: phase" in text and "Take `labels` out" in text
+    code, text = says({**silent, "labels": {"LABEL_5": "food"}}, LEARN)
+    assert code != 0 and "teachers.sound" in text and "labels.LABEL_5=food" in text

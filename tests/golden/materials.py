@@ -1,0 +1,83 @@
+"""Texts and a tiny model from a seed: the same on every machine, and of nothing of ds_distill."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+TOPICS = {
+    "animal": "cat dog horse tiger sparrow whale fox rabbit wolf bear",
+    "food": "bread soup apple cheese rice noodle cake salad bean olive",
+    "music": "drum flute violin song choir guitar melody organ piano trumpet",
+    "weather": "rain snow wind storm fog hail thunder cloud frost sun",
+}
+FILLERS = (
+    "the a we they saw had near after before under with of some very old new big small day "
+    "night morning today again never often house road river and but then there was is"
+)
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+SINGLE_LABEL = {"train": 240, "validation": 240, "transfer": 240, "test": 240}
+MASKED_LM = {"train": 160, "validation": 40, "test": 120}
+"""Examples by split."""
+
+STRAY = 0.3
+"""Share of the single-label texts that hold a word of another topic, too."""
+
+
+def write_materials(folder: Path) -> None:
+    """single-label/ (jsonl, transfer without labels), masked-lm/ (a text a line) and model/ (a
+    BERT of two layers, 32 wide, that knows no more than these words)."""
+    draw = random.Random(0)
+    write_single_label(folder / "single-label", draw)
+    write_masked_lm(folder / "masked-lm", draw)
+    write_model(folder / "model")
+
+
+def write_single_label(folder: Path, draw: random.Random) -> None:
+    folder.mkdir(parents=True)
+    (folder / "labels.json").write_text(json.dumps(list(TOPICS)))
+    for split, size in SINGLE_LABEL.items():
+        rows = []
+        for number in range(size):
+            topic = list(TOPICS)[number % len(TOPICS)]
+            words = draw.choices(TOPICS[topic].split(), k=2)
+            if draw.random() < STRAY:
+                other = draw.choice([name for name in TOPICS if name != topic])
+                words += draw.choices(TOPICS[other].split(), k=1)
+            words += draw.choices(FILLERS.split(), k=draw.randint(3, 9))
+            draw.shuffle(words)
+            label = {} if split == "transfer" else {"label": topic}
+            rows.append(json.dumps({"text": " ".join(words), **label}))
+        (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def write_masked_lm(folder: Path, draw: random.Random) -> None:
+    """A text says one word again and again, so that a hidden token can be told by the others."""
+    folder.mkdir(parents=True)
+    words = " ".join(TOPICS.values()).split()
+    for split, size in MASKED_LM.items():
+        lines = [" ".join([draw.choice(words)] * draw.randint(6, 12)) for _ in range(size)]
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+
+
+def write_model(folder: Path) -> None:
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    words = dict.fromkeys([*SPECIAL, *FILLERS.split(), *" ".join(TOPICS.values()).split()])
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        initializer_range=0.1,  # so narrow a model hardly learns from the usual 0.02
+    )
+    torch.manual_seed(0)
+    BertModel(config).save_pretrained(folder)
+    BertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)

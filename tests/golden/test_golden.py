@@ -1,0 +1,142 @@
+"""Losses, routing and metrics are those of the golden file, and what compares them notices."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from safetensors.numpy import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import two_commits
+from golden import FILE, Numbers, moved, numbers_of, run_scenarios
+from readings import read_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return run_scenarios(tmp_path_factory.mktemp("golden"))
+
+
+@pytest.fixture(scope="module")
+def found(runs: dict[str, Path]) -> dict[str, Numbers]:
+    return {name: numbers_of(read_run(folder)) for name, folder in runs.items()}
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(FILE.read_text())
+    return content
+
+
+def test_no_number_moved(golden: dict[str, Any], found: dict[str, Numbers]) -> None:
+    lines = moved(golden, found)
+    assert not lines, "\n".join([*lines, f"If that was meant to be: {golden['command']}"])
+
+
+def test_the_choice_has_a_margin(runs: dict[str, Path]) -> None:
+    """So that no machine's rounding decides it."""
+    policies = json.loads((runs["single-label"] / "routing.json").read_text())["policies"]
+    first, second = sorted((score["accuracy"] for score in policies.values()), reverse=True)[:2]
+    assert first - second > 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("first losses", lambda losses: [*losses[:4], losses[4] * (1 + 2e-4), *losses[5:]]),
+        ("first losses", lambda losses: losses[:-1]),
+        ("last losses", lambda loss: loss * (1 - 2e-3)),
+        ("last losses", lambda loss: float("nan")),
+        ("shares", lambda share: share + 0.02),
+        ("choices", lambda choice: f"not {choice}"),
+    ],
+)
+def test_a_number_that_moved_is_named(golden: dict[str, Any], kind: str, change: Any) -> None:
+    now = copy.deepcopy(golden["scenarios"])
+    assert moved(golden, now) == []
+    numbers = now["single-label"][kind]
+    name = list(numbers)[-1]
+    numbers[name] = change(numbers[name])
+    [line] = moved(golden, now)
+    assert line.startswith(f"single-label, {kind}, {name}: ")
+
+
+def test_a_number_that_is_gone_is_named(golden: dict[str, Any]) -> None:
+    now = copy.deepcopy(golden["scenarios"])
+    name, _ = now["masked-lm"]["last losses"].popitem()
+    [line] = moved(golden, now)
+    assert line.startswith(f"masked-lm, last losses, {name}: ")
+
+
+# --------------------------------------------------------------- two commits, bit for bit
+
+
+def one_weight(run: Path) -> str:
+    file = run / "models" / "07-topk" / "model.safetensors"
+    tensors = load_file(file)
+    name = "cls.predictions.bias"
+    tensors[name][3] = np.nextafter(tensors[name][3], np.float32(1))
+    save_file(tensors, file, {"format": "pt"})
+    return f"models/07-topk/model.safetensors/{name}"
+
+
+def one_loss(run: Path) -> str:
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines()
+    number = max(n for n, line in enumerate(lines) if '"train"' in line)
+    event = json.loads(lines[number])
+    event["loss"] = float(np.nextafter(event["loss"], 0.0))
+    lines[number] = json.dumps(event)
+    file.write_text("\n".join(lines) + "\n")
+    return f"metrics.jsonl/{event['number']}/{event['phase']}/train/{event['step']}/loss"
+
+
+def one_byte_of_a_cache(run: Path) -> str:
+    [file] = (run / "cache" / "04-compact" / "bert").glob("*.arrow")
+    with pa.ipc.open_stream(file.read_bytes()) as stream:
+        batch = stream.read_all().to_batches()[0]
+    place = file.read_bytes().find(batch.columns[-1].flatten().buffers()[-1].to_pybytes()[:64])
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(bytes(content))
+    name = batch.schema.names[-1]
+    return f"{file.relative_to(run).as_posix()}/{name}"
+
+
+@pytest.mark.parametrize("change", [one_weight, one_loss, one_byte_of_a_cache])
+def test_one_bit_is_noticed(runs: dict[str, Path], tmp_path: Path, change: Any) -> None:
+    base, other = runs["masked-lm"], tmp_path / "other"
+    shutil.copytree(base, other)
+    assert two_commits.differences(read_run(base), read_run(other)) == {}
+    place = change(other)
+    head = read_run(other)
+    different = two_commits.differences(read_run(base), head)
+    assert list(different) == [place]
+    lines = list(two_commits.table({"masked-lm": (head, different)}))
+    assert lines[1].count("1 of ") == 1 and place in lines[2]
+
+
+def test_renamed_places_are_compared_under_their_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = {"results.json/phases/3/choice": "gate", "results.json/f1": 0.5, "left": 1}
+    head = {"results.json/phases/3/policy": "stacking", "results.json/macro_f1": 0.25, "new": 2}
+    assert len(two_commits.differences(base, head)) == 6
+    names = {"choice": "policy", "gate": "stacking", "f1": "macro_f1"}
+    monkeypatch.setattr(two_commits, "RENAMED", names)
+    monkeypatch.setattr(two_commits, "ON_ONE_SIDE", ("left", "new"))
+    assert two_commits.differences(base, head) == {"results.json/macro_f1": (0.5, 0.25)}
+
+
+def test_where_the_runs_were_is_not_compared(tmp_path: Path) -> None:
+    """`launch` writes whole paths."""
+    reading = {"phases/02-cache.json/folder": f"{tmp_path}/runs/two-ranks/cache", "steps": 2}
+    expected = {"phases/02-cache.json/folder": "/runs/two-ranks/cache", "steps": 2}
+    assert two_commits.without(tmp_path, reading) == expected

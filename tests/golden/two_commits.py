@@ -1,0 +1,212 @@
+"""Run two commits on this machine and say whether their numbers are equal, bit for bit.
+
+    python tests/golden/two_commits.py BASE [HEAD]
+
+For a change that must move no number, such as a renaming. Compared are the losses of all steps,
+what routing fitted and chose, metrics, every column of the caches, and all trained weights. Exits
+with 1 if something differs. Each commit runs in a git worktree of its own, by its command line,
+with the recipes of its own tests/golden (or with these, if it has none).
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from materials import write_materials
+from readings import Reading, events, read_run, run, start
+
+HERE = Path(__file__).parent
+RECIPES = ("single-label.yaml", "masked-lm.yaml")
+
+RENAMED: dict[str, str] = {}
+"""What BASE calls otherwise than HEAD: part of a place, or a name as a value -> HEAD's word for
+it. {"phases/3/comparison": "phases/3/policies", "macro_f1": "f1"}"""
+
+ON_ONE_SIDE: tuple[str, ...] = ()
+"""Patterns of places that only one of the commits has, and may."""
+
+KILLED_AFTER = 120
+"""Training steps, of about 400: in the training of the second teacher."""
+
+SHOWN = 8
+"""Places that differ, of each scenario."""
+
+GROUPS = {
+    "losses": "metrics.jsonl/*/train/*",
+    "routing": "routing.*",
+    "caches": "cache/*",
+    "weights": "*.safetensors/*",
+    "metrics": "[mpr]*.json*",  # of metrics.jsonl, phases/, results.json
+    "other": "*",
+}
+"""Pattern of places; the first that fits counts."""
+
+
+def run_commit(tree: Path, folder: Path) -> dict[str, Path]:
+    """Run all scenarios of a checkout: scenario -> the folder of its run."""
+    own = tree / "tests" / "golden"
+    for recipe in RECIPES:
+        shutil.copy(own / recipe if (own / recipe).is_file() else HERE / recipe, folder)
+    single_label, masked_lm = RECIPES
+
+    def say(what: str) -> None:
+        print(f"{tree.parent.name}: {what}", file=sys.stderr, flush=True)
+
+    say("a classification, and masked-LM students of a live and a cached teacher")
+    run(
+        tree,
+        folder,
+        ["run", single_label, "--folder", "runs/single-label"],
+        ["run", masked_lm, "--folder", "runs/masked-lm"],
+    )
+    say("two ranks at stage 3")
+    dropout = "training.dropout=0.1"
+    ranks = ["--num-gpus", "2", "deepspeed=zero3_fp32", "--folder", "runs/two-ranks"]
+    run(tree, folder, ["launch", single_label, dropout, *ranks])
+    say("a run that is killed and resumed")
+    killed = ["run", single_label, dropout, "training.save_every=4", "--folder", "runs/resumed"]
+    run_until(tree, folder, killed, steps=KILLED_AFTER)
+    run(tree, folder, [*killed, "--resume"])
+    return {place.name: place for place in sorted((folder / "runs").iterdir())}
+
+
+def run_until(tree: Path, folder: Path, command: list[str], steps: int) -> None:
+    """Run a command and kill it when its run has taken so many training steps."""
+    process = start(tree, folder, command)
+    while process.poll() is None:
+        taken = sum(event["event"] == "train" for event in events(folder / command[-1]))
+        if taken >= steps:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return
+        time.sleep(0.02)
+    raise RuntimeError(f"{tree}: ended before it was killed\n{process.communicate()[0]}")
+
+
+def differences(base: Reading, head: Reading) -> dict[str, tuple[Any, Any]]:
+    """Place -> both values, where they differ or one is not there; in the order of the run."""
+    base = {_renamed(place): _renamed_value(value) for place, value in base.items()}
+    found = {}
+    for place in [*head, *(place for place in base if place not in head)]:
+        if place in base and place in head:
+            if repr(base[place]) != repr(head[place]):  # tells -0.0 from 0.0
+                found[place] = base[place], head[place]
+        elif not any(fnmatch.fnmatch(place, pattern) for pattern in ON_ONE_SIDE):
+            found[place] = base.get(place, "not there"), head.get(place, "not there")
+    return found
+
+
+def _renamed(place: str) -> str:
+    place = f"/{place}/"
+    for old, new in RENAMED.items():
+        place = place.replace(f"/{old}/", f"/{new}/")
+    return place.strip("/")
+
+
+def _renamed_value(value: Any) -> Any:
+    return RENAMED.get(value, value) if isinstance(value, str) else value
+
+
+def group_of(place: str) -> str:
+    return next(group for group, pattern in GROUPS.items() if fnmatch.fnmatch(place, pattern))
+
+
+def table(compared: dict[str, tuple[Reading, dict[str, tuple[Any, Any]]]]) -> Iterator[str]:
+    """Scenario -> HEAD's reading and what differs: counts, then the first places."""
+    yield "".join(f"{title:<19}" for title in ("", *GROUPS)).rstrip()
+    for scenario, (head, different) in compared.items():
+        everything = Counter(map(group_of, {**head, **different}))
+        moved = Counter(map(group_of, different))
+        cells = [
+            f"{moved[group]} of {everything[group]} differ"
+            if moved[group]
+            else f"{everything[group]} equal"
+            for group in GROUPS
+        ]
+        yield "".join(f"{cell:<19}" for cell in (scenario, *cells)).rstrip()
+    for scenario, (_, different) in compared.items():
+        for place, (before, after) in list(different.items())[:SHOWN]:
+            yield f"{scenario}: {place}: {before!r}, then {after!r}"
+        if len(different) > SHOWN:
+            yield f"{scenario}: and {len(different) - SHOWN} more"
+
+
+@contextmanager
+def worktree(commit: str, place: Path) -> Iterator[Path]:
+    git = ["git", "-C", str(HERE), "worktree"]
+    subprocess.run([*git, "add", "--quiet", "--detach", str(place), commit], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run([*git, "remove", "--force", str(place)], check=True)
+
+
+def full_name(commit: str) -> str:
+    """Raises ValueError for what is no commit."""
+    command = ["git", "-C", str(HERE), "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"]
+    found = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    if not found:
+        raise ValueError(f"{commit!r} is no commit here")
+    return found
+
+
+def read_commit(commit: str, work: Path, materials: Path) -> dict[str, Reading]:
+    """Scenario -> all numbers of a commit."""
+    folder = shutil.copytree(materials, work / "here")
+    with worktree(commit, work / "tree") as tree:
+        runs = run_commit(tree, folder)
+    for place in runs.values():
+        if commit not in (place / "environment.json").read_text():
+            raise RuntimeError(f"{place}: this was not run by {commit}")
+    return {name: without(folder, read_run(place)) for name, place in runs.items()}
+
+
+def without(folder: Path, reading: Reading) -> Reading:
+    """The same numbers, wherever the runs were."""
+    return {
+        place: value.replace(str(folder), "") if isinstance(value, str) else value
+        for place, value in reading.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("base", metavar="BASE", help="a commit")
+    parser.add_argument("head", metavar="HEAD", nargs="?", default="HEAD", help="another")
+    arguments = parser.parse_args()
+    try:
+        commits = [full_name(arguments.base), full_name(arguments.head)]
+    except ValueError as error:
+        parser.error(str(error))
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(len(commits)) as pool:
+        work = Path(temporary)
+        write_materials(work / "materials")
+        sides = [work / "base", work / "head"]
+        for side in sides:
+            side.mkdir()
+        base, head = pool.map(read_commit, commits, sides, [work / "materials"] * 2)
+    compared = {name: (head[name], differences(base[name], head[name])) for name in head}
+    print(f"{commits[0]}, then {commits[1]}")
+    print("\n".join(table(compared)))
+    if any(different for _, different in compared.values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

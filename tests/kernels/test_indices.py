@@ -1,0 +1,127 @@
+"""Row indices that repeat count as often as they stand; ids that repeat in a row are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cases import INTERPRETED, MODULES, ROW_CASES, TOPK, Case, lead_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import ds_kernels
+
+REPEATED = [4, 1, 4, 0, 4, 1]
+
+
+def oracle(case: Case, student: list[Tensor], teacher: list[Tensor], rows: list[int]) -> Tensor:
+    """Loss of each index in turn, float64: row by row, no tensor of indices."""
+    everything = torch.ones(lead_of(case), dtype=torch.bool, device=student[0].device)
+    options: dict[str, Any] = {"temperature": 2.0} if case.tempered else {}
+    losses = case.wanted(student, teacher, everything, weight=1.5, tolerance=0.25, **options)
+    losses = losses.flatten(-2)
+    return torch.stack([losses[..., row] for row in rows], -1)
+
+
+def check_repeats(case: Case, rows: list[int], device: torch.device, seed: int = 0) -> None:
+    student, teacher, exact, exact_teacher = case.inputs(lead_of(case), torch.float32, device, seed)
+    options: dict[str, Any] = {"weight": 1.5, "tolerance": 0.25}
+    if case.tempered:
+        options["temperature"] = 2.0
+    mask = torch.tensor(rows, dtype=torch.int64, device=device)
+    slots = oracle(case, exact, exact_teacher, rows)
+    number = 6
+    upstream = torch.randn(case.loss_shape(lead_of(case)), dtype=torch.float64, device=device)
+    sums: list[tuple[dict[str, Any], Tensor]] = [
+        ({"reduction": "sum"}, slots.sum()),
+        ({"reduction": "mean"}, slots.sum() / len(rows)),
+        ({"reduction": "mean", "denominator": 7}, slots.sum() / 7),
+    ]
+    for reduction, wanted in sums[: 1 if INTERPRETED else 3]:
+        loss = case.op(student, teacher, mask, **options, **reduction)
+        torch.testing.assert_close(loss.double(), wanted, rtol=2e-5, atol=2e-6)
+        compare(loss, student, wanted, exact)
+    losses = case.op(student, teacher, mask, reduction="none", **options)
+    flat = losses.flatten(-2).double()
+    for row in range(number):
+        wanted = slots[..., [i for i, other in enumerate(rows) if other == row]].sum(-1)
+        torch.testing.assert_close(flat[..., row], wanted, rtol=2e-5, atol=2e-6)
+    weighted = (slots * upstream.flatten(-2)[..., mask]).sum()
+    compare((losses * upstream.float()).sum(), student, weighted, exact)
+
+
+def compare(loss: Tensor, student: list[Tensor], wanted: Tensor, exact: list[Tensor]) -> None:
+    ours = torch.autograd.grad(loss, student)
+    theirs = torch.autograd.grad(wanted, exact, retain_graph=True)
+    for gradient, other in zip(ours, theirs, strict=True):
+        atol = 5e-6 * max(1.0, other.abs().max().item())
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-4, atol=atol)
+
+
+@pytest.mark.parametrize("case", ROW_CASES, ids=repr)
+def test_repeated_indices_count_as_often_as_they_stand(case: Case, device: torch.device) -> None:
+    """Losses and every gradient, in each reduction, per-row upstream gradients with "none"."""
+    check_repeats(case, REPEATED, device)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
+@pytest.mark.parametrize("keep", [1 << 28, 0])
+def test_repeated_indices_of_linear_kl_in_chunks(
+    keep: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row's copies in several chunks, with kept derivatives and with a second projection."""
+    module = MODULES["linear_kl"]
+    monkeypatch.setattr(module, "_KEEP_BYTES", {"cpu": keep, "cuda": keep})
+    monkeypatch.setattr(module, "_LOGIT_BYTES", {"cpu": 8 * 37 * 2, "cuda": 8 * 37 * 2})
+    for case in ROW_CASES:
+        if case.name.startswith("linear"):
+            check_repeats(case, REPEATED, device)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
+@settings(
+    max_examples=60, deadline=None, derandomize=True, database=None,
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+@given(
+    st.sampled_from(ROW_CASES), st.lists(st.integers(0, 5), min_size=1, max_size=9),
+    st.integers(0, 99),
+)  # fmt: skip
+def test_any_indices(case: Case, rows: list[int], seed: int) -> None:
+    check_repeats(case, rows, torch.device("cpu"), seed)
+
+
+def test_topk_refuses_an_id_that_stands_twice(device: torch.device) -> None:
+    """On a GPU, where a check would wait for the device, the loss is infinite."""
+    (student,), (log_probs, ids, tail) = ([x.to(device) for x in xs] for xs in TOPK.make((4,)))
+    student = student.float().requires_grad_()
+    ids[2, 3] = ids[2, 0]
+    if device.type == "cpu" and not INTERPRETED:
+        with pytest.raises(ValueError, match=rf"id {ids[2, 0]} stands twice in row 2"):
+            ds_kernels.topk_kl(student, log_probs, ids, tail)
+    else:
+        losses = ds_kernels.topk_kl(student, log_probs, ids, tail, reduction="none")
+        assert losses.isfinite().tolist() == [True, True, False, True]
+        assert losses[2].item() == float("inf")
+
+
+def test_topk_padding_and_rows_that_do_not_count_may_repeat(device: torch.device) -> None:
+    (student,), (log_probs, ids, tail) = ([x.to(device) for x in xs] for xs in TOPK.make((4,)))
+    ids[:, 2:] = -1
+    mask = torch.tensor([True, True, False, True], device=device)
+    wanted = ds_kernels.topk_kl(student, log_probs, ids, tail, mask)
+    ids[2] = 0
+    assert wanted.isfinite()
+    assert ds_kernels.topk_kl(student, log_probs, ids, tail, mask) == wanted
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
+@pytest.mark.parametrize("case", ROW_CASES, ids=repr)
+def test_indices_out_of_range_are_refused(case: Case) -> None:
+    """On a GPU the index operations assert, which ends the process: not tried there."""
+    student, teacher, *_ = case.inputs(lead_of(case), torch.float32, torch.device("cpu"))
+    for value in (-1, 6):
+        with pytest.raises(ValueError, match=r"row indices run from .*; 0 to 5 wanted"):
+            case.op(student, teacher, torch.tensor([0, value]))

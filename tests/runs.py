@@ -1,0 +1,217 @@
+"""Runs under test: started, stopped at a moment, continued; and what must come out the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pty
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+from processes import Process, events, kill_all, left_of, marked, prepare, read_all
+
+from ds_distill.files import read_json
+
+SETTINGS = [
+    "training.epochs=3",
+    "training.dropout=0.2",
+    "training.save_every=4",
+    "logging.every=1",
+]
+"""Dropout needs the generators' state; checkpoints also fall inside epochs."""
+
+DS_DISTILL = [sys.executable, "-P", "-m", "ds_distill"]
+"""As the console script: the working folder is not on Python's path."""
+
+Moment = Callable[[Path], bool]
+"""Whether to kill now, given the run's folder."""
+
+
+class Runs:
+    """Starts runs of one recipe, alone or on two ranks, and stops them."""
+
+    def __init__(self, recipe: Path, environment: dict[str, str], ranks: int | None) -> None:
+        self.arguments = ["launch" if ranks else "run", str(recipe), *SETTINGS]
+        self.arguments += ["--num-gpus", str(ranks)] if ranks else []
+        self.environment = {**environment, **marked()}
+
+    def start(self, folder: Path, resume: bool, terminal: int | None = None) -> Process:
+        """terminal: one for the process to have; its output goes there."""
+        command = [*DS_DISTILL, *self.arguments, "--folder", str(folder)]
+        return subprocess.Popen(
+            [*command, "--resume"] if resume else command,
+            env=self.environment,
+            cwd=folder.parent,
+            start_new_session=True,
+            # Heeded also where whoever started the tests has SIGINT ignored.
+            preexec_fn=partial(prepare, terminal),
+            text=True,
+            stdin=terminal,
+            stdout=terminal or subprocess.PIPE,
+            stderr=terminal or subprocess.STDOUT,
+        )
+
+    def finish(self, folder: Path, resume: bool = False) -> None:
+        process = self.start(folder, resume)
+        output, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, output
+
+    def kill(self, folder: Path, moment: Moment, resume: bool) -> bool:
+        """Start or resume a run and kill all its processes at a moment; False if it ended first."""
+        process = self.start(folder, resume)
+        try:
+            return self._until(moment, process, folder)
+        finally:
+            kill_all(process)
+
+    def stop(
+        self, folder: Path, moment: Moment, resume: bool, send: Callable[[Process], None]
+    ) -> tuple[int, str]:
+        """Start or resume a run and send it something at a moment that makes it end: its exit
+        code and output."""
+        process = self.start(folder, resume)
+        try:
+            assert self._until(moment, process, folder), "the run ended too early"
+            send(process)
+            output, _ = process.communicate(timeout=60)
+        finally:
+            kill_all(process)
+        return process.returncode, output
+
+    def press(self, folder: Path, moment: Moment, resume: bool, keys: bytes) -> tuple[int, str]:
+        """The same, on a terminal where keys are pressed."""
+        ours, its = pty.openpty()
+        process = self.start(folder, resume, its)
+        os.close(its)
+        shown: list[bytes] = []
+        reader = threading.Thread(target=read_all, args=[ours, shown])
+        reader.start()
+        try:
+            assert self._until(moment, process, folder), b"".join(shown).decode()
+            os.write(ours, keys)
+            process.wait(timeout=60)
+        finally:
+            kill_all(process)
+            reader.join()
+            os.close(ours)
+        return process.returncode, b"".join(shown).decode()
+
+    def continue_with(self, folder: Path) -> str:
+        """How a stopped run says that it goes on."""
+        words = ["ds-distill", *self.arguments, "--folder", str(folder), "--resume"]
+        return f"Continue with: {shlex.join(words)}\n"
+
+    def left(self) -> list[psutil.Process]:
+        return left_of(self.environment)
+
+    @staticmethod
+    def _until(moment: Moment, process: Process, folder: Path) -> bool:
+        while process.poll() is None:
+            if moment(folder):
+                return True
+            time.sleep(0.0005)
+        assert process.returncode == 0, process.communicate()[0]
+        return False
+
+
+# ----------------------------------------------------------------------------------- moments
+
+
+def after_steps(count: int, delay: float) -> Moment:
+    """Some milliseconds after `count` more optimizer steps than the folder knew at first."""
+    sizes: list[int] = []
+
+    def now(folder: Path) -> bool:
+        file = folder / "metrics.jsonl"
+        size = file.stat().st_size if file.is_file() else 0
+        if not sizes or size < sizes[-1]:  # the resumed run dropped events after its checkpoint
+            sizes[:] = [size, steps(folder)]
+        if size == sizes[0] or steps(folder) < sizes[1] + count:
+            return False
+        time.sleep(delay)
+        return True
+
+    return now
+
+
+def steps(folder: Path) -> int:
+    return sum(event["event"] == "train" for event in events(folder))
+
+
+def writing_a_checkpoint(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("*/.step-*.tmp"))
+
+
+def end_of_a_phase(folder: Path) -> Moment:
+    """As soon as one more phase has left its record."""
+    before = len(records(folder))
+    return lambda folder: len(records(folder)) > before
+
+
+def records(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "phases").glob("*.json"))
+
+
+def is_between_phases(folder: Path) -> bool:
+    """No event of a phase after the last that has its record."""
+    done = len(records(folder))
+    return done > 0 and all(event["number"] < done for event in events(folder))
+
+
+# ---------------------------------------------------------------------------------- what counts
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Every weights file that a run leaves."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for part in ("models", "student", "cache")
+        for path in sorted((folder / part).rglob("*"))
+        if path.suffix in (".safetensors", ".arrow")
+    }
+
+
+def curves(folder: Path) -> list[tuple[Any, ...]]:
+    return [
+        (event["number"], event["phase"], event["step"], event["loss"], event["learning_rate"])
+        for event in events(folder)
+        if event["event"] == "train"
+    ]
+
+
+def others(folder: Path) -> list[tuple[Any, ...]]:
+    """The other events, but for what the clock says."""
+    names = ("step", "epoch", "accuracy", "model")
+    return [
+        (event["event"], event["number"], event["phase"], *(event.get(name) for name in names))
+        for event in events(folder)
+        if event["event"] != "train"
+    ]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def check_same(folder: Path, whole: Path) -> None:
+    # Two teachers, two students, the shipped one; the shards of two teachers, and their index.
+    assert len(digests(whole)) == 5 + 3
+    assert digests(folder) == digests(whole)
+    assert curves(folder) == curves(whole)
+    assert others(folder) == others(whole)
+    assert files(folder) == files(whole), "a kill left something behind"
+    scores = [
+        {name: model["accuracy"] for name, model in phase["models"].items()}
+        for run in (folder, whole)
+        for phase in read_json(run / "results.json")["phases"]
+        if "models" in phase
+    ]
+    assert scores[0] == scores[1]

@@ -1,0 +1,186 @@
+"""The toy task, which is learnt in seconds, and tiny models of it. Not in conftest.py: a test that
+imports that may get another folder's."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+TOY_LABELS = ["animal", "food", "weather"]
+TOY_WORDS = {
+    "animal": "cat dog horse tiger sparrow whale fox rabbit wolf bear",
+    "food": "bread soup apple cheese rice noodle cake salad bean olive",
+    "weather": "rain snow wind storm fog hail thunder cloud frost sun",
+}
+TOY_FILLERS = (
+    "the a we they saw had near after before under with of some very old new big small day "
+    "night morning today again never often house road river and but then there was is"
+)
+TOY_SIZES = {"train": 200, "validation": 60, "test": 60, "transfer": 200}
+
+TINY: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "initializer_range": 0.1,  # so narrow a model hardly learns from the usual 0.02
+}
+
+
+def toy_vocabulary() -> list[str]:
+    """Tokens of a WordPiece vocabulary that knows the toy task's words, and pieces for others."""
+    words = [*TOY_FILLERS.split(), *" ".join(TOY_WORDS.values()).split()]
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = [*special, *words, *letters, *(f"##{letter}" for letter in letters), *".,?!"]
+    return list(dict.fromkeys(pieces))
+
+
+def make_tiny_bert(folder: Path, vocabulary: list[str], **config: Any) -> Path:
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    sizes = {**TINY, "max_position_embeddings": 128, **config}
+    save_tiny(folder, BertModel, BertConfig(vocab_size=len(vocabulary), **sizes))
+    ids = {token: number for number, token in enumerate(vocabulary)}
+    BertTokenizer(vocab=ids).save_pretrained(folder)
+    return folder
+
+
+def make_toy_classifier(folder: Path, broken_word: str | None = None) -> Path:
+    """A teacher of the toy task with random weights."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    words, labels = toy_vocabulary(), dict(enumerate(TOY_LABELS))
+    config = BertConfig(
+        vocab_size=len(words),
+        max_position_embeddings=128,
+        id2label=labels,
+        label2id={label: number for number, label in labels.items()},
+        **TINY,
+    )
+    make_tiny_bert(folder, words)
+    save_tiny(folder, BertForSequenceClassification, config)
+    if broken_word is not None:
+        break_word(folder, BertForSequenceClassification, broken_word)
+    return folder
+
+
+def break_word(folder: Path, kind: Any, word: str) -> None:
+    """Make a word's embedding NaN: texts with it are answered with NaN, and no others."""
+    import torch
+
+    model = kind.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[toy_vocabulary().index(word)] = float("nan")
+    model.save_pretrained(folder)
+
+
+def make_tiny_roberta(folder: Path, vocabulary: Path) -> Path:
+    from transformers import RobertaConfig, RobertaModel, RobertaTokenizer
+
+    files = (str(vocabulary / "vocab.json"), str(vocabulary / "merges.txt"))
+    tokenizer = RobertaTokenizer(*files)
+    config = RobertaConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=130, type_vocab_size=1, **TINY
+    )
+    save_tiny(folder, RobertaModel, config)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_tiny_deberta(folder: Path, vocabulary: Path) -> Path:
+    """As DeBERTa-v3 is built: relative positions only, shared keys, an spm vocabulary."""
+    from transformers import AutoTokenizer, DebertaV2Config, DebertaV2Model
+
+    config = DebertaV2Config(
+        vocab_size=128_100,
+        max_position_embeddings=128,
+        relative_attention=True,
+        position_buckets=16,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type="p2c|c2p",
+        position_biased_input=False,
+        type_vocab_size=0,
+        pooler_hidden_size=TINY["hidden_size"],
+        **TINY,
+    )
+    save_tiny(folder, DebertaV2Model, config)
+    shutil.copyfile(vocabulary / "spm.model", folder / "spm.model")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
+    return folder
+
+
+def save_tiny(folder: Path, kind: Any, config: Any) -> None:
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        kind(config).save_pretrained(folder)
+
+
+def toy_text(label: str, draw: random.Random) -> str:
+    """A sentence with two words of its class among fillers."""
+    words = draw.choices(TOY_WORDS[label].split(), k=2)
+    words += draw.choices(TOY_FILLERS.split(), k=draw.randint(3, 9))
+    draw.shuffle(words)
+    return " ".join(words)
+
+
+def write_toy_task(folder: Path, sizes: dict[str, int] = TOY_SIZES) -> Path:
+    """train, validation and test with labels, transfer without, and labels.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(0)
+    for split, size in sizes.items():
+        with open(folder / f"{split}.jsonl", "w", encoding="utf-8") as file:
+            for number in range(size):
+                label = TOY_LABELS[number % len(TOY_LABELS)]
+                row = {"text": toy_text(label, draw)}
+                if split != "transfer":
+                    row["label"] = label
+                file.write(json.dumps(row) + "\n")
+    (folder / "labels.json").write_text(json.dumps(TOY_LABELS))
+    return folder
+
+
+def toy_recipe_data(task: Path, model: Path) -> dict[str, Any]:
+    return {
+        "name": "toy",
+        "description": "Two experts and two students of a toy task.",
+        "task": {"data": {"path": str(task)}, "max_length": 32},
+        "teachers": {"first": {"model": str(model)}, "second": {"model": str(model)}},
+        "student": {"model": str(model), "layers": [0]},
+        "training": {"batch_size": 16, "learning_rate": 1.0e-2, "epochs": 6},
+        "phases": [
+            {
+                "fine-tune": {
+                    "name": "teach-first",
+                    "models": "first",
+                    "focus": {"classes": ["animal", "food"], "share_of_others": 0.1},
+                }
+            },
+            {
+                "fine-tune": {
+                    "name": "teach-second",
+                    "models": "second",
+                    "focus": {"classes": ["weather", "food"], "share_of_others": 0.1},
+                }
+            },
+            {"expertise": {"split": "validation"}},
+            {"cache": {"splits": "transfer"}},
+            {
+                "distil": {
+                    "split": "transfer",
+                    "teachers": "cached",
+                    "routing": ["average", "expertise"],
+                    "losses": {"kl": {"temperature": 2.0}},
+                }
+            },
+            {"evaluate": {"split": "test"}},
+        ],
+        "logging": {"every": 5},
+        "deepspeed": "zero1_fp32",
+    }

@@ -1,0 +1,153 @@
+"""Checkpoints of a training engine in this process: which are kept, which is whole, what of the
+training they hold."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.world import World
+from ds_distill.errors import UserError
+from ds_distill.files import read_json, write_json
+from ds_distill.losses import build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.phases.checkpoints import Checkpoints
+from ds_distill.recipe.phases import Losses, Training
+from ds_distill.types import Batch, PaddedView
+
+RATE, DECAY = 0.01, 0.5
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    yield World.start()
+    World.stop()
+
+
+def make_batch() -> Batch:
+    ids = torch.arange(5, 25).view(4, 5)
+    every = torch.ones(4, dtype=torch.bool)
+    view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
+    keys = torch.arange(8).view(4, 2)
+    return Batch(keys, {"student": view}, torch.tensor([0, 1, 2, 1]), {"labelled": every})
+
+
+def make_engine(world: World, config: str, **options: bool) -> Engine:
+    torch.manual_seed(0)
+    shape = BertConfig(
+        vocab_size=40,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        num_labels=3,
+        hidden_dropout_prob=0.3,  # so that the state of the generator matters
+    )
+    student = BertForSequenceClassification(shape)
+    with torch.no_grad():
+        for parameter in student.parameters():  # biases are 0 and norms 1 otherwise
+            parameter.uniform_(0.5, 1.0)
+    terms = build_terms(Losses(cross_entropy={"weight": 1.0}), 8, {})
+    return Engine(
+        Bundle(student, {}, terms),
+        deepspeed_config(config, Training(batch_size=4, micro_batch_size=4), 1),
+        world,
+        OptimizerSettings(RATE, DECAY, total_steps=10, warmup_steps=2),
+        **options,
+    )
+
+
+@pytest.fixture
+def engine(world: World) -> Iterator[Engine]:
+    made = make_engine(world, "zero0_fp32")
+    yield made
+    made.close()
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_a_training_goes_on_from_the_newest_whole_checkpoint(
+    engine: Engine, world: World, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, world)
+    assert checkpoints.load(engine) is None
+    weights = {}
+    for step in range(1, 6):
+        engine.train_step([make_batch()])
+        if step <= 4:
+            checkpoints.save(engine, step, {"step": step})
+        weights[step] = engine.student_weights()
+    # The newest two.
+    assert sorted(path.name for path in folder.iterdir()) == ["step-00000003", "step-00000004"]
+
+    assert checkpoints.load(engine) == {"step": 4}
+    assert equal(engine.student_weights(), weights[4])
+    # Optimizer, schedule and generators too: the same next step, dropout and all.
+    engine.train_step([make_batch()])
+    assert equal(engine.student_weights(), weights[5])
+
+    # What is not whole is not there: a file too short, one that is missing, a name like one.
+    newest = folder / "step-00000004"
+    shutil.copytree(newest, folder / "step-00000009.copy")
+    [random] = newest.glob("random-*")
+    whole = random.read_bytes()
+    for damage in (whole[:-1], None):
+        random.unlink() if damage is None else random.write_bytes(damage)
+        assert checkpoints.load(engine) == {"step": 3}
+        assert equal(engine.student_weights(), weights[3])
+    random.write_bytes(whole)
+    assert checkpoints.load(engine) == {"step": 4}
+
+    listed = newest / "progress.json"
+    write_json(listed, {**read_json(listed), "ranks": 2})
+    with pytest.raises(UserError, match=r"written by 2 rank.* has 1\. Resume with --num-gpus 2"):
+        checkpoints.load(engine)
+
+
+def test_leftovers_of_a_kill_are_removed_and_replaced(
+    engine: Engine, world: World, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    aside = folder / ".step-00000001.tmp"
+    aside.mkdir(parents=True)
+    (aside / "half").write_text("a")
+    assert Checkpoints(folder, world).load(engine) is None
+    assert not aside.exists()
+    aside.mkdir()
+    (aside / "half").write_text("a")
+    Checkpoints(folder, world).save(engine, 1, {})
+    assert [path.name for path in folder.iterdir()] == ["step-00000001"]
+    assert not (folder / "step-00000001" / "half").exists()
+
+
+def test_matrices_alone_decay(engine: Engine) -> None:
+    """One AdamW step from a gradient of 0, at the first warm-up step's rate after 0."""
+    before = engine.student_weights()
+    nothing = make_batch()
+    nothing.row_sets["labelled"] &= False
+    for _ in range(2):  # the first step's rate is 0
+        engine.train_step([nothing])
+    rate = RATE / 2
+    after = engine.student_weights()
+    for name, value in before.items():
+        kept = 1 - rate * DECAY if value.ndim > 1 else 1.0
+        torch.testing.assert_close(after[name], kept * value, rtol=1e-6, atol=0, msg=name)
+
+
+def test_under_stage_3_the_student_stays_whole_unless_asked(world: World) -> None:
+    for options, stays in (({}, True), ({"student_resident": False}, False)):
+        made = make_engine(world, "zero3_fp32", **options)
+        made.train_step([make_batch()])
+        assert made.bundle.student is not None
+        assert all((p.numel() > 0) == stays for p in made.bundle.student.parameters())
+        made.close()

@@ -1,0 +1,319 @@
+"""Every command, recipe and snippet of the documents as it stands.
+
+Blocks are found in the Markdown files themselves, so a new one is covered by being there. Recipes
+load, Python runs, commands parse: options, files, modules and make targets must exist. What a
+command would do is not done here; PARSED_ONLY says why.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer.main
+import yaml
+
+from ds_distill.cli import app
+from ds_distill.phases.check import check_recipe
+from ds_distill.phases.check_phases import name_mistakes, phase_mistakes
+from ds_distill.recipe import Recipe, builtin_recipes, load_recipe
+from ds_distill.routing import policies
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("ds_distill", "ds_configs", "kernels", "launchers", "tests", "docs")
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),
+]
+
+PARSED_ONLY = {
+    "ds-distill": "runs take minutes; tests/e2e runs each command",
+    "make": "installs and runs everything else",
+    "pip": "needs an index",
+    "python": "measurements take minutes, and some need a GPU",
+    "deepspeed": "two ranks of 24-layer teachers need 13 GiB",
+    "launchers/local.sh": "needs GPUs; tests/e2e launches on CPU",
+    "launchers/multi_node.sh": "needs several machines with ssh",
+    "launchers/no_ssh.sh": "needs several machines",
+    "sbatch": "needs Slurm",
+}
+"""First words of the commands in the documents, and why they do not run here."""
+
+NOT_CODE = {"mermaid", "text", "json", "bibtex"}
+"""Languages of blocks that nothing can run."""
+
+
+def logits() -> torch.Tensor:
+    return torch.randn(2, 4, 30, requires_grad=True)
+
+
+KNOWN_NAMES = {
+    "docs/extending.md": vars(policies),
+    "kernels/README.md": {
+        "student_logits": logits(),
+        "teacher_logits": logits().detach(),
+        "mask": torch.ones(2, 4, dtype=torch.bool),
+    },
+}
+"""What the Python of a document takes as given."""
+
+
+@dataclass
+class Block:
+    """A fenced block, or a code span of one line."""
+
+    place: str
+    document: str
+    language: str
+    text: str
+    is_span: bool = False
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    document = str(path.relative_to(ROOT))
+    lines: list[str] | None = None
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        fence = re.fullmatch(r"\s*```(.*)", line)
+        if fence and lines is None:
+            lines, language, place = [], fence.group(1).strip(), f"{document}:{number}"
+        elif fence:
+            yield Block(place, document, language, "\n".join(lines or []))
+            lines = None
+        elif lines is not None:
+            lines.append(line)
+        else:
+            for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", line):
+                yield Block(f"{document}:{number}", document, "", span, is_span=True)
+    assert lines is None, f"{document}: a block is not closed"
+
+
+BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
+FENCED = [block for block in BLOCKS if not block.is_span]
+SPANS = [block for block in BLOCKS if block.is_span]
+
+
+def test_there_are_documents_with_blocks() -> None:
+    assert {"README.md", "docs/recipes.md"} <= {block.document for block in FENCED}
+    assert len(FENCED) >= 8 and len(SPANS) > 100
+
+
+@pytest.mark.parametrize("block", FENCED, ids=lambda block: block.place)
+def test_a_block_holds(block: Block, tmp_path: Path, toy_settings: dict) -> None:
+    if block.language in NOT_CODE:
+        return
+    if block.language == "python":
+        exec(compile(block.text, block.place, "exec"), dict(KNOWN_NAMES.get(block.document, {})))
+    elif block.language == "yaml" or block.text.startswith("- "):
+        check_yaml(block, tmp_path, toy_settings)
+    else:
+        assert block.language in ("", "sh", "bash", "console"), f"unknown {block.language!r}"
+        lines = block.text.replace("\\\n", " ").split("\n")
+        if re.fullmatch(r"[\w.]+/", lines[0].split(" ")[0]):
+            check_tree(lines)
+            return
+        written: dict[str, str] = {}
+        for line in filter(str.strip, lines):
+            if not line.startswith("#"):
+                for part in line.split(" && "):
+                    check_command(part, written)
+
+
+def check_yaml(block: Block, tmp_path: Path, toy_settings: dict) -> None:
+    path = tmp_path / "snippet.yaml"
+    data = yaml.safe_load(block.text)
+    if isinstance(data, dict) and "phases" in data:
+        path.write_text(block.text, encoding="utf-8")  # as it is copied
+    elif isinstance(data, dict):
+        path.write_text(yaml.safe_dump({**toy_settings, **data}), encoding="utf-8")
+    else:
+        path.write_text(yaml.safe_dump({**toy_settings, "phases": data}), encoding="utf-8")
+    recipe = load_recipe(str(path))
+    assert [*name_mistakes(recipe), *phase_mistakes(recipe)] == []
+    models = [model.model for model in [*recipe.teachers.values(), recipe.student]]
+    if all(model.startswith("pkg:") for model in models):
+        check_recipe(recipe)
+
+
+def check_tree(lines: list[str]) -> None:
+    """Lines of a folder's tree: `name    what it is`, indented below its folder."""
+    folders: list[str] = []
+    for line in filter(str.strip, lines):
+        depth = (len(line) - len(line.lstrip())) // 2
+        name = line.split()[0]
+        folders[depth:] = [name]
+        assert (ROOT / "/".join(folders)).exists(), "/".join(folders)
+
+
+def check_command(line: str, written: dict[str, str]) -> None:
+    """written: file that a command of the block wrote -> the recipe in it."""
+    line = re.sub(r"\s+#.*|^\s*\$ ", "", line).strip()
+    line = re.split(r"\s{2,}(?!-)", line)[0]  # what follows is said of it
+    line, _, file = line.partition(" > ")
+    for first, *words in alternatives(line):
+        if first == "PYTHONPATH=kernels":
+            first, *words = words
+        if first in ("cp", "mkdir"):
+            continue
+        first = first.replace("python3", "python")
+        assert first in PARSED_ONLY, f"{first!r} of {line!r}: teach this test what it is"
+        if first == "ds-distill":
+            check_ds_distill(words, written, file.strip())
+        elif first == "make":
+            check_make(words)
+        elif first == "pip":
+            check_pip(words)
+        elif first == "deepspeed":
+            check_module(words[words.index("--module") + 1 :])
+        elif first == "python" and words[0] == "-m":
+            check_module(words[1:])
+        else:
+            scripts = [first, *words] if "/" in first else words
+            script = next(word for word in scripts if "/" in word)
+            assert (ROOT / script).is_file(), script
+            if first == "python":
+                check_options(ROOT / script, words)
+            if script.startswith("launchers/"):
+                subprocess.run(["bash", "-n", ROOT / script], check=True)
+                assert os.access(ROOT / script, os.X_OK) or first == "sbatch", script
+
+
+def alternatives(line: str) -> Iterator[list[str]]:
+    """The commands that a line of usage stands for: `a b|c [D ...]` is `a b D` and `a c D`."""
+    line = re.sub(r"\[([^\[\]]*?)( \.\.\.)?\]", r"\1", line) if ".[" not in line else line
+    words = [word for word in shlex.split(line) if word != "..."]
+    choice = next((word for word in words if re.fullmatch(r"[a-z]+(\|[a-z]+)+", word)), None)
+    for one in choice.split("|") if choice else [None]:
+        yield [one if one and word == choice else word for word in words]
+
+
+def check_ds_distill(words: list[str], written: dict[str, str], file: str) -> None:
+    command: Any = typer.main.get_command(app)
+    name = "ds-distill"
+    if not words or words[0].startswith("--"):
+        return
+    while hasattr(command, "commands"):
+        name, *words = words
+        assert name in command.commands, f"no command {name!r}"
+        command = command.commands[name]
+    if not words:
+        return  # its name alone
+    words = [re.sub("^N$", "2", word) for word in words]
+    parameters = command.make_context(name, list(words)).params
+    if name == "recipes" and file:
+        written[file] = parameters["name"]
+    recipe = parameters.get("recipe") or (name if name == "quickstart" else None)
+    overrides = [o for o in parameters.get("overrides") or [] if o != "KEY=VALUE"]
+    recipe = written.get(recipe, recipe)
+    if recipe in builtin_recipes():
+        load_recipe(recipe, overrides)
+    elif overrides:
+        assert any(loads(name, overrides) for name in builtin_recipes()), overrides
+
+
+def loads(name: str, overrides: list[str]) -> bool:
+    try:
+        load_recipe(name, overrides)
+    except Exception:
+        return False
+    return True
+
+
+def check_make(words: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in words:
+        variable, equals, _ = word.partition("=")
+        if equals:
+            assert f"$({variable})" in makefile, f"make has no variable {variable}"
+        else:
+            assert re.search(rf"^{re.escape(word)}:", makefile, re.MULTILINE), f"make {word}"
+
+
+def check_pip(words: list[str]) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra in re.findall(r"\.\[([\w,]+)\]", " ".join(words)):
+        assert set(extra.split(",")) <= set(extras["optional-dependencies"]), extra
+
+
+def check_module(words: list[str]) -> None:
+    module, *arguments = words
+    found = importlib.util.find_spec(module)
+    assert found is not None, module
+    if module == "pytest":
+        paths = [word for word in arguments if "/" in word]
+        assert all((ROOT / path).exists() for path in paths), paths
+    elif found.origin is not None:
+        check_options(Path(found.origin), arguments)
+
+
+def check_options(script: Path, arguments: list[str]) -> None:
+    source = script.read_text(encoding="utf-8")
+    for option in (word for word in arguments if word.startswith("--")):
+        assert f'"{option.partition("=")[0]}"' in source, f"{script} has no {option}"
+
+
+# ------------------------------------------------------------------------- within sentences
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target):
+            file, _, heading = target.partition("#")
+            place = path.parent / file if file else path
+            assert place.exists(), target
+            if heading:
+                headings = re.findall(r"^#+ (.*)$", place.read_text(encoding="utf-8"), re.MULTILINE)
+                anchors = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
+                assert heading in anchors, target
+
+
+COMMANDS = [
+    span for span in SPANS if re.match(r"(ds-distill|make|pip|deepspeed|python) ", span.text)
+]
+
+
+@pytest.mark.parametrize("span", COMMANDS, ids=lambda span: f"{span.place} {span.text}")
+def test_a_command_in_a_sentence_parses(span: Block) -> None:
+    if span.text.startswith("ds-distill") and " ... " in span.text:
+        return  # a part of one
+    check_command(span.text, {})
+
+
+def test_paths_in_sentences_are_there() -> None:
+    tops = "|".join(FOLDERS)
+    for span in SPANS:
+        if re.fullmatch(rf"({tops})/[\w./*-]+", span.text):
+            assert any(ROOT.glob(span.text.rstrip("/"))), f"{span.place}: {span.text}"
+
+
+def test_modules_in_sentences_are_there() -> None:
+    for span in SPANS:
+        if re.fullmatch(r"(ds_distill|ds_kernels)(\.\w+)+", span.text):
+            module, _, name = span.text.rpartition(".")
+            found = (
+                importlib.util.find_spec(span.text) if importlib.util.find_spec(module) else None
+            )
+            attribute = found or hasattr(importlib.import_module(module), name)
+            assert attribute, f"{span.place}: {span.text}"
+
+
+def test_overrides_in_sentences_load() -> None:
+    seen = 0
+    for span in SPANS:
+        key = re.fullmatch(r"([a-z_]+)(\.[\w-]+)*=\S+", span.text)
+        if key and key.group(1) in Recipe.model_fields:
+            assert any(loads(name, [span.text]) for name in builtin_recipes()), span
+            seen += 1
+    assert seen, "the documents show overrides"

@@ -1,0 +1,172 @@
+"""Which outputs of a teacher are the task's classes, and whether their order can be right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tr
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ds_distill.errors import UserError
+from ds_distill.evaluation.label_order import doubt
+from ds_distill.models.bundle import Bundle
+from ds_distill.models.labels import as_yaml, label_columns
+from ds_distill.recipe.schema import Teacher
+from ds_distill.types import Batch, PaddedView
+
+LABELS = ["a", "b", "c"]
+
+
+def columns(names: list[str], labels: list[str], given: Any = None) -> list[int] | None:
+    return label_columns("m", tr.BertConfig(id2label=dict(enumerate(names))), labels, given)
+
+
+def generic(count: int) -> list[str]:
+    return [f"LABEL_{number}" for number in range(count)]
+
+
+# ------------------------------------------------------------------------- as they stand
+
+
+def test_without_the_key_labels_must_be_the_tasks() -> None:
+    assert columns(["A", "b", "C"], LABELS) is None, "case does not matter"
+    assert columns(generic(3), LABELS) is None, "never named"
+    with pytest.raises(UserError, match=r"order b, a, c.*order a, b, c.*task\.labels") as caught:
+        columns(["b", "a", "c"], LABELS)
+    assert "labels: {b: b, a: a, c: c}" in str(caught.value)
+    with pytest.raises(UserError, match=r"2 classes apart \(a, b\).* has 3 \(a, b, c\)"):
+        columns(["a", "b"], LABELS)
+    with pytest.raises(UserError, match="say which in the teacher's `labels`"):
+        columns(["a", "b", "c", "d"], LABELS)
+    with pytest.raises(UserError, match="order LABEL_1, LABEL_0, LABEL_2"):
+        columns(["LABEL_1", "LABEL_0", "LABEL_2"], LABELS)
+    config = tr.BertConfig(id2label={1: "a", 2: "b", 3: "c"})  # counted from 1, yet in order
+    assert label_columns("m", config, LABELS) is None
+
+
+# ------------------------------------------------------------------------- as they are given
+
+
+@given(st.data())
+def test_each_label_gets_the_output_that_is_given_for_it(data: st.DataObject) -> None:
+    """A walk over the outputs, one by one, with all that a recipe may write for each."""
+    labels = [f"task {number}" for number in range(data.draw(st.integers(2, 6)))]
+    outputs = data.draw(st.permutations(range(len(labels) + data.draw(st.integers(0, 3)))))
+    names = data.draw(st.sampled_from([generic(len(outputs)), [f"n{at}" for at in outputs]]))
+    written = {}
+    for label, output in zip(labels, outputs, strict=False):
+        written[data.draw(st.sampled_from([str(output), names[output]]))] = label
+    order = data.draw(st.permutations(list(written)))
+    found = columns(names, labels, {key: written[key] for key in order})
+    wanted = [outputs[at] for at in range(len(labels))]
+    assert found == (None if wanted == list(range(len(names))) else wanted)
+    text = yaml.safe_dump({"model": "m", "labels": {int(k) if k.isdigit() else k: written[k]
+                                                    for k in order}})  # fmt: skip
+    assert Teacher(**yaml.safe_load(text)).labels == written
+    assert yaml.safe_load(as_yaml(written)) == written
+
+
+def test_a_name_is_a_name_before_it_is_a_number() -> None:
+    stars = ["1", "2", "3"]
+    assert columns(stars, LABELS, {"1": "c", "2": "b", "3": "a"}) == [2, 1, 0]
+    assert columns(stars, LABELS, {"0": "a", "2": "b", "3": "c"}) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "written", "says"),
+    [
+        (generic(3), {"LABEL_3": "a"}, ["labels.LABEL_3=a", "LABEL_0, LABEL_1, LABEL_2", "0 to 2"]),
+        (generic(3), {"3": "a"}, ["labels.3=a", "no class '3'"]),
+        (generic(3), {"-1": "a"}, ["labels.-1=a", "no class"]),
+        (generic(3), {"0": "d"}, ["labels.0=d", "no label 'd'", "a, b, c"]),
+        (generic(3), {"0": "a", "1": "a"}, ["labels.1=a", "LABEL_0 and LABEL_1", "one class"]),
+        (generic(3), {"0": "a", "LABEL_0": "b"}, ["labels.LABEL_0=b", "named twice"]),
+        (generic(3), {"0": "a", "2": "c"}, ["is given for b", "LABEL_0, LABEL_1, LABEL_2"]),
+        (generic(3), {}, ["is given for a, b, c"]),
+        (["x", "x", "y"], {"x": "a", "y": "b"}, ["labels.x=a", "2 classes of that name", "number"]),
+    ],
+)
+def test_labels_that_are_not_one_class_each_are_refused(
+    names: list[str], written: dict[str, str], says: list[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        columns(names, LABELS, written)
+    assert [part for part in says if part not in str(caught.value)] == []
+
+
+# ---------------------------------------------------------------------------- the bundle
+
+
+def test_a_bundle_puts_a_teachers_outputs_in_order_and_leaves_its_weights() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = tr.BertConfig(vocab_size=20, intermediate_size=8, num_labels=4, **sizes)
+    model = tr.BertForSequenceClassification(config).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    ids = torch.randint(1, 20, (5, 6))
+    views = dict.fromkeys(["plain", "turned"], PaddedView(ids, torch.ones_like(ids)))
+    batch = Batch(torch.zeros(5, 2).long(), dict(views), torch.zeros(5).long(), {})
+    bundle = Bundle(None, {"plain": model, "turned": model}, columns={"turned": [3, 0, 2]})
+    said = bundle(batch, ask=("plain", "turned"), layers=(-1,))
+    assert torch.equal(said["turned"].logits, said["plain"].logits[:, [3, 0, 2]])
+    assert torch.equal(said["turned"].hidden[-1], said["plain"].hidden[-1])
+    assert not [name for name in bundle.state_dict() if "columns" in name]
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+# ------------------------------------------------------------------------ another order
+
+
+@given(st.integers(2, 6), st.integers(0, 10_000))
+def test_the_order_of_a_teacher_that_knows_its_work_is_found(classes: int, seed: int) -> None:
+    """Most of each class is told rightly, under a permutation of the outputs."""
+    draw = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), 40)
+    output_of = draw.permutation(classes)
+    told = np.where(
+        draw.random(len(labels)) < 0.9, labels, draw.integers(classes, size=len(labels))
+    )
+    logits = np.eye(classes)[output_of[told]] + 0.1 * draw.random((len(labels), classes))
+    labels[draw.random(len(labels)) < 0.1] = -1
+    names = [f"label {number}" for number in range(classes)]
+    found = doubt(logits, labels, names)
+    known = labels >= 0
+    if output_of.tolist() == list(range(classes)):
+        assert found is None
+        return
+    assert found is not None and found.order is not None
+    assert [found.order[output] for output in output_of] == list(range(classes))
+    assert found.accuracy == pytest.approx((logits.argmax(1) == labels)[known].mean())
+    assert found.accuracy_in_order == pytest.approx((told == labels)[known].mean())
+    counts = np.bincount(labels[known])
+    assert found.share == pytest.approx(counts.max() / known.sum())
+    assert found.majority == names[counts.argmax()]
+
+
+@given(st.integers(4, 8), st.integers(0, 10_000))
+def test_an_expert_of_half_the_classes_is_not_in_doubt(classes: int, seed: int) -> None:
+    """It takes the others' examples for its own classes, now and then for another's."""
+    draw = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(classes), 40)
+    mine = labels < classes // 2
+    own, any_class = (
+        draw.integers(classes // 2, size=len(labels)),
+        draw.integers(classes, size=len(labels)),
+    )
+    others = np.where(draw.random(len(labels)) < 0.8, own, any_class)
+    told = np.where(mine & (draw.random(len(labels)) < 0.9), labels, others)
+    assert doubt(np.eye(classes)[told], labels, [str(name) for name in range(classes)]) is None
+
+
+def test_a_teacher_that_knows_nothing_has_no_better_order() -> None:
+    labels = np.array([0] * 60 + [1] * 20 + [2] * 20)
+    found = doubt(np.eye(3)[np.tile([1, 2], 50)], labels, LABELS)
+    assert found is not None and found.order is None and found.majority == "a"
+    same = doubt(np.eye(3)[np.zeros(100, int)], labels, LABELS)
+    assert same is not None and same.is_worthless and same.order is None, "it is that answer"
+    assert doubt(np.eye(3), np.full(3, -1), LABELS) is None, "nothing is labelled"

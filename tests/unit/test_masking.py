@@ -1,0 +1,141 @@
+"""BERT's masking rule, counted over 150,000 tokens: what each is turned into, and on what that
+depends. Bounds are five standard errors of a fair count; keys, and so the counts, are fixed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ds_distill.data.keys import content_keys
+from ds_distill.data.masking import Masking, mask_view
+from ds_distill.types import PaddedView
+
+EXAMPLES, LENGTH = 2500, 64
+VOCABULARY, MASK, SPECIAL = 40, 4, (0, 1, 2, 3, 4)
+RATE = 0.15
+MASKING = Masking(RATE, mask_id=MASK, special_ids=SPECIAL, vocabulary=VOCABULARY, seed=0)
+
+
+def make_view(examples: int = EXAMPLES) -> tuple[PaddedView, torch.Tensor]:
+    """Texts of unlike lengths between [CLS] and [SEP], with specials in between; what stands
+    after the end is no special id, so that the attention mask alone tells it apart."""
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(len(SPECIAL), VOCABULARY, (examples, LENGTH), generator=draw)
+    ids[torch.rand(ids.shape, generator=draw) < 0.03] = 1  # [UNK]
+    ids[:, 0], ids[:, 20] = 2, MASK
+    lengths = LENGTH - torch.arange(examples) % 4
+    inside = torch.arange(LENGTH) < lengths[:, None]
+    ids[torch.arange(examples), lengths - 1] = 3
+    keys = content_keys([f"text {number}" for number in range(examples)])
+    return PaddedView(ids, inside.long()), torch.from_numpy(keys)
+
+
+def chosen_of(
+    view: PaddedView, keys: torch.Tensor, masking: Masking = MASKING, epoch: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which tokens are chosen, bool [B, S], and what all are shown as."""
+    masked, labels = mask_view(view, keys, masking, epoch)
+    assert masked.rows is not None
+    chosen = torch.zeros(view.input_ids.numel(), dtype=torch.bool)
+    chosen[masked.rows] = True
+    assert len(chosen.nonzero()) == len(masked.rows) == len(labels)
+    assert torch.equal(labels, view.input_ids.flatten()[masked.rows])
+    assert torch.equal(masked.attention_mask, view.attention_mask)
+    return chosen.view_as(view.input_ids), masked.input_ids
+
+
+def check_share(found: torch.Tensor, share: float) -> None:
+    """found: bool, of independent draws that are true with this probability."""
+    error = math.sqrt(share * (1 - share) / found.numel())
+    assert found.double().mean().item() == pytest.approx(share, abs=5 * error)
+
+
+def check_uniform(counts: torch.Tensor) -> None:
+    """Chi-square of counts of equally likely things, as a normal deviate (Wilson, Hilferty)."""
+    freedom, expected = len(counts) - 1, counts.sum() / len(counts)
+    chi_square = ((counts - expected) ** 2 / expected).sum().item()
+    variance = 2 / (9 * freedom)
+    assert ((chi_square / freedom) ** (1 / 3) - (1 - variance)) / math.sqrt(variance) < 5
+
+
+@pytest.mark.parametrize("rate", [RATE, 0.4])
+def test_tokens_are_hidden_at_the_rate_and_80_10_10(rate: float) -> None:
+    view, keys = make_view()
+    chosen, shown = chosen_of(view, keys, replace(MASKING, rate=rate))
+    eligible = ~torch.isin(view.input_ids, torch.tensor(SPECIAL)) & (view.attention_mask == 1)
+    assert eligible.sum() > 140_000
+    assert not chosen[~eligible].any()  # specials and padding
+    assert torch.equal(shown[~chosen], view.input_ids[~chosen])
+    check_share(chosen[eligible], rate)
+    true, now = view.input_ids[chosen], shown[chosen]
+    # A random token may be [MASK], or the token itself.
+    check_share(now == MASK, 0.8 + 0.1 / VOCABULARY)
+    check_share(now == true, 0.1 + 0.1 / VOCABULARY)
+    others = now[(now != MASK) & (now != true)]
+    assert len(others) > 1000
+    # Every id but [MASK] is as likely as every other, the first and the last included.
+    counts = torch.bincount(others, minlength=VOCABULARY).double()
+    expected = rate * eligible.sum() * 0.1 / VOCABULARY
+    likely = torch.full((VOCABULARY,), float(expected), dtype=torch.float64)
+    likely[len(SPECIAL) :] *= 1 - 1 / (VOCABULARY - len(SPECIAL))  # it was the token itself
+    likely[MASK] = 0.0
+    assert counts[MASK] == 0
+    assert ((counts - likely).abs() < 5 * expected.sqrt()).all()
+
+
+def test_what_is_shown_does_not_depend_on_what_was_chosen() -> None:
+    """At a rate of 1 every random number is seen: in whole, and within a share of the others."""
+    view, keys = make_view()
+    view = replace(view, input_ids=torch.full_like(view.input_ids, VOCABULARY))  # an id of its own
+    all_chosen, shown = chosen_of(view, keys, replace(MASKING, rate=1.0))
+    few, few_shown = chosen_of(view, keys)
+    assert torch.equal(all_chosen, view.attention_mask == 1)
+    for which, what in ((all_chosen, shown), (few, few_shown)):
+        assert torch.equal(what[which], shown[which])  # the rate decides which, not what
+        kept, hidden = what[which] == VOCABULARY, what[which] == MASK
+        check_share(kept, 0.1)
+        check_share(hidden, 0.8 + 0.1 / VOCABULARY)
+        counts = torch.bincount(what[which][~kept], minlength=VOCABULARY)
+        assert len(counts) == VOCABULARY
+        check_uniform(counts[torch.arange(VOCABULARY) != MASK])
+
+
+def test_neighbours_epochs_seeds_and_texts_draw_independently() -> None:
+    view, keys = make_view()
+    view = replace(view, input_ids=torch.full_like(view.input_ids, VOCABULARY))
+    chosen, shown = chosen_of(view, keys)
+    check_share((chosen[:, 1:] & chosen[:, :-1])[view.attention_mask[:, 1:] == 1], RATE**2)
+    others = {
+        "epoch": chosen_of(view, keys, epoch=1),
+        "far epoch": chosen_of(view, keys, epoch=1_000_003),
+        "seed": chosen_of(view, keys, replace(MASKING, seed=1)),
+        "text": chosen_of(view, keys.roll(1, 0)),
+        "same words of a key": chosen_of(view, keys.flip(1)),
+    }
+    for name, (other, other_shown) in others.items():
+        both = chosen & other
+        check_share(both[view.attention_mask == 1], RATE**2)
+        # Of tokens that both choose: two draws from 80, 10, 10.
+        same = shown[both] == other_shown[both]
+        check_share(same, 0.8**2 + 0.1**2 + 2 * 0.8 * 0.1 / VOCABULARY + 0.1**2 / VOCABULARY)
+        assert len(same) > 3000, name
+
+
+def test_a_mask_belongs_to_the_text() -> None:
+    """Not to its place in the batch, its neighbours, or the padding that they make."""
+    view, keys = make_view(200)
+    chosen, shown = chosen_of(view, keys, epoch=3)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(0))[:70]
+    some = PaddedView(view.input_ids[order], view.attention_mask[order])
+    again, again_shown = chosen_of(some, keys[order], epoch=3)
+    assert torch.equal(again, chosen[order]) and torch.equal(again_shown, shown[order])
+    wide = PaddedView(
+        torch.nn.functional.pad(view.input_ids, (0, 9), value=7),
+        torch.nn.functional.pad(view.attention_mask, (0, 9)),
+    )
+    wider, wider_shown = chosen_of(wide, keys, epoch=3)
+    assert torch.equal(wider[:, :LENGTH], chosen) and torch.equal(wider_shown[:, :LENGTH], shown)
+    assert not wider[:, LENGTH:].any()

