@@ -17,7 +17,7 @@ import typer
 from ds_distill import __version__
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full
-from ds_distill.stopping import end_as_rank, is_rank, last_words
+from ds_distill.run.stopping import end_as_rank, is_rank, last_words
 
 app = typer.Typer(
     name="ds-distill",
@@ -112,13 +112,13 @@ def launch(
 
     With --hostfile the folder must be on a file system that all hosts see.
     """
-    from ds_distill.launching import Ranks, launch_run
-    from ds_distill.phases.folder import RunFolder
+    from ds_distill.run.folder import RunFolder
+    from ds_distill.run.launching import Ranks, launch_run
 
     loaded = _load(recipe, overrides or [])
-    place = RunFolder((folder or Path("runs") / loaded.name).absolute())
+    run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
     ranks = Ranks(num_gpus, hostfile)
-    launch_run(recipe, loaded, overrides or [], place, ranks, resume=resume)
+    launch_run(recipe, loaded, overrides or [], run_folder, ranks, resume=resume)
 
 
 @app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")
@@ -127,7 +127,7 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     loaded = _load(recipe, overrides or [])
     _import_without_torch()
     _quiet_libraries()
-    from ds_distill.phases.check import check_all
+    from ds_distill.check.recipe import check_all
 
     notes = check_all(loaded, _reading)
     typer.echo(f"{recipe}: no mistakes found. {len(loaded.phases)} phases: ", nl=False)
@@ -179,17 +179,17 @@ def cache_build(
     What a cache in a folder of its own (phases.cache.folder) holds already is not asked again.
     Train from it: ds-distill run RECIPE --resume.
     """
-    from ds_distill.phases.folder import RunFolder
+    from ds_distill.run.folder import RunFolder
 
     loaded = _load(recipe, overrides or [])
     caches = _cache_phases(loaded)
-    place = RunFolder((folder or Path("runs") / loaded.name).absolute())
+    run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
     if num_gpus is not None or hostfile is not None:
-        from ds_distill.launching import Ranks, launch_build
+        from ds_distill.run.launching import Ranks, launch_build
 
-        launch_build(recipe, loaded, overrides or [], place, Ranks(num_gpus, hostfile))
+        launch_build(recipe, loaded, overrides or [], run_folder, Ranks(num_gpus, hostfile))
     else:
-        _execute(loaded, place.path, resume=place.holds_run(), first=caches[-1] + 1)
+        _execute(loaded, run_folder.path, resume=run_folder.holds_run(), first=caches[-1] + 1)
 
 
 @cache_app.command("compare", epilog="Example: ds-distill cache compare masked-lm")
@@ -212,17 +212,17 @@ def cache_compare(
             f"{recipe}: codecs are for distributions over a vocabulary, and the task's type is "
             f"{loaded.task.type}. Class logits are kept as they are, 2 bytes each."
         )
-    from ds_distill.phases.folder import RunFolder
+    from ds_distill.run.folder import RunFolder
 
-    place = RunFolder(folder or Path("runs") / loaded.name)
-    done = _execute(loaded, place.path, resume=place.holds_run(), first=number)
+    run_folder = RunFolder(folder or Path("runs") / loaded.name)
+    done = _execute(loaded, run_folder.path, resume=run_folder.holds_run(), first=number)
     from ds_distill.cache.compare import markdown_table
-    from ds_distill.phases.codecs import compare
+    from ds_distill.run.codecs import compare
 
     for teacher, scores in compare(done, number, examples).items():
         typer.echo(f"\n{teacher}, KL(true || decoded) in nats, {scores[0].rows} tokens\n")
         typer.echo(markdown_table(scores), nl=False)
-        typer.echo(f"\nPlot     {place.path / 'figures' / f'codecs-{teacher}.svg'}")
+        typer.echo(f"\nPlot     {run_folder.path / 'figures' / f'codecs-{teacher}.svg'}")
 
 
 @cache_app.command("verify", epilog="Example: ds-distill cache verify runs/quickstart")
@@ -263,23 +263,23 @@ def _cache_phases(recipe) -> list[int]:  # type: ignore[no-untyped-def]
 
 
 def _execute(recipe, path: Path, *, resume: bool, first: int | None = None):  # type: ignore[no-untyped-def]
-    from ds_distill.phases.folder import RunFolder
+    from ds_distill.run.folder import RunFolder
 
     def words() -> str:
         return RunFolder(path).how_to_go_on(*([] if first is not None else ["--resume"]))
 
     try:
         with last_words(words):
-            from ds_distill.phases.execute import execute  # imports deepspeed: seconds
+            from ds_distill.run.execute import execute  # imports deepspeed: seconds
 
             run = execute(recipe, path, resume=resume, first=first)
     except Exception as error:
         if isinstance(error, UserError) or not is_disk_full(error):
             raise
-        place = getattr(error, "filename", None) or path
+        file = getattr(error, "filename", None) or path
         again = "" if first is not None else " with --resume"
         raise UserError(
-            f"no space left on the disk while writing {place}. What was finished is kept: free "
+            f"no space left on the disk while writing {file}. What was finished is kept: free "
             f"some space, then run the same command{again}."
         ) from error
     if os.environ.get("RANK", "0") == "0" and first is None:

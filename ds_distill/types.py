@@ -29,14 +29,14 @@ class PaddedView:
     """int64 [B, S], 0 at padding."""
     token_type_ids: torch.Tensor | None = None
     """int64 [B, S], for models that have them."""
-    rows: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
     """int64 [n]: flattened positions b * S + s that are rows. None: each example is a row."""
 
     @property
-    def row_examples(self) -> torch.Tensor:
+    def example_indices(self) -> torch.Tensor:
         """int64 [n]: the example that each row stands in."""
-        assert self.rows is not None
-        return self.rows // self.input_ids.shape[1]
+        assert self.positions is not None
+        return self.positions // self.input_ids.shape[1]
 
     def model_inputs(self) -> dict[str, torch.Tensor]:
         inputs = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
@@ -49,7 +49,7 @@ class PaddedView:
             self.input_ids.to(device, non_blocking=True),
             self.attention_mask.to(device, non_blocking=True),
             _to(self.token_type_ids, device),
-            _to(self.rows, device),
+            _to(self.positions, device),
         )
 
 
@@ -63,15 +63,15 @@ class PackedView:
 
     input_ids: torch.Tensor
     """int64 [T]."""
-    positions: torch.Tensor
+    position_ids: torch.Tensor
     """int64 [T]: each token's place in its example, from 0."""
-    bounds: torch.Tensor
+    cu_seqlens: torch.Tensor
     """int32 [B + 1]: where the examples begin, and T."""
-    longest: int
+    max_seqlen: int
     """Tokens of the longest example: a number on the host, so that no kernel waits for it."""
     token_type_ids: torch.Tensor | None = None
     """int64 [T], for models that have them."""
-    rows: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
     """int64 [n]: positions in [0, T) that are rows. None: each example is a row."""
 
     @staticmethod
@@ -79,33 +79,33 @@ class PackedView:
         """The same examples and rows, which must not be padding."""
         real = view.attention_mask.bool()
         lengths = real.sum(1)
-        rows = None
-        if view.rows is not None:
-            rows = (real.flatten().cumsum(0) - 1)[view.rows]
+        positions = None
+        if view.positions is not None:
+            positions = (real.flatten().cumsum(0) - 1)[view.positions]
         types = view.token_type_ids
         return PackedView(
             input_ids=view.input_ids[real],
-            positions=(real.cumsum(1) - 1)[real],
-            bounds=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(),
-            longest=int(lengths.max()),
+            position_ids=(real.cumsum(1) - 1)[real],
+            cu_seqlens=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(),
+            max_seqlen=int(lengths.max()),
             token_type_ids=None if types is None else types[real],
-            rows=rows,
+            positions=positions,
         )
 
     @property
-    def row_examples(self) -> torch.Tensor:
+    def example_indices(self) -> torch.Tensor:
         """int64 [n]: the example that each row stands in."""
-        assert self.rows is not None
-        return torch.searchsorted(self.bounds[1:].long(), self.rows, right=True)
+        assert self.positions is not None
+        return torch.searchsorted(self.cu_seqlens[1:].long(), self.positions, right=True)
 
     def to(self, device: torch.device) -> PackedView:
         return PackedView(
             self.input_ids.to(device, non_blocking=True),
-            self.positions.to(device, non_blocking=True),
-            self.bounds.to(device, non_blocking=True),
-            self.longest,
+            self.position_ids.to(device, non_blocking=True),
+            self.cu_seqlens.to(device, non_blocking=True),
+            self.max_seqlen,
             _to(self.token_type_ids, device),
-            _to(self.rows, device),
+            _to(self.positions, device),
         )
 
 
@@ -162,7 +162,7 @@ class TopK:
         )
 
 
-class Packed(Protocol):
+class EncodedLogits(Protocol):
     """Distributions as a cache stores them, decoded on the device where they are needed."""
 
     def __len__(self) -> int: ...
@@ -176,7 +176,7 @@ class Signals:
 
     def __init__(
         self,
-        logits: torch.Tensor | VocabularyHead | TopK | Packed,
+        logits: torch.Tensor | VocabularyHead | TopK | EncodedLogits,
         hidden: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         """
@@ -189,33 +189,33 @@ class Signals:
         """
         self.head = logits if isinstance(logits, VocabularyHead) else None
         self.top = logits if isinstance(logits, TopK) else None
-        self._words = logits
+        self._logits = logits
         self.hidden = dict(hidden) if hidden else {}
 
     @property
     def logits(self) -> torch.Tensor:
         """[n, C], float; made once where a head gives them, within the engine's forward."""
-        if self.head is not None and self._words is self.head:
-            self._words = self.head.logits()
-        assert isinstance(self._words, torch.Tensor), "the top of a distribution has no logits"
-        return self._words
+        if self.head is not None and self._logits is self.head:
+            self._logits = self.head.logits()
+        assert isinstance(self._logits, torch.Tensor), "the top of a distribution has no logits"
+        return self._logits
 
     def __len__(self) -> int:
         """n, of a cached teacher."""
-        assert not isinstance(self._words, VocabularyHead)
-        return len(self._words)
+        assert not isinstance(self._logits, VocabularyHead)
+        return len(self._logits)
 
     def to(self, device: torch.device) -> Signals:
         """For cached signals; a live model's are where the model is."""
-        assert not isinstance(self._words, VocabularyHead)
+        assert not isinstance(self._logits, VocabularyHead)
         states = {
             layer: state.to(device, non_blocking=True) for layer, state in self.hidden.items()
         }
-        if isinstance(self._words, torch.Tensor):
-            return Signals(self._words.to(device, non_blocking=True), states)
-        return Signals(self._words.to(device), states)
+        if isinstance(self._logits, torch.Tensor):
+            return Signals(self._logits.to(device, non_blocking=True), states)
+        return Signals(self._logits.to(device), states)
 
-    def filler(self) -> Signals:
+    def dummy(self) -> Signals:
         """One row that says nothing, for a batch in which no row counts; of cached signals."""
         whole = self.to(torch.device("cpu"))
         states = {

@@ -23,7 +23,7 @@ from ds_distill.cache.build import (
 from ds_distill.cache.format import MANIFEST, Block, Manifest
 from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.keys import content_keys
 from ds_distill.types import Signals
 
@@ -35,12 +35,12 @@ PRINT: dict[str, Any] = {
 }
 
 TWO = {
-    "first": Words(dtype="float32", classes=3),
-    "second": Words(dtype="float16", classes=5, hidden={-1: 4}),
+    "first": SignalSchema(dtype="float32", classes=3),
+    "second": SignalSchema(dtype="float16", classes=5, hidden={-1: 4}),
 }
 LISTS = {
-    "first": Words(dtype="float16", classes=7, draws=3),
-    "second": Words(dtype="bfloat16", classes=2, hidden={0: 3}, draws=3),
+    "first": SignalSchema(dtype="float16", classes=7, mask_variants=3),
+    "second": SignalSchema(dtype="bfloat16", classes=2, hidden={0: 3}, mask_variants=3),
 }
 
 
@@ -53,18 +53,18 @@ def list_lengths(keys: np.ndarray, draw: int) -> np.ndarray:
     return (keys[:, 1] + draw) % 4
 
 
-def says(teacher: str, words: Words, keys: np.ndarray, draw: int = 0) -> Signals:
+def says(teacher: str, schema: SignalSchema, keys: np.ndarray, draw: int = 0) -> Signals:
     """What a teacher says about keys, as it is read back from a cache.
 
     Under `draws` one list after the other, of all keys in one draw.
     """
     place = np.zeros(len(keys), dtype=np.int64)
-    if words.draws is not None:
+    if schema.mask_variants is not None:
         lengths = list_lengths(keys, draw)
         keys = np.repeat(keys, lengths, axis=0)
         before = np.repeat(np.cumsum(lengths) - lengths, lengths)
         place = np.arange(len(keys)) - before + 10 * draw
-    dtype = getattr(torch, words.dtype)
+    dtype = getattr(torch, schema.dtype)
 
     def numbers(mark: str, width: int) -> torch.Tensor:
         seed = np.uint64(int.from_bytes(f"{teacher}{mark}".encode()[-7:], "big"))
@@ -76,23 +76,25 @@ def says(teacher: str, words: Words, keys: np.ndarray, draw: int = 0) -> Signals
         made[:] = torch.tensor(values)
         return made.to(dtype).float()
 
-    hidden = {layer: numbers(f"hidden{layer}", width) for layer, width in words.hidden.items()}
-    return Signals(numbers("logits", words.classes), hidden)
+    hidden = {layer: numbers(f"hidden{layer}", width) for layer, width in schema.hidden.items()}
+    return Signals(numbers("logits", schema.classes), hidden)
 
 
-def block(teacher: str, words: Words, keys: np.ndarray) -> pa.RecordBatch:
+def block(teacher: str, schema: SignalSchema, keys: np.ndarray) -> pa.RecordBatch:
     """A block with what a teacher says about keys. Under a codec it is packed."""
-    if words.draws is None:
-        return words.record_batch([words.keep(says(teacher, words, keys))])
-    kept = [words.keep(says(teacher, words, keys, draw)) for draw in range(words.draws)]
-    counts = np.concatenate([list_lengths(keys, draw) for draw in range(words.draws)])
-    return words.record_batch(kept, counts)
+    if schema.mask_variants is None:
+        return schema.record_batch([schema.encode(says(teacher, schema, keys))])
+    kept = [
+        schema.encode(says(teacher, schema, keys, draw)) for draw in range(schema.mask_variants)
+    ]
+    counts = np.concatenate([list_lengths(keys, draw) for draw in range(schema.mask_variants)])
+    return schema.record_batch(kept, counts)
 
 
 def write_cache(
     path: Path,
     keys: np.ndarray | list[np.ndarray],
-    words: Mapping[str, Words],
+    schema: Mapping[str, SignalSchema],
     *,
     block_rows: int = 8,
     ranks: int = 1,
@@ -104,7 +106,7 @@ def write_cache(
     keys: of each split.
     acknowledge: called with teacher and number of each block that was written.
     """
-    teachers = {name: (dict(fingerprint), kept) for name, kept in words.items()}
+    teachers = {name: (dict(fingerprint), kept) for name, kept in schema.items()}
     splits = [keys] if isinstance(keys, np.ndarray) else keys
     first_block = 0
     with building(path):
@@ -118,7 +120,7 @@ def write_cache(
             discard_build(path)
             return
         start_build(path, plan, teachers)
-        for name, kept in words.items():
+        for name, kept in schema.items():
             todo = blocks_to_write(path, plan, name, kept)
             if not todo:
                 continue
@@ -134,17 +136,17 @@ def write_cache(
         finish_build(path, plan, teachers)
 
 
-def check_rows(path: Path, keys: np.ndarray, words: Mapping[str, Words]) -> None:
+def check_rows(path: Path, keys: np.ndarray, schema: Mapping[str, SignalSchema]) -> None:
     """The cache says of these keys what the teachers say."""
     reader = CacheReader(path)
-    check_reads(reader, reader.rows(torch.from_numpy(keys)), keys, words)
+    check_reads(reader, reader.indices(torch.from_numpy(keys)), keys, schema)
 
 
 def check_reads(
-    reader: CacheReader, rows: np.ndarray, keys: np.ndarray, words: Mapping[str, Words]
+    reader: CacheReader, rows: np.ndarray, keys: np.ndarray, schema: Mapping[str, SignalSchema]
 ) -> None:
-    for name, kept in words.items():
-        for draw in range(kept.draws or 1):
+    for name, kept in schema.items():
+        for draw in range(kept.mask_variants or 1):
             read, wanted = reader.read(name, rows, draw), says(name, kept, keys, draw)
             assert torch.equal(read.logits, wanted.logits), name
             assert read.hidden.keys() == wanted.hidden.keys()
@@ -175,12 +177,12 @@ def write_manifest(path: Path, content: dict[str, Any]) -> None:
 
 
 def noted_blocks(
-    path: Path, words: Mapping[str, Words]
+    path: Path, schema: Mapping[str, SignalSchema]
 ) -> dict[tuple[str, int], tuple[str, Block]]:
     """What the journals of an unfinished build note: teacher and number -> shard and place."""
     return {
         (name, place.number): (shard.file, place)
-        for name, kept in words.items()
+        for name, kept in schema.items()
         for shard in _written(path, name, kept)
         for place in shard.blocks
     }

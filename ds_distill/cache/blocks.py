@@ -37,17 +37,17 @@ class _AddressSpace:
         }
         self._items = np.asarray(self)
 
-    def take(self, places: np.ndarray) -> np.ndarray:
+    def take(self, addresses: np.ndarray) -> np.ndarray:
         """Items at int64 places [n]: uint8 [n, bytes of an item]."""
         if self._item_wise:
-            return self._items[places].view(np.uint8).reshape(len(places), self._item_bytes)
-        taken = np.empty((len(places), self._item_bytes), dtype=np.uint8)
-        for item, place in zip(taken, places.tolist(), strict=True):
-            item[:] = self._items[place : place + self._item_bytes]
+            return self._items[addresses].view(np.uint8).reshape(len(addresses), self._item_bytes)
+        taken = np.empty((len(addresses), self._item_bytes), dtype=np.uint8)
+        for item, address in zip(taken, addresses.tolist(), strict=True):
+            item[:] = self._items[address : address + self._item_bytes]
         return taken
 
     @classmethod
-    def place(cls, buffer: pa.Buffer) -> int:
+    def address(cls, buffer: pa.Buffer) -> int:
         """Where a buffer begins."""
         return int(buffer.address) - cls._ORIGIN
 
@@ -65,63 +65,63 @@ class TeacherBlocks:
         Raises UserError when a shard is missing or of another length than the manifest says.
         """
         self._cache, self._name = cache, name
-        self._words = teacher.words
-        self._schema = teacher.words.arrow_schema()
+        self._schema = teacher.signals
+        self._arrow_schema = teacher.signals.arrow_schema()
         self._block_rows, self._shift = block_rows, np.uint64(block_rows.bit_length() - 1)
         self._checks = checks
         self._shards = teacher.shards
         self._maps: dict[int, pa.Buffer] = {}
-        place: dict[int, tuple[int, Block]] = {}
+        address: dict[int, tuple[int, Block]] = {}
         for number, shard in enumerate(teacher.shards):
             file = cache / name / shard.file
             if not file.is_file() or file.stat().st_size != shard.bytes:
                 raise self._damaged(shard)
-            place |= {block.number: (number, block) for block in shard.blocks}
-        self._place = [place[number] for number in range(blocks)]
-        self._rows = np.array([block.rows for _, block in self._place], dtype=np.int64)
+            address |= {block.number: (number, block) for block in shard.blocks}
+        self._where = [address[number] for number in range(blocks)]
+        self._rows = np.array([block.rows for _, block in self._where], dtype=np.int64)
         # Where each block's rows end, and that once it was touched: until then no row is there.
         self._ends = (np.arange(blocks) * block_rows + self._rows).astype(np.uint64)
         self._ready = np.zeros(blocks, dtype=np.uint64)
-        self._item_bytes = teacher.words.items
+        self._item_bytes = teacher.signals.items
         self._fixed = {name: size for name, size in self._item_bytes.items() if size is not None}
         self._space = {size: _AddressSpace(size) for size in {*self._fixed.values(), 1, 8}}
 
-        def places() -> dict[str, np.ndarray]:
+        def addresses() -> dict[str, np.ndarray]:
             return {column: np.zeros(blocks, dtype=np.int64) for column in self._item_bytes}
 
         # Where a block's value number 0 lies, or would lie: rows are numbered through all blocks,
         # the values of lists within one. Then the offsets of lists, and of items of any length.
-        self._values, self._lists, self._items = places(), places(), places()
+        self._values, self._lists, self._items = addresses(), addresses(), addresses()
         # What a read needs of each column, at hand: in a small batch the calls are what costs.
         self._row_columns = [
             (column, size, self._values[column], self._space[size])
             for column, size in self._fixed.items()
         ]
 
-    def has(self, rows: np.ndarray) -> np.ndarray:
+    def has(self, indices: np.ndarray) -> np.ndarray:
         """Whether row numbers int64 [n] are rows of the teacher: bool [n]."""
-        blocks = rows // self._block_rows
-        known = (rows >= 0) & (blocks < len(self._rows))
+        blocks = indices // self._block_rows
+        known = (indices >= 0) & (blocks < len(self._rows))
         blocks = np.where(known, blocks, 0)
-        return known & (rows - blocks * self._block_rows < self._rows[blocks])
+        return known & (indices - blocks * self._block_rows < self._rows[blocks])
 
-    def read(self, rows: np.ndarray) -> dict[str, Encoded]:
+    def read(self, indices: np.ndarray) -> dict[str, Encoded]:
         """Each row's item, by column: int64 [n] -> bytes [n, bytes of an item]."""
-        blocks = self._blocks_of(rows)
+        blocks = self._blocks_of(indices)
         return {
-            column: Encoded(torch.from_numpy(space.take(values[blocks] + rows * size)))
+            column: Encoded(torch.from_numpy(space.take(values[blocks] + indices * size)))
             for column, size, values, space in self._row_columns
         }
 
-    def read_lists(self, rows: np.ndarray, draw: int) -> dict[str, Encoded]:
+    def read_lists(self, indices: np.ndarray, variant: int) -> dict[str, Encoded]:
         """Items of each row's list in one mask draw, one list after the other, by column.
 
         Raises IndexError for a row or draw that is not there.
         """
-        if not 0 <= draw < (self._words.draws or 0):
+        if not 0 <= variant < (self._schema.mask_variants or 0):
             raise IndexError("no such mask draw in the cache")
-        blocks = self._blocks_of(rows)
-        at = draw * self._rows[blocks] + (rows & (self._block_rows - 1))
+        blocks = self._blocks_of(indices)
+        at = variant * self._rows[blocks] + (indices & (self._block_rows - 1))
         columns = {}
         for column, size in self._item_bytes.items():
             starts, lengths = self._spans(self._lists[column][blocks] + 4 * at)
@@ -132,23 +132,23 @@ class TeacherBlocks:
             # Items of any length: where each begins and ends stands in offsets of its own.
             offsets = _runs(self._items[column][blocks] + 4 * starts, lengths, 4)
             first, sizes = self._spans(offsets)
-            places = _runs(np.repeat(values, lengths) + first, sizes, 1)
-            payload = torch.from_numpy(self._space[1].take(places)[:, 0])
+            addresses = _runs(np.repeat(values, lengths) + first, sizes, 1)
+            payload = torch.from_numpy(self._space[1].take(addresses)[:, 0])
             columns[column] = Encoded(payload, torch.from_numpy(sizes))
         return columns
 
-    def _take(self, column: str, places: np.ndarray) -> Encoded:
-        return Encoded(torch.from_numpy(self._space[self._fixed[column]].take(places)))
+    def _take(self, column: str, addresses: np.ndarray) -> Encoded:
+        return Encoded(torch.from_numpy(self._space[self._fixed[column]].take(addresses)))
 
-    def _spans(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _spans(self, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Start and length that Arrow offsets at some places give: int64 [n] each."""
-        ends = self._space[8].take(places).view(np.int32).astype(np.int64)
+        ends = self._space[8].take(addresses).view(np.int32).astype(np.int64)
         return ends[:, 0], ends[:, 1] - ends[:, 0]
 
-    def _blocks_of(self, rows: np.ndarray) -> np.ndarray:
+    def _blocks_of(self, indices: np.ndarray) -> np.ndarray:
         """Block of each row, all touched. Raises IndexError for a row that is not there."""
         # As unsigned, a negative row is beyond every end. A block's rows are a power of two.
-        numbers = rows.view(np.uint64)
+        numbers = indices.view(np.uint64)
         blocks = (numbers >> self._shift).view(np.int64)
         if np.count_nonzero(numbers >= self._ready[blocks]):
             if (numbers >= self._ends[blocks]).any():
@@ -159,22 +159,22 @@ class TeacherBlocks:
 
     def _touch(self, number: int, check: bool) -> None:
         """Check a block and note where its values lie."""
-        shard_number, block = self._place[number]
+        shard_number, block = self._where[number]
         shard = self._shards[shard_number]
         message = self._message(shard_number, block)
         if check and xxhash.xxh3_128_hexdigest(message) != block.checksum:
             raise self._damaged(shard)
         try:
-            batch = pa.ipc.read_record_batch(message, self._schema)
+            batch = pa.ipc.read_record_batch(message, self._arrow_schema)
             batch.validate(full=True)
         except (pa.ArrowException, OSError, ValueError, EOFError) as error:
             raise self._damaged(shard) from error
-        if batch.num_rows != block.rows * (self._words.draws or 1):
+        if batch.num_rows != block.rows * (self._schema.mask_variants or 1):
             raise self._damaged(shard)
         lists = None
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             values = column
-            if self._words.draws is not None:
+            if self._schema.mask_variants is not None:
                 if lists is not None and not column.offsets.equals(lists):
                     raise self._damaged(shard)  # columns with different numbers of tokens
                 lists, values = column.offsets, column.values
@@ -189,12 +189,12 @@ class TeacherBlocks:
                 raise self._damaged(shard)
             if items.null_count or items.offset:
                 raise self._damaged(shard)
-            place = self._address(items.buffers()[-1], message, shard)
+            address = self._address(items.buffers()[-1], message, shard)
             if lists is None:
                 if size is None:  # items of any length are kept in lists alone
                     raise self._damaged(shard)
-                place -= number * self._block_rows * size
-            self._values[name][number] = place
+                address -= number * self._block_rows * size
+            self._values[name][number] = address
         self._ready[number] = self._ends[number]
 
     def _address(self, buffer: pa.Buffer | None, message: pa.Buffer, shard: Shard) -> int:
@@ -208,7 +208,7 @@ class TeacherBlocks:
         before = buffer.address - message.address
         if before < 0 or before + buffer.size > message.size:
             raise self._damaged(shard)
-        return _AddressSpace.place(buffer)
+        return _AddressSpace.address(buffer)
 
     def _message(self, number: int, block: Block) -> pa.Buffer:
         """A block's bytes. Raises OSError where the system cannot map the shard: no damage."""

@@ -38,7 +38,7 @@ from ds_distill.cache.format import (
 )
 from ds_distill.cache.index import KeyIndex, write_index
 from ds_distill.cache.plan import BUILDING, Plan, check_same_plan, read_plan, write_plan
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError
 from ds_distill.files import sync
 
@@ -79,7 +79,9 @@ def _lock(cache: Path) -> int:
         os.close(descriptor)  # it was removed with the lock of a build that has just ended
 
 
-def start_build(cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, Words]]) -> int:
+def start_build(
+    cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]
+) -> int:
     """Make ready for the blocks of a plan; what an earlier build of the same plan left is kept.
 
     Main process; the others wait for it. Returns the number of blocks, of all teachers, that
@@ -93,8 +95,8 @@ def start_build(cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprin
         check_same_plan(cache, held, plan, teachers)
         return sum(
             len(shard.blocks)
-            for name, (_, words) in teachers.items()
-            for shard in _written(cache, name, words)
+            for name, (_, schema) in teachers.items()
+            for shard in _written(cache, name, schema)
         )
     discard_build(cache)
     for name in teachers:
@@ -109,14 +111,14 @@ def start_build(cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprin
 
 
 def finish_build(
-    cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, Words]]
+    cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]
 ) -> None:
     """Turn a build whose blocks are all written into a part of the cache. Main process, after
     the others have closed their shards."""
     old = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
     entries = {}
-    for name, (fingerprint, words) in teachers.items():
-        shards = _written(cache, name, words)
+    for name, (fingerprint, schema) in teachers.items():
+        shards = _written(cache, name, schema)
         there = {block.number for shard in shards for block in shard.blocks}
         wanted = set(range(plan.first_block, plan.first_block + len(plan.blocks)))
         assert there == wanted, f"blocks {sorted(wanted ^ there)[:5]} of {name}"
@@ -124,15 +126,15 @@ def finish_build(
             _close_shard(cache / name / shard.file, shard)
         sync(cache / name)
         before = old.teachers[name].shards if old else []
-        entries[name] = Teacher(fingerprint=fingerprint, words=words, shards=before + shards)
-    keys, rows = np.concatenate(plan.keys), plan.rows()
+        entries[name] = Teacher(fingerprint=fingerprint, signals=schema, shards=before + shards)
+    keys, indices = np.concatenate(plan.keys), plan.indices()
     if old is not None:
         index = KeyIndex(cache, old.index.file, old.index.checksum)
         keys = np.concatenate([index.keys, keys])
-        rows = np.concatenate([index.all_rows, rows])
+        indices = np.concatenate([index.all_indices, indices])
     blocks = plan.first_block + len(plan.blocks)
     index_file = cache / f"index-{blocks}.arrow"
-    write_index(index_file, keys, rows)
+    write_index(index_file, keys, indices)
     Manifest(
         examples=len(keys),
         block_rows=plan.block_rows,
@@ -178,7 +180,7 @@ def _close_shard(file: Path, shard: Shard) -> None:
 # ------------------------------------------------------------------------------- every rank
 
 
-def known_teachers(cache: Path) -> dict[str, tuple[Fingerprint, Words]]:
+def known_teachers(cache: Path) -> dict[str, tuple[Fingerprint, SignalSchema]]:
     """Teachers of the build that goes on, else of the cache as it is, else none.
 
     Raises UserError when the plan or the cache is damaged, OSError when it cannot be read.
@@ -188,12 +190,12 @@ def known_teachers(cache: Path) -> dict[str, tuple[Fingerprint, Words]]:
     if planned is not None:
         return planned.teachers
     entries = manifest.teachers if manifest else {}
-    return {name: (said.fingerprint, said.words) for name, said in entries.items()}
+    return {name: (entry.fingerprint, entry.signals) for name, entry in entries.items()}
 
 
-def blocks_to_write(cache: Path, plan: Plan, teacher: str, words: Words) -> list[int]:
+def blocks_to_write(cache: Path, plan: Plan, teacher: str, schema: SignalSchema) -> list[int]:
     """Positions in `plan.blocks` of the blocks that no rank has written, in order."""
-    numbers = {block.number for shard in _written(cache, teacher, words) for block in shard.blocks}
+    numbers = {block.number for shard in _written(cache, teacher, schema) for block in shard.blocks}
     return [at for at in range(len(plan.blocks)) if plan.first_block + at not in numbers]
 
 
@@ -201,14 +203,14 @@ class ShardWriter:
     """One rank's blocks of one teacher."""
 
     def __init__(
-        self, cache: Path, plan: Plan, teacher: str, words: Words, rank: int, ranks: int
+        self, cache: Path, plan: Plan, teacher: str, schema: SignalSchema, rank: int, ranks: int
     ) -> None:
         """Continues the shard that the same rank of as many ranks began, if any."""
         place = f"{rank:05d}-of-{ranks:05d}"
         self._journal = cache / BUILDING / f"{teacher}.{place}.jsonl"
         self._file = cache / teacher / f"shard-{plan.first_block:08d}-{place}.arrow"
         self._first_block = plan.first_block
-        self._schema = words.arrow_schema()
+        self._schema = schema.arrow_schema()
         notes = [block for _, block in _noted(cache / teacher, self._journal)]
         header = self._schema.serialize().to_pybytes()
         self._end = max([note.offset + note.length for note in notes], default=len(header))
@@ -291,9 +293,9 @@ def _journals(cache: Path, teacher: str) -> list[Path]:
     return [cache / BUILDING / name for name in sorted(own)]
 
 
-def _written(cache: Path, teacher: str, words: Words) -> list[Shard]:
+def _written(cache: Path, teacher: str, schema: SignalSchema) -> list[Shard]:
     """What the journals of all ranks note of a teacher, as shards, sorted by their names."""
-    header = words.arrow_schema().serialize().to_pybytes()
+    header = schema.arrow_schema().serialize().to_pybytes()
     frame = xxhash.xxh3_128_hexdigest(header + END_OF_STREAM)
     shards: dict[str, list[Block]] = {}
     for journal in _journals(cache, teacher):

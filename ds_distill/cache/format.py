@@ -19,11 +19,11 @@ from typing import Annotated, Any, NamedTuple
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The last bytes of a shard."""
@@ -79,7 +79,7 @@ class Teacher(_Part):
     """What a cache holds of a teacher."""
 
     fingerprint: Fingerprint
-    words: Words
+    signals: SignalSchema
     shards: list[Shard]
 
 
@@ -117,13 +117,15 @@ class Manifest(_Part):
         rows = [rows for _, rows in sizes[0]]
         if not all(1 <= count <= self.block_rows for count in rows) or sum(rows) != self.examples:
             raise ValueError("blocks do not hold the examples")
-        words = [teacher.words for teacher in self.teachers.values()]
-        if len({kept.draws for kept in words}) != 1:
-            raise ValueError("teachers have different draws")
-        for kept in words:
-            kept.arrow_schema()  # raises where Arrow cannot hold rows so wide
-            vocabulary = kept.codec.get("vocabulary") if kept.codec is not None else None
-            if kept.codec is not None and (kept.draws is None or vocabulary != kept.classes):
+        schemas = [teacher.signals for teacher in self.teachers.values()]
+        if len({schema.mask_variants for schema in schemas}) != 1:
+            raise ValueError("teachers have different mask variants")
+        for schema in schemas:
+            schema.arrow_schema()  # raises where Arrow cannot hold rows so wide
+            vocabulary = schema.codec.get("vocabulary") if schema.codec is not None else None
+            if schema.codec is not None and (
+                schema.mask_variants is None or vocabulary != schema.classes
+            ):
                 raise ValueError("a codec is for words on tokens, of its own vocabulary")
         return self
 

@@ -18,13 +18,13 @@ _LARGE_QUESTION = 10_000
 """Keys from which on sorting them first pays: neighbours are then found near each other."""
 
 
-def write_index(file: Path, keys: np.ndarray, rows: np.ndarray) -> None:
+def write_index(file: Path, keys: np.ndarray, indices: np.ndarray) -> None:
     """Write an index of distinct keys. keys: int64 [N, 2]; rows: uint32 [N].
 
     Arrow IPC stream of one record batch, sorted by key. Synced; nothing refers to it yet.
     """
     order = np.lexsort((keys[:, 1], keys[:, 0]))
-    columns = [pa.array(column[order]) for column in (keys[:, 0], keys[:, 1], rows)]
+    columns = [pa.array(column[order]) for column in (keys[:, 0], keys[:, 1], indices)]
     del order
     with (
         new_file(file) as aside,
@@ -63,7 +63,7 @@ class KeyIndex:
         return np.stack([self._hi, self._lo], axis=1)
 
     @property
-    def all_rows(self) -> np.ndarray:
+    def all_indices(self) -> np.ndarray:
         """The row numbers of `keys`: uint32 [N]."""
         return self._row
 
@@ -71,9 +71,9 @@ class KeyIndex:
         """Row numbers of keys, -1 where there is none: int64 [B, 2] -> int64 [B]."""
         if len(keys) > _LARGE_QUESTION:
             order = np.lexsort((keys[:, 1], keys[:, 0]))
-            rows = np.empty(len(keys), dtype=np.int64)
-            rows[order] = self._find(keys[order])
-            return rows
+            indices = np.empty(len(keys), dtype=np.int64)
+            indices[order] = self._find(keys[order])
+            return indices
         return self._find(keys)
 
     def _find(self, keys: np.ndarray) -> np.ndarray:
@@ -92,14 +92,14 @@ class KeyIndex:
             at = at + step_on
         return np.where(found, self._row[near].astype(np.int64), -1)
 
-    def rows(self, keys: torch.Tensor) -> np.ndarray:
+    def indices(self, keys: torch.Tensor) -> np.ndarray:
         """Row numbers of keys: int64 [B, 2] -> int64 [B].
 
         Raises UserError when a key is not there: a missing row is never guessed.
         """
         wanted = keys.numpy()
-        rows = self.find(wanted)
-        missing = wanted[rows < 0]
+        indices = self.find(wanted)
+        missing = wanted[indices < 0]
         if len(missing):
             shown = ", ".join(str(key.tolist()) for key in missing[:3])
             raise UserError(
@@ -107,4 +107,4 @@ class KeyIndex:
                 f"in it, e.g. with the keys {shown}. The data changed since it was built: build "
                 "it again, which adds the rows that are missing."
             )
-        return rows
+        return indices

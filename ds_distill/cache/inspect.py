@@ -29,13 +29,13 @@ def describe(cache: Path) -> str:
         f"  examples      {manifest.examples:,} (index {_size(cache / manifest.index.file)})",
     ]
     for name, teacher in manifest.teachers.items():
-        words, size = teacher.words, sum(shard.bytes for shard in teacher.shards)
-        kept = f"logits {words.classes} x {words.dtype}"
-        if words.codec is not None:
-            settings = {k: v for k, v in words.codec.items() if k not in ("codec", "tail")}
-            kept = f"codec {words.codec['codec']}, {settings}, temperature {words.temperature}"
-        kept += "".join(f", layer {layer} {width}" for layer, width in words.hidden.items())
-        kept += f", {words.draws} mask draws" if words.draws else ""
+        schema, size = teacher.signals, sum(shard.bytes for shard in teacher.shards)
+        kept = f"logits {schema.classes} x {schema.dtype}"
+        if schema.codec is not None:
+            settings = {k: v for k, v in schema.codec.items() if k not in ("codec", "tail")}
+            kept = f"codec {schema.codec['codec']}, {settings}, temperature {schema.temperature}"
+        kept += "".join(f", layer {layer} {width}" for layer, width in schema.hidden.items())
+        kept += f", {schema.mask_variants} mask draws" if schema.mask_variants else ""
         lines += [
             f"  {name}",
             f"    keeps       {kept}",

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from ds_distill.cache.format import Fingerprint, Manifest
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
 
@@ -61,8 +61,8 @@ class Plan:
     def examples(self) -> int:
         return sum(len(keys) for keys in self.keys)
 
-    def rows(self) -> np.ndarray:
-        """Row numbers of all keys, in their order: uint32 [n]."""
+    def indices(self) -> np.ndarray:
+        """Indices of all keys, in their order: uint32 [n]."""
         parts, block = [], self.first_block
         for keys in self.keys:
             first = block * self.block_rows
@@ -98,10 +98,12 @@ class Written:
     """A plan as it lies in the folder of an unfinished build."""
 
     content: dict[str, Any]
-    teachers: dict[str, tuple[Fingerprint, Words]]
+    teachers: dict[str, tuple[Fingerprint, SignalSchema]]
 
 
-def write_plan(cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, Words]]) -> None:
+def write_plan(
+    cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]
+) -> None:
     write_json(cache / BUILDING / PLAN, _content(plan, teachers))
 
 
@@ -116,8 +118,8 @@ def read_plan(cache: Path, manifest: Manifest | None) -> Written | None:
     try:
         content = read_json(file)
         teachers = {
-            name: (said["fingerprint"], Words.model_validate(said["words"]))
-            for name, said in content["teachers"].items()
+            name: (entry["fingerprint"], SignalSchema.model_validate(entry["signals"]))
+            for name, entry in content["teachers"].items()
         }
         finished = manifest is not None and content["first_block"] < manifest.blocks
     except FileNotFoundError:
@@ -132,7 +134,7 @@ def read_plan(cache: Path, manifest: Manifest | None) -> Written | None:
 
 
 def check_same_plan(
-    cache: Path, held: Written, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, Words]]
+    cache: Path, held: Written, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]
 ) -> None:
     """Refuse to go on with an unfinished build of something else. Raises UserError."""
     wanted = _content(plan, teachers)
@@ -147,16 +149,18 @@ def check_same_plan(
     )
 
 
-def _content(plan: Plan, teachers: Mapping[str, tuple[Fingerprint, Words]]) -> dict[str, Any]:
+def _content(
+    plan: Plan, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]
+) -> dict[str, Any]:
     described = {
-        name: {"fingerprint": fingerprint, "words": words.model_dump(mode="json")}
-        for name, (fingerprint, words) in teachers.items()
+        name: {"fingerprint": fingerprint, "signals": schema.model_dump(mode="json")}
+        for name, (fingerprint, schema) in teachers.items()
     }
     # As it is read back: JSON has no tuples, and no keys but text.
     return {"teachers": json.loads(json.dumps(described)), **plan.to_json()}
 
 
-_SAID = {
+_PLAIN_NAMES = {
     "examples": "the number of examples",
     "keys": "the content keys of the examples",
     "first_block": "the number of blocks in the cache",
@@ -164,18 +168,18 @@ _SAID = {
 }
 
 
-def _difference(held: Any, wanted: Any, *place: str) -> str:
-    """The first place where two plans differ, with both values."""
+def _difference(held: Any, wanted: Any, *path: str) -> str:
+    """The first path where two plans differ, with both values."""
     if isinstance(held, dict) and isinstance(wanted, dict):
         for key in [*wanted, *(key for key in held if key not in wanted)]:
             if held.get(key) != wanted.get(key):
-                return _difference(held.get(key), wanted.get(key), *place, key)
-    if place[0] != "teachers":
-        return f"another value for {_SAID.get(place[0], place[0])}: {held}, not {wanted}"
-    if len(place) == 2:
-        return f"{'no' if held is None else 'a'} teacher {place[1]!r}"
-    what = " ".join(place[3:])  # after the teacher's name: `fingerprint` or `words`
-    return f"teacher {place[1]!r} with {what} {_short(held)}, not {_short(wanted)}"
+                return _difference(held.get(key), wanted.get(key), *path, key)
+    if path[0] != "teachers":
+        return f"another value for {_PLAIN_NAMES.get(path[0], path[0])}: {held}, not {wanted}"
+    if len(path) == 2:
+        return f"{'no' if held is None else 'a'} teacher {path[1]!r}"
+    what = " ".join(path[3:])  # after the teacher's name: `fingerprint` or `signals`
+    return f"teacher {path[1]!r} with {what} {_short(held)}, not {_short(wanted)}"
 
 
 def _short(value: Any) -> str:

@@ -12,7 +12,7 @@ from ds_distill.cache.blocks import TeacherBlocks
 from ds_distill.cache.codecs import Encoded
 from ds_distill.cache.format import Fingerprint, Manifest, check_fingerprint, damaged
 from ds_distill.cache.index import KeyIndex
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError
 from ds_distill.types import Signals
 
@@ -39,9 +39,9 @@ class CacheReader:
         return list(self.manifest.teachers)
 
     @property
-    def draws(self) -> int | None:
+    def mask_variants(self) -> int | None:
         """Mask draws of each example; None for words on whole sequences."""
-        return next(iter(self.manifest.teachers.values())).words.draws
+        return next(iter(self.manifest.teachers.values())).signals.mask_variants
 
     def check(self, teacher: str, fingerprint: Fingerprint) -> None:
         """Refuse words of a teacher that has changed since. Raises UserError."""
@@ -55,12 +55,12 @@ class CacheReader:
             self._path, teacher, self.manifest.teachers[teacher].fingerprint, fingerprint
         )
 
-    def check_same(self, teachers: Mapping[str, tuple[Fingerprint, Words]]) -> None:
+    def check_same(self, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]) -> None:
         """Refuse to add rows of other teachers, or other words of them. Raises UserError."""
-        for teacher, (fingerprint, words) in teachers.items():
+        for teacher, (fingerprint, schema) in teachers.items():
             self.check(teacher, fingerprint)
-            held = self.manifest.teachers[teacher].words
-            for what, value in words:
+            held = self.manifest.teachers[teacher].signals
+            for what, value in schema:
                 check_fingerprint(self._path, teacher, {what: getattr(held, what)}, {what: value})
         others = set(self.teachers) - set(teachers)
         if others:
@@ -74,35 +74,37 @@ class CacheReader:
         """Which content keys are there: int64 [B, 2] -> bool [B]."""
         return self._index.find(keys.numpy()) >= 0
 
-    def rows(self, keys: torch.Tensor) -> np.ndarray:
+    def indices(self, keys: torch.Tensor) -> np.ndarray:
         """Row numbers of content keys: int64 [B, 2] -> int64 [B].
 
         Raises UserError when a key is not there: a missing row is never guessed.
         """
-        rows = self._index.rows(keys)
+        indices = self._index.indices(keys)
         blocks = self._blocks_of(self.teachers[0])
-        if not blocks.has(rows).all():
+        if not blocks.has(indices).all():
             raise damaged(self._path, self.manifest.index.file)
-        return rows
+        return indices
 
-    def read(self, teacher: str, rows: np.ndarray, draw: int = 0) -> Signals:
-        """What a teacher said about rows, int64 [n], on the CPU: logits float32 [n, C] and the
+    def read(self, teacher: str, indices: np.ndarray, variant: int = 0) -> Signals:
+        """A teacher's signals at `indices`, int64 [n], on the CPU: logits float32 [n, C] and the
         hidden states that are kept.
 
-        draw: of masks, for words on tokens; there is a row for each token chosen in it then.
+        variant: of masks, for words on tokens; there is a row for each token chosen in it then.
         Raises UserError when a block that is touched is damaged.
         """
-        return self.manifest.teachers[teacher].words.signals(self._read(teacher, rows, draw))
+        return self.manifest.teachers[teacher].signals.decode(self._read(teacher, indices, variant))
 
-    def log_probs(self, teacher: str, rows: np.ndarray, draw: int = 0) -> torch.Tensor:
-        """Whole distributions of the same rows, as `Words.log_probs` has them: float32 [n, C]."""
-        return self.manifest.teachers[teacher].words.log_probs(self._read(teacher, rows, draw))
+    def log_probs(self, teacher: str, indices: np.ndarray, variant: int = 0) -> torch.Tensor:
+        """Whole distributions of the same records: float32 [n, C]; see `SignalSchema.log_probs`."""
+        return self.manifest.teachers[teacher].signals.log_probs(
+            self._read(teacher, indices, variant)
+        )
 
-    def _read(self, teacher: str, rows: np.ndarray, draw: int) -> dict[str, Encoded]:
+    def _read(self, teacher: str, indices: np.ndarray, variant: int) -> dict[str, Encoded]:
         blocks = self._blocks_of(teacher)
-        if self.manifest.teachers[teacher].words.draws is None:
-            return blocks.read(rows)
-        return blocks.read_lists(rows, draw)
+        if self.manifest.teachers[teacher].signals.mask_variants is None:
+            return blocks.read(indices)
+        return blocks.read_lists(indices, variant)
 
     def verify(self) -> None:
         """Check every byte. Raises UserError that names the first file that is damaged."""

@@ -39,7 +39,7 @@ class Examples:
         return Examples(torch.from_numpy(keys), labels, grouped)
 
     @property
-    def dealt_by(self) -> torch.Tensor:
+    def group_keys(self) -> torch.Tensor:
         """By what examples are dealt to parts and folds: int64 [N, 2]. The group, since examples of
         one file are too alike for some to judge what was fitted on the others; else the key."""
         return self.keys if self.groups is None else self.groups
@@ -92,15 +92,15 @@ class SequenceCollator:
 
     def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
         """See `Collator`."""
-        filler = len(indices) == 0
-        chosen = np.zeros(1, dtype=np.int64) if filler else indices
+        dummy = len(indices) == 0
+        chosen = np.zeros(1, dtype=np.int64) if dummy else indices
         views: dict[int, PaddedView] = {}
         for table in self._tables.values():
             if id(table) not in views:
                 views[id(table)] = table.view(chosen)
         examples = self._examples.at(chosen)
         labels = torch.from_numpy(examples.labels)
-        counted = torch.full((len(chosen),), not filler)
+        counted = torch.full((len(chosen),), not dummy)
         return Batch(
             keys=examples.keys,
             views=views_by_model(self._tables, views, self._packed),

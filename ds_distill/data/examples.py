@@ -74,10 +74,10 @@ def distinct_labels(reader: Reader, column: str) -> list[str]:
             found.update(pc.unique(values).to_pylist())
     except (_Odd, pa.ArrowException, OSError, ValueError):
         found = set()
-        for place, row in reader.rows([column]):
+        for location, row in reader.rows([column]):
             value = row.get(column)
             if value is not None and type(value) not in (str, int):
-                raise UserError(_not_a_label(place, column, value)) from None
+                raise UserError(_not_a_label(location, column, value)) from None
             found.add(value)
     found -= {None, ""} if reader.numbers_are_text else {None}
     names = {str(value) for value in found} if found != {-1} else set()
@@ -164,13 +164,13 @@ class LabelIds:
             return np.full(len(values), -1, dtype=np.int64)
         else:
             raise _Odd
-        places = pc.index_in(values, value_set=pa.array(list(known), type=values.type))
-        if places.null_count != values.null_count:
+        locations = pc.index_in(values, value_set=pa.array(list(known), type=values.type))
+        if locations.null_count != values.null_count:
             raise _Odd
         ids = np.array([*known.values(), -1], dtype=np.int64)
-        return ids[pc.fill_null(places, len(known)).to_numpy()]
+        return ids[pc.fill_null(locations, len(known)).to_numpy()]
 
-    def of_value(self, value: object, place: str) -> int:
+    def of_value(self, value: object, location: str) -> int:
         """Class id of one label, -1 for none. Raises UserError where it is not known."""
         if value is None:
             return -1
@@ -179,14 +179,14 @@ class LabelIds:
         if type(value) is int and value in self.numbers:
             return self.numbers[value]
         if type(value) not in (str, int):
-            raise UserError(_not_a_label(place, self.column, value))
+            raise UserError(_not_a_label(location, self.column, value))
         given = repr(value)
         if type(value) is int and self.class_names and 0 <= value < len(self.class_names):
             given = f"{value} ({self.class_names[value]!r})"
         shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
         numbers = "" if type(value) is str else f" Class ids go from 0 to {len(self.labels) - 1}."
         raise UserError(
-            f"{place}: label {given} (column {self.column!r}) is not one of the "
+            f"{location}: label {given} (column {self.column!r}) is not one of the "
             f"{len(self.labels)} labels: {shown}.{nearest(str(value), self.labels)}{numbers} "
             "Correct the row, or list all labels in their order with task.labels=[A, B]."
         )
@@ -221,10 +221,10 @@ def _exact_batches(
     first: dict[bool, str] = {}  # has a label or not -> place of the first such row
 
     def checked() -> Iterator[tuple[list[str], int]]:
-        for place, row in reader.rows([*names, label] if ids else names):
-            texts = [_text(row, name, place) for name in names]
-            number = -1 if ids is None else ids.of_value(row.get(label), place)
-            first.setdefault(number >= 0, place)
+        for location, row in reader.rows([*names, label] if ids else names):
+            texts = [_text(row, name, location) for name in names]
+            number = -1 if ids is None else ids.of_value(row.get(label), location)
+            first.setdefault(number >= 0, location)
             if len(first) > 1:
                 raise UserError(
                     f"{first[False]}: no label in {label!r}, though {first[True]} has one. Give "
@@ -258,24 +258,24 @@ def _write(
     return count
 
 
-def _text(row: dict[str, Any], name: str, place: str) -> str:
+def _text(row: dict[str, Any], name: str, location: str) -> str:
     if name not in row:
         there = ", ".join(map(repr, row)) or "nothing"
         raise UserError(
-            f"{place}: no {name!r}; it holds {there}.{nearest(name, row)} Every row needs it."
+            f"{location}: no {name!r}; it holds {there}.{nearest(name, row)} Every row needs it."
         )
     value = row[name]
     if not isinstance(value, str):
         raise UserError(
-            f"{place}: {name!r} must be a text, got {kind_of(value)}. Write the text in quotes, "
+            f"{location}: {name!r} must be a text, got {kind_of(value)}. Write the text in quotes, "
             "or take the row out."
         )
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{place}: {name!r} holds half of a surrogate pair ({value[error.start]!r}), which is "
-            "no character. Correct the text or take the row out."
+            f"{location}: {name!r} holds half of a surrogate pair ({value[error.start]!r}), which "
+            "is no character. Correct the text or take the row out."
         ) from error
     return value
 
@@ -293,8 +293,8 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _not_a_label(place: str, column: str, value: object) -> str:
+def _not_a_label(location: str, column: str, value: object) -> str:
     return (
-        f"{place}: the label (column {column!r}) must be a name or a whole number, got "
+        f"{location}: the label (column {column!r}) must be a name or a whole number, got "
         f"{kind_of(value)}. Write the label's name in quotes."
     )

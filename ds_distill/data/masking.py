@@ -43,26 +43,26 @@ def mask_view(
 ) -> tuple[PaddedView, torch.Tensor]:
     """Hide tokens of a view.
 
-    view: B examples; keys: int64 [B, 2]. Returns the view with what is shown and `rows` set to
+    view: B examples; keys: int64 [B, 2]. Returns the view with what is shown and `positions` set to
     the n chosen positions, and the true ids there: int64 [n].
     """
     ids = view.input_ids
     position = torch.arange(ids.shape[1], device=ids.device)[None, :]
-    draws = {
-        purpose: _token_draws(keys, masking.seed, epoch, purpose, position)
+    uniforms = {
+        purpose: _token_uniforms(keys, masking.seed, epoch, purpose, position)
         for purpose in (CHOSEN, SHOWN, RANDOM_TOKEN)
     }
     special = torch.isin(ids, torch.tensor(masking.special_ids, device=ids.device))
-    chosen = (draws[CHOSEN] < masking.rate) & ~special & (view.attention_mask == 1)
-    random_ids = (draws[RANDOM_TOKEN] * masking.vocabulary).long()
-    shown = torch.where(draws[SHOWN] < 0.8, masking.mask_id, random_ids)
-    shown = torch.where(draws[SHOWN] < 0.9, shown, ids)
-    rows = chosen.flatten().nonzero().squeeze(1)
-    masked = replace(view, input_ids=torch.where(chosen, shown, ids), rows=rows)
-    return masked, ids.flatten()[rows]
+    chosen = (uniforms[CHOSEN] < masking.rate) & ~special & (view.attention_mask == 1)
+    random_ids = (uniforms[RANDOM_TOKEN] * masking.vocabulary).long()
+    shown = torch.where(uniforms[SHOWN] < 0.8, masking.mask_id, random_ids)
+    shown = torch.where(uniforms[SHOWN] < 0.9, shown, ids)
+    positions = chosen.flatten().nonzero().squeeze(1)
+    masked = replace(view, input_ids=torch.where(chosen, shown, ids), positions=positions)
+    return masked, ids.flatten()[positions]
 
 
-def _token_draws(
+def _token_uniforms(
     keys: torch.Tensor, seed: int, epoch: int, purpose: int, position: torch.Tensor
 ) -> torch.Tensor:
     """Uniform numbers in [0, 1) per token: float64 [B, S]."""
@@ -78,7 +78,7 @@ class MaskedLMCollator:
         tables: Mapping[str, TokenTable],
         masking: Masking,
         *,
-        draws: int | None = None,
+        variants: int | None = None,
         cached: CachedSignals | None = None,
         packed: Collection[str] = (),
     ) -> None:
@@ -86,7 +86,7 @@ class MaskedLMCollator:
         examples: the split's N examples.
         tables: a token table over the same N examples for each model that runs, all with the
             same tokens, because a row must mean the same token in every view.
-        draws: how many ways of masking an example there are; epoch e takes number e mod draws,
+        variants: how many ways of masking an example there are; epoch e takes number e mod draws,
             as a cache keeps them. None: every epoch has its own.
         cached: numbers of examples [B] and the epoch -> cached teachers' signals, by teacher.
         packed: the models that get packed views.
@@ -94,33 +94,33 @@ class MaskedLMCollator:
         self._examples = examples
         self._tables = dict(tables)
         self._masking = masking
-        self._draws, self._cached, self._packed = draws, cached, frozenset(packed)
+        self._variants, self._cached, self._packed = variants, cached, frozenset(packed)
         self.lengths: np.ndarray = next(iter(tables.values())).lengths
 
     def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
         """See `Collator`."""
-        filler = len(indices) == 0
-        chosen = np.zeros(1, dtype=np.int64) if filler else indices
+        dummy = len(indices) == 0
+        chosen = np.zeros(1, dtype=np.int64) if dummy else indices
         keys = self._examples.keys[torch.from_numpy(chosen)]
         plain = {id(table): table.view(chosen) for table in self._tables.values()}
-        draw = epoch if self._draws is None else epoch % self._draws
-        view, labels = mask_view(next(iter(plain.values())), keys, self._masking, draw)
-        assert view.rows is not None
+        variant = epoch if self._variants is None else epoch % self._variants
+        view, labels = mask_view(next(iter(plain.values())), keys, self._masking, variant)
+        assert view.positions is not None
         signals = self._cached(chosen, epoch) if self._cached else {}
         _check_rows(signals, len(labels))
-        if len(view.rows) == 0:  # every rank must run the head in each step
-            filler = True
-            view = replace(view, rows=torch.zeros(1, dtype=torch.int64))
+        if len(view.positions) == 0:  # every rank must run the head in each step
+            dummy = True
+            view = replace(view, positions=torch.zeros(1, dtype=torch.int64))
             labels = torch.full((1,), -100)
-            signals = {name: said.filler() for name, said in signals.items()}
-        assert view.rows is not None
-        counted = torch.full((len(labels),), not filler)
+            signals = {name: outputs.dummy() for name, outputs in signals.items()}
+        assert view.positions is not None
+        counted = torch.full((len(labels),), not dummy)
         views = {
-            number: replace(own, input_ids=view.input_ids, rows=view.rows)
+            number: replace(own, input_ids=view.input_ids, positions=view.positions)
             for number, own in plain.items()
         }
         return Batch(
-            keys=keys[view.row_examples],
+            keys=keys[view.example_indices],
             views=views_by_model(self._tables, views, self._packed),
             labels=labels,
             row_sets={"all": counted, "labelled": counted},
@@ -131,9 +131,9 @@ class MaskedLMCollator:
 
 def _check_rows(signals: Mapping[str, Signals], rows: int) -> None:
     """The cache's fingerprints should make this impossible; a wrong row would be silent."""
-    for name, said in signals.items():
-        if len(said) != rows:
+    for name, outputs in signals.items():
+        if len(outputs) != rows:
             raise ValueError(
-                f"the cache has {len(said)} rows of teacher {name!r} for a batch whose masks "
+                f"the cache has {len(outputs)} rows of teacher {name!r} for a batch whose masks "
                 f"choose {rows} tokens"
             )

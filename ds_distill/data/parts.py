@@ -3,7 +3,7 @@
 What routing learns from a split (temperatures, confusions, a gate) is flattered by that split, and
 so is every student that follows it. So where an expertise phase reads the split by which epochs and
 students are chosen, each of its examples is in one of two parts, by the seed and its key (or its
-group, see `Examples.dealt_by`) alone.
+group, see `Examples.group_keys`) alone.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ FEWEST_EXAMPLES = 20
 """Labelled examples that a fit needs: five folds of a few."""
 
 
-def fitting_part(labels: np.ndarray, dealt_by: np.ndarray, split: str, seed: int) -> np.ndarray:
+def fitting_part(labels: np.ndarray, group_keys: np.ndarray, split: str, seed: int) -> np.ndarray:
     """Positions of a split's labelled examples that may be fitted on, ascending: about half of
     them in the split that chooses, all of them in any other.
 
-    labels: int64 [N], -1 unlabelled. dealt_by: int64 [N, 2], see `Examples.dealt_by`.
+    labels: int64 [N], -1 unlabelled. group_keys: int64 [N, 2], see `Examples.group_keys`.
 
     Raises UserError when they are too few.
     """
     chosen = known = labels >= 0
     dealt = ""
     if split == CHOOSING_SPLIT:
-        chosen = known & _fits(dealt_by, seed)
+        chosen = known & _fits(group_keys, seed)
         dealt = (
             f" of which {chosen.sum()} may be fitted on (the others choose epochs and students),"
         )
@@ -52,12 +52,12 @@ def fitting_part(labels: np.ndarray, dealt_by: np.ndarray, split: str, seed: int
 
 
 def choosing_part(
-    labels: np.ndarray, dealt_by: np.ndarray, fitted: Mapping[str, np.ndarray], seed: int
+    labels: np.ndarray, group_keys: np.ndarray, fitted: Mapping[str, np.ndarray], seed: int
 ) -> np.ndarray:
     """Positions of the choosing split's examples that choose, ascending: those that nothing was
     fitted on.
 
-    labels, dealt_by: as of `fitting_part`, of the choosing split. fitted: by what the examples of
+    labels, group_keys: as of `fitting_part`, of the choosing split. fitted: by what the examples of
         each split are dealt that an expertise phase reads, by the split's name.
 
     Raises UserError when there are none.
@@ -65,9 +65,9 @@ def choosing_part(
     free = np.ones(len(labels), dtype=bool)
     for split, others in fitted.items():
         if split == CHOOSING_SPLIT:
-            free &= ~_fits(dealt_by, seed)
+            free &= ~_fits(group_keys, seed)
         else:
-            free &= ~np.isin(_one_value(dealt_by), _one_value(others))
+            free &= ~np.isin(_one_value(group_keys), _one_value(others))
     if fitted and not (free & (labels >= 0)).any():
         raise UserError(
             f"split {CHOOSING_SPLIT!r}: routing learns from all of its {len(labels)} examples "
@@ -86,9 +86,9 @@ def labels_and_groups(data: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return columns["label"][:], np.stack([columns["key_hi"][:], columns["key_lo"][:]], axis=1)
 
 
-def _fits(dealt_by: np.ndarray, seed: int) -> np.ndarray:
+def _fits(group_keys: np.ndarray, seed: int) -> np.ndarray:
     """Whether each example is in the part that fits: bool [N]."""
-    return hash_keys(dealt_by, seed, PART) >= 0
+    return hash_keys(group_keys, seed, PART) >= 0
 
 
 def _one_value(keys: np.ndarray) -> np.ndarray:

@@ -66,7 +66,7 @@ def cut_by_tokens(indices: np.ndarray, lengths: np.ndarray, tokens: int) -> list
     return [*parts, indices[start:]] if len(indices) else []
 
 
-def deal(batch: np.ndarray, micro_steps: int, num_ranks: int, rank: int) -> list[np.ndarray]:
+def split_batch(batch: np.ndarray, micro_steps: int, num_ranks: int, rank: int) -> list[np.ndarray]:
     """This rank's share of a global batch: one array of examples per micro-step.
 
     Neighbours in length meet in the same micro-step, so that no rank waits for another's

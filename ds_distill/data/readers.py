@@ -155,7 +155,7 @@ class JsonLines(_File):
         for number, line in self._lines():
             if not line.strip():
                 continue
-            place = f"{self.path}:{number}"
+            location = f"{self.path}:{number}"
             try:
                 row = json.loads(line, object_pairs_hook=refuse_repeated)
             except (ValueError, RecursionError) as error:
@@ -163,16 +163,16 @@ class JsonLines(_File):
                     row = []
                 else:
                     raise UserError(
-                        f"{place}: not readable as JSON: {error}. Each line must be one whole "
+                        f"{location}: not readable as JSON: {error}. Each line must be one whole "
                         'object, e.g. {"text": "...", "label": "..."}.'
                     ) from error
             if not isinstance(row, dict):
                 kind = "an array" if isinstance(row, list) else kind_of(row)
                 raise UserError(
-                    f"{place}: holds {kind}, not an object. Write one object per line, e.g. "
+                    f"{location}: holds {kind}, not an object. Write one object per line, e.g. "
                     '{"text": "...", "label": "..."}; `jq -c .[]` turns an array into lines.'
                 )
-            yield place, row
+            yield location, row
 
 
 class TextLines(_File):
@@ -235,21 +235,21 @@ class Csv(_File):
     def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         header: list[str] | None = None
         for number, record in self._records():
-            place = f"{self.path}:{number}"
+            location = f"{self.path}:{number}"
             if header is None:
                 header = record
                 for name in columns:
                     if header.count(name) > 1:
                         raise UserError(
-                            f"{place}: the header has column {name!r} twice. Rename one of them."
+                            f"{location}: the header has column {name!r} twice. Rename one of them."
                         )
             elif len(record) != len(header):
                 raise UserError(
-                    f"{place}: the row has {len(record)} values and the header {len(header)}. "
+                    f"{location}: the row has {len(record)} values and the header {len(header)}. "
                     f"{self.advice}"
                 )
             else:
-                yield place, dict(zip(header, record, strict=True))
+                yield location, dict(zip(header, record, strict=True))
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """(line number, values) of the records, the header first; empty lines left out."""

@@ -125,7 +125,7 @@ class Source(ABC):
         names = ("text", "text_b", "label", "key_hi", "key_lo", "group")
         return data.select_columns([name for name in names if name in data.column_names])
 
-    def places(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         """Where examples with these content keys stand, e.g. `train.jsonl:17`, for a message: the
         first of those with the same text, and none where that cannot be told."""
         return {}
@@ -151,7 +151,7 @@ class ReaderSource(Source):
         self,
         task: Task,
         cache_folder: Path | None,
-        places: Mapping[str, Path | Reader],
+        locations: Mapping[str, Path | Reader],
         folder: Path | None,
     ) -> None:
         """places: split to a file's path or to a reader. folder: where labels.json may be."""
@@ -161,8 +161,8 @@ class ReaderSource(Source):
                 f"task.data.config={task.data.config}: only hub data sets have configurations, "
                 f"and task.data.path={task.data.path} is local. Take the key out."
             )
-        self.splits = list(places)
-        self._places = places
+        self.splits = list(locations)
+        self._locations = locations
         self._folder = folder
         self._readers: dict[str, Reader] = {}
         self._check_named_splits()
@@ -199,8 +199,8 @@ class ReaderSource(Source):
 
     def _reader(self, split: str) -> Reader:
         if split not in self._readers:
-            place = self._places[split]
-            self._readers[split] = open_file(place) if isinstance(place, Path) else place
+            location = self._locations[split]
+            self._readers[split] = open_file(location) if isinstance(location, Path) else location
         return self._readers[split]
 
     def _examples(self, split: str) -> datasets.Dataset:
@@ -219,7 +219,7 @@ class ReaderSource(Source):
         build_once(path, lambda temporary: convert(reader, columns, labels, temporary))
         return datasets.Dataset.from_file(str(path))
 
-    def places(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         columns = self.task.data.columns
         names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
         found: dict[tuple[int, int], str] = {}
@@ -228,9 +228,9 @@ class ReaderSource(Source):
             while len(found) < len(keys) and (batch := list(islice(rows, BATCH))):
                 fields = ([row[name] for _, row in batch] for name in names)
                 here = map(tuple, content_keys(*fields).tolist())
-                for (place, _), key in zip(batch, here, strict=True):
+                for (location, _), key in zip(batch, here, strict=True):
                     if key in keys:
-                        found.setdefault(key, place)
+                        found.setdefault(key, location)
         return found
 
     def _no_labels(self, split: str) -> UserError:

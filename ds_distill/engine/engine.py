@@ -104,7 +104,7 @@ class Engine:
                 total[name] = total.get(name, 0.0) + part.detach().float()
         return total
 
-    def ask(
+    def predict(
         self, batch: Batch, models: Iterable[str], layers: Iterable[int] = ()
     ) -> dict[str, Signals]:
         """What models of the bundle say: logits float32 [n, C] and the states of `layers`, on
@@ -112,9 +112,12 @@ class Engine:
         self._engine.eval()
         with torch.no_grad():
             answers = self._engine(
-                batch=batch.to(self.world.device), ask=tuple(models), layers=tuple(layers)
+                batch=batch.to(self.world.device), predict=tuple(models), layers=tuple(layers)
             )
-        return {name: Signals(said.logits.float(), said.hidden) for name, said in answers.items()}
+        return {
+            name: Signals(outputs.logits.float(), outputs.hidden)
+            for name, outputs in answers.items()
+        }
 
     def _with_counts(self, micro_batches: list[Batch]) -> list[Batch]:
         """Row counts of the whole optimizer step, known before its first backward."""

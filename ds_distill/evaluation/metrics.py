@@ -84,7 +84,7 @@ def paired_interval(
     *,
     groups: np.ndarray | None = None,
     seed: int = 0,
-    draws: int = 2000,
+    resamples: int = 2000,
 ) -> tuple[float, float]:
     """95% bootstrap interval of the difference in accuracy of two models on the same examples.
 
@@ -104,7 +104,7 @@ def paired_interval(
         )
     # Examples differ only in these values, so a bootstrap sample is a multinomial draw.
     kinds, counts = np.unique(np.stack([difference, asked]), axis=1, return_counts=True)
-    samples = generator.multinomial(len(difference), counts / len(difference), size=draws)
+    samples = generator.multinomial(len(difference), counts / len(difference), size=resamples)
     means = (samples @ kinds[0]) / np.maximum(samples @ kinds[1], 1)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)

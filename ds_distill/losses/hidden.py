@@ -9,7 +9,7 @@ from torch import nn
 
 from ds_distill.losses.term import Term
 from ds_distill.recipe.phases import HiddenMSELoss
-from ds_distill.routing import Routed
+from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 
 
@@ -35,7 +35,7 @@ class HiddenMSE(Term):
         self,
         student: Signals,
         teachers: Mapping[str, Signals],
-        routed: Routed | None,
+        target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
         state = student.hidden[-1]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ds_distill.losses.term import Term, routed_loss
+from ds_distill.losses.term import Term, target_loss
 from ds_distill.recipe.phases import CrossEntropyLoss, KLLoss, LogitMSELoss
-from ds_distill.routing import Routed
+from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals, VocabularyHead
 from ds_kernels import linear_kl, linear_mse, masked_kl, topk_kl
 
@@ -28,7 +28,7 @@ class CrossEntropy(Term):
         self,
         student: Signals,
         teachers: Mapping[str, Signals],
-        routed: Routed | None,
+        target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
         logits = student.logits.float()
@@ -47,7 +47,7 @@ class KL(Term):
         self,
         student: Signals,
         teachers: Mapping[str, Signals],
-        routed: Routed | None,
+        target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
         mask = batch.row_sets[self.rows]
@@ -57,28 +57,29 @@ class KL(Term):
             "tolerance": self._settings.tolerance,
             "reduction": "none",
         }
-        heads = _vocabulary_heads(student, teachers, routed)
+        heads = _vocabulary_heads(student, teachers, target)
         if heads is not None:
             return _linear(linear_kl, *heads, mask, options)
 
-        if routed is None:
+        if target is None:
             [teacher] = teachers.values()
             if teacher.top is not None:
                 top = teacher.top
-                target = (top.log_probs, top.ids, top.tail_log_prob)
-                return topk_kl(student.logits, *target, mask, **options)
+                return topk_kl(
+                    student.logits, top.log_probs, top.ids, top.tail_log_prob, mask, **options
+                )
 
-        def loss(target: torch.Tensor) -> torch.Tensor:
-            return masked_kl(student.logits, target, mask, **options)
+        def loss(teacher_logits: torch.Tensor) -> torch.Tensor:
+            return masked_kl(student.logits, teacher_logits, mask, **options)
 
-        return routed_loss(loss, teachers, routed)
+        return target_loss(loss, teachers, target)
 
 
 def _vocabulary_heads(
-    student: Signals, teachers: Mapping[str, Signals], routed: Routed | None
+    student: Signals, teachers: Mapping[str, Signals], target: Target | None
 ) -> tuple[VocabularyHead, VocabularyHead] | None:
     """Heads of the student and of the only teacher, where a loss can be taken on them."""
-    if routed is not None or student.head is None:
+    if target is not None or student.head is None:
         return None
     [teacher] = teachers.values()
     return None if teacher.head is None else (student.head, teacher.head)
@@ -116,16 +117,16 @@ class LogitMSE(Term):
         self,
         student: Signals,
         teachers: Mapping[str, Signals],
-        routed: Routed | None,
+        target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
-        heads = _vocabulary_heads(student, teachers, routed)
+        heads = _vocabulary_heads(student, teachers, target)
         if heads is not None:
             options = {"weight": self._weight / len(heads[0].bias), "reduction": "none"}
             return _linear(linear_mse, *heads, batch.row_sets[self.rows], options)
         logits = student.logits.float()
 
-        def loss(target: torch.Tensor) -> torch.Tensor:
-            return self._weight * (logits - target.float()).square().mean(dim=-1)
+        def loss(teacher_logits: torch.Tensor) -> torch.Tensor:
+            return self._weight * (logits - teacher_logits.float()).square().mean(dim=-1)
 
-        return routed_loss(loss, teachers, routed)
+        return target_loss(loss, teachers, target)

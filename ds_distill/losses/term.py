@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from ds_distill.routing import Routed
+from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 
 
@@ -29,17 +29,17 @@ class Term(nn.Module, ABC):
         self,
         student: Signals,
         teachers: Mapping[str, Signals],
-        routed: Routed | None,
+        target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
         """Loss per row, weight included: float32 [n]. Rows that are not in the row set may
         hold anything finite; the bundle leaves them out."""
 
 
-def routed_loss(
+def target_loss(
     loss: Callable[[torch.Tensor], torch.Tensor],
     teachers: Mapping[str, Signals],
-    routed: Routed | None,
+    target: Target | None,
 ) -> torch.Tensor:
     """A logit loss against the routed target, [n].
 
@@ -47,10 +47,10 @@ def routed_loss(
     targets, the sum over teachers of weight * loss against that teacher. Without a router
     there is one teacher.
     """
-    if routed is None:
+    if target is None:
         [teacher] = teachers.values()
         return loss(teacher.logits)
-    if routed.logits is not None:
-        return loss(routed.logits)
+    if target.logits is not None:
+        return loss(target.logits)
     per_teacher = torch.stack([loss(signals.logits) for signals in teachers.values()])
-    return (routed.weights * per_teacher).sum(dim=0)
+    return (target.weights * per_teacher).sum(dim=0)

@@ -67,28 +67,30 @@ class Bundle(nn.Module):
         return self
 
     def forward(
-        self, batch: Batch, ask: tuple[str, ...] | None = None, layers: tuple[int, ...] = ()
+        self, batch: Batch, predict: tuple[str, ...] | None = None, layers: tuple[int, ...] = ()
     ) -> dict[str, Any]:
-        """One micro-step's loss, or the words of the models in `ask`.
+        """One micro-step's loss, or the words of the models in `predict`.
 
-        Training (`ask` is None) returns `loss` and each term's weighted share of it, detached:
+        Training (`predict` is None) returns `loss` and each term's weighted share of it, detached:
         scalars that add up, over ranks and micro-steps, to the mean over the optimizer step's
         rows. Asking returns {model: Signals with logits [n, C] and the states of `layers`} and
         computes no loss.
         """
-        if ask is not None:
-            answers = {name: self._signals_of(name, batch, layers) for name in ask}
-            return {name: Signals(said.logits, said.hidden) for name, said in answers.items()}
+        if predict is not None:
+            answers = {name: self._signals_of(name, batch, layers) for name in predict}
+            return {
+                name: Signals(outputs.logits, outputs.hidden) for name, outputs in answers.items()
+            }
         teachers = batch.signals or {
             name: self._signals_of(name, batch, self._teacher_layers) for name in self.teachers
         }
         assert self.student is not None, "a bundle without a student has no loss"
         student = read_signals(self.student, batch.views["student"], self._layers)
-        routed = self._router(teachers, batch) if self._router else None
+        target = self._router(teachers, batch) if self._router else None
         parts = {}
         for name, term in self.terms.items():
             assert isinstance(term, Term)
-            rows = term(student, teachers, routed, batch)
+            rows = term(student, teachers, target, batch)
             counted = batch.row_sets[term.rows]
             total = torch.where(counted, rows, 0.0).sum()
             parts[name] = total / batch.counts[term.rows].clamp(min=1)
@@ -106,9 +108,11 @@ class Bundle(nn.Module):
             torch.no_grad(),
             torch.autocast(view.input_ids.device.type, torch.bfloat16, self._teacher_autocast),
         ):
-            said = read_signals(self.teachers[name], view, layers)
+            outputs = read_signals(self.teachers[name], view, layers)
             columns: torch.Tensor | None = getattr(self, _columns_of(name), None)
-            return said if columns is None else Signals(said.logits[:, columns], said.hidden)
+            return (
+                outputs if columns is None else Signals(outputs.logits[:, columns], outputs.hidden)
+            )
 
 
 def _columns_of(teacher: str) -> str:

@@ -17,7 +17,7 @@ def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = (
     """Run a model on a view. One that is given a packed view was loaded for it, and is in eval
     mode.
 
-    Without `view.rows` the model is a sequence classifier and each example is a row. With
+    Without `view.positions` the model is a sequence classifier and each example is a row. With
     rows it is a masked-LM: its head's features are computed at the rows alone, and logits only
     if somebody asks for them.
 
@@ -25,23 +25,23 @@ def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = (
     """
     if isinstance(view, PackedView):
         return _read_packed(model, view, layers)
-    if view.rows is None:
+    if view.positions is None:
         output = model(**view.model_inputs(), output_hidden_states=bool(layers))
         states = {layer: output.hidden_states[layer][:, 0] for layer in layers}
         return Signals(output.logits, states)
     output = model.base_model(**view.model_inputs(), output_hidden_states=bool(layers))
-    rows = output.last_hidden_state.flatten(0, 1)[view.rows]
-    states = {layer: output.hidden_states[layer].flatten(0, 1)[view.rows] for layer in layers}
-    return Signals(vocabulary_head(model, rows), states)
+    positions = output.last_hidden_state.flatten(0, 1)[view.positions]
+    states = {layer: output.hidden_states[layer].flatten(0, 1)[view.positions] for layer in layers}
+    return Signals(vocabulary_head(model, positions), states)
 
 
 def _read_packed(model: PreTrainedModel, view: PackedView, layers: Collection[int]) -> Signals:
     last, states = packed_states(model, view, layers)
-    rows = view.bounds[:-1].long() if view.rows is None else view.rows
-    hidden = {layer: state[rows] for layer, state in states.items()}
-    if view.rows is None:
-        return Signals(classifier_logits(model, last[rows]), hidden)
-    return Signals(vocabulary_head(model, last[rows]), hidden)
+    positions = view.cu_seqlens[:-1].long() if view.positions is None else view.positions
+    hidden = {layer: state[positions] for layer, state in states.items()}
+    if view.positions is None:
+        return Signals(classifier_logits(model, last[positions]), hidden)
+    return Signals(vocabulary_head(model, last[positions]), hidden)
 
 
 def classifier_logits(model: PreTrainedModel, first: torch.Tensor) -> torch.Tensor:
@@ -66,7 +66,7 @@ def classifier_logits(model: PreTrainedModel, first: torch.Tensor) -> torch.Tens
     )
 
 
-def vocabulary_head(model: PreTrainedModel, rows: torch.Tensor) -> VocabularyHead:
+def vocabulary_head(model: PreTrainedModel, positions: torch.Tensor) -> VocabularyHead:
     """A masked-LM's own head at hidden states [n, H], up to its last projection.
 
     Raises TypeError for a model whose head is not known: none of the families below.
@@ -76,24 +76,24 @@ def vocabulary_head(model: PreTrainedModel, rows: torch.Tensor) -> VocabularyHea
         two_parts = model.config.model_type == "mobilebert"
         if hasattr(model, "cls") and not two_parts:  # BERT, legacy DeBERTa
             head = model.cls.predictions
-            return VocabularyHead(head.transform(rows), head.decoder, head.decoder)
+            return VocabularyHead(head.transform(positions), head.decoder, head.decoder)
         if hasattr(model, "lm_head"):  # RoBERTa and kin
             head = model.lm_head
-            features = head.layer_norm(nn.functional.gelu(head.dense(rows)))
+            features = head.layer_norm(nn.functional.gelu(head.dense(positions)))
             return VocabularyHead(features, head.decoder, head.decoder)
         if hasattr(model, "predictions"):  # ALBERT
             head = model.predictions
-            features = head.LayerNorm(head.activation(head.dense(rows)))
+            features = head.LayerNorm(head.activation(head.dense(positions)))
             return VocabularyHead(features, head.decoder, head.decoder)
         if hasattr(model, "lm_predictions"):  # DeBERTa
             head = model.lm_predictions.lm_head
-            features = head.LayerNorm(head.transform_act_fn(head.dense(rows)))
+            features = head.LayerNorm(head.transform_act_fn(head.dense(positions)))
             return VocabularyHead(features, model.get_input_embeddings(), head)
         if hasattr(model, "generator_lm_head"):  # ELECTRA
-            features = model.generator_predictions(rows)
+            features = model.generator_predictions(positions)
             return VocabularyHead(features, model.generator_lm_head, model.generator_lm_head)
         if hasattr(model, "vocab_projector"):  # DistilBERT
-            features = model.vocab_layer_norm(model.activation(model.vocab_transform(rows)))
+            features = model.vocab_layer_norm(model.activation(model.vocab_transform(positions)))
             return VocabularyHead(features, model.vocab_projector, model.vocab_projector)
     raise TypeError(
         f"{kind} has no masked-LM head that is known here: BERT, RoBERTa, DeBERTa, ALBERT, ELECTRA "

@@ -71,7 +71,7 @@ def packed_states(
         )
     inputs = {
         "input_ids": view.input_ids[None],
-        "position_ids": (view.positions + first_position(config))[None],
+        "position_ids": (view.position_ids + first_position(config))[None],
     }
     if "token_type_ids" in inspect.signature(body.forward).parameters:
         types = view.token_type_ids
@@ -79,10 +79,10 @@ def packed_states(
         inputs["token_type_ids"] = types[None]
     output = body(
         **inputs,
-        cu_seq_lens_q=view.bounds,
-        cu_seq_lens_k=view.bounds,
-        max_length_q=view.longest,
-        max_length_k=view.longest,
+        cu_seq_lens_q=view.cu_seqlens,
+        cu_seq_lens_k=view.cu_seqlens,
+        max_length_q=view.max_seqlen,
+        max_length_k=view.max_seqlen,
         output_hidden_states=bool(layers),
     )
     states = {layer: output.hidden_states[layer][0] for layer in layers}
@@ -101,8 +101,8 @@ def attend(
 
     query, key, value: [1, A, T, D] of a packed view. Returns [1, T, A, D].
     """
-    bounds: torch.Tensor | None = options.get("cu_seq_lens_q")
-    if bounds is None:
+    cu_seqlens: torch.Tensor | None = options.get("cu_seq_lens_q")
+    if cu_seqlens is None:
         padded: tuple[torch.Tensor, None] = ALL_ATTENTION_FUNCTIONS["sdpa"](
             module, query, key, value, attention_mask, **options
         )
@@ -111,12 +111,12 @@ def attend(
     q, k, v = query[0], key[0], value[0]
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
-        longest = options["max_length_q"]
-        context = varlen_attn(q, k, v, bounds, bounds, longest, longest)
+        max_seqlen = options["max_length_q"]
+        context = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
         return cast(torch.Tensor, context)[None], None
     parts = [
         F.scaled_dot_product_attention(q[:, start:end], k[:, start:end], v[:, start:end])
-        for start, end in pairwise(bounds.tolist())
+        for start, end in pairwise(cu_seqlens.tolist())
     ]
     return torch.cat(parts, dim=1).transpose(0, 1)[None], None
 

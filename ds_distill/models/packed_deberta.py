@@ -24,7 +24,7 @@ def states(body: Any, view: PackedView) -> list[torch.Tensor]:
     hidden = body.embeddings(
         input_ids=view.input_ids[None],
         token_type_ids=torch.zeros_like(view.input_ids)[None] if types is None else types[None],
-        position_ids=view.positions[None],
+        position_ids=view.position_ids[None],
     )[0]
     relative = body.encoder.get_rel_embedding()
     all_states = [hidden]
@@ -86,10 +86,10 @@ def flash_attention(
         value,
         None if position_key is None else position_key[None],
         None if position_query is None else position_query[None],
-        view.bounds,
-        view.bounds,
-        view.longest,
-        view.longest,
+        view.cu_seqlens,
+        view.cu_seqlens,
+        view.max_seqlen,
+        view.max_seqlen,
         sm_scale=scale,
         position_buckets=module.position_buckets,
         max_relative_distance=module.max_relative_positions,
@@ -112,9 +112,9 @@ def plain_attention(
     query, key, value: [T, A, D]. position_key, position_query: [A, R, D], of the R slots of
     relative positions. Returns [T, A, D].
     """
-    slots = _slots(view.longest, module).to(query.device)
+    slots = _slots(view.max_seqlen, module).to(query.device)
     contexts = []
-    for start, end in pairwise(view.bounds.tolist()):
+    for start, end in pairwise(view.cu_seqlens.tolist()):
         q, k, v = (x[start:end].transpose(0, 1) for x in (query, key, value))
         slot = slots[: end - start, : end - start].expand(len(q), -1, -1)
         scores = q @ k.mT

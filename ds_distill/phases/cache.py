@@ -24,22 +24,22 @@ from ds_distill.cache.build import (
 from ds_distill.cache.format import MANIFEST, Fingerprint
 from ds_distill.cache.plan import Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Kept, NotFinite, Words
-from ds_distill.data.ahead import made_ahead
+from ds_distill.cache.schema import EncodedSignals, NotFinite, SignalSchema
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens
+from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.config import is_bf16
 from ds_distill.engine.engine import Engine
 from ds_distill.files import naming
 from ds_distill.models.configuration import load_config
-from ds_distill.phases.ask_teachers import asking_collator, asking_engine
-from ds_distill.phases.cached import cache_folder, fingerprint
-from ds_distill.phases.codecs import codec_json
-from ds_distill.phases.fidelity import MUCH, Again, Fidelity, ask_again, fidelity
-from ds_distill.phases.not_finite import DAMAGED, NotFiniteWords, refusal
-from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.schema import MaskedLM
+from ds_distill.run.caches import cache_folder, fingerprint
+from ds_distill.run.codecs import codec_json
+from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.fidelity import MUCH, Fidelity, Repeated, fidelity, repeat_inference
+from ds_distill.run.inference import inference_collator, inference_engine
+from ds_distill.run.not_finite import DAMAGED, NotFiniteSignals, refusal
 
 ATTENTION = "attention"
 """Key of a fingerprint: words are read whatever computed them, but no others are added to them."""
@@ -48,21 +48,24 @@ ATTENTION = "attention"
 def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     """Write what all teachers say about the phase's splits, as far as it is not there."""
     path, world = cache_folder(run, phase, number), run.world
-    places = [run.place(teacher, number) for teacher in run.recipe.teachers]
+    references = [run.reference(teacher, number) for teacher in run.recipe.teachers]
     before = known_teachers(path)
     teachers = {}
-    for place in places:
-        mark, packed = fingerprint(run, place), run.packed(place, bf16=is_bf16(run.deepspeed()))
-        known = before.get(place.name)
+    for reference in references:
+        mark, packed = (
+            fingerprint(run, reference),
+            run.packed(reference, bf16=is_bf16(run.deepspeed())),
+        )
+        known = before.get(reference.name)
         same = known[1] if known is not None and {**known[0], **mark} == known[0] else None
-        words = _words(phase, run, place, same)
-        teachers[place.name] = {**mark, ATTENTION: packed or "padded"}, words
+        schema = _schema(phase, run, reference, same)
+        teachers[reference.name] = {**mark, ATTENTION: packed or "padded"}, schema
         if packed is not None:
-            run.log.say(f"  {place.name} is asked without padding (attention: {packed})")
+            run.log.say(f"  {reference.name} is asked without padding (attention: {packed})")
     splits = []
     for split in phase.splits:
         examples = run.examples(split)
-        splits.append((examples, asking_collator(run, examples, split, places)))
+        splits.append((examples, inference_collator(run, examples, split, references)))
     plan, missing = missing_from(path, splits, teachers)
     world.barrier()  # every rank has seen the same cache, before the main process changes it
     rows = len(np.unique(np.concatenate([some.keys.numpy() for some, _ in splits]), axis=0))
@@ -81,14 +84,14 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
             run.log.event("cache", phase=name, blocks=blocks, kept=kept)
         world.barrier()
         teachers = known_teachers(path)  # with what the main process alone has fitted
-        again: dict[str, Again] = {}
-        for place in places:
-            words = teachers[place.name][1]
+        again: dict[str, Repeated] = {}
+        for reference in references:
+            schema = teachers[reference.name][1]
             try:
-                again[place.name] = _ask_teacher(
-                    run, place, path, plan, phase.batch_size, words, missing
+                again[reference.name] = _run_teacher(
+                    run, reference, path, plan, phase.batch_size, schema, missing
                 )
-            except NotFiniteWords as error:
+            except NotFiniteSignals as error:
                 raise refusal(run, phase.splits, error) from error
         world.barrier()
         if world.is_main:
@@ -103,13 +106,15 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     return {**record, "added": plan.examples, "fidelity": near}
 
 
-def _say_fidelity(run: Run, path: Path, teacher: str, words: Words, measured: Fidelity) -> None:
+def _say_fidelity(
+    run: Run, path: Path, teacher: str, schema: SignalSchema, measured: Fidelity
+) -> None:
     run.log.say(f"  {teacher}: {measured}")
     if measured.lost > MUCH:
         run.log.say(
             f"  WARNING: the cache loses {measured.lost:.0%} of what {teacher} says (more than "
             f"{MUCH:.0%} is warned of), and no student can learn that from it. Remove {path} and "
-            f"set in the cache phase {_LESS_LOST[words.codec_name]}."
+            f"set in the cache phase {_LESS_LOST[schema.codec_name]}."
         )
 
 
@@ -129,18 +134,20 @@ def _recorded(path: Path, run: Run) -> str:
     return str(path.relative_to(own) if path.is_relative_to(own) else path)
 
 
-def _words(phase: Cache, run: Run, place: ModelPlace, before: Words | None) -> Words:
+def _schema(
+    phase: Cache, run: Run, reference: ModelReference, before: SignalSchema | None
+) -> SignalSchema:
     """before: of the same teacher, in the cache or its unfinished build."""
-    config, task = load_config(place.reference, place.revision), run.recipe.task
+    config, task = load_config(reference.model, reference.revision), run.recipe.task
     hidden = dict.fromkeys(phase.hidden, config.hidden_size)
     if not isinstance(task, MaskedLM):
-        return Words(dtype=phase.dtype, classes=len(run.labels), hidden=hidden)
-    codec = codec_json(run, place, phase, config.vocab_size, before.codec if before else None)
-    return Words(
+        return SignalSchema(dtype=phase.dtype, classes=len(run.labels), hidden=hidden)
+    codec = codec_json(run, reference, phase, config.vocab_size, before.codec if before else None)
+    return SignalSchema(
         dtype=phase.dtype,
         classes=config.vocab_size,
         hidden=hidden,
-        draws=task.masking.draws,
+        mask_variants=task.masking.variants,
         codec=codec,
         temperature=phase.codec.temperature if codec else None,
     )
@@ -159,7 +166,7 @@ class Missing:
 def missing_from(
     path: Path,
     splits: list[tuple[Examples, Collator]],
-    teachers: dict[str, tuple[Fingerprint, Words]],
+    teachers: dict[str, tuple[Fingerprint, SignalSchema]],
 ) -> tuple[Plan, list[Missing]]:
     """What the cache lacks. Raises UserError when the cache that is there is of other
     teachers, or lacks something that this run's attention would compute otherwise."""
@@ -167,8 +174,8 @@ def missing_from(
     if reader is not None:
         reader.check_same(
             {
-                name: ({key: value for key, value in mark.items() if key != ATTENTION}, words)
-                for name, (mark, words) in teachers.items()
+                name: ({key: value for key, value in mark.items() if key != ATTENTION}, schema)
+                for name, (mark, schema) in teachers.items()
             }
         )
     missing: list[Missing] = []
@@ -190,16 +197,20 @@ def missing_from(
         block_rows, first_block = reader.manifest.block_rows, reader.manifest.blocks
     else:
         tokens = max(float(np.mean(collate.lengths)) for _, collate in splits)
-        row_bytes = max(_example_bytes(words, tokens) for _, words in teachers.values())
+        row_bytes = max(_example_bytes(schema, tokens) for _, schema in teachers.values())
         block_rows, first_block = block_rows_for(len(seen), row_bytes), 0
     keys_by_split = [part.examples.keys.numpy()[part.indices] for part in missing]
     return Plan(first_block, block_rows, keys_by_split), missing
 
 
-def _example_bytes(words: Words, tokens: float) -> int:
+def _example_bytes(schema: SignalSchema, tokens: float) -> int:
     """About what an example takes: of its tokens some sixth is chosen in each mask draw."""
-    row = sum(size if size is not None else 64 for size in words.items.values())
-    return row if words.draws is None else round(row * words.draws * max(tokens / 6, 1))
+    row = sum(size if size is not None else 64 for size in schema.items.values())
+    return (
+        row
+        if schema.mask_variants is None
+        else round(row * schema.mask_variants * max(tokens / 6, 1))
+    )
 
 
 def _among(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -209,43 +220,53 @@ def _among(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
     return np.isin(as_pairs[0], as_pairs[1])
 
 
-def _ask_teacher(
+def _run_teacher(
     run: Run,
-    place: ModelPlace,
+    reference: ModelReference,
     path: Path,
     plan: Plan,
     batch_size: int | None,
-    words: Words,
+    schema: SignalSchema,
     missing: list[Missing],
-) -> Again:
+) -> Repeated:
     """Have all that is missing of a teacher written, by all ranks together. Returns what it says
     about a few of the examples when it is asked again."""
     world, blocks = run.world, plan.blocks
     # One process reads all journals: hundreds at once would be a burden to a shared file system.
     unwritten = torch.zeros(len(blocks), device=world.device)
     if world.is_main:
-        unwritten[blocks_to_write(path, plan, place.name, words)] = 1
+        unwritten[blocks_to_write(path, plan, reference.name, schema)] = 1
     todo = world.sum(unwritten).nonzero()[:, 0].tolist()
     rows = sum(blocks[at][1].stop - blocks[at][1].start for at in todo)
-    if batch_size is None and run.packed(place, bf16=is_bf16(run.deepspeed())) is None:
+    if batch_size is None and run.packed(reference, bf16=is_bf16(run.deepspeed())) is None:
         batch_size = PADDED_BATCH
-    with asking_engine(run, [place]) as engine:
+    with inference_engine(run, [reference]) as engine:
         if todo:
-            writer = ShardWriter(path, plan, place.name, words, world.rank, world.size)
-            with run.log.bar(place.name, rows) as bar:
+            writer = ShardWriter(path, plan, reference.name, schema, world.rank, world.size)
+            with run.log.bar(reference.name, rows) as bar:
                 write_blocks(
-                    engine, writer, place.name, words, plan, todo, missing, batch_size, bar.advance
+                    engine,
+                    writer,
+                    reference.name,
+                    schema,
+                    plan,
+                    todo,
+                    missing,
+                    batch_size,
+                    bar.advance,
                 )
             writer.close()
         most = max(missing, key=lambda part: len(part.indices))
-        return ask_again(engine, place.name, most.examples, most.collate, most.indices, words.draws)
+        return repeat_inference(
+            engine, reference.name, most.examples, most.collate, most.indices, schema.mask_variants
+        )
 
 
 def write_blocks(
     engine: Engine,
     writer: ShardWriter,
     teacher: str,
-    words: Words,
+    schema: SignalSchema,
     plan: Plan,
     todo: list[int],
     missing: list[Missing],
@@ -284,12 +305,12 @@ def write_blocks(
             mine = batches(own) if own is not None else []
             calls = max(len(batches(at)) for at in together)
             mine += [np.empty(0, dtype=np.int64)] * (calls - len(mine))
-            said = _ask(engine, missing[split].collate, mine, teacher, words)
+            outputs = _ask(engine, missing[split].collate, mine, teacher, schema)
             if waiting is not None:
                 waiting.result()
             if own is not None:
                 keys = plan.keys[split][part]
-                waiting = aside.submit(_write, writer, own, words, *said, keys, teacher)
+                waiting = aside.submit(_write, writer, own, schema, *outputs, keys, teacher)
             advance(sum(sizes[at] for at in together))
         if waiting is not None:
             waiting.result()
@@ -300,36 +321,36 @@ def _ask(
     collate: Collator,
     batches: list[np.ndarray],
     teacher: str,
-    words: Words,
-) -> tuple[list[Kept], np.ndarray | None]:
+    schema: SignalSchema,
+) -> tuple[list[EncodedSignals], np.ndarray | None]:
     """A block's words, and under mask draws the number of rows of each draw and example."""
-    kept: list[Kept] = []
+    kept: list[EncodedSignals] = []
     counts: list[np.ndarray] = []
-    calls = [(some, draw) for draw in range(words.draws or 1) for some in batches]
-    made = made_ahead(lambda call: collate(*call), calls)
+    calls = [(some, variant) for variant in range(schema.mask_variants or 1) for some in batches]
+    made = prefetch(lambda call: collate(*call), calls)
     for (some, _), batch in zip(calls, made, strict=True):
-        signals = engine.ask(batch, [teacher], words.hidden)[teacher]
+        signals = engine.predict(batch, [teacher], schema.hidden)[teacher]
         view = batch.views[teacher]
-        if view.rows is not None and len(some):
+        if view.positions is not None and len(some):
             # Without the filler of a batch of no rows.
-            of_rows = view.row_examples[batch.row_sets["all"]]
+            of_rows = view.example_indices[batch.row_sets["all"]]
             counts.append(np.bincount(of_rows.numpy(), minlength=len(some)))
         if batch.row_sets["all"].any():
-            kept.append(words.keep(signals))
+            kept.append(schema.encode(signals))
     return kept, np.concatenate(counts) if counts else None
 
 
 def _write(
     writer: ShardWriter,
     at: int,
-    words: Words,
-    kept: list[Kept],
+    schema: SignalSchema,
+    kept: list[EncodedSignals],
     counts: np.ndarray | None,
     keys: np.ndarray,
     teacher: str,
 ) -> None:
     try:
-        batch = words.record_batch(kept, counts)
+        batch = schema.record_batch(kept, counts)
     except NotFinite as error:
         examples = error.rows
         if counts is not None:  # rows are tokens
@@ -337,7 +358,7 @@ def _write(
         bad = torch.from_numpy(keys[np.unique(examples)])
         mend = DAMAGED
         if error.overflow:
-            mend = f"They are in {words.dtype} alone: set the cache phase's dtype to float32."
+            mend = f"They are in {schema.dtype} alone: set the cache phase's dtype to float32."
         among = f"{len(keys)} examples of a block"
-        raise NotFiniteWords(teacher, bad, among, mend) from error
+        raise NotFiniteSignals(teacher, bad, among, mend) from error
     writer.append(at, batch, len(keys))

@@ -13,13 +13,13 @@ from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config
 from ds_distill.models.load import freeze_embeddings, set_dropout
-from ds_distill.phases.cached import cached_signals
-from ds_distill.phases.run import ModelPlace, Run, columns_of
-from ds_distill.phases.training import Job, train
-from ds_distill.phases.validation import validation_of
 from ds_distill.recipe.phases import Distil, Routing
 from ds_distill.routing import Fitted, Router
 from ds_distill.routing.comparison import CANDIDATES
+from ds_distill.run.caches import cached_signals
+from ds_distill.run.context import ModelReference, Run, columns_of
+from ds_distill.run.training import Job, train
+from ds_distill.run.validation import validation_of
 
 
 def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
 
 def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) -> Job:
     """All that one student's training needs: models, terms, data and the teachers' words."""
-    teachers = [run.place(teacher, number) for teacher in run.recipe.teachers]
-    start = run.place(phase.start, number)
+    teachers = [run.reference(teacher, number) for teacher in run.recipe.teachers]
+    start = run.reference(phase.start, number)
     student = run.model(start, new_head=True)
     if phase.freeze_embeddings:
         freeze_embeddings(student)
@@ -53,7 +53,8 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         fitted=Fitted.load(run.folder.fitted) if routing.needs_expertise else None,
     )
     widths = {
-        place.name: load_config(place.reference, place.revision).hidden_size for place in teachers
+        reference.name: load_config(reference.model, reference.revision).hidden_size
+        for reference in teachers
     }
     torch.manual_seed(run.recipe.seed)  # projections start the same on every rank
     terms = build_terms(phase.losses, student.config.hidden_size, widths)
@@ -67,7 +68,10 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     if packed:
         run.log.say(f"  asked without padding: {', '.join(packed)}")
     with sharded_loading(config):
-        loaded = {place.name: run.model(place, packed=place.name in packed) for place in asked}
+        loaded = {
+            reference.name: run.model(reference, packed=reference.name in packed)
+            for reference in asked
+        }
     # One teacher's words are the target as they are: over a vocabulary, without logits.
     alone = len(teachers) == 1 and not routing.changes_a_single_teacher
     bundle = Bundle(
@@ -79,8 +83,8 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         teacher_autocast=autocast,
     )
     examples = run.examples(phase.split)
-    places = [ModelPlace("student", start.reference, start.revision)]
-    tables = run.tables(phase.split, places + asked)
+    references = [ModelReference("student", start.model, start.revision)]
+    tables = run.tables(phase.split, references + asked)
     cached = None if live else cached_signals(run, phase.split, number, examples)
     return Job(
         number=number,

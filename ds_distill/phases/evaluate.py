@@ -16,12 +16,12 @@ from ds_distill.evaluation.metrics import (
     masked_lm_report,
     paired_interval,
 )
-from ds_distill.phases.ask_teachers import ask_models, score_models
-from ds_distill.phases.label_order import warn_of_teachers
-from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Distil, Evaluate, FineTune
 from ds_distill.recipe.schema import MaskedLM, Recipe
 from ds_distill.routing.comparison import numbered
+from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.inference import predict_split, score_models
+from ds_distill.run.label_warnings import warn_of_teachers
 
 
 def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
@@ -50,31 +50,31 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     perplexity on the same hidden tokens.
     """
     roles = models_to_evaluate(run.recipe, number)
-    places: list[ModelPlace] = [run.place(model, number) for model in roles]
+    references: list[ModelReference] = [run.reference(model, number) for model in roles]
     examples = run.examples(phase.split)
     warnings: list[str] = []
     if isinstance(run.recipe.task, MaskedLM):
-        scores = score_models(run, places, phase.split, phase.batch_size)
-        scores[BASELINE], baseline = _unigram_baseline(phase.split, places, run)
+        scores = score_models(run, references, phase.split, phase.batch_size)
+        scores[BASELINE], baseline = _unigram_baseline(phase.split, references, run)
         reports = {model: masked_lm_report(score) for model, score in scores.items()}
         right = {model: score.right for model, score in scores.items()}
         asked = scores[BASELINE].tokens
-        groups = examples.dealt_by
+        groups = examples.group_keys
     else:
-        _, said = ask_models(run, places, phase.split, phase.batch_size, fp32=True)
-        logits = {model: signals.logits.numpy() for model, signals in said.items()}
+        _, outputs = predict_split(run, references, phase.split, phase.batch_size, fp32=True)
+        logits = {model: signals.logits.numpy() for model, signals in outputs.items()}
         logits[BASELINE], baseline = _majority_baseline(examples.labels, run)
         reports = {
             model: classification_report(scores, examples.labels, run.labels)
             for model, scores in logits.items()
         }
         known = examples.labels >= 0
-        teachers = [place for place in places if roles[place.name] == "teacher"]
-        warnings = warn_of_teachers(run, name, phase.split, teachers, said, examples.labels)
+        teachers = [reference for reference in references if roles[reference.name] == "teacher"]
+        warnings = warn_of_teachers(run, name, phase.split, teachers, outputs, examples.labels)
         truth = examples.labels[known]
         right = {model: scores[known].argmax(axis=1) == truth for model, scores in logits.items()}
         asked = np.ones(known.sum(), dtype=np.int64)
-        groups = examples.dealt_by[torch.from_numpy(known)]
+        groups = examples.group_keys[torch.from_numpy(known)]
     difference = partial(_difference, right, asked, numbered(groups))
     for model, role in roles.items():
         numbers = {key: value for key, value in reports[model].items() if key in _LOGGED}
@@ -127,23 +127,23 @@ def _majority_baseline(labels: np.ndarray, run: Run) -> tuple[np.ndarray, dict[s
 
 
 def _unigram_baseline(
-    split: str, places: list[ModelPlace], run: Run
+    split: str, references: list[ModelReference], run: Run
 ) -> tuple[TokenScores, dict[str, Any]]:
     """The training text's frequencies of tokens as a model, on the tokens that are hidden from the
     others, and its answer."""
     trained = [phase.split for phase in run.recipe.phases if isinstance(phase, FineTune | Distil)]
     training = trained[0] if trained else split
-    tokenizer = run.tokenizer(places[0])
-    counts = run.tables(training, places[:1])[places[0].name].counts(len(tokenizer))
+    tokenizer = run.tokenizer(references[0])
+    counts = run.tables(training, references[:1])[references[0].name].counts(len(tokenizer))
     unigram = Unigram.of(counts, tuple(tokenizer.all_special_ids))
     examples = run.examples(split)
-    collate = run.collator(examples, run.tables(split, places[:1]))
+    collate = run.collator(examples, run.tables(split, references[:1]))
     tokens, owners = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for batch in plan_once(collate.lengths, 256):
         hidden = collate(batch)
         counted = hidden.row_sets["all"].numpy()
         tokens.append(hidden.labels.numpy()[counted])
-        owners.append(batch[hidden.views[places[0].name].row_examples.numpy()[counted]])
+        owners.append(batch[hidden.views[references[0].name].example_indices.numpy()[counted]])
     scores = unigram.score(np.concatenate(tokens), np.concatenate(owners), len(examples))
     answer = tokenizer.convert_ids_to_tokens(unigram.token)
     return scores, {"answer": answer, "split": training}

@@ -13,32 +13,32 @@ from ds_distill.data.parts import fitting_part
 from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
-from ds_distill.events import RunLog, open_console
 from ds_distill.files import write_json
-from ds_distill.phases.ask_teachers import ask_models
-from ds_distill.phases.cached import cache_folder, open_cache
-from ds_distill.phases.folder import RunFolder
-from ds_distill.phases.label_order import warn_of_teachers
-from ds_distill.phases.run import Run
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Cache, Expertise
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
 from ds_distill.routing.comparison import Comparison, at, compare
 from ds_distill.routing.fitted import STATES
+from ds_distill.run.caches import cache_folder, open_cache
+from ds_distill.run.context import Run
+from ds_distill.run.events import RunLog, open_console
+from ds_distill.run.folder import RunFolder
+from ds_distill.run.inference import predict_split
+from ds_distill.run.label_warnings import warn_of_teachers
 from ds_distill.types import Signals
 
 
 def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:
     """Fit what routing learns from a split, compare the policies on it and choose one."""
-    examples, words = _fitting_words(phase, number, run)
+    examples, signals = _fitting_signals(phase, number, run)
     if not run.world.is_main:
         run.world.barrier()
         return {}
-    places = [run.place(teacher, number) for teacher in words]
-    warnings = warn_of_teachers(run, name, phase.split, places, words, examples.labels)
-    given = (words, examples.labels, examples.keys, run.labels)
-    how: dict[str, Any] = {"seed": run.recipe.seed, "dealt_by": examples.dealt_by}
+    references = [run.reference(teacher, number) for teacher in signals]
+    warnings = warn_of_teachers(run, name, phase.split, references, signals, examples.labels)
+    given = (signals, examples.labels, examples.keys, run.labels)
+    how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys}
     fitted = fit(*given, **how)
     comparison = compare(*given, **how)
     fitted.save(run.folder.fitted)
@@ -92,25 +92,27 @@ def route(recipe: Recipe, path: Path) -> Comparison:
             f"--folder {path}: the cache of split {split!r} is not built there. Run `ds-distill "
             f"cache build` with the same recipe, overrides and folder first, then this again."
         )
-    examples, words = _fitting_words(settings, after[-1], run)
+    examples, signals = _fitting_signals(settings, after[-1], run)
     comparison = compare(
-        words,
+        signals,
         examples.labels,
         examples.keys,
         run.labels,
         seed=recipe.seed,
-        dealt_by=examples.dealt_by,
+        group_keys=examples.group_keys,
     )
     open_console().print(routing_table(comparison, split), soft_wrap=False)
     return comparison
 
 
-def _fitting_words(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[str, Signals]]:
+def _fitting_signals(
+    phase: Expertise, number: int, run: Run
+) -> tuple[Examples, dict[str, Signals]]:
     """The examples that may be fitted on, and what the teachers say about them."""
-    examples, words = _words(phase, number, run)
-    check_words(phase.split, examples, words)
-    part = fitting_part(examples.labels, examples.dealt_by.numpy(), phase.split, run.recipe.seed)
-    return examples.at(part), at(words, torch.from_numpy(part))
+    examples, signals = _words(phase, number, run)
+    check_signals(phase.split, examples, signals)
+    part = fitting_part(examples.labels, examples.group_keys.numpy(), phase.split, run.recipe.seed)
+    return examples.at(part), at(signals, torch.from_numpy(part))
 
 
 def _words(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[str, Signals]]:
@@ -118,20 +120,20 @@ def _words(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[str,
     else by asking them."""
     reader = open_cache(run, phase.split, number)
     if reader is None:
-        places = [run.place(teacher, number) for teacher in run.recipe.teachers]
+        references = [run.reference(teacher, number) for teacher in run.recipe.teachers]
         layers = (STATES,) if phase.states else ()
-        return ask_models(run, places, phase.split, batch_size=64, layers=layers)
+        return predict_split(run, references, phase.split, batch_size=64, layers=layers)
     examples = run.examples(phase.split)
-    rows = reader.rows(examples.keys)
-    words = {teacher: reader.read(teacher, rows) for teacher in run.recipe.teachers}
+    indices = reader.indices(examples.keys)
+    signals = {teacher: reader.read(teacher, indices) for teacher in run.recipe.teachers}
     if not phase.states:
-        words = {teacher: Signals(said.logits) for teacher, said in words.items()}
-    return examples, words
+        signals = {teacher: Signals(outputs.logits) for teacher, outputs in signals.items()}
+    return examples, signals
 
 
-def check_words(split: str, examples: Examples, words: dict[str, Signals]) -> None:
-    for teacher, said in words.items():
-        bad = torch.isnan(said.logits).any(dim=1)
+def check_signals(split: str, examples: Examples, signals: dict[str, Signals]) -> None:
+    for teacher, outputs in signals.items():
+        bad = torch.isnan(outputs.logits).any(dim=1)
         if bad.any():
             raise UserError(
                 f"teachers.{teacher}: {int(bad.sum())} of {len(bad)} examples of split {split!r} "

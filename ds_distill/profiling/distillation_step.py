@@ -36,7 +36,6 @@ import torch
 
 from ds_distill.engine.config import resolved_name
 from ds_distill.engine.world import World
-from ds_distill.environment import describe_environment
 from ds_distill.files import read_json, write_json
 from ds_distill.profiling import growing
 from ds_distill.profiling.distillation_paths import (
@@ -51,6 +50,7 @@ from ds_distill.profiling.distillation_paths import (
     make_batch,
     prepare,
 )
+from ds_distill.run.environment import describe_environment
 from ds_distill.types import Batch
 
 WARM_UP = 3

@@ -31,13 +31,13 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings, model_dtype
 from ds_distill.engine.placement import held_bytes, sharded_loading
 from ds_distill.engine.world import World, no_chatter
-from ds_distill.environment import describe_environment
 from ds_distill.files import write_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.recipe.phases import Losses, Routing, Training
 from ds_distill.routing import Router
+from ds_distill.run.environment import describe_environment
 from ds_distill.types import Batch, PackedView, PaddedView, View
 
 CLASSES, STEPS = 6, 2

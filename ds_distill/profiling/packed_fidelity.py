@@ -21,12 +21,12 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
-from ds_distill.environment import describe_environment
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.profiling import growing
 from ds_distill.profiling.large_teachers import configurations
 from ds_distill.profiling.teacher_speed import our_loop, read_texts, token_ids
+from ds_distill.run.environment import describe_environment
 
 SPREAD = 3.0
 """Standard deviation of the fp32 logits."""
@@ -58,26 +58,28 @@ def compare(config: PreTrainedConfig, ids: list[np.ndarray], world: World) -> di
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     del model
 
-    def ask(*, bf16: bool, packed: bool) -> torch.Tensor:
+    def predict(*, bf16: bool, packed: bool) -> torch.Tensor:
         return logits_of(config, weights, ids, world, bf16=bf16, packed=packed)
 
-    scale = SPREAD / float(ask(bf16=False, packed=False).std())
+    scale = SPREAD / float(predict(bf16=False, packed=False).std())
     last = [name for name in weights if name.startswith("classifier")][-2:]
     for name in last:  # its weight and bias
         weights[name] *= scale
-    exact = ask(bf16=False, packed=False)
+    exact = predict(bf16=False, packed=False)
     rows = {}
     for path, packed in (("packed bf16", True), ("padded bf16", False)):
         if packed and packed_backend(config, world.device) is None:
             continue
-        said = ask(bf16=True, packed=packed)
-        kl = F.kl_div(said.log_softmax(1), exact.log_softmax(1), reduction="none", log_target=True)
+        outputs = predict(bf16=True, packed=packed)
+        kl = F.kl_div(
+            outputs.log_softmax(1), exact.log_softmax(1), reduction="none", log_target=True
+        )
         middle, high = np.quantile(kl.sum(1).double().numpy(), [0.5, 0.99]).tolist()
         rows[path] = {
             "kl_median": middle,
             "kl_p99": high,
             "kl_largest": float(kl.sum(1).max()),
-            "other_class": float((said.argmax(1) != exact.argmax(1)).float().mean()),
+            "other_class": float((outputs.argmax(1) != exact.argmax(1)).float().mean()),
         }
     entropy = torch.distributions.Categorical(logits=exact).entropy().mean()
     return {

@@ -23,12 +23,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
-from ds_distill.data.ahead import made_ahead
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
+from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
-from ds_distill.environment import describe_environment
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.packed import packed_attention, packed_backend
@@ -36,6 +35,7 @@ from ds_distill.profiling import growing
 from ds_distill.profiling.flops import encoder_flops
 from ds_distill.profiling.large_teachers import configurations
 from ds_distill.recipe.references import resolve_model
+from ds_distill.run.environment import describe_environment
 from ds_distill.types import Batch, PackedView, PaddedView, View
 
 PLAIN_BATCH = 64
@@ -78,12 +78,12 @@ def padded(ids: list[np.ndarray], length: int | None = None) -> PaddedView:
 
 def plain_loop(model: PreTrainedModel, ids: list[np.ndarray], length: int) -> torch.Tensor:
     """What a script would do: float32 logits [N, C]."""
-    said = []
+    outputs = []
     for start in range(0, len(ids), PLAIN_BATCH):
         view = padded(ids[start : start + PLAIN_BATCH], length).to(model.device)
         with torch.inference_mode():
-            said.append(model(**view.model_inputs()).logits.float().cpu())
-    return torch.cat(said)
+            outputs.append(model(**view.model_inputs()).logits.float().cpu())
+    return torch.cat(outputs)
 
 
 def our_loop(engine: Engine, ids: list[np.ndarray], packed: bool) -> torch.Tensor:
@@ -101,10 +101,10 @@ def our_loop(engine: Engine, ids: list[np.ndarray], packed: bool) -> torch.Tenso
         counted = torch.ones(len(batch), dtype=torch.bool)
         return Batch(torch.zeros(len(batch), 2), {"teacher": view}, counted, {"all": counted})
 
-    for batch, question in zip(batches, made_ahead(collate, batches), strict=True):
-        said = engine.ask(question, ["teacher"])["teacher"].logits.cpu()
-        logits = torch.zeros(len(ids), said.shape[1]) if logits is None else logits
-        logits[torch.from_numpy(batch)] = said
+    for batch, question in zip(batches, prefetch(collate, batches), strict=True):
+        outputs = engine.predict(question, ["teacher"])["teacher"].logits.cpu()
+        logits = torch.zeros(len(ids), outputs.shape[1]) if logits is None else logits
+        logits[torch.from_numpy(batch)] = outputs
     assert logits is not None
     return logits
 
@@ -140,12 +140,12 @@ def measure(
     for path, engine in engines.items():
         works[path] = partial(our_loop, engine, ids, path == "packed")
     seconds: dict[str, list[float]] = {path: [] for path in works}
-    said: dict[str, torch.Tensor] = {}
+    outputs: dict[str, torch.Tensor] = {}
     paths = list(works)
     for number in range(rounds + 1):  # the first round warms up
         for path in paths[number % len(paths) :] + paths[: number % len(paths)]:
             started = time.perf_counter()
-            said[path] = works[path]()
+            outputs[path] = works[path]()
             seconds[path].append(time.perf_counter() - started)
     lengths = np.array([len(own) for own in ids])
     flops = encoder_flops(config, lengths)
@@ -159,7 +159,7 @@ def measure(
             "utilisation": round(flops / float(np.median(taken)) / peak, 3),
             "of_plain": round(float(np.median(ratios)), 2),
             "of_plain_range": [round(float(ratios.min()), 2), round(float(ratios.max()), 2)],
-            "largest_logit_difference": float((said[path] - said["plain"]).abs().max()),
+            "largest_logit_difference": float((outputs[path] - outputs["plain"]).abs().max()),
         }
     return {"backend": packed_backend(config, world.device), "gflops": flops / 1e9, "paths": rows}
 

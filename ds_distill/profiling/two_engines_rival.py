@@ -56,8 +56,8 @@ def two_engines(setting: Setting, folder: Path, world: World) -> Runner:
     def step(batch: Batch) -> torch.Tensor:
         batch = batch.to(world.device)
         with torch.no_grad():
-            said = [_logits(teacher, batch, name) for name, teacher in teachers.items()]
-            target = torch.stack([each.float() for each in said]).mean(0)
+            outputs = [_logits(teacher, batch, name) for name, teacher in teachers.items()]
+            target = torch.stack([each.float() for each in outputs]).mean(0)
         loss = kl(_logits(engine, batch, "student").float(), target)
         engine.backward(loss)
         engine.step()
@@ -88,7 +88,7 @@ def _logits(model: Any, batch: Batch, name: str) -> torch.Tensor:
     view = batch.views[name]
     assert isinstance(view, PaddedView)
     logits = model(**view.model_inputs()).logits
-    return logits if view.rows is None else logits.flatten(0, 1)[view.rows]
+    return logits if view.positions is None else logits.flatten(0, 1)[view.positions]
 
 
 def _student_engine(student: PreTrainedModel, setting: Setting) -> Any:

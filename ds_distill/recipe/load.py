@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from ds_distill.errors import UserError
 from ds_distill.recipe.schema import Recipe
 
-Location = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 _TASKS = ("single-label", "masked-lm")
 _PHASES = ("fine-tune", "expertise", "cache", "distil", "evaluate")
@@ -79,7 +79,7 @@ class _Tree:
 
     def __init__(self, source: str) -> None:
         self.source = source
-        self.places: dict[Location, str] = {}
+        self.locations: dict[KeyPath, str] = {}
         self._nodes = 0
 
     def parse(self, text: str) -> Any:
@@ -112,10 +112,10 @@ class _Tree:
                 "text with special characters in quotes."
             ) from error
 
-    def _build(self, loader: _Loader, node: yaml.Node, at: Location) -> Any:
+    def _build(self, loader: _Loader, node: yaml.Node, at: KeyPath) -> Any:
         self._nodes += 1
         line = node.start_mark.line + 1
-        self.places.setdefault(at, f"{self.source}:{line}")
+        self.locations.setdefault(at, f"{self.source}:{line}")
         if self._nodes > MAX_NODES:
             raise UserError(
                 f"{self.source}:{line}: the recipe grows beyond {MAX_NODES} values; "
@@ -133,7 +133,7 @@ class _Tree:
                         f"{self.source}:{key_line}: key {key!r} stands twice in one section. "
                         "Keep one of them."
                     )
-                self.places[(*at, key)] = f"{self.source}:{key_line}"
+                self.locations[(*at, key)] = f"{self.source}:{key_line}"
                 result[key] = self._build(loader, value_node, (*at, key))
             return result
         if isinstance(node, yaml.SequenceNode):
@@ -150,11 +150,11 @@ class _Tree:
             raise UserError(f"{self.source}:{line}: {node.value} is no number. Write a finite one.")
         return value
 
-    def place(self, at: Location) -> str:
+    def location(self, at: KeyPath) -> str:
         """Where a location stands: its own line, or that of the nearest section around it."""
-        while at and at not in self.places:
+        while at and at not in self.locations:
             at = at[:-1]
-        return self.places.get(at, self.source)
+        return self.locations.get(at, self.source)
 
 
 def builtin_recipes() -> dict[str, Path]:
@@ -216,16 +216,16 @@ def _apply_override(tree: _Tree, data: dict[Any, Any], override: str) -> None:
         raise UserError(
             f"override {override!r} is not of the form key=value, e.g. training.epochs=1."
         )
-    place = f"command line {override!r}"
-    parsed = _Tree(place).parse(value)
+    location = f"command line {override!r}"
+    parsed = _Tree(location).parse(value)
     target: Any = data
-    at: Location = ()
+    at: KeyPath = ()
     parts = key.split(".")
     for depth, part in enumerate(parts):
         last = depth == len(parts) - 1
         step: str | int = part
         if isinstance(target, list):
-            step = _list_index(target, part, place)
+            step = _list_index(target, part, location)
             if at == ("phases",) and not last:
                 kind, body = _phase(tree, step, target[step])
                 target[step] = {kind: body}
@@ -235,20 +235,20 @@ def _apply_override(tree: _Tree, data: dict[Any, Any], override: str) -> None:
                 at, target = (*at, step, kind), target[step][kind]
                 continue
         elif not isinstance(target, dict):
-            raise UserError(f"{place}: {'.'.join(map(str, at))} holds a value, not a section.")
+            raise UserError(f"{location}: {'.'.join(map(str, at))} holds a value, not a section.")
         at = (*at, step)
         if last:
             target[step] = parsed
-            tree.places = {old: p for old, p in tree.places.items() if old[: len(at)] != at}
-            tree.places[at] = place
+            tree.locations = {old: p for old, p in tree.locations.items() if old[: len(at)] != at}
+            tree.locations[at] = location
         else:
             if isinstance(target, dict) and target.get(step) is None:
                 target[step] = {}
-                tree.places[at] = place
+                tree.locations[at] = location
             target = target[step]
 
 
-def _list_index(items: list[Any], part: str, place: str) -> int:
+def _list_index(items: list[Any], part: str, location: str) -> int:
     """A list's item by number, or a phase by its name or kind."""
     if part.isdigit() and int(part) < len(items):
         return int(part)
@@ -261,9 +261,9 @@ def _list_index(items: list[Any], part: str, place: str) -> int:
     if part in names:
         numbers = [str(number) for number, name in enumerate(names) if name == part]
         raise UserError(
-            f"{place}: {part!r} names several items; use a number: {' or '.join(numbers)}."
+            f"{location}: {part!r} names several items; use a number: {' or '.join(numbers)}."
         )
-    raise UserError(f"{place}: no item {part!r} in the list. It has: {', '.join(names)}.")
+    raise UserError(f"{location}: no item {part!r} in the list. It has: {', '.join(names)}.")
 
 
 def _phase(tree: _Tree, number: str | int, item: Any) -> tuple[str | int, Any]:
@@ -275,8 +275,8 @@ def _phase(tree: _Tree, number: str | int, item: Any) -> tuple[str | int, Any]:
         if body is None or isinstance(body, dict):
             return kind, body or {}
     raise UserError(
-        f"{tree.place(('phases', number))}  phases.{number}: a phase is one key with its settings, "
-        "e.g. - evaluate: {split: test}."
+        f"{tree.location(('phases', number))}  phases.{number}: a phase is one key with its "
+        "settings, e.g. - evaluate: {split: test}."
     )
 
 
@@ -299,13 +299,13 @@ def _validate(tree: _Tree, data: Mapping[Any, Any]) -> Recipe:
 def _error_lines(tree: _Tree, error: Any, shared: Mapping[Any, Any]) -> list[str]:
     """shared: the section `training`, whose mistakes are reported where they stand and not again
     for each phase that starts from it."""
-    at: Location = tuple(error["loc"])
+    at: KeyPath = tuple(error["loc"])
     if at[:1] == ("task",) and at[1:2] in [(kind,) for kind in _TASKS]:
         at = ("task", *at[2:])  # pydantic names the type of task in between; the file does not
 
-    def inherited(key: Location) -> bool:
+    def inherited(key: KeyPath) -> bool:
         in_phase = key[:1] == ("phases",) and len(key) > 3
-        return in_phase and key[3] in shared and key not in tree.places
+        return in_phase and key[3] in shared and key not in tree.locations
 
     if error["type"] == "unknown_keys":
         lines = []
@@ -313,28 +313,30 @@ def _error_lines(tree: _Tree, error: Any, shared: Mapping[Any, Any]) -> list[str
             if inherited((*at, key)):
                 continue
             hint = (
-                f"Did you mean `{nearest[0]}`?"
+                f"It is called `{nearest[0]}` now."
+                if key in error["ctx"]["renamed"]
+                else f"Did you mean `{nearest[0]}`?"
                 if nearest
                 else f"Known here: {', '.join(k for k in error['ctx']['known'] if k != 'kind')}."
             )
             where = ".".join(map(str, (*at, key)))
-            lines.append(f"{tree.place((*at, key))}  {where}: unknown key. {hint}")
+            lines.append(f"{tree.location((*at, key))}  {where}: unknown key. {hint}")
         return lines
     if inherited(at):
         return []
     where = ".".join(map(str, at)) or "recipe"
     if error["type"] == "missing":
-        return [f"{tree.place(at)}  {where}: is required and missing."]
+        return [f"{tree.location(at)}  {where}: is required and missing."]
     if error["type"] == "union_tag_invalid":
         tag = error["ctx"]["tag"]
         what, known = ("type", _TASKS) if at == ("task",) else ("phase", _PHASES)
         nearest = difflib.get_close_matches(tag, known, n=1)
         hint = f"Did you mean `{nearest[0]}`?" if nearest else f"Known: {', '.join(known)}."
-        place = tree.place((*at, "type" if at == ("task",) else tag))
-        return [f"{place}  {where}: unknown {what} {tag!r}. {hint}"]
+        location = tree.location((*at, "type" if at == ("task",) else tag))
+        return [f"{location}  {where}: unknown {what} {tag!r}. {hint}"]
     given = error["input"]
     shown = f" (given: {given!r})" if not isinstance(given, dict | list) else ""
-    return [f"{tree.place(at)}  {where}: {_rule(error)}{shown}."]
+    return [f"{tree.location(at)}  {where}: {_rule(error)}{shown}."]
 
 
 def _rule(error: Any) -> str:

@@ -7,7 +7,7 @@ imports torch, so that `ds-distill check` answers at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_serializer, model_validator
 
@@ -76,13 +76,15 @@ class MaskSettings(Section):
     """Which tokens are hidden. Of those, 80% are shown as the mask token, 10% as a random token
     and 10% as they are (BERT)."""
 
+    renamed: ClassVar[dict[str, str]] = {"draws": "variants"}
+
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Share of the tokens that are hidden, special tokens apart."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """A seed of its own, so that runs with different `seed`s can share what teachers said."""
-    draws: Count | None = None
-    """How many ways of masking each example there are: epoch e takes number e mod draws. A cache
-    needs it, and keeps them all. Default: every epoch has its own."""
+    variants: Count | None = None
+    """How many masked variants of each example there are: epoch e takes number e mod variants. A
+    cache needs it, and keeps them all. Default: every epoch has its own."""
 
 
 class MaskedLM(_Task):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,6 +18,9 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    renamed: ClassVar[dict[str, str]] = {}
+    """Keys of earlier versions -> what they are called now."""
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: Any) -> Any:
@@ -25,12 +28,14 @@ class Section(BaseModel):
             unknown = [key for key in data if key not in cls.model_fields]
             if unknown:
                 nearest = {
-                    str(key): difflib.get_close_matches(str(key), cls.model_fields, n=1)
+                    str(key): [cls.renamed[key]]
+                    if key in cls.renamed
+                    else difflib.get_close_matches(str(key), cls.model_fields, n=1)
                     for key in unknown
                 }
                 raise PydanticCustomError(
                     "unknown_keys",
                     "unknown keys",
-                    {"nearest": nearest, "known": sorted(cls.model_fields)},
+                    {"nearest": nearest, "known": sorted(cls.model_fields), "renamed": cls.renamed},
                 )
         return data

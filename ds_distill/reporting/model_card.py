@@ -97,7 +97,7 @@ def _of_its_start(recipe: Recipe) -> dict[str, Any]:
             card = Path(
                 hf_hub_download(reference, "README.md", revision=revision, etag_timeout=5.0)
             )
-        said = metadata_load(card) or {}
+        outputs = metadata_load(card) or {}
     except (OSError, ValueError, yaml.YAMLError):
         return {}
 
@@ -105,7 +105,7 @@ def _of_its_start(recipe: Recipe) -> dict[str, Any]:
         many = value if isinstance(value, list) else [value]
         return bool(many) and all(isinstance(one, str) for one in many)
 
-    return {key: said[key] for key in _INHERITED if is_plain(said.get(key))}
+    return {key: outputs[key] for key in _INHERITED if is_plain(outputs.get(key))}
 
 
 def _eval_results(

@@ -2,7 +2,7 @@
 
 from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.fitted import Fitted, fit
-from ds_distill.routing.policies import POLICIES, Policy, Question, Routed
+from ds_distill.routing.policies import POLICIES, Policy, PolicyInputs, Target
 from ds_distill.routing.router import Router
 
 __all__ = [
@@ -10,8 +10,8 @@ __all__ = [
     "ExpertiseTable",
     "Fitted",
     "Policy",
-    "Question",
-    "Routed",
+    "PolicyInputs",
     "Router",
+    "Target",
     "fit",
 ]

@@ -19,7 +19,7 @@ from ds_distill.evaluation.metrics import paired_interval
 from ds_distill.recipe.phases import Routing
 from ds_distill.routing.fitted import fit, folds_of, states_of
 from ds_distill.routing.gate import FOLDS
-from ds_distill.routing.policies import POLICIES, Question
+from ds_distill.routing.policies import POLICIES, PolicyInputs
 from ds_distill.types import Signals
 
 BASELINE = "average"
@@ -79,26 +79,26 @@ class Comparison:
 
 
 def compare(
-    words: Mapping[str, Signals],
+    signals: Mapping[str, Signals],
     truth: np.ndarray,
     keys: torch.Tensor,
     labels: Sequence[str],
     *,
     seed: int = 0,
-    dealt_by: torch.Tensor | None = None,
+    group_keys: torch.Tensor | None = None,
 ) -> Comparison:
     """
-    words: by teacher, logits [N, C] and, for a gate that reads them, the last layer's states
+    signals: by teacher, logits [N, C] and, for a gate that reads them, the last layer's states
         [N, H]. truth: int [N] class ids, -1 unlabelled (left out). keys: int64 [N, 2].
-    dealt_by: int64 [N, 2], by which examples are dealt to folds; the keys, where None.
+    group_keys: int64 [N, 2], by which examples are dealt to folds; the keys, where None.
     """
     known = torch.from_numpy(truth >= 0)
-    dealt_by = (keys if dealt_by is None else dealt_by)[known]
-    words, keys, truth = at(words, known), keys[known], truth[truth >= 0]
-    said = {name: signals.logits.argmax(dim=1).numpy() for name, signals in words.items()}
-    routed = held_out_targets(words, truth, keys, labels, seed=seed, dealt_by=dealt_by)
+    group_keys = (keys if group_keys is None else group_keys)[known]
+    signals, keys, truth = at(signals, known), keys[known], truth[truth >= 0]
+    outputs = {name: signals.logits.argmax(dim=1).numpy() for name, signals in signals.items()}
+    routed = held_out_targets(signals, truth, keys, labels, seed=seed, group_keys=group_keys)
     right = {name: target.argmax(dim=1).numpy() == truth for name, target in routed.items()}
-    groups = numbered(dealt_by)
+    groups = numbered(group_keys)
 
     def score(these: np.ndarray) -> Score:
         return Score(
@@ -115,11 +115,11 @@ def compare(
     return Comparison(
         examples=len(truth),
         policies=policies,
-        teachers={name: score(predicted == truth) for name, predicted in said.items()},
-        any_teacher=score(np.any([predicted == truth for predicted in said.values()], axis=0)),
+        teachers={name: score(predicted == truth) for name, predicted in outputs.items()},
+        any_teacher=score(np.any([predicted == truth for predicted in outputs.values()], axis=0)),
         agreement={
-            f"{one}, {other}": float((said[one] == said[other]).mean())
-            for one, other in combinations(said, 2)
+            f"{one}, {other}": float((outputs[one] == outputs[other]).mean())
+            for one, other in combinations(outputs, 2)
         },
         choice=choose(policies),
     )
@@ -133,29 +133,29 @@ def choose(policies: Mapping[str, Score]) -> str:
 
 
 def held_out_targets(
-    words: Mapping[str, Signals],
+    signals: Mapping[str, Signals],
     truth: np.ndarray,
     keys: torch.Tensor,
     labels: Sequence[str],
     *,
     seed: int = 0,
-    dealt_by: torch.Tensor | None = None,
+    group_keys: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
     """Each policy's target logits on every example, fitted on examples of other folds:
     float32 [N, C] by policy."""
-    dealt_by = keys if dealt_by is None else dealt_by
-    folds = folds_of(dealt_by, seed, HELD_OUT)
+    group_keys = keys if group_keys is None else group_keys
+    folds = folds_of(group_keys, seed, HELD_OUT)
     targets = {name: torch.zeros(len(truth), len(labels)) for name in CANDIDATES}
     for fold in range(FOLDS):
         out = folds == fold
         if not out.any():
             continue
-        rest = at(words, ~out)
+        rest = at(signals, ~out)
         fitted = fit(
-            rest, truth[~out.numpy()], keys[~out], labels, seed=seed, dealt_by=dealt_by[~out]
+            rest, truth[~out.numpy()], keys[~out], labels, seed=seed, group_keys=group_keys[~out]
         )
-        asked = at(words, out)
-        question = Question(
+        asked = at(signals, out)
+        inputs = PolicyInputs(
             logits={name: signals.logits for name, signals in asked.items()},
             labels=torch.full((int(out.sum()),), -100),
             keys=keys[out],
@@ -164,22 +164,23 @@ def held_out_targets(
             seed=seed,
         )
         for name, routing in CANDIDATES.items():
-            target = POLICIES[routing.policy](question, routing).logits
+            target = POLICIES[routing.policy](inputs, routing).logits
             assert target is not None, "no candidate mixes losses"
             targets[name][out] = target
     return targets
 
 
-def numbered(dealt_by: torch.Tensor) -> np.ndarray:
+def numbered(group_keys: torch.Tensor) -> np.ndarray:
     """int64 [N, 2] -> int64 [N]: the same number where the rows are the same."""
-    return np.unique(dealt_by.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+    return np.unique(group_keys.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
 
 
-def at(words: Mapping[str, Signals], rows: torch.Tensor) -> dict[str, Signals]:
+def at(signals: Mapping[str, Signals], rows: torch.Tensor) -> dict[str, Signals]:
     """Signals at some rows: bool [N], or int64, their positions."""
     return {
         name: Signals(
-            said.logits[rows].float(), {layer: state[rows] for layer, state in said.hidden.items()}
+            outputs.logits[rows].float(),
+            {layer: state[rows] for layer, state in outputs.hidden.items()},
         )
-        for name, said in words.items()
+        for name, outputs in signals.items()
     }

@@ -99,36 +99,35 @@ _GATE = ("weight", "bias")
 
 
 def fit(
-    words: Mapping[str, Signals],
+    signals: Mapping[str, Signals],
     truth: np.ndarray,
     keys: torch.Tensor,
     labels: Sequence[str],
     *,
     seed: int = 0,
-    dealt_by: torch.Tensor | None = None,
+    group_keys: torch.Tensor | None = None,
 ) -> Fitted:
     """Fit everything on one labelled split.
 
-    words: by teacher, logits float [N, C] and, for a gate that reads them, the states of the
+    signals: by teacher, logits float [N, C] and, for a gate that reads them, the states of the
         last layer, float [N, H]. truth: int [N] class ids, -1 unlabelled (left out). keys:
-        int64 [N, 2]. dealt_by: int64 [N, 2], by which examples are dealt to folds; the keys, where
-        None.
+        int64 [N, 2]. group_keys: int64 [N, 2]: examples of one group are in one fold; None: `keys`.
     """
     known = torch.from_numpy(truth >= 0)
     classes = torch.tensor(truth)[known].long()
-    logits = {name: said.logits[known].float() for name, said in words.items()}
-    states = states_of(words)
+    logits = {name: outputs.logits[known].float() for name, outputs in signals.items()}
+    states = states_of(signals)
     temperatures = {name: fit_temperature(scores, classes) for name, scores in logits.items()}
     confusion = {
         name: fit_confusion(log_probabilities(scores.double(), temperatures[name]), classes)
         for name, scores in logits.items()
     }
-    dealt_by = (keys if dealt_by is None else dealt_by)[known]
+    group_keys = (keys if group_keys is None else group_keys)[known]
     keys = keys[known]
     some = uniform(keys, seed, GATE_EXAMPLE).argsort()[:GATE_EXAMPLES]
     return Fitted(
         ExpertiseTable.measure(
-            {name: said.logits.numpy() for name, said in words.items()}, truth, labels
+            {name: outputs.logits.numpy() for name, outputs in signals.items()}, truth, labels
         ),
         temperatures,
         {name: counts.float() for name, counts in confusion.items()},
@@ -138,16 +137,20 @@ def fit(
             {name: state[known][some] for name, state in states.items()},
             temperatures,
             classes[some],
-            folds_of(dealt_by[some], seed),
+            folds_of(group_keys[some], seed),
         ),
         keys,
     )
 
 
-def states_of(words: Mapping[str, Signals]) -> dict[str, torch.Tensor]:
+def states_of(signals: Mapping[str, Signals]) -> dict[str, torch.Tensor]:
     """The states that a gate reads, by teacher; empty unless all teachers have them."""
-    found = {name: said.hidden[STATES] for name, said in words.items() if STATES in said.hidden}
-    return found if len(found) == len(words) else {}
+    found = {
+        name: outputs.hidden[STATES]
+        for name, outputs in signals.items()
+        if STATES in outputs.hidden
+    }
+    return found if len(found) == len(signals) else {}
 
 
 def folds_of(keys: torch.Tensor, *stream: int) -> torch.Tensor:

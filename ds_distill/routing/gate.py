@@ -86,8 +86,8 @@ def fit_gate(
     scale = 1.0 / raw.std(dim=0, correction=0).clamp(min=1e-3)
     x = (raw - mean) * scale
     widths = [states[name].shape[1] for name in sorted(states)]
-    said, *felt = x.split([x.shape[1] - sum(widths), *widths], dim=1)
-    components = [torch.eye(said.shape[1], dtype=torch.float64), *map(_components, felt)]
+    scores, *hidden = x.split([x.shape[1] - sum(widths), *widths], dim=1)
+    components = [torch.eye(scores.shape[1], dtype=torch.float64), *map(_components, hidden)]
     projection = torch.block_diag(*components)  # [D, k]
     x = x @ projection
     offset = calibrated_average(logits, temperatures).double()
@@ -104,20 +104,24 @@ def features(
 ) -> torch.Tensor:
     """What the gate reads: float32 [n, D], teachers in the order of their names."""
     names = sorted(logits)
-    said = [log_probabilities(logits[name].float(), temperatures[name]) for name in names]
+    outputs = [log_probabilities(logits[name].float(), temperatures[name]) for name in names]
     # Real energies are tens at most; an absurd logit must not make the target infinite.
     energies = [
         logits[name].float().logsumexp(dim=1, keepdim=True).clamp(-100.0, 100.0) for name in names
     ]
-    return torch.cat([*said, *energies, *(states[name].float() for name in sorted(states))], dim=1)
+    return torch.cat(
+        [*outputs, *energies, *(states[name].float() for name in sorted(states))], dim=1
+    )
 
 
 def calibrated_average(
     logits: Mapping[str, torch.Tensor], temperatures: Mapping[str, float]
 ) -> torch.Tensor:
     """log of the mean over teachers of softmax(z_t / T_t): float32 [n, C]."""
-    said = [log_probabilities(logits[name].float(), temperatures[name]) for name in sorted(logits)]
-    return torch.log_softmax(torch.stack(said).logsumexp(dim=0), dim=1)
+    outputs = [
+        log_probabilities(logits[name].float(), temperatures[name]) for name in sorted(logits)
+    ]
+    return torch.log_softmax(torch.stack(outputs).logsumexp(dim=0), dim=1)
 
 
 def _components(state: torch.Tensor) -> torch.Tensor:

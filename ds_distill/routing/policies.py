@@ -24,7 +24,7 @@ TEACHER_CHOICE = 101
 
 
 @dataclass(frozen=True)
-class Question:
+class PolicyInputs:
     """What a policy may look at."""
 
     logits: Mapping[str, torch.Tensor]
@@ -44,7 +44,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Routed:
+class Target:
     """A policy's answer."""
 
     logits: torch.Tensor | None
@@ -54,25 +54,25 @@ class Routed:
     """float32 [T, n]: how much each teacher is followed, teachers in the question's order."""
 
 
-Policy = Callable[[Question, Routing], Routed]
+Policy = Callable[[PolicyInputs, Routing], Target]
 
 
 def mixed(
-    question: Question,
+    inputs: PolicyInputs,
     weights: torch.Tensor,
     mix: Literal["logits", "probabilities", "losses"],
     temperatures: Mapping[str, float] | None = None,
-) -> Routed:
+) -> Target:
     """The weighted sum of the teachers' logits, or of their probabilities at the question's
     temperature, or no target where losses are summed instead.
 
     weights: float32 [T, n]. temperatures: what each teacher's logits are divided by first.
     """
     if mix == "losses":
-        return Routed(None, weights)
+        return Target(None, weights)
     scores = {
         name: values.float() / (temperatures[name] if temperatures else 1.0)
-        for name, values in question.logits.items()
+        for name, values in inputs.logits.items()
     }
     # Summed one by one: a stack of [T, n, V] would not fit beside a large vocabulary.
     start = 0.0 if mix == "logits" else -torch.inf
@@ -83,52 +83,52 @@ def mixed(
             # A logit may be -inf, and 0 * -inf is NaN.
             total += torch.where(weight > 0, weight * values, 0.0)
         else:  # in logarithms: a probability too small for float32 has a finite logit
-            log_probs = torch.log_softmax(values / question.temperature, dim=-1)
+            log_probs = torch.log_softmax(values / inputs.temperature, dim=-1)
             total = torch.logaddexp(total, weight.log() + log_probs)
     if mix == "logits":
-        return Routed(total, weights)
+        return Target(total, weights)
     # Normalised, for weights that do not sum to 1.
-    return Routed(question.temperature * torch.log_softmax(total, dim=-1), weights)
+    return Target(inputs.temperature * torch.log_softmax(total, dim=-1), weights)
 
 
-def average(question: Question, routing: Routing) -> Routed:
+def average(inputs: PolicyInputs, routing: Routing) -> Target:
     """All teachers alike (thesis 4.8)."""
-    return mixed(question, _alike(question), routing.mix or "logits")
+    return mixed(inputs, _alike(inputs), routing.mix or "logits")
 
 
-def calibrated(question: Question, routing: Routing) -> Routed:
+def calibrated(inputs: PolicyInputs, routing: Routing) -> Target:
     """All teachers alike, each at the temperature that calibrates it on validation: its
     probabilities then mean what they say, and the confident teacher counts for more."""
-    temperatures = _fitted(question).temperatures
-    return mixed(question, _alike(question), routing.mix or "probabilities", temperatures)
+    temperatures = _fitted(inputs).temperatures
+    return mixed(inputs, _alike(inputs), routing.mix or "probabilities", temperatures)
 
 
-def best(question: Question, routing: Routing) -> Routed:
+def best(inputs: PolicyInputs, routing: Routing) -> Target:
     """The teacher that is most accurate overall, for every row."""
-    choice = torch.full_like(question.labels, _table_order(question, "ranking")[0])
-    return mixed(question, _one_hot(choice, len(question.logits)), routing.mix or "logits")
+    choice = torch.full_like(inputs.labels, _table_order(inputs, "ranking")[0])
+    return mixed(inputs, _one_hot(choice, len(inputs.logits)), routing.mix or "logits")
 
 
-def random(question: Question, routing: Routing) -> Routed:
+def random(inputs: PolicyInputs, routing: Routing) -> Target:
     """One teacher per example and epoch, all equally likely (thesis 4.9)."""
-    draws = torch.stack(
+    numbers = torch.stack(
         [
             # A stream per teacher's name: the choice does not depend on the teachers' order.
             uniform(
-                question.keys,
-                question.seed,
-                question.epoch,
+                inputs.keys,
+                inputs.seed,
+                inputs.epoch,
                 TEACHER_CHOICE,
                 xxhash.xxh32_intdigest(name.encode()),
             )
-            for name in question.logits
+            for name in inputs.logits
         ]
     )
-    choice = draws.argmax(dim=0)
-    return mixed(question, _one_hot(choice, len(question.logits)), routing.mix or "logits")
+    choice = numbers.argmax(dim=0)
+    return mixed(inputs, _one_hot(choice, len(inputs.logits)), routing.mix or "logits")
 
 
-def expertise(question: Question, routing: Routing) -> Routed:
+def expertise(inputs: PolicyInputs, routing: Routing) -> Target:
     """The teacher that predicts a class it is the best at (thesis 4.6 and 4.7).
 
     Exactly one such expert: it. Several, or none, is a conflict: the most accurate teacher of
@@ -137,15 +137,15 @@ def expertise(question: Question, routing: Routing) -> Routed:
     or the one of those in conflict, with none of all, that is most sure of its class, each
     calibrated on validation (`most-confident`, ours).
     """
-    experts = torch.tensor(_table_order(question, "experts"), device=question.labels.device)
-    ranking = _table_order(question, "ranking")
+    experts = torch.tensor(_table_order(inputs, "experts"), device=inputs.labels.device)
+    ranking = _table_order(inputs, "ranking")
     is_expert = torch.stack(
         [
             experts[scores.argmax(dim=-1)] == teacher
-            for teacher, scores in enumerate(question.logits.values())
+            for teacher, scores in enumerate(inputs.logits.values())
         ]
     )  # [T, n]
-    best_expert = torch.full_like(question.labels, ranking[0])
+    best_expert = torch.full_like(inputs.labels, ranking[0])
     for teacher in reversed(ranking):  # the most accurate is written last
         best_expert = torch.where(is_expert[teacher], teacher, best_expert)
     if routing.conflict == "best-teacher":
@@ -153,15 +153,15 @@ def expertise(question: Question, routing: Routing) -> Routed:
         best_expert = torch.where(one, best_expert, ranking[0])
     elif routing.conflict == "most-confident":
         in_conflict = is_expert | ~is_expert.any(dim=0)
-        confidence = torch.where(in_conflict, _confidence(question), -torch.inf)
+        confidence = torch.where(in_conflict, _confidence(inputs), -torch.inf)
         # Of equals the more accurate, so that the order of teachers does not matter.
         best_expert = torch.tensor(ranking, device=experts.device)[
             confidence[ranking].argmax(dim=0)
         ]
-    return mixed(question, _one_hot(best_expert, len(question.logits)), routing.mix or "logits")
+    return mixed(inputs, _one_hot(best_expert, len(inputs.logits)), routing.mix or "logits")
 
 
-def posterior(question: Question, routing: Routing) -> Routed:
+def posterior(inputs: PolicyInputs, routing: Routing) -> Target:
     """p(class | what all teachers say), from their confusions on validation:
 
         p(c) prod_t p_t(c) / p(c), with p_t(c) = sum_j P(c | t says j) softmax(z_t / T_t)[j]
@@ -169,40 +169,40 @@ def posterior(question: Question, routing: Routing) -> Routed:
     which is Bayes' rule for teachers that err independently, given the class. It is no mixture
     of the teachers; see `_followed` for its weights.
     """
-    fitted = _fitted(question)
+    fitted = _fitted(inputs)
     prior = fitted.prior.log()
-    total = prior.expand_as(next(iter(question.logits.values())))
-    for name in sorted(question.logits):  # a sum in floats depends on its order
-        said = log_probabilities(question.logits[name].float(), fitted.temperatures[name])
-        total = total + (said.exp() @ fitted.confusion[name].T).log() - prior
+    total = prior.expand_as(next(iter(inputs.logits.values())))
+    for name in sorted(inputs.logits):  # a sum in floats depends on its order
+        outputs = log_probabilities(inputs.logits[name].float(), fitted.temperatures[name])
+        total = total + (outputs.exp() @ fitted.confusion[name].T).log() - prior
     target = torch.log_softmax(total, dim=-1)
-    return Routed(target, _followed(question, target))
+    return Target(target, _followed(inputs, target))
 
 
-def gate(question: Question, routing: Routing) -> Routed:
+def gate(inputs: PolicyInputs, routing: Routing) -> Target:
     """The learned gate's target; see `ds_distill.routing.gate`. It is no mixture of the
     teachers; see `_followed` for its weights."""
-    fitted = _fitted(question)
-    target = fitted.gate.logits(question.logits, question.states, fitted.temperatures)
-    return Routed(target, _followed(question, target))
+    fitted = _fitted(inputs)
+    target = fitted.gate.logits(inputs.logits, inputs.states, fitted.temperatures)
+    return Target(target, _followed(inputs, target))
 
 
-def ca_mkd(question: Question, routing: Routing) -> Routed:
+def ca_mkd(inputs: PolicyInputs, routing: Routing) -> Target:
     """(1 - exp(CE_k) / sum_j exp(CE_j)) / (K - 1), CE_k of teacher k with the label: the
     confidence-aware weights of CA-MKD. A single teacher has weight 1; on a row without a
     label all teachers count alike."""
-    weights = _alike(question)
+    weights = _alike(inputs)
     count = len(weights)
     if count > 1:
-        by_label = (1.0 - torch.softmax(_label_errors(question), dim=0)) / (count - 1)
-        weights = torch.where(question.labels >= 0, by_label, weights)
-    return mixed(question, weights, routing.mix or "losses")
+        by_label = (1.0 - torch.softmax(_label_errors(inputs), dim=0)) / (count - 1)
+        weights = torch.where(inputs.labels >= 0, by_label, weights)
+    return mixed(inputs, weights, routing.mix or "losses")
 
 
-def mt_bert(question: Question, routing: Routing) -> Routed:
+def mt_bert(inputs: PolicyInputs, routing: Routing) -> Target:
     """1 / (1 + CE(label, teacher)): MT-BERT's weights, which do not sum to 1. A row without
     a label has weight 1 for every teacher."""
-    return mixed(question, 1.0 / (1.0 + _label_errors(question)), routing.mix or "losses")
+    return mixed(inputs, 1.0 / (1.0 + _label_errors(inputs)), routing.mix or "losses")
 
 
 POLICIES: dict[str, Policy] = {
@@ -218,56 +218,56 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def _fitted(question: Question) -> Fitted:
-    assert question.fitted is not None, "the policy needs what an expertise phase fits"
-    return question.fitted
+def _fitted(inputs: PolicyInputs) -> Fitted:
+    assert inputs.fitted is not None, "the policy needs what an expertise phase fits"
+    return inputs.fitted
 
 
-def _alike(question: Question) -> torch.Tensor:
+def _alike(inputs: PolicyInputs) -> torch.Tensor:
     """The same weight for all teachers: float32 [T, n]."""
-    count = len(question.logits)
-    return question.labels.new_full((count, len(question.labels)), 1, dtype=torch.float32) / count
+    count = len(inputs.logits)
+    return inputs.labels.new_full((count, len(inputs.labels)), 1, dtype=torch.float32) / count
 
 
-def _followed(question: Question, target: torch.Tensor) -> torch.Tensor:
+def _followed(inputs: PolicyInputs, target: torch.Tensor) -> torch.Tensor:
     """How much each teacher is behind a target that is no mixture: its calibrated probability
     of the target's class, as a share of all teachers': float32 [T, n]."""
-    temperatures = _fitted(question).temperatures
+    temperatures = _fitted(inputs).temperatures
     choice = target.argmax(dim=-1, keepdim=True)
     behind = [
         log_probabilities(scores.float(), temperatures[name]).gather(1, choice)[:, 0]
-        for name, scores in question.logits.items()
+        for name, scores in inputs.logits.items()
     ]
     return torch.softmax(torch.stack(behind), dim=0)
 
 
-def _confidence(question: Question) -> torch.Tensor:
+def _confidence(inputs: PolicyInputs) -> torch.Tensor:
     """Largest calibrated probability of each teacher: float32 [T, n]."""
-    temperatures = _fitted(question).temperatures
+    temperatures = _fitted(inputs).temperatures
     return torch.stack(
         [
             torch.softmax(scores.float() / temperatures[name], dim=-1).amax(dim=-1)
-            for name, scores in question.logits.items()
+            for name, scores in inputs.logits.items()
         ]
     )
 
 
-def _label_errors(question: Question) -> torch.Tensor:
+def _label_errors(inputs: PolicyInputs) -> torch.Tensor:
     """Cross-entropy of each teacher with the label: float32 [T, n], 0 on unlabelled rows.
 
     Finite also where a teacher has the logit -inf for the label.
     """
     errors = [
-        F.cross_entropy(scores.float(), question.labels, reduction="none")
-        for scores in question.logits.values()
+        F.cross_entropy(scores.float(), inputs.labels, reduction="none")
+        for scores in inputs.logits.values()
     ]
     return torch.stack(errors).clamp(max=1e30)
 
 
-def _table_order(question: Question, what: str) -> list[int]:
+def _table_order(inputs: PolicyInputs, what: str) -> list[int]:
     """The table's `ranking` or `experts` as numbers of the question's teachers."""
-    table = _fitted(question).table
-    position = {name: number for number, name in enumerate(question.logits)}
+    table = _fitted(inputs).table
+    position = {name: number for number, name in enumerate(inputs.logits)}
     return [position[table.teachers[t]] for t in getattr(table, what)]
 
 

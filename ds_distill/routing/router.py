@@ -8,7 +8,7 @@ import torch
 
 from ds_distill.recipe.phases import Routing
 from ds_distill.routing.fitted import STATES, Fitted, states_of
-from ds_distill.routing.policies import POLICIES, Question, Routed
+from ds_distill.routing.policies import POLICIES, PolicyInputs, Target
 from ds_distill.types import Batch, Signals
 
 
@@ -40,11 +40,11 @@ class Router:
         return (STATES,) if reads else ()
 
     @torch.no_grad()
-    def __call__(self, teachers: Mapping[str, Signals], batch: Batch) -> Routed:
+    def __call__(self, teachers: Mapping[str, Signals], batch: Batch) -> Target:
         """The target of each row of the batch."""
         if self._fitted is not None and self._fitted.prior.device != batch.labels.device:
             self._fitted = self._fitted.to(batch.labels.device)
-        question = Question(
+        inputs = PolicyInputs(
             {name: signals.logits for name, signals in teachers.items()},
             batch.labels,
             batch.keys,
@@ -54,4 +54,4 @@ class Router:
             self._seed,
             batch.epoch,
         )
-        return self._policy(question, self._routing)
+        return self._policy(inputs, self._routing)

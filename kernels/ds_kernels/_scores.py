@@ -26,10 +26,10 @@ from ._divergences import (
 )
 from ._shared import (
     INTERPRETED,
+    above_tolerance,
     accumulator,
     hinge,
     jit,
-    open_gate,
     register_limit,
     tl,
     use_triton,
@@ -300,7 +300,7 @@ def backward_scores(
     device = query_s.device
     if valid is None:
         valid = torch.ones(batch, length, dtype=torch.bool, device=device)
-    scale = torch.where(open_gate(losses), upstream * weight, 0)
+    scale = torch.where(above_tolerance(losses), upstream * weight, 0)
     query_gradient = empty_like_heads(query_s)
     key_gradient = query_gradient if symmetric else empty_like_heads(key_s)
     if not losses.numel():

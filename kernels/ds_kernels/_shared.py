@@ -217,7 +217,7 @@ def hinge(value: Tensor, tolerance: float) -> Tensor:
     return torch.where(value <= tolerance, 0.0, value - tolerance)
 
 
-def open_gate(losses: Tensor) -> Tensor:
+def above_tolerance(losses: Tensor) -> Tensor:
     """Rows whose hinge lets a gradient through: loss above 0, or NaN. Uncounted rows have 0."""
     return ~(losses <= 0)
 

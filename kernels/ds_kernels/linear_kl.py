@@ -17,12 +17,12 @@ from torch import Tensor
 from ._divergences import KL, MSE
 from ._shared import (
     FLOATS,
+    above_tolerance,
     accumulator,
     check_options,
     check_pair,
     flat_rows,
     forbid_double_backward,
-    open_gate,
     reduce_rows,
     refuse_transforms,
     row_indices,
@@ -153,7 +153,7 @@ def _backward(
                 "the forward pass (ZeRO stage 3). Call the op inside the wrapped module's forward"
             )
     factor = gradient_factor(temperature, weight, divergence)
-    scale = torch.where(open_gate(losses), upstream * factor, 0)
+    scale = torch.where(above_tolerance(losses), upstream * factor, 0)
     # A power of ten or more below 1 as a rule: taken out, so that float16 does not underflow.
     low = dtype in (torch.float16, torch.bfloat16)
     largest = scale.abs().amax() if low and scale.numel() else scale.new_zeros(())

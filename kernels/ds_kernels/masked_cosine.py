@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ._shared import (
+    above_tolerance,
     accumulator,
     check_options,
     check_pair,
@@ -19,7 +20,6 @@ from ._shared import (
     forbid_double_backward,
     hinge,
     jit,
-    open_gate,
     reduce_rows,
     refuse_transforms,
     row_mask,
@@ -167,7 +167,7 @@ def _reference_backward(
     gradients = [torch.zeros(s.shape, dtype=s.dtype, device=s.device) for s in students]
     size = max(1, _REFERENCE_ELEMENTS // students[0].shape[1])
     for layer, (student, teacher) in enumerate(zip(students, teachers, strict=True)):
-        for chunk in open_gate(losses[layer]).nonzero().squeeze(1).split(size):
+        for chunk in above_tolerance(losses[layer]).nonzero().squeeze(1).split(size):
             scale_s, scale_t, distance = stats[:, layer, chunk, None]
             s = student[chunk].to(losses.dtype) * scale_s
             t = teacher[chunk].to(losses.dtype) * scale_t

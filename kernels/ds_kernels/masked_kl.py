@@ -23,6 +23,7 @@ from ._divergences import (
     reference_softmax,
 )
 from ._shared import (
+    above_tolerance,
     accumulator,
     check_options,
     check_pair,
@@ -31,7 +32,6 @@ from ._shared import (
     forbid_double_backward,
     hinge,
     jit,
-    open_gate,
     reduce_rows,
     refuse_transforms,
     register_limit,
@@ -222,7 +222,7 @@ def _reference_backward(
     divergence: int,
 ) -> Tensor:
     num_rows, width = student.shape
-    gate, size = open_gate(losses), max(1, _REFERENCE_ELEMENTS // width)
+    gate, size = above_tolerance(losses), max(1, _REFERENCE_ELEMENTS // width)
     whole = num_rows <= size and bool(gate.all())
     if not whole:
         gradient = torch.zeros(student.shape, dtype=student.dtype, device=student.device)

@@ -16,6 +16,7 @@ from torch import Tensor
 from ._divergences import difference, online, reference_relative_entropy, relative_entropy
 from ._shared import (
     FLOATS,
+    above_tolerance,
     accumulator,
     check_options,
     check_range,
@@ -24,7 +25,6 @@ from ._shared import (
     forbid_double_backward,
     hinge,
     jit,
-    open_gate,
     reduce_rows,
     refuse_transforms,
     row_mask,
@@ -226,7 +226,7 @@ def _reference_backward(
     width = student.shape[1]
     gradient = torch.zeros(student.shape, dtype=student.dtype, device=student.device)
     size = max(1, _REFERENCE_ELEMENTS // width)
-    for chunk in open_gate(losses).nonzero().squeeze(1).split(size):
+    for chunk in above_tolerance(losses).nonzero().squeeze(1).split(size):
         x = student[chunk].to(losses.dtype) * inverse_t
         columns = ids[chunk].long()
         entries, rest = _reference_teacher(log_probs[chunk], columns, tail[chunk], losses.dtype)

@@ -163,10 +163,10 @@ def _apply(
     if variant.tail == "power":
         kl = torch.stack([divergence(truth, decoded(p * prior)) for p in POWERS]).amin(0)
     elif variant.tail.endswith("directions"):
-        places = tail.places(truth, THRESHOLD).float()
+        coordinates = tail.coordinates(truth, THRESHOLD).float()
         if variant.tail.startswith("4"):
-            places[:, 4:] = 0
-        along = (places * tail.scales) @ tail.directions.float().T
+            coordinates[:, 4:] = 0
+        along = (coordinates * tail.scales) @ tail.directions.float().T
         kl = divergence(truth, decoded(prior + along))
     else:
         kl = divergence(truth, decoded(prior if variant.tail == "prior" else 0 * prior))

@@ -31,12 +31,12 @@ from ds_distill.cache.compare import candidates, compare_codecs, markdown_table,
 from ds_distill.data.plan import plan_epoch
 from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
-from ds_distill.environment import describe_environment
 from ds_distill.files import write_json
 from ds_distill.models.encoder import read_signals
-from ds_distill.phases.folder import RunFolder
-from ds_distill.phases.run import Run
 from ds_distill.recipe import load_recipe
+from ds_distill.run.context import Run
+from ds_distill.run.environment import describe_environment
+from ds_distill.run.folder import RunFolder
 
 TEMPERATURES = (1.0, 2.0)
 EXAMPLES = 16
@@ -117,8 +117,8 @@ def compare(folder: Path, rows: int) -> dict[str, Any]:
     run = Run(recipe, RunFolder(folder), World.start(), cast(Any, None), open_source(recipe.task))
     teacher = next(iter(recipe.teachers))
     sample = [logits for logits, _ in logits_of(run, teacher, "train", FIT_ROWS)]
-    said = list(logits_of(run, teacher, "validation", rows))
-    batches, labels = [logits for logits, _ in said], torch.cat([ids for _, ids in said])
+    outputs = list(logits_of(run, teacher, "validation", rows))
+    batches, labels = [logits for logits, _ in outputs], torch.cat([ids for _, ids in outputs])
     right = torch.cat([logits.argmax(1) for logits in batches]) == labels
     vocabulary = batches[0].shape[1]
     temperatures = {}

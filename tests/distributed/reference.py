@@ -158,9 +158,9 @@ def _masked_lm_batch(generator: torch.Generator) -> Batch:
     plain = _batch(generator, 8)
     masking = Masking(0.3, mask_id=4, special_ids=(0, 1, 2, 3, 4), vocabulary=VOCABULARY, seed=0)
     view, labels = mask_view(plain.views["student"], plain.keys, masking, epoch=0)
-    assert view.rows is not None
+    assert view.positions is not None
     return Batch(
-        keys=plain.keys[view.rows // view.input_ids.shape[1]],
+        keys=plain.keys[view.positions // view.input_ids.shape[1]],
         views=dict.fromkeys(("student", "first"), view),
         labels=labels,
         row_sets={name: torch.ones(len(labels), dtype=torch.bool) for name in ("all", "labelled")},
@@ -268,7 +268,7 @@ def _losses(
         }
         logits = {name: output.logits for name, output in outputs.items()}
         if task == "masked-lm":
-            logits = {name: scores.flatten(0, 1)[view.rows] for name, scores in logits.items()}
+            logits = {name: scores.flatten(0, 1)[view.positions] for name, scores in logits.items()}
         targets = {name: logits[name].detach() for name in teachers}
         if policy == "expertise":
             choice = followed_teacher(batch)[:, None]

@@ -83,10 +83,12 @@ def test_check_notes_what_is_no_mistake(toy_settings, toy_task, tmp_path):
     notes = [line for line in result.output.splitlines() if line.startswith("Note: ")]
     size = len((data / "test.jsonl").read_text().splitlines())
     assert f"Note: 2 of {len(lines) + 5} texts of split 'train' are empty" in notes[0]
-    said = " ".join(notes[1:])
-    assert f"all {size} examples of split 'test' stand in 'validation', too" in said
+    outputs = " ".join(notes[1:])
+    assert f"all {size} examples of split 'test' stand in 'validation', too" in outputs
     for judge in ("test", "validation"):
-        assert re.search(rf"\d+ of the {size} examples of split '{judge}' stand in 'train'", said)
+        assert re.search(
+            rf"\d+ of the {size} examples of split '{judge}' stand in 'train'", outputs
+        )
     shutil.copytree(toy_task, data, dirs_exist_ok=True)
     assert "examples of split" not in CliRunner().invoke(app, options).output
 

@@ -18,7 +18,7 @@ from processes import kill_all, left_of, marked
 from runs import Runs, after_steps, check_same
 from toys import make_toy_classifier
 
-from ds_distill.launching import _end_all, _reason
+from ds_distill.run.launching import _end_all, _reason
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ time.sleep(600)
 @pytest.mark.parametrize("hurry", [True, False])
 def test_what_does_not_heed_sigterm_is_killed(hurry, tmp_path, monkeypatch):
     """Also where its parent has ended."""
-    monkeypatch.setattr("ds_distill.launching.TERM_SECONDS", 600 if hurry else 0.5)
+    monkeypatch.setattr("ds_distill.run.launching.TERM_SECONDS", 600 if hurry else 0.5)
     environment = {**os.environ, **marked()}
     process = subprocess.Popen(
         [sys.executable, "-c", DEAF, str(tmp_path / "ready")],

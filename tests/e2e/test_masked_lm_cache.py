@@ -15,7 +15,7 @@ from toys import make_tiny_bert, toy_vocabulary
 from transformers import BertForMaskedLM
 
 from ds_distill.cache.reader import CacheReader
-from ds_distill.phases.fidelity import MUCH
+from ds_distill.run.fidelity import MUCH
 
 DRAWS = 2
 CODECS_AND_STATES: list[tuple[str, list[int]]] = [
@@ -42,7 +42,7 @@ def distil(name: str, teachers: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def recipe(masked_lm_settings: dict[str, Any]) -> dict[str, Any]:
     data = copy.deepcopy(masked_lm_settings)
-    data["task"]["masking"] = {**data["task"].get("masking", {}), "draws": DRAWS}
+    data["task"]["masking"] = {**data["task"].get("masking", {}), "variants": DRAWS}
     data["phases"] = [
         {"fine-tune": {"models": "bert", "epochs": 2}},
         distil("live", "live"),
@@ -120,8 +120,8 @@ def test_ranks_with_a_sharded_teacher_and_padding_write_the_same_words(
     asked = [reader.manifest.teachers["bert"].fingerprint["attention"] for reader in (one, two)]
     assert asked == ["example by example", "padded"]
     for draw in range(DRAWS):
-        said = [reader.read("bert", reader.rows(keys), draw).logits for reader in (one, two)]
-        torch.testing.assert_close(said[0], said[1], rtol=1e-4, atol=1e-4)
+        outputs = [reader.read("bert", reader.indices(keys), draw).logits for reader in (one, two)]
+        torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-4)
 
 
 def test_ranks_without_a_chosen_token_train_from_every_codec(
@@ -154,7 +154,7 @@ def test_ranks_without_a_chosen_token_train_from_every_codec(
     done = ds_distill(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     reader = CacheReader(tmp_path / "run" / "cache" / "00-keep-dense-0")
-    rows = reader.rows(torch.from_numpy(reader._index.keys))
+    rows = reader.indices(torch.from_numpy(reader._index.keys))
     tokens = [len(reader.read("bert", rows[at : at + 1])) for at in range(len(rows))]
     assert 0 in tokens and sum(tokens) > 0
     first = curve(tmp_path, "dense-0", "cross_entropy")
@@ -168,9 +168,9 @@ def test_ranks_without_a_chosen_token_train_from_every_codec(
         for record in (tmp_path / "run" / "phases").glob("*-keep-*.json")
     }
     assert lost["keep-dense-0"] < 1e-3 and lost["keep-topk-1"] > 0.5
-    said = " ".join(done.stdout.split())
-    assert said.count("WARNING:") == sum(share > MUCH for share in lost.values())
-    assert "set in the cache phase codec: {name: compact}, or {name: dense}" in said
+    outputs = " ".join(done.stdout.split())
+    assert outputs.count("WARNING:") == sum(share > MUCH for share in lost.values())
+    assert "set in the cache phase codec: {name: compact}, or {name: dense}" in outputs
 
 
 def test_a_cache_of_other_masks_is_refused(

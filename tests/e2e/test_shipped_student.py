@@ -21,12 +21,12 @@ from ds_distill.data.plan import plan_once
 from ds_distill.engine.world import World
 from ds_distill.evaluation.metrics import TokenScores, classification_report, masked_lm_report
 from ds_distill.phases import evaluate
-from ds_distill.phases.ask_teachers import asking_collator
-from ds_distill.phases.execute import execute
-from ds_distill.phases.run import Run
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.schema import Columns
 from ds_distill.reporting.model_card import model_card
+from ds_distill.run.context import Run
+from ds_distill.run.execute import execute
+from ds_distill.run.inference import inference_collator
 from ds_distill.types import PaddedView
 
 CONFIGS = ["zero1_fp32", "zero3_bf16"]
@@ -117,14 +117,16 @@ def test_loaded_plainly_it_predicts_what_the_results_say(finished: Finished) -> 
             scores, told = plain_scores(finished, model, name), finished.told[name]
             assert np.array_equal(scores.right, told.right)
             assert scores.loss == pytest.approx(told.loss, rel=1e-5, abs=1e-6)
-            said = {key: pytest.approx(v, rel=1e-6) for key, v in masked_lm_report(scores).items()}
+            outputs = {
+                key: pytest.approx(v, rel=1e-6) for key, v in masked_lm_report(scores).items()
+            }
         else:
             logits = plain_logits(finished, model, name)
             examples, told = finished.told
             assert torch.equal(logits, told[name].logits)
             labels = examples.labels
-            said = classification_report(logits.numpy(), labels, finished.run.labels)
-        assert {key: finished.models[name][key] for key in said} == said
+            outputs = classification_report(logits.numpy(), labels, finished.run.labels)
+        assert {key: finished.models[name][key] for key in outputs} == outputs
     assert finished.results["student"] == "student"
     shipped, own = finished.folder / "student", finished.folders()["student"]
     for file in ("model.safetensors", "config.json", "tokenizer.json"):
@@ -151,18 +153,18 @@ def test_the_cards_snippet_runs_as_it_stands(
     monkeypatch.chdir(finished.folder / "student")
     card = Path("README.md").read_text(encoding="utf-8")
     [code] = re.findall("```python\n(.*?)```", card, flags=re.S)
-    said = run_snippet(code)
+    outputs = run_snippet(code)
     if finished.run.recipe.task.type == "masked-lm":
-        assert {"score", "token_str", "sequence"} <= said[0].keys()
+        assert {"score", "token_str", "sequence"} <= outputs[0].keys()
         return
-    assert said[0]["label"] in finished.run.labels
+    assert outputs[0]["label"] in finished.run.labels
     data = finished.run.recipe.task.data
     pairs = data.model_copy(update={"columns": Columns(text="question", text_b="passage")})
     task = finished.run.recipe.task.model_copy(update={"data": pairs})
     recipe = finished.run.recipe.model_copy(update={"task": task})
     [code] = re.findall("```python\n(.*?)```", model_card(recipe, finished.results), flags=re.S)
-    said = run_snippet(code)
-    assert "text_pair" in code and said["label"] in finished.run.labels
+    outputs = run_snippet(code)
+    assert "text_pair" in code and outputs["label"] in finished.run.labels
 
 
 def run_snippet(code: str) -> Any:
@@ -177,7 +179,7 @@ def run_snippet(code: str) -> Any:
 def batches(finished: Finished, name: str) -> Any:
     run = finished.run
     places = [run.place(model, len(run.recipe.phases)) for model in finished.models]
-    collate = asking_collator(run, run.examples("test"), "test", places)
+    collate = inference_collator(run, run.examples("test"), "test", places)
     for indices in plan_once(collate.lengths, 16):
         batch = collate(indices)
         assert isinstance(batch.views[name], PaddedView)
@@ -188,8 +190,8 @@ def plain_logits(finished: Finished, model: Any, name: str) -> torch.Tensor:
     logits = torch.zeros(60, 3)
     for indices, batch in batches(finished, name):
         with torch.no_grad():
-            said = model(**batch.views[name].model_inputs()).logits
-        logits[torch.from_numpy(indices)] = said.float()
+            outputs = model(**batch.views[name].model_inputs()).logits
+        logits[torch.from_numpy(indices)] = outputs.float()
     return logits
 
 
@@ -198,9 +200,9 @@ def plain_scores(finished: Finished, model: Any, name: str) -> TokenScores:
     for indices, batch in batches(finished, name):
         view, counted = batch.views[name], batch.row_sets["all"]
         with torch.no_grad():
-            logits = model(**view.model_inputs()).logits.flatten(0, 1)[view.rows].float()
+            logits = model(**view.model_inputs()).logits.flatten(0, 1)[view.positions].float()
         losses = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="none")
         values = torch.stack([losses, logits.argmax(1) == batch.labels, torch.ones_like(losses)])
-        example = torch.from_numpy(indices)[view.row_examples[counted]]
+        example = torch.from_numpy(indices)[view.example_indices[counted]]
         sums.index_add_(1, example, values.double()[:, counted])
     return TokenScores(*sums.numpy())

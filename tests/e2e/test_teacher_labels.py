@@ -22,10 +22,10 @@ from ds_distill.cli import app
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
-from ds_distill.phases.cached import fingerprint
-from ds_distill.phases.execute import execute
-from ds_distill.phases.run import Run
 from ds_distill.recipe import load_recipe
+from ds_distill.run.caches import fingerprint
+from ds_distill.run.context import Run
+from ds_distill.run.execute import execute
 
 REVERSED = {"LABEL_0": "weather", "LABEL_1": "food", "LABEL_2": "animal"}
 IN_ORDER = {"LABEL_0": "animal", "LABEL_1": "food", "LABEL_2": "weather"}

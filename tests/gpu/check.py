@@ -33,7 +33,7 @@ NEEDED_BYTES = 45 * 10**9
 
 def versions() -> str:
     """Python and packages, in brackets what the tests ran on where that is another."""
-    said = [f"Python {platform.python_version()}"]
+    outputs = [f"Python {platform.python_version()}"]
     tested = {}
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         name, _, version = line.partition("==")
@@ -47,10 +47,10 @@ def versions() -> str:
             continue
         other = tested.get(name.replace("_", "-"))
         same = other is None or here.split("+")[0] == other
-        said.append(f"{name} {here}" if same else f"{name} {here} [{other}]")
+        outputs.append(f"{name} {here}" if same else f"{name} {here} [{other}]")
     if missing:
-        raise ModuleNotFoundError(f"not installed: {', '.join(missing)}. {', '.join(said)}")
-    return ", ".join(said)
+        raise ModuleNotFoundError(f"not installed: {', '.join(missing)}. {', '.join(outputs)}")
+    return ", ".join(outputs)
 
 
 def machine() -> str:
@@ -72,14 +72,14 @@ def gpu() -> str:
         capture_output=True, text=True, timeout=20,
     )  # fmt: skip
     free, total = torch.cuda.mem_get_info()
-    said = (
+    outputs = (
         f"{done.stdout.strip() or 'nvidia-smi says nothing'}; CUDA {torch.version.cuda}, "
         f"capability {torch.cuda.get_device_capability()}, {free / 2**30:.0f} of "
         f"{total / 2**30:.0f} GiB free"
     )
     if free < NEEDED_BYTES:
-        raise MemoryError(f"the largest problems will not fit: {said}")
-    return said
+        raise MemoryError(f"the largest problems will not fit: {outputs}")
+    return outputs
 
 
 def imports() -> str:
@@ -105,7 +105,7 @@ def apis() -> str:
     from apis import fault, from_source
 
     lines = from_source()
-    faults = [said for said in map(fault, lines) if said]
+    faults = [outputs for outputs in map(fault, lines) if outputs]
     if faults:
         raise AttributeError("; ".join(faults))
     return f"{len(lines)} names of the libraries, with their keywords"
@@ -140,7 +140,7 @@ def kernels() -> str:
         "topk_kl": (ds_kernels.topk_kl, [logits, top.values, top.indices, tail]),
         "linear_kl": (ds_kernels.linear_kl, [hidden, weight, hidden.flip(0), weight]),
     }
-    said = []
+    outputs = []
     for name, (op, tensors) in calls.items():
         results = []
         for place in ("cpu", device):
@@ -157,8 +157,8 @@ def kernels() -> str:
         (wanted, exact), (loss, gradient) = results
         apart = float((gradient - exact).norm() / exact.norm())
         assert abs(loss - wanted) < 0.01 * wanted and apart < 0.02, f"{name}: {loss}, {wanted}"
-        said.append(f"{name} {loss:.3f}")
-    return ", ".join(said)
+        outputs.append(f"{name} {loss:.3f}")
+    return ", ".join(outputs)
 
 
 def packed_attention() -> str:
@@ -175,9 +175,9 @@ def packed_attention() -> str:
         torch.device("cuda")
     )
     q, k, v = torch.randn(3, 1, 16, 106, 64, device="cuda").bfloat16()
-    bounds = {"cu_seq_lens_q": view.bounds, "max_length_q": view.longest}
-    ours = attend(torch.nn.Module(), q, k, v, None, **bounds)[0]
-    plain = attend(torch.nn.Module(), q.float(), k.float(), v.float(), None, **bounds)[0]
+    cu_seqlens = {"cu_seq_lens_q": view.cu_seqlens, "max_length_q": view.max_seqlen}
+    ours = attend(torch.nn.Module(), q, k, v, None, **cu_seqlens)[0]
+    plain = attend(torch.nn.Module(), q.float(), k.float(), v.float(), None, **cu_seqlens)[0]
     assert (ours.float() - plain).abs().max() < 0.05, "varlen_attn differs from plain attention"
 
     from transformers import AutoModel
@@ -253,13 +253,13 @@ def main() -> None:
             continue
         started = time.monotonic()
         try:
-            word, said = "ok", item()
+            word, outputs = "ok", item()
         except BaseException as error:
             bad.append(name)
             at = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(at.filename).name}:{at.lineno}"
-            word, said = "BAD", f"{type(error).__name__} at {place}: {error}"
-        print(f"{word:<7}{name}, {time.monotonic() - started:.0f} s: {said}", flush=True)
+            word, outputs = "BAD", f"{type(error).__name__} at {place}: {error}"
+        print(f"{word:<7}{name}, {time.monotonic() - started:.0f} s: {outputs}", flush=True)
     print("READY" if not bad else f"NOT READY: {', '.join(bad)}", flush=True)
     sys.exit(bool(bad))
 

@@ -126,11 +126,11 @@ def do(step: Step, limit: int, record: Record, environment: dict[str, str], gpu:
     record.note(step.name, "running", gpu=gpu)
     print(f"start  {step.name}, at most {limit} s", flush=True)
 
-    def end(state: str, said: str) -> None:
+    def end(state: str, outputs: str) -> None:
         seconds = round(time.monotonic() - started)
         shorten(log)
-        record.note(step.name, state, gpu=gpu, seconds=seconds, said=said)
-        print(f"{state:<7}{step.name}, {seconds} s. {said}".rstrip(), flush=True)
+        record.note(step.name, state, gpu=gpu, seconds=seconds, outputs=outputs)
+        print(f"{state:<7}{step.name}, {seconds} s. {outputs}".rstrip(), flush=True)
 
     try:
         with running(step.command, environment, log) as process:

@@ -33,8 +33,8 @@ def test_packed_bf16_is_as_near_to_fp32_as_padded_bf16(family, kind):
         exact = read_signals(padded, view).logits
         padded, packed = padded.bfloat16(), packed.bfloat16()
         rounded = read_signals(padded, view).logits.float()
-        said = read_signals(packed, PackedView.of(view)).logits.float()
-    error, usual = (said - exact).abs().max(), (rounded - exact).abs().max()
+        outputs = read_signals(packed, PackedView.of(view)).logits.float()
+    error, usual = (outputs - exact).abs().max(), (rounded - exact).abs().max()
     assert error < 2 * usual + 1e-3
 
 

@@ -32,13 +32,13 @@ from ds_distill.cache.format import Manifest
 from ds_distill.data.plan import plan_once
 from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
-from ds_distill.environment import describe_environment
 from ds_distill.files import read_json, write_json, write_text
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import load_masked_lm
-from ds_distill.phases.folder import RunFolder
-from ds_distill.phases.run import Run
 from ds_distill.recipe import load_recipe
+from ds_distill.run.context import Run
+from ds_distill.run.environment import describe_environment
+from ds_distill.run.folder import RunFolder
 from ds_distill.types import Batch
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def recipe(teacher: str, examples: int, phases: list[dict[str, Any]]) -> dict[st
                 "per_class": {"train": examples, "validation": 25, "test": 200},
             },
             "max_length": 32,
-            "masking": {"rate": 0.15, "draws": DRAWS},
+            "masking": {"rate": 0.15, "variants": DRAWS},
         },
         "teachers": {"minilm": {"model": teacher}},
         "student": {"model": teacher, "layers": LAYERS},
@@ -147,7 +147,7 @@ def study(work: Path, losses: str, seed: int) -> dict[str, Any]:
     models["before training"] = load(teacher, LAYERS)
     batches = list(hidden_tokens(folder))
     temperature = LOSSES[losses]["kl"]["temperature"]
-    words = said(load(teacher), batches)
+    words = outputs(load(teacher), batches)
     labels = torch.cat([batch.labels for batch in batches])
     [done] = read_json(folder / "phases" / "01-distil-dense.json")["trained"]
     return {
@@ -157,7 +157,7 @@ def study(work: Path, losses: str, seed: int) -> dict[str, Any]:
         "steps": done["steps"],
         "teacher": scores(words, words, labels, temperature),
         "students": {
-            name: scores(said(model, batches), words, labels, temperature)
+            name: scores(outputs(model, batches), words, labels, temperature)
             for name, model in models.items()
         },
         "codecs": {
@@ -186,7 +186,7 @@ def hidden_tokens(folder: Path) -> Iterator[Batch]:
 
 
 @torch.no_grad()
-def said(model: PreTrainedModel, batches: list[Batch]) -> Tensor:
+def outputs(model: PreTrainedModel, batches: list[Batch]) -> Tensor:
     """Logits at all hidden tokens: float32 [n, V]."""
     return torch.cat([read_signals(model, batch.views["student"]).logits for batch in batches])
 
@@ -213,7 +213,7 @@ def scores(logits: Tensor, teacher: Tensor, labels: Tensor, temperature: float) 
 
 def codec_scores(cache: Path, logits: Tensor) -> dict[str, Any]:
     """What the codec of a cache loses of logits at its temperature."""
-    codec = Manifest.read(cache).teachers["minilm"].words.codec
+    codec = Manifest.read(cache).teachers["minilm"].signals.codec
     assert codec is not None
     score: CodecScore
     [score] = compare_codecs(logits.split(256), {"": codec_from_json(codec)})

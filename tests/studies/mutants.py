@@ -61,7 +61,7 @@ GROUPS = {
     "masking": Group(
         ("ds_distill/data/masking.py",), 7, (f"{UNIT}masking.py", f"{UNIT}masked_lm.py")
     ),
-    "words": Group(("ds_distill/cache/words.py",), 7, (f"{UNIT}cache.py", f"{UNIT}fidelity.py")),
+    "words": Group(("ds_distill/cache/schema.py",), 7, (f"{UNIT}cache.py", f"{UNIT}fidelity.py")),
     "reader": Group(
         ("ds_distill/cache/reader.py",), 4, (f"{UNIT}cache.py", f"{UNIT}cache_builds.py")
     ),
@@ -73,7 +73,7 @@ GROUPS = {
     "metrics": Group(
         ("ds_distill/evaluation/metrics.py",), 6, (f"{UNIT}metrics.py", f"{UNIT}masked_lm.py")
     ),
-    "checkpoints": Group(("ds_distill/phases/checkpoints.py",), 3, (f"{UNIT}checkpoints.py",)),
+    "checkpoints": Group(("ds_distill/run/checkpoints.py",), 3, (f"{UNIT}checkpoints.py",)),
     "kernels": Group(
         ("kernels/ds_kernels/_divergences.py",),
         0,
@@ -86,12 +86,12 @@ _STREAMS = "CHOSEN, SHOWN, RANDOM_TOKEN = "
 _GATE = "ds_distill/routing/gate.py"
 _POLICIES = "ds_distill/routing/policies.py"
 _COMPARISON = "ds_distill/routing/comparison.py"
-_WORDS = "ds_distill/cache/words.py"
+_WORDS = "ds_distill/cache/schema.py"
 _DIVERGENCES = "kernels/ds_kernels/_divergences.py"
 NAMED: list[tuple[str, str, str]] = [
-    (_MASKING, "draws[CHOSEN] < masking.rate", "draws[CHOSEN] < masking.rate / 2"),
-    (_MASKING, "draws[SHOWN] < 0.8", "draws[SHOWN] < 0.5"),
-    (_MASKING, "draws[SHOWN] < 0.9", "draws[SHOWN] < 0.75"),
+    (_MASKING, "uniforms[CHOSEN] < masking.rate", "uniforms[CHOSEN] < masking.rate / 2"),
+    (_MASKING, "uniforms[SHOWN] < 0.8", "uniforms[SHOWN] < 0.5"),
+    (_MASKING, "uniforms[SHOWN] < 0.9", "uniforms[SHOWN] < 0.75"),
     (_MASKING, " & ~special &", " &"),
     (_MASKING, " & (view.attention_mask == 1)", ""),
     (_MASKING, f"{_STREAMS}201, 202, 203", f"{_STREAMS}201, 201, 203"),
@@ -108,7 +108,7 @@ NAMED: list[tuple[str, str, str]] = [
     (_GATE, "BIAS_PENALTY = 1e-3", "BIAS_PENALTY = 0.0"),
     (_GATE, "BIAS_PENALTY = 1e-3", "BIAS_PENALTY = 1.0"),
     (_GATE, ".clamp(-100.0, 100.0)", ""),
-    (_COMPARISON, "folds_of(dealt_by, seed, HELD_OUT)", "folds_of(dealt_by, seed)"),
+    (_COMPARISON, "folds_of(group_keys, seed, HELD_OUT)", "folds_of(group_keys, seed)"),
     (_POLICIES, "in sorted(question.logits)", "in list(question.logits)"),
     (_WORDS, "logits.float() / self.temperature", "logits.float()"),
     (_WORDS, "self._codec, self.temperature)", "self._codec, 1.0)"),

@@ -31,13 +31,13 @@ from routing_sets import SETS, SHARE_OF_OTHERS, StudySet
 from routing_variants import variants
 
 from ds_distill.data.batches import Examples
-from ds_distill.environment import describe_environment
 from ds_distill.evaluation.metrics import paired_interval
 from ds_distill.files import write_json
 from ds_distill.recipe import load_recipe
-from ds_distill.routing import POLICIES, Question, fit
+from ds_distill.routing import POLICIES, PolicyInputs, fit
 from ds_distill.routing.comparison import CANDIDATES, compare, numbered
 from ds_distill.routing.fitted import states_of
+from ds_distill.run.environment import describe_environment
 from ds_distill.types import Signals
 
 ROOT = Path(__file__).parents[2]
@@ -116,15 +116,15 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
     run(teacher_recipe(study, data), seed, place / "teachers")
     teachers = {name: trained(place / "teachers", name) for name in study.experts}
     run(student_recipe(study, data, teachers), seed, place / "students")
-    said, examples = cached_words(place / "students", "routing")
+    outputs, examples = cached_words(place / "students", "routing")
     said_test, examples_test = cached_words(place / "students", "test")
     truth, truth_test = examples.labels, examples_test.labels
-    given = (said, truth, examples.keys, study.labels)
-    comparison = compare(*given, seed=seed, dealt_by=examples.dealt_by)
+    given = (outputs, truth, examples.keys, study.labels)
+    comparison = compare(*given, seed=seed, group_keys=examples.group_keys)
     started = time.perf_counter()
-    fitted = fit(*given, seed=seed, dealt_by=examples.dealt_by)
+    fitted = fit(*given, seed=seed, group_keys=examples.group_keys)
     seconds = time.perf_counter() - started
-    question = Question(
+    inputs = PolicyInputs(
         logits={name: signals.logits for name, signals in said_test.items()},
         labels=torch.full((len(truth_test),), -100),
         keys=examples_test.keys,
@@ -133,7 +133,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
         seed=seed,
     )
     right = {
-        name: POLICIES[routing.policy](question, routing).logits.argmax(1).numpy() == truth_test
+        name: POLICIES[routing.policy](inputs, routing).logits.argmax(1).numpy() == truth_test
         for name, routing in CANDIDATES.items()
     }
     texts = texts_of(place / "students", "test")
@@ -141,7 +141,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
     for name in STUDENTS:
         model = trained(place / "students", name)
         right[f"student of {name}"] = predicted(model, texts) == truth_test
-    interval = partial(paired_interval, groups=numbered(examples_test.dealt_by))
+    interval = partial(paired_interval, groups=numbered(examples_test.group_keys))
     return {
         "set": study.name,
         "seed": seed,
@@ -154,7 +154,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
                 right["student of gate"], right["student of average"]
             ),
         },
-        "variants": variants(said, truth, examples.dealt_by, said_test, truth_test),
+        "variants": variants(outputs, truth, examples.group_keys, said_test, truth_test),
         "temperatures": fitted.temperatures,
         "fit_seconds": round(seconds, 2),
     }
@@ -173,7 +173,7 @@ def cached_words(folder: Path, split: str) -> tuple[dict[str, Signals], Examples
     examples = Examples.of(examples_of(folder, split))
     [place] = (folder / "cache").iterdir()
     reader = CacheReader(place)
-    rows = reader.rows(examples.keys)
+    rows = reader.indices(examples.keys)
     return {name: reader.read(name, rows) for name in reader.teachers}, examples
 
 

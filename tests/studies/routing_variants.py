@@ -16,27 +16,27 @@ from ds_distill.routing.fitted import folds_of, states_of
 from ds_distill.routing.gate import calibrated_average, features, fit_gate
 from ds_distill.types import Signals
 
-Words = Mapping[str, Signals]
+SignalSchema = Mapping[str, Signals]
 
 
 def variants(
-    words: Words,
+    signals: SignalSchema,
     truth: np.ndarray,
-    dealt_by: torch.Tensor,
-    words_test: Words,
+    group_keys: torch.Tensor,
+    words_test: SignalSchema,
     truth_test: np.ndarray,
 ) -> dict[str, float]:
-    """Fitted on the routing split, right on test. dealt_by: int64 [N, 2], see `Examples`."""
+    """Fitted on the routing split, right on test. group_keys: int64 [N, 2], see `Examples`."""
     known = torch.from_numpy(truth).long()
-    names = sorted(words)
-    logits, logits_test = logits_of(words), logits_of(words_test)
+    names = sorted(signals)
+    logits, logits_test = logits_of(signals), logits_of(words_test)
     classes = logits[names[0]].shape[1]
     temperatures = {name: fit_temperature(logits[name], known) for name in names}
 
     def probabilities(scores: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         return [torch.softmax(scores[name].double() / temperatures[name], dim=1) for name in names]
 
-    said, said_test = probabilities(logits), probabilities(logits_test)
+    outputs, said_test = probabilities(logits), probabilities(logits_test)
     prior = prior_of(known, classes)
     is_class = F.one_hot(known, classes).double()
     found: dict[str, torch.Tensor] = {
@@ -46,7 +46,7 @@ def variants(
         "product of calibrated probabilities": sum((p.log() for p in said_test), torch.zeros(())),
     }
     hard, soft, columns = prior.log(), prior.log(), prior.log()
-    for p, asked in zip(said, said_test, strict=True):
+    for p, asked in zip(outputs, said_test, strict=True):
         counts = is_class.T @ F.one_hot(p.argmax(dim=1), classes).double() + 1 / classes
         hard = hard + (counts / counts.sum(dim=1, keepdim=True)).log()[:, asked.argmax(dim=1)].T
         counts = is_class.T @ p + 1 / classes
@@ -65,7 +65,7 @@ def variants(
         choice = torch.stack(doubts).argmax(dim=0)
         found[name] = F.one_hot(predicted.gather(0, choice[None])[0], classes)
 
-    states, states_test = states_of(words), states_of(words_test)
+    states, states_test = states_of(signals), states_of(words_test)
     x = features(logits, states, temperatures)
     scaler = StandardScaler().fit(x.numpy())
     plain = LogisticRegression(C=10 / len(truth), max_iter=200)
@@ -84,7 +84,7 @@ def variants(
             {name: state[rows] for name, state in there.items()},
             own,
             known[rows],
-            folds_of(dealt_by[rows], 0),
+            folds_of(group_keys[rows], 0),
         )
         return fitted.logits(logits_test, states_test, own)
 
@@ -108,5 +108,5 @@ def variants(
     }
 
 
-def logits_of(words: Words) -> dict[str, torch.Tensor]:
-    return {name: said.logits.float() for name, said in words.items()}
+def logits_of(signals: SignalSchema) -> dict[str, torch.Tensor]:
+    return {name: outputs.logits.float() for name, outputs in signals.items()}

@@ -4,14 +4,14 @@ import threading
 
 import pytest
 
-from ds_distill.data.ahead import made_ahead
+from ds_distill.data.prefetch import prefetch
 
 
 def test_items_come_in_order_and_from_another_thread():
-    made = list(made_ahead(lambda item: (item * 2, threading.get_ident()), range(5)))
+    made = list(prefetch(lambda item: (item * 2, threading.get_ident()), range(5)))
     assert [value for value, _ in made] == [0, 2, 4, 6, 8]
     assert {thread for _, thread in made} != {threading.get_ident()}
-    assert list(made_ahead(lambda item: item, [])) == []
+    assert list(prefetch(lambda item: item, [])) == []
 
 
 def test_the_next_item_is_made_while_one_is_held_and_no_more():
@@ -21,7 +21,7 @@ def test_the_next_item_is_made_while_one_is_held_and_no_more():
         begun[item].set()
         return item
 
-    for item in made_ahead(make, range(4)):
+    for item in prefetch(make, range(4)):
         if item < 3:
             assert begun[item + 1].wait(10)
         assert not any(event.is_set() for event in begun[item + 2 :])
@@ -35,9 +35,9 @@ def test_an_error_is_raised_where_its_item_is_taken():
 
     taken = []
     with pytest.raises(ValueError, match="no batch"):
-        taken.extend(made_ahead(make, range(4)))
-    assert next(made_ahead(make, range(4))) == 0
-    items = made_ahead(make, range(4))
+        taken.extend(prefetch(make, range(4)))
+    assert next(prefetch(make, range(4))) == 0
+    items = prefetch(make, range(4))
     assert [next(items), next(items)] == [0, 1]
     with pytest.raises(ValueError):
         next(items)

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 
 from ds_distill.cli import main
 from ds_distill.engine.world import World
-from ds_distill.phases.folder import RunFolder
 from ds_distill.recipe import load_recipe
+from ds_distill.run.folder import RunFolder
 
 CASES: dict[str, dict[str, Any]] = yaml.safe_load(
     Path(__file__).with_name("bad_input.yaml").read_text(encoding="utf-8")

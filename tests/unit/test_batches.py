@@ -69,7 +69,7 @@ def test_a_view_is_what_the_models_own_tokenizer_gives(tokenizers, family, pairs
         assert inputs.keys() == own.keys()
         for name, tensor in own.items():
             assert torch.equal(inputs[name], tensor), name
-        assert view.rows is None
+        assert view.positions is None
         np.testing.assert_array_equal(table.lengths[chosen], own["attention_mask"].sum(dim=1))
 
 

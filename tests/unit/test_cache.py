@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
 from ds_distill.cache.format import check_fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import NotFinite, Words
+from ds_distill.cache.schema import NotFinite, SignalSchema
 from ds_distill.errors import UserError
 from ds_distill.types import Signals
 
@@ -49,14 +49,14 @@ def cache(tmp_path: Path) -> tuple[Path, np.ndarray]:
 
 
 @st.composite
-def all_words(draw: st.DrawFn) -> dict[str, Words]:
+def all_words(draw: st.DrawFn) -> dict[str, SignalSchema]:
     draws = draw(st.none() | st.integers(1, 3))
     return {
-        name: Words(
+        name: SignalSchema(
             dtype=draw(st.sampled_from(["float32", "float16", "bfloat16"])),
             classes=draw(st.integers(1, 9)),
             hidden=draw(st.dictionaries(st.integers(-2, 1), st.integers(1, 5), max_size=2)),
-            draws=draws,
+            mask_variants=draws,
         )
         for name in draw(st.sampled_from([["t"], ["t", "u"], ["a-b", "b"]]))
     }
@@ -92,21 +92,21 @@ def test_any_rows_in_any_order_read_what_was_written(
     assert CacheReader(path).teachers == list(words)
     assert CacheReader(path).manifest.examples == len(every)
     CacheReader(path).verify()
-    if words["t" if "t" in words else "b"].draws:
+    if words["t" if "t" in words else "b"].mask_variants:
         check_lists_one_by_one(path, np.array(every), words)
 
 
-def check_lists_one_by_one(path: Path, keys: np.ndarray, words: dict[str, Words]) -> None:
+def check_lists_one_by_one(path: Path, keys: np.ndarray, words: dict[str, SignalSchema]) -> None:
     """Against a plain dict of (teacher, draw, key) -> list."""
-    said = {
+    outputs = {
         (name, draw, tuple(key)): says(name, kept, key[None], draw).logits
         for name, kept in words.items()
-        for draw in range(kept.draws or 1)
+        for draw in range(kept.mask_variants or 1)
         for key in keys
     }
     reader = CacheReader(path)
-    for (name, draw, key), wanted in said.items():
-        row = reader.rows(torch.tensor([key]))
+    for (name, draw, key), wanted in outputs.items():
+        row = reader.indices(torch.tensor([key]))
         assert torch.equal(reader.read(name, row, draw).logits, wanted)
 
 
@@ -115,10 +115,10 @@ def test_lists_may_be_empty(tmp_path):
     keys = keys[list_lengths(keys, 0) == 0][:8]  # nobody has a token in draw 0, all in draw 1
     write_cache(tmp_path / "cache", keys, LISTS)
     reader = CacheReader(tmp_path / "cache")
-    rows = reader.rows(torch.from_numpy(keys))
-    assert reader.draws == 3
-    assert reader.read("first", rows, draw=0).logits.shape == (0, 7)
-    assert reader.read("first", rows, draw=1).logits.shape == (8, 7)
+    rows = reader.indices(torch.from_numpy(keys))
+    assert reader.mask_variants == 3
+    assert reader.read("first", rows, variant=0).logits.shape == (0, 7)
+    assert reader.read("first", rows, variant=1).logits.shape == (8, 7)
     check_rows(tmp_path / "cache", keys, LISTS)
     check_rows(tmp_path / "cache", keys[:0], LISTS)
 
@@ -132,30 +132,30 @@ def test_a_batch_without_a_chosen_token_is_no_rows_and_a_filler(codec, hidden, t
     if codec != "dense":
         made = {"topk": TopKCodec(classes, 6), "compact": CompactCodec(classes, 0.1)}
         kept = {"codec": made[codec].to_json(), "temperature": 2.0}
-    words = Words(dtype="float16", classes=classes, hidden=hidden, draws=2, **kept)
+    words = SignalSchema(dtype="float16", classes=classes, hidden=hidden, mask_variants=2, **kept)
     keys = make_keys(40)
     none = keys[list_lengths(keys, 0) == 0][:3]
     write_cache(tmp_path / "cache", keys, {"t": words}, block_rows=32)
     reader = CacheReader(tmp_path / "cache")
-    said = reader.read("t", reader.rows(torch.from_numpy(none)), draw=0)
-    assert len(said) == 0 and {layer: state.shape for layer, state in said.hidden.items()} == {
-        layer: (0, width) for layer, width in hidden.items()
-    }
-    filler = said.filler()
-    assert len(filler) == 1
+    outputs = reader.read("t", reader.indices(torch.from_numpy(none)), variant=0)
+    assert len(outputs) == 0 and {
+        layer: state.shape for layer, state in outputs.hidden.items()
+    } == {layer: (0, width) for layer, width in hidden.items()}
+    dummy = outputs.dummy()
+    assert len(dummy) == 1
     for layer, width in hidden.items():
-        assert torch.equal(filler.hidden[layer], torch.zeros(1, width))
+        assert torch.equal(dummy.hidden[layer], torch.zeros(1, width))
     if codec == "topk":
-        assert filler.top is not None and filler.top.ids.shape == (1, 6)
-        mass = filler.top.log_probs.exp().sum() + filler.top.tail_log_prob.exp()
-        assert len(filler.top.ids.unique()) == 6 and float(mass) == pytest.approx(1)
+        assert dummy.top is not None and dummy.top.ids.shape == (1, 6)
+        mass = dummy.top.log_probs.exp().sum() + dummy.top.tail_log_prob.exp()
+        assert len(dummy.top.ids.unique()) == 6 and float(mass) == pytest.approx(1)
     else:
-        assert filler.logits.shape == (1, classes)
+        assert dummy.logits.shape == (1, classes)
 
 
 def test_rows_wider_than_a_page_of_addresses(tmp_path):
     """Dense words on a large vocabulary: a row of more than 64 KiB."""
-    keys, words = make_keys(5), {"wide": Words(dtype="float32", classes=50_001)}
+    keys, words = make_keys(5), {"wide": SignalSchema(dtype="float32", classes=50_001)}
     write_cache(tmp_path / "cache", keys, words, block_rows=2)
     check_rows(tmp_path / "cache", keys[[3, 0, 4]], words)
 
@@ -168,7 +168,7 @@ def test_keys_that_share_their_first_word_are_told_apart(tmp_path):
     reader = CacheReader(tmp_path / "cache")
     for missing in ([7, 1], [7, 6], [high, 0], [0, 0], [high - 1, high], [low, 0]):
         with pytest.raises(UserError, match="1 of 1 examples"):
-            reader.rows(torch.tensor([missing]))
+            reader.indices(torch.tensor([missing]))
 
 
 @pytest.mark.parametrize("words", [TWO, LISTS])
@@ -182,7 +182,7 @@ def test_files_are_arrow_streams_that_other_tools_open(words, tmp_path):
         for file, parts in zip(files, ([keys[:8], keys[16:]], [keys[8:16]]), strict=True):
             shard = datasets.Dataset.from_file(str(file))
             rows = shard.with_format("arrow")["logits"]
-            assert shard.num_rows == sum(map(len, parts)) * (kept.draws or 1)
+            assert shard.num_rows == sum(map(len, parts)) * (kept.mask_variants or 1)
             wanted = [block(name, kept, part)["logits"] for part in parts]
             assert rows.to_pylist() == [row for part in wanted for row in part.to_pylist()]
 
@@ -203,7 +203,7 @@ def test_threads_share_a_reader(words, tmp_path):
 
             def read(seed, reader=reader, together=together):
                 order = np.random.default_rng(seed).permutation(len(keys))
-                rows = reader.rows(torch.from_numpy(keys[order]))
+                rows = reader.indices(torch.from_numpy(keys[order]))
                 together.wait()
                 check_reads(reader, rows, keys[order], words)
                 check_reads(reader, rows[::-1].copy(), keys[order][::-1], words)
@@ -217,7 +217,7 @@ def test_threads_share_a_reader(words, tmp_path):
 def test_forks_share_a_reader(cache):
     path, keys = cache
     reader = CacheReader(path)
-    rows = reader.rows(torch.from_numpy(keys))
+    rows = reader.indices(torch.from_numpy(keys))
     check_reads(reader, rows[:9], keys[:9], TWO)  # the others are first touched in the forks
     children = []
     for seed in range(4):
@@ -241,7 +241,7 @@ def test_open_files_do_not_grow_with_the_shards(tmp_path):
     write_cache(tmp_path / "cache", keys, TWO, block_rows=1, ranks=60)
     reader = CacheReader(tmp_path / "cache")
     before = len(os.listdir("/proc/self/fd"))
-    check_reads(reader, reader.rows(torch.from_numpy(keys)), keys, TWO)
+    check_reads(reader, reader.indices(torch.from_numpy(keys)), keys, TWO)
     assert len(os.listdir("/proc/self/fd")) <= before + 5
 
 
@@ -253,7 +253,7 @@ def test_a_missing_key_is_an_error_with_counts_and_an_example(cache):
     strange = make_keys(2, "strange ")
     asked = np.concatenate([keys[:3], strange, keys[4:5]])
     with pytest.raises(UserError, match="2 of 6 examples") as caught:
-        CacheReader(path).rows(torch.from_numpy(asked))
+        CacheReader(path).indices(torch.from_numpy(asked))
     assert str(strange[0].tolist()) in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -308,11 +308,11 @@ def test_distributions_are_kept_at_the_temperature_and_say_so(temperature):
     wanted = (logits / temperature).log_softmax(1)
     whole = CompactCodec(vocabulary, 1e-9, TailShape.even(vocabulary))
     for codec in (TopKCodec(vocabulary, entries=vocabulary), whole):
-        words = Words(
+        words = SignalSchema(
             dtype="float16", classes=vocabulary, codec=codec.to_json(), temperature=temperature
         )
-        kept = words.keep(Signals(logits)).columns
-        read = words.signals(kept).to(torch.device("cpu"))
+        kept = words.encode(Signals(logits)).columns
+        read = words.decode(kept).to(torch.device("cpu"))
         if read.top is None:
             found = (read.logits / temperature).log_softmax(1)
         else:
@@ -325,12 +325,12 @@ def test_distributions_are_kept_at_the_temperature_and_say_so(temperature):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 70_000.0])
 @pytest.mark.parametrize("column", ["logits", "hidden"])
 def test_words_that_are_not_finite_are_not_kept(value, column):
-    words = Words(dtype="float16", classes=3, hidden={-1: 2})
+    words = SignalSchema(dtype="float16", classes=3, hidden={-1: 2})
     parts = [Signals(torch.zeros(4, 3), {-1: torch.zeros(4, 2)}) for _ in range(3)]
     for part, row in ((1, 2), (2, 0)):
         (parts[part].logits if column == "logits" else parts[part].hidden[-1])[row, 1] = value
     with pytest.raises(NotFinite) as caught:
-        words.record_batch([words.keep(part) for part in parts])
+        words.record_batch([words.encode(part) for part in parts])
     assert caught.value.rows.tolist() == [6, 8]
     assert caught.value.overflow == (value == 70_000.0)
 

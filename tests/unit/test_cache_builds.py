@@ -22,7 +22,7 @@ from ds_distill.cache.build import ShardWriter, building, known_teachers, start_
 from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
 from ds_distill.cache.plan import BUILDING, Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError
 from ds_distill.phases.cache import missing_from
@@ -67,19 +67,19 @@ def test_a_subset_and_another_order_add_nothing(cache):
         ({**TWO, "third": TWO["first"]}, PRINT, "no teacher 'third', only first, second"),
         (TWO, {**PRINT, "weights": "w2"}, "weights 'w1', and the run has 'w2'"),
         (
-            {**TWO, "first": Words(dtype="float16", classes=3)},
+            {**TWO, "first": SignalSchema(dtype="float16", classes=3)},
             PRINT,
             "dtype 'float32', and the run has 'float16'",
         ),
         (
-            {**TWO, "second": Words(dtype="float16", classes=5)},
+            {**TWO, "second": SignalSchema(dtype="float16", classes=5)},
             PRINT,
             r"hidden \{-1: 4\}, and the run has \{\}",
         ),
         (
-            {**TWO, "first": Words(dtype="float32", classes=3, draws=2)},
+            {**TWO, "first": SignalSchema(dtype="float32", classes=3, mask_variants=2)},
             PRINT,
-            "draws None, and the run has 2",
+            "mask_variants None, and the run has 2",
         ),
     ],
 )
@@ -111,7 +111,9 @@ def test_rows_are_added_by_the_same_attention_alone(cache):
 
 def test_class_logits_cost_two_bytes_each_and_at_most_24_more(tmp_path):
     examples, classes, teachers = 20_000, 6, 3
-    words = {f"teacher-{n}": Words(dtype="float16", classes=classes) for n in range(teachers)}
+    words = {
+        f"teacher-{n}": SignalSchema(dtype="float16", classes=classes) for n in range(teachers)
+    }
     rows = block_rows_for(examples, 2 * classes)
     write_cache(tmp_path / "cache", make_keys(examples), words, block_rows=rows, ranks=8)
     size = sum(len(content) for content in contents(tmp_path / "cache").values())
@@ -155,10 +157,10 @@ def test_a_teacher_may_be_named_like_the_folder_of_a_build(tmp_path):
 
 
 FITTED = TailShape.fit([torch.randn(40, 50, generator=torch.Generator().manual_seed(0))], 0.1)
-LM = {"dtype": "float16", "classes": 50, "draws": 2, "temperature": 2.0}
-BEGUN: dict[str, Words] = {
-    "first": Words(dtype="float32", classes=3, draws=2),
-    "lm": Words(codec=CompactCodec(50, 0.1).to_json(), **LM),
+LM = {"dtype": "float16", "classes": 50, "mask_variants": 2, "temperature": 2.0}
+BEGUN: dict[str, SignalSchema] = {
+    "first": SignalSchema(dtype="float32", classes=3, mask_variants=2),
+    "lm": SignalSchema(codec=CompactCodec(50, 0.1).to_json(), **LM),
 }
 
 
@@ -177,7 +179,9 @@ def begun(tmp_path: Path) -> tuple[Path, Plan]:
     return path, plan
 
 
-def marked(words: dict[str, Words], **mark: Any) -> dict[str, tuple[dict[str, Any], Words]]:
+def marked(
+    words: dict[str, SignalSchema], **mark: Any
+) -> dict[str, tuple[dict[str, Any], SignalSchema]]:
     return {name: ({**PRINT, **mark}, kept) for name, kept in words.items()}
 
 
@@ -193,14 +197,14 @@ def marked(words: dict[str, Words], **mark: Any) -> dict[str, tuple[dict[str, An
         (
             None,
             3,
-            {**BEGUN, "lm": Words(codec=TopKCodec(50, 8).to_json(), **LM)},
+            {**BEGUN, "lm": SignalSchema(codec=TopKCodec(50, 8).to_json(), **LM)},
             {},
             "teacher 'lm' with codec codec 'compact', not 'topk'",
         ),
         (
             None,
             3,
-            {**BEGUN, "lm": Words(codec=CompactCodec(50, 0.1, FITTED).to_json(), **LM)},
+            {**BEGUN, "lm": SignalSchema(codec=CompactCodec(50, 0.1, FITTED).to_json(), **LM)},
             {},
             "teacher 'lm' with codec tail None, not {'step': ",
         ),
@@ -304,7 +308,7 @@ def test_a_build_that_was_killed_before_its_plan_begins_anew(tmp_path):
 def test_too_many_open_files_are_no_damage(cache):
     path, keys = cache
     reader = CacheReader(path)
-    rows = reader.rows(torch.from_numpy(keys))
+    rows = reader.indices(torch.from_numpy(keys))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare = os.open(path, os.O_RDONLY)
     os.close(spare)

@@ -15,14 +15,14 @@ from cache_files import check_rows, contents, make_keys, manifest_of, write_cach
 
 from ds_distill.cache.format import FORMAT, MANIFEST
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError
 
 SMALL = {
-    "first": Words(dtype="float32", classes=2),
-    "second": Words(dtype="float16", classes=2, hidden={-1: 3}),
+    "first": SignalSchema(dtype="float32", classes=2),
+    "second": SignalSchema(dtype="float16", classes=2, hidden={-1: 3}),
 }
-LISTS = {"first": Words(dtype="float16", classes=2, draws=2)}
+LISTS = {"first": SignalSchema(dtype="float16", classes=2, mask_variants=2)}
 KEYS = make_keys(7)
 
 
@@ -35,9 +35,9 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def read_all(path: Path) -> None:
     reader = CacheReader(path)
-    rows = reader.rows(torch.from_numpy(KEYS))
+    rows = reader.indices(torch.from_numpy(KEYS))
     for teacher in reader.teachers:
-        for draw in range(reader.draws or 1):
+        for draw in range(reader.mask_variants or 1):
             reader.read(teacher, rows, draw)
 
 
@@ -105,7 +105,7 @@ def test_without_checks_damage_is_not_looked_for_but_verify_finds_it(cache):
     content[-9] ^= 1  # of the last value, or the padding after it
     file.write_bytes(content)
     reader = CacheReader(cache, checks=False)
-    reader.read("first", reader.rows(torch.from_numpy(KEYS)))
+    reader.read("first", reader.indices(torch.from_numpy(KEYS)))
     with pytest.raises(UserError, match=shard["file"]):
         reader.verify()
 
@@ -137,7 +137,7 @@ def test_a_file_that_is_not_whole_is_refused(harm, cache):
 
 def test_another_teachers_shard_in_its_place_is_refused(tmp_path):
     """Its frame and its sizes fit, its numbers are another teacher's."""
-    words = {name: Words(dtype="float16", classes=3) for name in ("first", "second")}
+    words = {name: SignalSchema(dtype="float16", classes=3) for name in ("first", "second")}
     write_cache(tmp_path / "cache", KEYS, words)
     [file] = (tmp_path / "cache" / "first").iterdir()
     [other] = (tmp_path / "cache" / "second").iterdir()
@@ -152,7 +152,7 @@ def test_a_shard_that_changes_after_it_was_opened_is_refused(cache):
     for change in (lambda file: file.unlink(), lambda file: file.write_bytes(b"short")):
         shutil.copytree(cache, copy := cache.with_name("copy"))
         reader = CacheReader(copy)
-        rows = reader.rows(torch.from_numpy(KEYS))  # opens the teacher's blocks, maps none
+        rows = reader.indices(torch.from_numpy(KEYS))  # opens the teacher's blocks, maps none
         for file in (copy / "first").iterdir():
             change(file)
         with pytest.raises(UserError, match="first/shard-"):
@@ -183,11 +183,11 @@ def test_a_folder_without_a_manifest_is_no_cache(tmp_path):
 
 def test_a_reader_goes_on_while_rows_are_added(cache):
     words = {
-        name: Words.model_validate(held["words"])
+        name: SignalSchema.model_validate(held["signals"])
         for name, held in manifest_of(cache)["teachers"].items()
     }
     reader = CacheReader(cache)
-    rows = reader.rows(torch.from_numpy(KEYS))
+    rows = reader.indices(torch.from_numpy(KEYS))
     more = np.concatenate([KEYS, make_keys(9, "more ")])
     write_cache(cache, more, words)
     for teacher in reader.teachers:

@@ -13,10 +13,13 @@ from cache_files import block, check_rows, contents, make_keys, noted_blocks, wr
 from ds_distill.cache.build import ShardWriter, building, finish_build, start_build
 from ds_distill.cache.plan import BUILDING, Plan
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 from ds_distill.files import is_disk_full
 
-WORDS = {"first": Words(dtype="float32", classes=40), "second": Words(dtype="float16", classes=9)}
+WORDS = {
+    "first": SignalSchema(dtype="float32", classes=40),
+    "second": SignalSchema(dtype="float16", classes=9),
+}
 KEYS = make_keys(600)
 
 
@@ -27,10 +30,10 @@ def disk(small_disk) -> Path:
 
 def leave(disk: Path, space: int) -> Path:
     """Fill a disk but for some bytes; returns what fills it."""
-    filler = disk / "filler"
-    filler.unlink(missing_ok=True)
-    filler.write_bytes(b"x" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize - space))
-    return filler
+    dummy = disk / "filler"
+    dummy.unlink(missing_ok=True)
+    dummy.write_bytes(b"x" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize - space))
+    return dummy
 
 
 def test_a_full_disk_at_any_moment_loses_nothing(disk, tmp_path):
@@ -39,20 +42,20 @@ def test_a_full_disk_at_any_moment_loses_nothing(disk, tmp_path):
     path, draw, refused, noted = disk / "cache", random.Random(0), 0, {}
     while True:
         space = sum(len(content) for content in contents(path).values()) if path.exists() else 0
-        filler = leave(disk, draw.choice([0, 1, 2, 3, 5]) * 4096)
+        dummy = leave(disk, draw.choice([0, 1, 2, 3, 5]) * 4096)
         try:
             write_cache(path, KEYS, WORDS, ranks=2)
             break
         except OSError as error:
             assert error.errno == errno.ENOSPC and is_disk_full(error)
             refused += 1
-        filler.unlink()
+        dummy.unlink()
         assert refused < 200, space
         if (path / BUILDING / "plan.json").is_file():
             now = noted_blocks(path, WORDS)
             assert noted.items() <= now.items()
             noted = now
-    filler.unlink()
+    dummy.unlink()
     assert refused >= 10
     assert contents(path) == contents(tmp_path / "whole")
     check_rows(path, KEYS, WORDS)
@@ -63,13 +66,13 @@ def test_a_full_disk_leaves_a_cache_that_is_there_as_it_is(disk):
     path = disk / "cache"
     write_cache(path, KEYS[:100], WORDS)
     before = contents(path)
-    filler = leave(disk, 3 * 4096)
+    dummy = leave(disk, 3 * 4096)
     with pytest.raises(OSError, match="No space left"):
         write_cache(path, KEYS, WORDS)
     after = contents(path)
     assert {name: after[name] for name in before} == before
     check_rows(path, KEYS[:100], WORDS)
-    filler.unlink()
+    dummy.unlink()
     write_cache(path, KEYS, WORDS)
     check_rows(path, KEYS, WORDS)
 
@@ -84,10 +87,10 @@ def test_after_a_block_that_had_no_room_the_next_writer_goes_on(disk):
         start_build(path, plan, teachers)
         failed = ShardWriter(path, plan, "first", words, 0, 1)
         failed.append(0, blocks[0], sizes[0])
-        filler = leave(disk, 2 * 4096)
+        dummy = leave(disk, 2 * 4096)
         with pytest.raises(OSError, match="No space left"):
             failed.append(1, blocks[1], sizes[1])
-        filler.unlink()
+        dummy.unlink()
         writer = ShardWriter(path, plan, "first", words, 0, 1)
         for at in (1, 2):
             writer.append(at, blocks[at], sizes[at])

@@ -19,11 +19,11 @@ from cache_files import block_checksums, check_rows, contents, make_keys, noted_
 from ds_distill.cache.format import MANIFEST, Manifest
 from ds_distill.cache.plan import BUILDING
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 
 WORDS = {
-    "first": Words(dtype="float32", classes=3),
-    "second": Words(dtype="float16", classes=5, hidden={-1: 4}),
+    "first": SignalSchema(dtype="float32", classes=3),
+    "second": SignalSchema(dtype="float16", classes=5, hidden={-1: 4}),
 }
 OLD, ALL = make_keys(20), make_keys(140)
 BLOCK_ROWS = 4

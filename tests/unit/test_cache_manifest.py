@@ -11,14 +11,14 @@ import pytest
 from cache_files import make_keys, manifest_of, write_cache, write_manifest
 
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     """Blocks of 8 and of 4 examples."""
-    words = {"t": Words(dtype="float32", classes=3)}
+    words = {"t": SignalSchema(dtype="float32", classes=3)}
     write_cache(tmp_path / "cache", make_keys(12), words, block_rows=8)
     return tmp_path / "cache"
 
@@ -53,9 +53,9 @@ FORGED = [
     *((at(*SHARD, "bytes"), value) for value in (0, 8, 2**40, HUGE)),
     (at(*SHARD, "blocks"), []),
     (at("teachers", "t", "shards"), []),
-    (at("teachers", "t", "words"), {"dtype": "float16", "classes": 0}),
-    (at("teachers", "t", "words"), {"dtype": "object", "classes": 3}),
-    (at("teachers", "t", "words"), {"dtype": "float16", "classes": 3, "draws": 0}),
+    (at("teachers", "t", "signals"), {"dtype": "float16", "classes": 0}),
+    (at("teachers", "t", "signals"), {"dtype": "object", "classes": 3}),
+    (at("teachers", "t", "signals"), {"dtype": "float16", "classes": 3, "mask_variants": 0}),
 ]  # fmt: skip
 
 

@@ -27,15 +27,15 @@ from cache_files import check_rows, make_keys, noted_blocks, write_cache
 from ds_distill.cache.format import MANIFEST
 from ds_distill.cache.plan import BUILDING
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError
 
 EXT4_IOC_SHUTDOWN, NO_LOG_FLUSH = 0x8004587D, 2
 CLONE_NEWNS = 0x00020000
 
 WORDS = {
-    "first": Words(dtype="float32", classes=3),
-    "second": Words(dtype="float16", classes=5),
+    "first": SignalSchema(dtype="float32", classes=3),
+    "second": SignalSchema(dtype="float16", classes=5),
 }
 KEYS = make_keys(60)
 BLOCKS = 2 * 15

@@ -18,8 +18,8 @@ from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.phases.checkpoints import Checkpoints
 from ds_distill.recipe.phases import Losses, Training
+from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.types import Batch, PaddedView
 
 RATE, DECAY = 0.01, 0.5

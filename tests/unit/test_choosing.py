@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from ds_distill.phases.check import trained_on_what_chooses
-from ds_distill.phases.publish import choose_student
+from ds_distill.check.recipe import trained_on_what_chooses
 from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.uses import uses
+from ds_distill.run.publish import choose_student
 
 LOSSES = {"losses": {"kl": {}}}
 

@@ -188,8 +188,8 @@ def test_compact_bytes(vocabulary):
         values = [field(row, start_bit + 4 * j, 4) for j in range(k)]
         lows = [field(row, start_bit + 4 * k + low * j, low) for j in range(k)]
         highs = field(row, start_bit + (4 + low) * k, k + (vocabulary - 1 >> low))
-        places = [place for place in range(highs.bit_length()) if highs >> place & 1]
-        ids = [(p - j << low) + lows[j] for j, p in enumerate(places)]
+        coordinates = [place for place in range(highs.bit_length()) if highs >> place & 1]
+        ids = [(p - j << low) + lows[j] for j, p in enumerate(coordinates)]
         wanted = (log_probs[number] >= math.log(1e-3)).nonzero().squeeze(1).tolist()
         assert ids == wanted[:255] == top.ids[number, :k].tolist()
         assert length == math.ceil((start_bit + (4 + low) * k + k + (vocabulary - 1 >> low)) / 8)

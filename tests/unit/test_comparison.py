@@ -13,7 +13,7 @@ from rich.console import Console
 from ds_distill.data.batches import Examples
 from ds_distill.data.keys import content_keys
 from ds_distill.errors import UserError
-from ds_distill.phases.expertise import check_words
+from ds_distill.phases.expertise import check_signals
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import comparison as comparing
 from ds_distill.routing.comparison import CANDIDATES, Score, choose, compare, held_out_targets
@@ -37,7 +37,7 @@ def told_by_states(count, seed=0):
     says which half the example is of. No weighing of the teachers sees that."""
     generator = torch.Generator().manual_seed(seed)
     truth = truth_of(count, generator)
-    words = {}
+    signals = {}
     for number, name in enumerate(("first", "second")):
         own = truth % 2 == number
         # On classes of the other teacher it is as sure of a class of its own, drawn by lot.
@@ -46,32 +46,32 @@ def told_by_states(count, seed=0):
         logits[torch.arange(count), torch.where(own, truth, foreign)] += 6.0
         states = torch.randn(count, 8, generator=generator)
         states[:, 3] += torch.where(own, 3.0, -3.0)
-        words[name] = Signals(logits, {-1: states})
-    return words, truth.numpy(), keys_of(count)
+        signals[name] = Signals(logits, {-1: states})
+    return signals, truth.numpy(), keys_of(count)
 
 
 def equally_good(count, seed=0, states=0):
     """Two teachers that err independently, on all classes alike, and states of pure noise."""
     generator = torch.Generator().manual_seed(seed)
     truth = truth_of(count, generator)
-    words = {}
+    signals = {}
     for name in ("first", "second"):
         logits = torch.randn(count, 4, generator=generator)
         logits[torch.arange(count), truth] += 1.5
         noise = torch.randn(count, states, generator=generator)
-        words[name] = Signals(logits, {-1: noise} if states else {})
-    return words, truth.numpy(), keys_of(count)
+        signals[name] = Signals(logits, {-1: noise} if states else {})
+    return signals, truth.numpy(), keys_of(count)
 
 
 def test_the_gate_wins_where_states_tell_the_expert():
-    words, truth, keys = told_by_states(400)
-    found = compare(words, truth, keys, LABELS)
+    signals, truth, keys = told_by_states(400)
+    found = compare(signals, truth, keys, LABELS)
     assert found.choice == "gate"
     assert found.policies["gate"].accuracy > 0.95
     assert found.policies["average"].accuracy < 0.8
     assert found.any_teacher.accuracy > 0.95
     # Without the states nobody can tell.
-    blind = {name: Signals(said.logits) for name, said in words.items()}
+    blind = {name: Signals(outputs.logits) for name, outputs in signals.items()}
     found = compare(blind, truth, keys, LABELS)
     assert found.policies["gate"].accuracy < 0.85
     assert found.policies["gate"].difference > -0.05
@@ -81,8 +81,8 @@ def test_the_gate_wins_where_states_tell_the_expert():
 def test_the_average_wins_where_teachers_are_alike(seed):
     """Also against a gate that sees 300 columns of noise beside 200 examples: fitted and judged on
     the same examples it would be right on all of them."""
-    words, truth, keys = equally_good(200, seed, states=150)
-    found = compare(words, truth, keys, LABELS)
+    signals, truth, keys = equally_good(200, seed, states=150)
+    found = compare(signals, truth, keys, LABELS)
     assert found.choice == "average"
     assert found.policies["gate"].interval[0] <= 0
     assert found.policies["random"].interval[1] < 0
@@ -91,25 +91,25 @@ def test_the_average_wins_where_teachers_are_alike(seed):
 def test_on_noise_alone_no_policy_seems_to_know_anything():
     generator = torch.Generator().manual_seed(0)
     truth = truth_of(300, generator).numpy()
-    words = {
+    signals = {
         name: Signals(
             torch.randn(300, 4, generator=generator),
             {-1: torch.randn(300, 64, generator=generator)},
         )
         for name in ("first", "second")
     }
-    found = compare(words, truth, keys_of(300), LABELS)
+    found = compare(signals, truth, keys_of(300), LABELS)
     for name, score in found.policies.items():
         assert score.accuracy < 0.25 + 3.5 * (0.25 * 0.75 / 300) ** 0.5, name
 
 
 def test_an_example_is_judged_by_what_was_learnt_from_others():
     """Changing an example's own label changes no policy's target for it."""
-    words, truth, keys = told_by_states(120)
-    before = held_out_targets(words, truth, keys, LABELS)
+    signals, truth, keys = told_by_states(120)
+    before = held_out_targets(signals, truth, keys, LABELS)
     changed = truth.copy()
     changed[7] = (changed[7] + 1) % 4
-    after = held_out_targets(words, changed, keys, LABELS)
+    after = held_out_targets(signals, changed, keys, LABELS)
     learnt = 0
     for name in CANDIDATES:
         assert torch.equal(before[name][7], after[name][7]), name
@@ -119,15 +119,15 @@ def test_an_example_is_judged_by_what_was_learnt_from_others():
 
 def test_folds_that_judge_are_not_those_of_a_fit(monkeypatch):
     """Dealt by the same numbers, a fold left out would leave one of the fit's own folds empty."""
-    words, truth, keys = equally_good(1000)
+    signals, truth, keys = equally_good(1000)
     learnt_from = []
 
-    def noted(words, truth, keys, *rest, **options):
+    def noted(signals, truth, keys, *rest, **options):
         learnt_from.append(keys)
-        return fit(words, truth, keys, *rest, **options)
+        return fit(signals, truth, keys, *rest, **options)
 
     monkeypatch.setattr(comparing, "fit", noted)
-    held_out_targets(words, truth, keys, LABELS, seed=3)
+    held_out_targets(signals, truth, keys, LABELS, seed=3)
     assert len(learnt_from) == FOLDS
     for rest in learnt_from:
         assert 700 < len(rest) < 900
@@ -142,25 +142,25 @@ def test_copies_of_a_text_are_not_learnt_from_to_judge_it():
     once = 60
     truth = truth_of(once, generator).repeat(8).numpy()
     keys = keys_of(once).repeat(8, 1)
-    words = {
+    signals = {
         name: Signals(
             torch.randn(once, 4, generator=generator).repeat(8, 1),
             {-1: torch.randn(once, 100, generator=generator).repeat(8, 1)},
         )
         for name in ("first", "second")
     }
-    assert compare(words, truth, keys, LABELS).policies["gate"].accuracy < 0.5
+    assert compare(signals, truth, keys, LABELS).policies["gate"].accuracy < 0.5
 
 
 def test_the_figures_are_what_counting_gives():
-    words, truth, keys = told_by_states(150)
+    signals, truth, keys = told_by_states(150)
     truth[:10] = -1
-    found = compare(words, truth, keys, LABELS)
+    found = compare(signals, truth, keys, LABELS)
     known = truth >= 0
     assert found.examples == 140
-    said = {name: signals.logits.argmax(1).numpy()[known] for name, signals in words.items()}
-    right = {name: said[name] == truth[known] for name in said}
-    for name in said:
+    outputs = {name: signals.logits.argmax(1).numpy()[known] for name, signals in signals.items()}
+    right = {name: outputs[name] == truth[known] for name in outputs}
+    for name in outputs:
         assert found.teachers[name].accuracy == pytest.approx(right[name].mean())
         for index, label in enumerate(LABELS):
             these = right[name][truth[known] == index]
@@ -168,9 +168,11 @@ def test_the_figures_are_what_counting_gives():
     either = right["first"] | right["second"]
     assert found.any_teacher.accuracy == pytest.approx(either.mean())
     assert found.agreement == {
-        "first, second": pytest.approx((said["first"] == said["second"]).mean())
+        "first, second": pytest.approx((outputs["first"] == outputs["second"]).mean())
     }
-    mean = (words["first"].logits + words["second"].logits).argmax(1).numpy()[known] == truth[known]
+    mean = (signals["first"].logits + signals["second"].logits).argmax(1).numpy()[known] == truth[
+        known
+    ]
     assert found.policies["average"].accuracy == pytest.approx(mean.mean())
     assert found.policies["average"].interval == (0.0, 0.0)
     random = found.policies["random"]
@@ -179,28 +181,28 @@ def test_the_figures_are_what_counting_gives():
 
 
 def test_any_teacher_counts_where_one_of_them_is_right():
-    words, truth, keys = equally_good(60)
-    right = np.stack([said.logits.argmax(1).numpy() == truth for said in words.values()])
+    signals, truth, keys = equally_good(60)
+    right = np.stack([outputs.logits.argmax(1).numpy() == truth for outputs in signals.values()])
     assert right.any(axis=0).mean() != (~right).any(axis=0).mean()
-    found = compare(words, truth, keys, LABELS)
+    found = compare(signals, truth, keys, LABELS)
     assert found.any_teacher.accuracy == pytest.approx(right.any(axis=0).mean())
 
 
 def test_a_class_without_examples_has_no_accuracy():
-    words, truth, keys = equally_good(100)
+    signals, truth, keys = equally_good(100)
     truth[truth == 2] = -1
-    found = compare(words, truth, keys, LABELS)
+    found = compare(signals, truth, keys, LABELS)
     assert {score.per_class["c"] for score in found.policies.values()} == {None}
     json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_a_teacher_that_says_nan_is_refused():
-    words, truth, keys = equally_good(30)
+    signals, truth, keys = equally_good(30)
     examples = Examples(keys, truth)
-    check_words("validation", examples, words)
-    words["second"].logits[4, 1] = torch.nan
+    check_signals("validation", examples, signals)
+    signals["second"].logits[4, 1] = torch.nan
     with pytest.raises(UserError, match=r"teachers\.second: 1 of 30 .* NaN .* row 4"):
-        check_words("validation", examples, words)
+        check_signals("validation", examples, signals)
 
 
 def test_texts_of_one_file_are_not_learnt_from_to_judge_each_other():
@@ -209,7 +211,7 @@ def test_texts_of_one_file_are_not_learnt_from_to_judge_each_other():
     generator = torch.Generator().manual_seed(2)
     files = 60
     truth = truth_of(files, generator).repeat(8).numpy()
-    words = {
+    signals = {
         name: Signals(
             torch.randn(files, 4, generator=generator).repeat(8, 1),
             {-1: torch.randn(files, 100, generator=generator).repeat(8, 1)},
@@ -218,8 +220,8 @@ def test_texts_of_one_file_are_not_learnt_from_to_judge_each_other():
     }
     groups = torch.arange(2 * files).reshape(files, 2).repeat(8, 1)
     examples = Examples(keys_of(8 * files), truth, groups)
-    by_text = compare(words, truth, examples.keys, LABELS)
-    by_file = compare(words, truth, examples.keys, LABELS, dealt_by=examples.dealt_by)
+    by_text = compare(signals, truth, examples.keys, LABELS)
+    by_file = compare(signals, truth, examples.keys, LABELS, group_keys=examples.group_keys)
     assert by_text.choice == "gate" and by_text.policies["gate"].accuracy > 0.9
     assert by_file.choice == "average" and by_file.policies["gate"].accuracy < 0.5
     low, high = by_file.policies["gate"].interval
@@ -242,13 +244,13 @@ def test_within_chance_the_average_wins():
 
 
 def test_labels_and_order_of_rows_change_nothing_but_the_names():
-    words, truth, keys = told_by_states(120)
+    signals, truth, keys = told_by_states(120)
     order = np.random.default_rng(0).permutation(120)
     moved = {
-        name: Signals(said.logits[order], {-1: said.hidden[-1][order]})
-        for name, said in words.items()
+        name: Signals(outputs.logits[order], {-1: outputs.hidden[-1][order]})
+        for name, outputs in signals.items()
     }
-    one = compare(words, truth, keys, LABELS)
+    one = compare(signals, truth, keys, LABELS)
     other = compare(moved, truth[order], keys[order], LABELS)
     assert one.choice == other.choice
     for name in CANDIDATES:
@@ -256,8 +258,8 @@ def test_labels_and_order_of_rows_change_nothing_but_the_names():
 
 
 def test_the_table_shows_every_row_and_the_choice():
-    words, truth, keys = told_by_states(200)
-    found = compare(words, truth, keys, LABELS)
+    signals, truth, keys = told_by_states(200)
+    found = compare(signals, truth, keys, LABELS)
     console = Console(width=140, file=io.StringIO())
     console.print(routing_table(found, "validation"))
     text = console.file.getvalue()

@@ -152,13 +152,13 @@ def test_rows_of_a_masked_lm_are_its_share(made: Made) -> None:
     view = make_batch(setting, 0).views["student"]
     assert isinstance(view, PaddedView)
     if setting.task == "classification":
-        assert view.rows is None
+        assert view.positions is None
         return
-    assert view.rows is not None and len(set(view.rows.tolist())) == len(view.rows)
-    each = torch.bincount(view.rows // setting.length, minlength=setting.batch)
+    assert view.positions is not None and len(set(view.positions.tolist())) == len(view.positions)
+    each = torch.bincount(view.positions // setting.length, minlength=setting.batch)
     assert each.tolist() == [round(COUNTED * setting.length)] * setting.batch
     larger = cached_batch(setting, 0, folder, repeats=2)
-    assert len(larger.signals["bert-large"]) == 2 * len(view.rows) == len(larger.keys)
+    assert len(larger.signals["bert-large"]) == 2 * len(view.positions) == len(larger.keys)
 
 
 def test_the_largest_batch_is_the_last_that_ran(made: Made, world: World) -> None:

@@ -14,26 +14,26 @@ from ds_distill.cache.build import ShardWriter, building, finish_build, start_bu
 from ds_distill.cache.codecs import CompactCodec, TopKCodec
 from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Words
-from ds_distill.phases.fidelity import Again, fidelity
+from ds_distill.cache.schema import SignalSchema
+from ds_distill.run.fidelity import Repeated, fidelity
 from ds_distill.types import Signals
 from ds_kernels import masked_kl, topk_kl
 
 T, V = 2.0, 40
-PACKED = {"dtype": "float16", "classes": V, "temperature": T, "draws": 2}
+PACKED = {"dtype": "float16", "classes": V, "temperature": T, "mask_variants": 2}
 KINDS = {
-    "dense": Words(dtype="bfloat16", classes=V),
-    "topk": Words(codec=TopKCodec(V, 6).to_json(), **PACKED),
-    "compact": Words(codec=CompactCodec(V, 1e-2).to_json(), **PACKED),
+    "dense": SignalSchema(dtype="bfloat16", classes=V),
+    "topk": SignalSchema(codec=TopKCodec(V, 6).to_json(), **PACKED),
+    "compact": SignalSchema(codec=CompactCodec(V, 1e-2).to_json(), **PACKED),
 }
 
 
-def decoded(words: Words, said: Signals, row: int) -> list[float]:
+def decoded(words: SignalSchema, outputs: Signals, row: int) -> list[float]:
     """The distribution that a row was kept as: a top's tail lies evenly on all other entries."""
-    if said.top is None:
-        logits = said.logits[row].double() / (words.temperature or 1.0)
+    if outputs.top is None:
+        logits = outputs.logits[row].double() / (words.temperature or 1.0)
         return torch.softmax(logits, 0).tolist()
-    top = said.top
+    top = outputs.top
     kept = {
         int(number): math.exp(value)
         for number, value in zip(top.ids[row], top.log_probs[row], strict=True)
@@ -48,14 +48,14 @@ def test_distances_are_those_of_whole_distributions(kind: str, tmp_path: Path) -
     words, keys = KINDS[kind], make_keys(12)
     write_cache(tmp_path / "cache", keys, {"t": words})
     reader = CacheReader(tmp_path / "cache")
-    draw = 1 if words.draws else 0
+    draw = 1 if words.mask_variants else 0
     own = says("t", words, keys, draw).logits
     near = torch.roll(own, 1, dims=1)
-    measured = fidelity(Again(torch.from_numpy(keys), near, own, draw), reader, "t")
+    measured = fidelity(Repeated(torch.from_numpy(keys), near, own, draw), reader, "t")
     assert measured is not None and measured.rows == len(own)
 
     temperature = words.temperature or 1.0
-    kept = reader.read("t", reader.rows(torch.from_numpy(keys)), draw).to(torch.device("cpu"))
+    kept = reader.read("t", reader.indices(torch.from_numpy(keys)), draw).to(torch.device("cpu"))
     batches, cached, kl, entropy = [], [], [], []
     for row in range(len(own)):
         p, q = (torch.softmax(x[row].double() / temperature, 0).tolist() for x in (own, near))
@@ -71,8 +71,8 @@ def test_distances_are_those_of_whole_distributions(kind: str, tmp_path: Path) -
     assert measured.kl_mean == pytest.approx(np.mean(kl), **close)
     assert measured.kl_p99 == pytest.approx(np.quantile(kl, 0.99), **close)
     assert measured.entropy == pytest.approx(np.mean(entropy), rel=1e-4)
-    said = math.log(V) - float(np.mean(entropy))
-    assert measured.lost == pytest.approx(np.mean(kl) / said, **close)
+    outputs = math.log(V) - float(np.mean(entropy))
+    assert measured.lost == pytest.approx(np.mean(kl) / outputs, **close)
 
 
 def test_what_a_top_leaves_out_of_a_flat_distribution_is_lost(tmp_path: Path) -> None:
@@ -81,20 +81,20 @@ def test_what_a_top_leaves_out_of_a_flat_distribution_is_lost(tmp_path: Path) ->
     keys, vocabulary = make_keys(1), 2000
     logits = torch.randn(1, vocabulary) * 3
     codec = TopKCodec(vocabulary, 64)
-    words = Words(
-        dtype="float16", classes=vocabulary, temperature=T, draws=1, codec=codec.to_json()
+    words = SignalSchema(
+        dtype="float16", classes=vocabulary, temperature=T, mask_variants=1, codec=codec.to_json()
     )
     with building(tmp_path / "cache"):
         plan, teachers = Plan(0, 8, [keys]), {"t": (PRINT, words)}
         start_build(tmp_path / "cache", plan, teachers)
         writer = ShardWriter(tmp_path / "cache", plan, "t", words, 0, 1)
-        writer.append(0, words.record_batch([words.keep(Signals(logits))], np.array([1])), 1)
+        writer.append(0, words.record_batch([words.encode(Signals(logits))], np.array([1])), 1)
         writer.close()
         finish_build(tmp_path / "cache", plan, teachers)
     reader = CacheReader(tmp_path / "cache")
-    measured = fidelity(Again(torch.from_numpy(keys), logits, logits), reader, "t")
+    measured = fidelity(Repeated(torch.from_numpy(keys), logits, logits), reader, "t")
     assert measured is not None and measured.lost > 0.2
-    top = reader.read("t", reader.rows(torch.from_numpy(keys))).to(torch.device("cpu")).top
+    top = reader.read("t", reader.indices(torch.from_numpy(keys))).to(torch.device("cpu")).top
     assert top is not None
     target = (top.log_probs, top.ids, top.tail_log_prob)
     ignorant = torch.zeros(1, vocabulary)
@@ -107,7 +107,7 @@ def test_without_a_hidden_token_there_is_nothing_to_compare(tmp_path: Path) -> N
     words, keys = KINDS["topk"], make_keys(12)
     write_cache(tmp_path / "cache", keys, {"t": words})
     none = torch.zeros(0, V)
-    again = Again(torch.from_numpy(keys), none, none)
+    again = Repeated(torch.from_numpy(keys), none, none)
     assert fidelity(again, CacheReader(tmp_path / "cache"), "t") is None
 
 
@@ -116,7 +116,7 @@ def test_rows_of_other_examples_are_far(tmp_path: Path) -> None:
     write_cache(tmp_path / "cache", keys, {"t": words})
     reader = CacheReader(tmp_path / "cache")
     own = says("t", words, keys).logits
-    again = Again(torch.from_numpy(keys), own, own)
-    near, far = (fidelity(a, reader, "t") for a in (again, Again(again.keys.flip(0), own, own)))
+    again = Repeated(torch.from_numpy(keys), own, own)
+    near, far = (fidelity(a, reader, "t") for a in (again, Repeated(again.keys.flip(0), own, own)))
     assert near is not None and near.cached < 0.05 and near.lost < 0.01
     assert far is not None and far.cached > 0.5 and far.lost > 0.5

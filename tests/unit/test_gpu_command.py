@@ -137,7 +137,7 @@ def done(record: Record, chosen: list[Step], seconds: float | None = None) -> di
     return {step.name: record.state(step.name) for step in chosen}
 
 
-def said(record: Record, name: str) -> str:
+def outputs(record: Record, name: str) -> str:
     return str(record.entries[name]["said"])
 
 
@@ -154,12 +154,12 @@ def test_steps_are_judged(tmp_path, capsys):
     ]
     record = record_in(tmp_path, [step.name for step in chosen])
     assert list(done(record, chosen).values()) == ["done", *["failed"] * 4]
-    assert said(record, "good") == "all well"
+    assert outputs(record, "good") == "all well"
     assert (record.results / "good.log").read_text() == "5\n"
-    assert said(record, "broken").startswith("exit code 3: see broken.log")
-    assert said(record, "judged") == "ValueError: 3 is not 1"
-    assert said(record, "silent") == "it wrote no silent.txt"
-    assert said(record, "slow") == "not done after 1 s; what it wrote is partial"
+    assert outputs(record, "broken").startswith("exit code 3: see broken.log")
+    assert outputs(record, "judged") == "ValueError: 3 is not 1"
+    assert outputs(record, "silent") == "it wrote no silent.txt"
+    assert outputs(record, "slow") == "not done after 1 s; what it wrote is partial"
     capsys.readouterr()
     again = done(record, chosen[::-1])
     assert again["good"] == "done" and (record.results / "good.txt").read_text() == "part\n"
@@ -189,7 +189,7 @@ def test_no_step_starts_that_cannot_end(tmp_path, monkeypatch):
     started = time.monotonic()
     assert done(record, chosen, 6) == {"long": "waiting", "cut": "cut", "short": "waiting"}
     assert time.monotonic() - started < 30
-    assert re.fullmatch(r"the budget ended after [2-5] of 30 s; .* partial", said(record, "cut"))
+    assert re.fullmatch(r"the budget ended after [2-5] of 30 s; .* partial", outputs(record, "cut"))
     summary = json.loads((tmp_path / "output" / SUMMARY).read_text())
     assert [step["state"] for step in summary["steps"]] == ["waiting", "cut", "waiting"]
     assert summary["whole"] is False

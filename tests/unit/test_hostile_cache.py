@@ -29,17 +29,22 @@ from ds_distill.cache.codecs import CompactCodec
 from ds_distill.cache.format import END_OF_STREAM, file_checksum
 from ds_distill.cache.index import SCHEMA
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.words import Words
+from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError
 
 KEYS = make_keys(12)
 COMPACT = CompactCodec(40, 0.05).to_json()
 KINDS = {
-    "rows": {"t": Words(dtype="float32", classes=3, hidden={-1: 2})},
-    "lists": {"t": Words(dtype="float16", classes=3, hidden={-1: 2}, draws=2)},
+    "rows": {"t": SignalSchema(dtype="float32", classes=3, hidden={-1: 2})},
+    "lists": {"t": SignalSchema(dtype="float16", classes=3, hidden={-1: 2}, mask_variants=2)},
     "packed": {
-        "t": Words(
-            dtype="float16", classes=40, codec=COMPACT, temperature=1.0, hidden={-1: 2}, draws=2
+        "t": SignalSchema(
+            dtype="float16",
+            classes=40,
+            codec=COMPACT,
+            temperature=1.0,
+            hidden={-1: 2},
+            mask_variants=2,
         )
     },
 }
@@ -66,12 +71,12 @@ def verify(path: Path) -> None:
 
 def read_rows(path: Path) -> None:
     reader = CacheReader(path)
-    rows = reader.rows(torch.from_numpy(KEYS))
+    rows = reader.indices(torch.from_numpy(KEYS))
     for teacher in reader.teachers:
-        for draw in range(reader.draws or 1):
+        for draw in range(reader.mask_variants or 1):
             signals = reader.read(teacher, rows, draw)
             parts = [*signals.hidden.values()]
-            if reader.manifest.teachers[teacher].words.codec is None:
+            if reader.manifest.teachers[teacher].signals.codec is None:
                 parts.append(signals.logits)
             else:
                 with suppress(ValueError):  # what its codec cannot have written
@@ -205,7 +210,7 @@ def forge_batch(path: Path, change: Callable[[pa.RecordBatch], pa.RecordBatch], 
     how: options of Arrow's writer.
     """
     teacher = CacheReader(path).manifest.teachers["t"]
-    schema = teacher.words.arrow_schema()
+    schema = teacher.signals.arrow_schema()
 
     def write(content: bytes, number: int) -> bytes:
         batch = change(pa.ipc.read_record_batch(pa.py_buffer(content), schema))
@@ -259,7 +264,7 @@ def test_missing_values_are_refused(depth, column, cache):
 @pytest.mark.parametrize("value", [-1, 1, 1000, 2**31 - 1, -(2**31)])
 def test_lists_that_lie_outside_are_refused(value, cache):
     def change(content: bytes, number: int) -> bytes:
-        words = CacheReader(cache).manifest.teachers["t"].words
+        words = CacheReader(cache).manifest.teachers["t"].signals
         batch = pa.ipc.read_record_batch(pa.py_buffer(content), words.arrow_schema())
         offsets = batch.column(0).offsets.to_numpy()
         at = content.index(offsets.tobytes())
@@ -341,7 +346,7 @@ def test_rows_of_another_type_are_refused(cache):
 @pytest.mark.parametrize("cache", ["rows", "lists"], indirect=True)
 def test_words_of_another_width_are_refused(classes, cache):
     manifest = manifest_of(cache)
-    manifest["teachers"]["t"]["words"]["classes"] = classes
+    manifest["teachers"]["t"]["signals"]["classes"] = classes
     write_manifest(cache, manifest)
     refused(cache, "t/shard-|manifest.json")
 
@@ -350,14 +355,14 @@ def test_words_of_another_width_are_refused(classes, cache):
 @pytest.mark.parametrize("cache", ["lists"], indirect=True)
 def test_words_of_other_draws_are_refused(draws, cache):
     manifest = manifest_of(cache)
-    manifest["teachers"]["t"]["words"]["draws"] = draws
+    manifest["teachers"]["t"]["signals"]["mask_variants"] = draws
     write_manifest(cache, manifest)
     refused(cache, "t/shard-|manifest.json")
 
 
 def test_a_block_is_what_the_tests_take_it_for(cache):
     """The forger's blocks begin as the real ones do."""
-    words = CacheReader(cache).manifest.teachers["t"].words
+    words = CacheReader(cache).manifest.teachers["t"].signals
     shard = manifest_of(cache)["teachers"]["t"]["shards"][0]
     content = (cache / "t" / shard["file"]).read_bytes()
     _, _, begin, length, _ = shard["blocks"][0]
@@ -382,7 +387,7 @@ def test_a_block_is_what_the_tests_take_it_for(cache):
 @pytest.mark.parametrize("cache", ["packed"], indirect=True)
 def test_codecs_that_there_are_not_are_refused(changed, cache):
     manifest = manifest_of(cache)
-    manifest["teachers"]["t"]["words"]["codec"] |= changed
+    manifest["teachers"]["t"]["signals"]["codec"] |= changed
     write_manifest(cache, manifest)
     refused(cache, "manifest.json", CacheReader)
 
@@ -390,6 +395,6 @@ def test_codecs_that_there_are_not_are_refused(changed, cache):
 @pytest.mark.parametrize("cache", ["packed"], indirect=True)
 def test_a_codec_without_draws_is_refused(cache):
     manifest = manifest_of(cache)
-    manifest["teachers"]["t"]["words"]["draws"] = None
+    manifest["teachers"]["t"]["signals"]["mask_variants"] = None
     write_manifest(cache, manifest)
     refused(cache, "manifest.json", CacheReader)

@@ -112,9 +112,9 @@ def test_a_bundle_puts_a_teachers_outputs_in_order_and_leaves_its_weights() -> N
     views = dict.fromkeys(["plain", "turned"], PaddedView(ids, torch.ones_like(ids)))
     batch = Batch(torch.zeros(5, 2).long(), dict(views), torch.zeros(5).long(), {})
     bundle = Bundle(None, {"plain": model, "turned": model}, columns={"turned": [3, 0, 2]})
-    said = bundle(batch, ask=("plain", "turned"), layers=(-1,))
-    assert torch.equal(said["turned"].logits, said["plain"].logits[:, [3, 0, 2]])
-    assert torch.equal(said["turned"].hidden[-1], said["plain"].hidden[-1])
+    outputs = bundle(batch, predict=("plain", "turned"), layers=(-1,))
+    assert torch.equal(outputs["turned"].logits, outputs["plain"].logits[:, [3, 0, 2]])
+    assert torch.equal(outputs["turned"].hidden[-1], outputs["plain"].hidden[-1])
     assert not [name for name in bundle.state_dict() if "columns" in name]
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 

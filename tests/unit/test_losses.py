@@ -10,7 +10,7 @@ from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.encoder import read_signals
 from ds_distill.recipe.phases import Losses, Routing
-from ds_distill.routing import Routed, Router
+from ds_distill.routing import Router, Target
 from ds_distill.types import Batch, PaddedView, Signals
 
 ROWS, CLASSES = 6, 4
@@ -21,9 +21,9 @@ def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def make_batch(labels=LABELS, filler=(), **given):
+def make_batch(labels=LABELS, dummy=(), **given):
     counted = torch.ones(len(labels), dtype=torch.bool)
-    counted[list(filler)] = False
+    counted[list(dummy)] = False
     row_sets = {"all": counted, "labelled": counted & (labels >= 0)}
     counts = {name: mask.sum().float() for name, mask in row_sets.items()}
     keys = torch.arange(2 * len(labels)).view(-1, 2)
@@ -41,10 +41,10 @@ def divergence(teacher, student, temperature):
     return temperature**2 * (p * (p.log() - q.log())).sum(dim=-1)
 
 
-def check_term(term, wanted, student, teachers, routed, batch):
+def check_term(term, wanted, student, teachers, target, batch):
     """Values and student gradients, rows weighted unlike."""
     given = student.clone().requires_grad_()
-    rows = term(Signals(given), teachers, routed, batch)
+    rows = term(Signals(given), teachers, target, batch)
     assert rows.shape == (len(batch.labels),) and rows.dtype == torch.float32
     upstream = torch.linspace(0.5, 2, len(rows)) * batch.row_sets[term.rows]
     exact = student.double().requires_grad_()
@@ -72,7 +72,7 @@ def test_kl(temperature, weight, tolerance):
     def wanted(z):
         return (weight * divergence(teacher, z, temperature) - tolerance).clamp(min=0)
 
-    check_term(term, wanted, student, {}, Routed(teacher, torch.ones(1, ROWS)), make_batch())
+    check_term(term, wanted, student, {}, Target(teacher, torch.ones(1, ROWS)), make_batch())
 
 
 def test_cross_entropy_of_labelled_rows():
@@ -82,7 +82,7 @@ def test_cross_entropy_of_labelled_rows():
     def wanted(z):
         return -0.3 * torch.log_softmax(z, dim=-1)[torch.arange(ROWS), labelled]
 
-    check_term(term, wanted, randn(ROWS, CLASSES), {}, None, make_batch(filler=[1]))
+    check_term(term, wanted, randn(ROWS, CLASSES), {}, None, make_batch(dummy=[1]))
 
 
 def test_logit_mse():
@@ -92,7 +92,7 @@ def test_logit_mse():
         lambda z: 2.0 * (teacher.double() - z).pow(2).sum(dim=-1) / CLASSES,
         randn(ROWS, CLASSES),
         {},
-        Routed(teacher, torch.ones(1, ROWS)),
+        Target(teacher, torch.ones(1, ROWS)),
         make_batch(),
     )
 
@@ -114,7 +114,7 @@ def test_mixed_losses_are_the_weighted_sum_over_teachers(name):
         return sum(w * loss for w, loss in zip(weights.double(), losses, strict=True))
 
     term = term_of(name, {"temperature": 2.0} if name == "kl" else {})
-    check_term(term, wanted, randn(ROWS, CLASSES), teachers, Routed(None, weights), make_batch())
+    check_term(term, wanted, randn(ROWS, CLASSES), teachers, Target(None, weights), make_batch())
 
 
 def test_hidden_mse_projects_the_student_to_each_teacher():
@@ -146,8 +146,8 @@ def test_hidden_mse_projects_the_student_to_each_teacher():
 def test_a_bf16_student_meets_the_whole_target():
     # A target rounded to bf16 would be off by up to 0.4% of each logit.
     teacher, student = 20 * randn(ROWS, 50), (20 * randn(ROWS, 50)).bfloat16()
-    routed = Routed(teacher, torch.ones(1, ROWS))
-    rows = term_of("kl", {})(Signals(student), {}, routed, make_batch())
+    target = Target(teacher, torch.ones(1, ROWS))
+    rows = term_of("kl", {})(Signals(student), {}, target, make_batch())
     torch.testing.assert_close(
         rows.double(), divergence(teacher, student, 1.0), rtol=1e-4, atol=1e-5
     )
@@ -232,16 +232,16 @@ def test_micro_batches_add_up_to_the_batch(cut, policy):
 
 def test_a_batch_of_filler_is_counted_nowhere():
     bundle, _ = make_bundle()
-    real, filler = classifier_batch(), part_of(classifier_batch(), 0, 1)
-    for mask in filler.row_sets.values():
+    real, dummy = classifier_batch(), part_of(classifier_batch(), 0, 1)
+    for mask in dummy.row_sets.values():
         mask.fill_(False)
     bundle.eval()
     bundle(real)["loss"].backward()
     wanted = gradients(bundle)
     bundle.zero_grad()
-    (bundle(real)["loss"] + bundle(filler)["loss"]).backward()
+    (bundle(real)["loss"] + bundle(dummy)["loss"]).backward()
     torch.testing.assert_close(gradients(bundle), wanted, rtol=0, atol=0)
-    assert bundle(filler)["loss"].item() == 0.0
+    assert bundle(dummy)["loss"].item() == 0.0
 
 
 def test_a_batch_without_labels_has_no_cross_entropy():
@@ -274,8 +274,8 @@ def test_dropout_acts_on_the_student_alone():
     bundle, _ = make_bundle()
     bundle.train()
     batch = classifier_batch()
-    said = [bundle(batch, ask=("student", "first", "second")) for _ in range(2)]
-    answers = [{name: signals.logits for name, signals in each.items()} for each in said]
+    outputs = [bundle(batch, predict=("student", "first", "second")) for _ in range(2)]
+    answers = [{name: signals.logits for name, signals in each.items()} for each in outputs]
     assert torch.equal(answers[0]["first"], answers[1]["first"])
     assert torch.equal(answers[0]["second"], answers[1]["second"])
     assert not torch.equal(answers[0]["student"], answers[1]["student"])

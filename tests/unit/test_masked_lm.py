@@ -29,9 +29,9 @@ from ds_distill.evaluation.metrics import TokenScores, masked_lm_report, paired_
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import check_masked_lm, load_config, same_tokens
 from ds_distill.models.load import load_masked_lm
-from ds_distill.phases.asking import score_tokens
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.schema import Data, MaskedLM, SingleLabel
+from ds_distill.run.inference import score_tokens
 from ds_distill.types import Signals
 
 TEXTS = ["the cat and the dog", "rain", "soup with bread and cheese", "a new day", "fog, snow."]
@@ -154,7 +154,7 @@ def test_a_fixed_number_of_draws_is_gone_through_again_and_again(
 ) -> None:
     everything = np.arange(len(TEXTS))
     free = make_collator(tmp_path, tiny_models["toy"])
-    three = make_collator(tmp_path, tiny_models["toy"], draws=3)
+    three = make_collator(tmp_path, tiny_models["toy"], variants=3)
     shown = [free(everything, epoch).views["student"].input_ids for epoch in range(6)]
     assert not torch.equal(shown[0], shown[3])
     for epoch in range(6):
@@ -173,8 +173,8 @@ def test_cached_words_belong_to_the_batch_or_are_refused(
         rows = int(chosen.row_sets["all"].sum())
         return {"bert": Signals(torch.ones(rows + too_many, 3), {-1: torch.ones(rows, 2)})}
 
-    plain = make_collator(tmp_path, tiny_models["toy"], draws=3)
-    collate = make_collator(tmp_path, tiny_models["toy"], draws=3, cached=cached)
+    plain = make_collator(tmp_path, tiny_models["toy"], variants=3)
+    collate = make_collator(tmp_path, tiny_models["toy"], variants=3, cached=cached)
     batch = collate(np.array([3, 0, 2]), 7)
     assert asked == [([3, 0, 2], 7)]
     assert len(batch.signals["bert"]) == len(batch.labels) == len(batch.keys) > 1
@@ -189,7 +189,7 @@ def test_cached_words_belong_to_the_batch_or_are_refused(
             break
     assert batch.row_sets["all"].tolist() == [False] and batch.labels.tolist() == [-100]
     assert batch.signals["bert"].logits.tolist() == [[0.0] * 3]
-    assert batch.views["student"].rows.tolist() == [0]  # type: ignore[union-attr]
+    assert batch.views["student"].positions.tolist() == [0]  # type: ignore[union-attr]
     too_many = 1
     with pytest.raises(
         ValueError, match=r"has \d+ rows of teacher 'bert' for .* choose \d+ tokens"
@@ -217,7 +217,7 @@ def test_models_of_the_same_tokens_may_take_other_inputs(tmp_path: Path) -> None
     assert views["student"].token_type_ids is None
     assert views["bert"].token_type_ids is not None
     assert torch.equal(views["bert"].input_ids, views["student"].input_ids)
-    assert torch.equal(views["bert"].rows, views["student"].rows)  # type: ignore[arg-type]
+    assert torch.equal(views["bert"].positions, views["student"].positions)  # type: ignore[arg-type]
 
 
 # ----------------------------------------------------------------------------------- models
@@ -297,12 +297,12 @@ def test_scores_are_those_of_a_plain_loop(
         for number in range(len(TEXTS)):
             batch = collate(np.array([number]))
             view = batch.views[name]
-            assert isinstance(model, BertForMaskedLM) and view.rows is not None
+            assert isinstance(model, BertForMaskedLM) and view.positions is not None
             with torch.no_grad():
                 logits = model(**view.model_inputs()).logits[0]
             loss, right, tokens = 0.0, 0, 0
             for row, label, counted in zip(
-                view.rows, batch.labels, batch.row_sets["all"], strict=True
+                view.positions, batch.labels, batch.row_sets["all"], strict=True
             ):
                 if counted:
                     loss += F.cross_entropy(logits[row], label).item()
@@ -339,6 +339,6 @@ def test_tokens_of_one_text_do_not_count_as_independent() -> None:
     """100 texts that are all right or all wrong, of 10 tokens each: as wide as 100 answers."""
     generator = np.random.default_rng(0)
     right = generator.random(100) < 0.6
-    ten = paired_interval(right * 10, np.zeros(100), np.full(100, 10), draws=20_000)
-    one = paired_interval(right, np.zeros(100), draws=20_000)
+    ten = paired_interval(right * 10, np.zeros(100), np.full(100, 10), resamples=20_000)
+    one = paired_interval(right, np.zeros(100), resamples=20_000)
     assert ten == pytest.approx(one, abs=0.011)

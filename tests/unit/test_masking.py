@@ -38,11 +38,11 @@ def chosen_of(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which tokens are chosen, bool [B, S], and what all are shown as."""
     masked, labels = mask_view(view, keys, masking, epoch)
-    assert masked.rows is not None
+    assert masked.positions is not None
     chosen = torch.zeros(view.input_ids.numel(), dtype=torch.bool)
-    chosen[masked.rows] = True
-    assert len(chosen.nonzero()) == len(masked.rows) == len(labels)
-    assert torch.equal(labels, view.input_ids.flatten()[masked.rows])
+    chosen[masked.positions] = True
+    assert len(chosen.nonzero()) == len(masked.positions) == len(labels)
+    assert torch.equal(labels, view.input_ids.flatten()[masked.positions])
     assert torch.equal(masked.attention_mask, view.attention_mask)
     return chosen.view_as(view.input_ids), masked.input_ids
 

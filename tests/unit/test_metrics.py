@@ -23,17 +23,17 @@ def report_by_hand(predictions, labels, names):
     for index, name in enumerate(names):
         right = sum(p == t == index for p, t in pairs)
         there = sum(t == index for _, t in pairs)
-        said = sum(p == index for p, _ in pairs)
+        outputs = sum(p == index for p, _ in pairs)
         per_class[name] = right / there if there else None
-        if there or said:
-            scores.append(2 * right / (there + said))
+        if there or outputs:
+            scores.append(2 * right / (there + outputs))
     return {
         "examples": len(pairs),
         "accuracy": sum(p == t for p, t in pairs) / len(pairs),
         "macro_f1": sum(scores) / len(scores),
         "per_class": per_class,
         "confusion": [
-            [sum((p, t) == (said, truth) for p, t in pairs) for said in range(len(names))]
+            [sum((p, t) == (outputs, truth) for p, t in pairs) for outputs in range(len(names))]
             for truth in range(len(names))
         ],
     }
@@ -88,7 +88,7 @@ def test_the_interval_holds_the_difference(both, first, second, neither, seed):
     low, high = paired_interval(one, other, seed=seed)
     difference = one.mean() - other.mean()
     assert low - 1e-9 <= difference <= high + 1e-9
-    mirrored = paired_interval(other, one, seed=seed + 100, draws=20_000)
+    mirrored = paired_interval(other, one, seed=seed + 100, resamples=20_000)
     slack = 0.15 * (high - low) + 1.5 / len(one)
     assert mirrored == pytest.approx((-high, -low), abs=slack)
 
@@ -96,7 +96,7 @@ def test_the_interval_holds_the_difference(both, first, second, neither, seed):
 @pytest.mark.parametrize("size", [200, 2000, 20_000])
 def test_the_interval_is_as_wide_as_theory_says(size):
     one, other = answers(size // 2, size // 5, size // 10, size // 5)
-    low, high = paired_interval(one, other, draws=20_000)
+    low, high = paired_interval(one, other, resamples=20_000)
     values = one.astype(float) - other
     wanted = values.mean() + np.array([-1.96, 1.96]) * values.std() / np.sqrt(size)
     width = wanted[1] - wanted[0]
@@ -124,8 +124,8 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     generator = np.random.default_rng(0)
     hits = 0
     for number in range(300):
-        draws = generator.multinomial(400, [0.5, 0.2, 0.12, 0.18])
-        low, high = paired_interval(*answers(*draws), seed=number, draws=1000)
+        resamples = generator.multinomial(400, [0.5, 0.2, 0.12, 0.18])
+        low, high = paired_interval(*answers(*resamples), seed=number, resamples=1000)
         hits += low <= 0.2 - 0.12 <= high
     # 95% of 300 is 285; 99.9% of binomial draws lie between 272 and 296.
     assert 272 <= hits <= 296
@@ -138,12 +138,12 @@ def test_equal_models_have_no_interval():
 
 def test_copies_of_an_example_in_a_group_do_not_narrow_the_interval():
     one, other = answers(50, 20, 10, 30)
-    wanted = paired_interval(one, other, draws=20_000)
+    wanted = paired_interval(one, other, resamples=20_000)
     copies = [np.repeat(values, 5) for values in (one, other)]
     groups = np.repeat(np.random.default_rng(0).permutation(len(one)), 5)
-    low, high = paired_interval(*copies, groups=groups, draws=20_000)
+    low, high = paired_interval(*copies, groups=groups, resamples=20_000)
     assert (low, high) == pytest.approx(wanted, abs=0.01)
-    low, high = paired_interval(*copies, draws=20_000)
+    low, high = paired_interval(*copies, resamples=20_000)
     assert high - low < 0.6 * (wanted[1] - wanted[0])
 
 

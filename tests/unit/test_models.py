@@ -146,7 +146,7 @@ HALF = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
 def test_dropout_is_set_everywhere_and_the_configuration_keeps_its_own(family, tmp_path):
     more = {"dropout": 0.5, "attention_dropout": 0.5} if family == "distilbert" else HALF
     model = classifier(family, **more)
-    said = model.config.to_dict()
+    outputs = model.config.to_dict()
     wanted = logits_of(model)
     model.train()
     assert not torch.equal(logits_of(model), logits_of(model))
@@ -154,7 +154,7 @@ def test_dropout_is_set_everywhere_and_the_configuration_keeps_its_own(family, t
     assert torch.equal(logits_of(model), wanted)  # in training mode, and nothing is dropped
     set_dropout(model, 0.7)
     assert not torch.equal(logits_of(model), logits_of(model))
-    assert model.config.to_dict() == said
+    assert model.config.to_dict() == outputs
     model.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     assert {name: saved[name] for name in more} == more
@@ -333,7 +333,7 @@ def test_masked_lm_logits_at_rows_are_those_of_the_whole_model(family, more):
     rows = torch.tensor([0, 4, 9, 13, 26])
     with torch.no_grad():
         output = model(**given, output_hidden_states=True)
-        signals = read_signals(model, PaddedView(**given, rows=rows), [-1])
+        signals = read_signals(model, PaddedView(**given, positions=rows), [-1])
     wanted = output.logits.flatten(0, 1)[rows]
     torch.testing.assert_close(signals.logits, wanted, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(signals.hidden[-1], output.hidden_states[-1].flatten(0, 1)[rows])

@@ -21,9 +21,9 @@ from ds_distill.data.keys import content_keys
 from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
-from ds_distill.phases.execute import execute
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.schema import Task
+from ds_distill.run.execute import execute
 
 WORD = "snow"
 
@@ -179,7 +179,7 @@ def test_sources_tell_where_a_text_stands(kind, tmp_path):
     wanted = list(expected)
     beside = [f"beside {text}" for text in wanted] if columns else None
     keys = [tuple(key) for key in content_keys(wanted, beside).tolist()]
-    found = source.places("train", {*keys, (0, 0)})
+    found = source.locations("train", {*keys, (0, 0)})
     between = ", row " if kind == "parquet" else ":"
     assert found == {
         key: f"{file}{between}{expected[text]}" for key, text in zip(keys, wanted, strict=True)

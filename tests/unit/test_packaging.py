@@ -130,5 +130,5 @@ def test_the_wheel_installs_into_an_empty_environment(wheel: Path, tmp_path: Pat
     run(*pip, wheel, cwd=tmp_path)
     assert "quickstart" in run(home / "bin" / "ds-distill", "recipes", cwd=tmp_path)
     run(home / "bin" / "pip", "check", cwd=tmp_path)
-    code = "import deepspeed, ds_distill.phases.execute, ds_kernels"
+    code = "import deepspeed, ds_distill.run.execute, ds_kernels"
     run(home / "bin" / "python", "-c", code, cwd=tmp_path, DS_ACCELERATOR="cpu")

@@ -82,9 +82,9 @@ def difference(family, kind, view):
     padded, packed = models(family, kind)
     with torch.no_grad():
         wanted = read_signals(padded, view, OF_LAYERS)
-        said = read_signals(packed, PackedView.of(view), OF_LAYERS)
-        pairs = [(said.logits, wanted.logits)]
-        pairs += [(said.hidden[layer], wanted.hidden[layer]) for layer in OF_LAYERS]
+        outputs = read_signals(packed, PackedView.of(view), OF_LAYERS)
+        pairs = [(outputs.logits, wanted.logits)]
+        pairs += [(outputs.hidden[layer], wanted.hidden[layer]) for layer in OF_LAYERS]
     assert all(one.shape == other.shape for one, other in pairs)
     return max(
         float((one - other).abs().max()) / max(1.0, float(other.abs().max()))
@@ -113,7 +113,7 @@ def before_and_after(model, device=CPU):
     view = PackedView.of(padded_view([7, 12, 5])).to(device)
     ids = view.input_ids.clone()
     ids[7:19] = 5 + (ids[7:19] - 4) % (VOCABULARY - 5)
-    other = PackedView(ids, view.positions, view.bounds, view.longest)
+    other = PackedView(ids, view.position_ids, view.cu_seqlens, view.max_seqlen)
     with torch.no_grad():
         return [read_signals(model, each).logits for each in (view, other)]
 
@@ -153,23 +153,23 @@ def test_no_map_of_all_tokens_is_made(family):
 def test_a_packed_view_holds_the_same_examples_and_rows(lengths, types, seed):
     view = padded_view(lengths, types=types, rows=True, seed=seed)
     packed = PackedView.of(view).to(CPU)
-    assert packed.longest == max(lengths) and packed.bounds.dtype == torch.int32
-    assert packed.bounds.tolist() == [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+    assert packed.max_seqlen == max(lengths) and packed.cu_seqlens.dtype == torch.int32
+    assert packed.cu_seqlens.tolist() == [sum(lengths[:count]) for count in range(len(lengths) + 1)]
     for example, length in enumerate(lengths):
-        own = slice(packed.bounds[example], packed.bounds[example + 1])
+        own = slice(packed.cu_seqlens[example], packed.cu_seqlens[example + 1])
         assert torch.equal(packed.input_ids[own], view.input_ids[example, :length])
-        assert torch.equal(packed.positions[own], torch.arange(length))
+        assert torch.equal(packed.position_ids[own], torch.arange(length))
         if types:
             assert torch.equal(packed.token_type_ids[own], view.token_type_ids[example, :length])
-    assert torch.equal(packed.input_ids[packed.rows], view.input_ids.flatten()[view.rows])
-    assert torch.equal(packed.row_examples, view.row_examples)
+    assert torch.equal(packed.input_ids[packed.positions], view.input_ids.flatten()[view.positions])
+    assert torch.equal(packed.example_indices, view.example_indices)
 
 
 def test_a_batch_moves_a_shared_view_once():
     view = PackedView.of(padded_view([3, 2]))
     batch = Batch(torch.zeros(2, 2), {"a": view, "b": view}, torch.zeros(2), {"all": torch.ones(2)})
     moved = batch.to(torch.device("meta")).views
-    assert moved["a"] is moved["b"] and moved["a"].input_ids.is_meta and moved["a"].longest == 3
+    assert moved["a"] is moved["b"] and moved["a"].input_ids.is_meta and moved["a"].max_seqlen == 3
 
 
 @pytest.mark.parametrize("family", ["bert", "deberta-v3"])

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ds_distill.check.recipe import check_data
 from ds_distill.data import parts
 from ds_distill.data.batches import Examples
 from ds_distill.data.keys import content_keys
 from ds_distill.data.sources import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.metrics import paired_interval
-from ds_distill.phases.check import check_data
 from ds_distill.recipe.schema import Recipe
-from ds_distill.routing import POLICIES, Question, fit
+from ds_distill.routing import POLICIES, PolicyInputs, fit
 from ds_distill.routing.comparison import CANDIDATES, at
 from ds_distill.types import Signals
 
@@ -32,12 +32,12 @@ def examples_of(texts, labels=None, groups=None):
 
 
 def fitting_part(examples, split, seed):
-    return parts.fitting_part(examples.labels, examples.dealt_by.numpy(), split, seed)
+    return parts.fitting_part(examples.labels, examples.group_keys.numpy(), split, seed)
 
 
 def choosing_part(examples, fitted, seed):
-    others = {split: one.dealt_by.numpy() for split, one in fitted.items()}
-    return parts.choosing_part(examples.labels, examples.dealt_by.numpy(), others, seed)
+    others = {split: one.group_keys.numpy() for split, one in fitted.items()}
+    return parts.choosing_part(examples.labels, examples.group_keys.numpy(), others, seed)
 
 
 def numbered(count, **options):
@@ -120,40 +120,40 @@ def test_a_run_that_could_not_fit_is_refused_before_it_starts(toy_settings, tmp_
 def noise(count, width, seed):
     """Two teachers that know nothing, with states of pure noise, and labels by lot."""
     generator = torch.Generator().manual_seed(seed)
-    words = {
+    signals = {
         name: Signals(
             torch.randn(count, 4, generator=generator),
             {-1: torch.randn(count, width, generator=generator)},
         )
         for name in ("first", "second")
     }
-    return words, torch.randint(4, (count,), generator=generator).numpy()
+    return signals, torch.randint(4, (count,), generator=generator).numpy()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_gate_that_memorised_does_not_win_on_the_part_that_chooses(seed):
     """Its target on what it was fitted on beats the average's beyond chance, of noise; on the
     examples that choose it does not."""
-    words, truth = noise(600, 200, seed)
+    signals, truth = noise(600, 200, seed)
     examples = numbered(600, labels=truth)
     dealt = {
         "fits": fitting_part(examples, CHOOSING, seed),
         "chooses": choosing_part(examples, {CHOOSING: examples}, seed),
     }
     rows = torch.from_numpy(dealt["fits"])
-    fitted = fit(at(words, rows), truth[dealt["fits"]], examples.keys[rows], list("abcd"))
+    fitted = fit(at(signals, rows), truth[dealt["fits"]], examples.keys[rows], list("abcd"))
     intervals = {}
     for what, part in dealt.items():
-        here = at(words, torch.from_numpy(part))
-        question = Question(
-            {name: said.logits for name, said in here.items()},
+        here = at(signals, torch.from_numpy(part))
+        inputs = PolicyInputs(
+            {name: outputs.logits for name, outputs in here.items()},
             torch.full((len(part),), -100),
             examples.keys[torch.from_numpy(part)],
-            {name: said.hidden[-1] for name, said in here.items()},
+            {name: outputs.hidden[-1] for name, outputs in here.items()},
             fitted,
         )
         gate, average = (
-            POLICIES[name](question, CANDIDATES[name]).logits.argmax(1).numpy() == truth[part]
+            POLICIES[name](inputs, CANDIDATES[name]).logits.argmax(1).numpy() == truth[part]
             for name in ("gate", "average")
         )
         intervals[what] = paired_interval(gate, average)

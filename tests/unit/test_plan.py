@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from ds_distill.data.keys import content_keys, uniform
 from ds_distill.data.plan import (
     cut_by_tokens,
-    deal,
     keep_share_of_others,
     padding_share,
     plan_epoch,
     plan_once,
+    split_batch,
 )
 
 
@@ -78,7 +78,7 @@ def test_inference_visits_each_example_once_longest_first(count, batch_size):
 @given(st.integers(0, 60), st.integers(1, 5), st.integers(1, 6))
 def test_dealing_covers_a_batch_in_even_shares(count, micro_steps, num_ranks):
     batch = np.random.default_rng(count).permutation(count)
-    shares = [deal(batch, micro_steps, num_ranks, rank) for rank in range(num_ranks)]
+    shares = [split_batch(batch, micro_steps, num_ranks, rank) for rank in range(num_ranks)]
     assert all(len(share) == micro_steps for share in shares)
     sizes = [len(part) for share in shares for part in share]
     assert max(sizes) - min(sizes) <= 1
@@ -94,7 +94,7 @@ def test_optimizer_steps_hold_the_same_examples_for_any_number_of_ranks(micro_st
         dealt = [
             example
             for rank in range(num_ranks)
-            for part in deal(batch, micro_steps, num_ranks, rank)
+            for part in split_batch(batch, micro_steps, num_ranks, rank)
             for example in part
         ]
         assert sorted(dealt) == sorted(batch)

@@ -10,8 +10,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ds_distill.check.phases import name_mistakes, phase_mistakes
 from ds_distill.errors import UserError
-from ds_distill.phases.check_phases import name_mistakes, phase_mistakes
 from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe
 from ds_distill.recipe.load import _Dumper, _Tree
 from ds_distill.recipe.schema import Distil, FineTune, Recipe, Training
@@ -58,12 +58,12 @@ def test_plain_values_are_those_of_yaml_1_2(text, value):
         assert [type(item) for item in read] == [type(item) for item in value]
 
 
-def test_places_name_the_line():
+def test_locations_name_the_line():
     tree = _Tree("a.yaml")
     tree.parse("one: 1\ntwo:\n  three: [a,\n    {four: 4}]\n")
-    assert tree.place(("two", "three")) == "a.yaml:3"
-    assert tree.place(("two", "three", 1, "four")) == "a.yaml:4"
-    assert tree.place(("two", "gone", "deeper")) == "a.yaml:2"
+    assert tree.location(("two", "three")) == "a.yaml:3"
+    assert tree.location(("two", "three", 1, "four")) == "a.yaml:4"
+    assert tree.location(("two", "gone", "deeper")) == "a.yaml:2"
 
 
 @pytest.mark.parametrize(

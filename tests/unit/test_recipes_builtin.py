@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from ds_distill.phases.check import check_recipe
+from ds_distill.check.recipe import check_recipe
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe
 
 THESIS = ["tweeteval-emotion", "tweeteval-emotion-large", "emotion", "emotion-large"]

@@ -170,8 +170,8 @@ def test_the_verdict_is_a_sentence_with_the_numbers(teachers, controls, ending):
     models = {f"t{i}": ("teacher", accuracy) for i, accuracy in enumerate(teachers)}
     models["average"] = ("student", 0.7)
     models |= {f"c{i}": ("control", accuracy) for i, accuracy in enumerate(controls)}
-    said = make_results(models)["verdict"]
-    assert said == f"Student `average`: accuracy 70.0% on 2,000 examples of test{ending}"
+    outputs = make_results(models)["verdict"]
+    assert outputs == f"Student `average`: accuracy 70.0% on 2,000 examples of test{ending}"
 
 
 def test_the_verdict_without_a_student_or_an_evaluation():
@@ -191,40 +191,42 @@ def test_the_verdict_is_about_the_shipped_student():
 
 
 def test_a_student_trained_on_labels_alone_is_not_compared_with_itself():
-    said = make_results({"student": ("control", 0.7), "t": ("teacher", 0.6)}, "student")["verdict"]
-    assert said == "Student `student`: accuracy 70.0% on 2,000 examples of test."
+    outputs = make_results({"student": ("control", 0.7), "t": ("teacher", 0.6)}, "student")[
+        "verdict"
+    ]
+    assert outputs == "Student `student`: accuracy 70.0% on 2,000 examples of test."
 
 
 def test_the_verdict_sets_the_shipped_student_against_the_others():
     models = {name: ("student", accuracy) for name, accuracy in (("a", 0.7), ("b", 0.694))}
-    said = make_results(models, "a")["verdict"]
-    assert said.endswith(
+    outputs = make_results(models, "a")["verdict"]
+    assert outputs.endswith(
         " Among the students, its difference to `b` (69.4%) is within chance: +0.6 points (95% "
         "interval -1.4 to +2.6)."
     )
     models |= {"c": ("student", 0.6), "d": ("student", 0.65), "e": ("student", 0.8)}
-    said = make_results(models, "a")["verdict"]
-    assert " it is better than `c` (60.0%) and `d` (65.0%); its difference to `b`" in said
-    assert said.endswith("; it is worse than `e` (80.0%).")
+    outputs = make_results(models, "a")["verdict"]
+    assert " it is better than `c` (60.0%) and `d` (65.0%); its difference to `b`" in outputs
+    assert outputs.endswith("; it is worse than `e` (80.0%).")
 
 
 def test_models_that_know_nothing_are_not_level():
     """A majority class of 70%, and nobody knows more."""
     models = {"t": ("teacher", 0.7), "average": ("student", 0.71), "c": ("control", 0.69)}
-    said = make_results(models, baseline=0.7)["verdict"]
-    assert said == (
+    outputs = make_results(models, baseline=0.7)["verdict"]
+    assert outputs == (
         "Student `average`: accuracy 71.0% on 2,000 examples of test, no better than always "
         "answering 'green' (70.0%). Nor are `t` (70.0%) and `c` (69.0%) better than that."
     )
     models = {"t": ("teacher", 0.8), "average": ("student", 0.6)}
-    said = make_results(models, baseline=0.7)["verdict"]
-    assert said == (
+    outputs = make_results(models, baseline=0.7)["verdict"]
+    assert outputs == (
         "Student `average`: accuracy 60.0% on 2,000 examples of test, worse than always answering "
         "'green' (70.0%) and worse than the teacher (t 80.0%)."
     )
     models = {"t": ("teacher", 0.7), "average": ("student", 0.8)}
-    said = make_results(models, baseline=0.7)["verdict"]
-    assert said.endswith(
+    outputs = make_results(models, baseline=0.7)["verdict"]
+    assert outputs.endswith(
         ", better than the teacher (t 70.0%). `t` (70.0%) is no better than always answering "
         "'green' (70.0%)."
     )

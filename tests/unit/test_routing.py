@@ -279,24 +279,24 @@ def posterior_by_hand(scores, fitted):
     prior = fitted.prior.tolist()
     product = list(prior)
     for name, values in scores.items():
-        said = softmax(values, TEMPERATURES[name])
+        outputs = softmax(values, TEMPERATURES[name])
         confusion = fitted.confusion[name].tolist()
         for c in range(len(prior)):
-            product[c] *= sum(confusion[c][j] * said[j] for j in range(len(said))) / prior[c]
+            product[c] *= sum(confusion[c][j] * outputs[j] for j in range(len(outputs))) / prior[c]
     return [x / sum(product) for x in product]
 
 
 def gate_by_hand(scores, states, fitted):
     """log of the calibrated average, plus x W + b."""
     names = sorted(scores)
-    said = {name: log_softmax(scores[name], TEMPERATURES[name]) for name in names}
+    outputs = {name: log_softmax(scores[name], TEMPERATURES[name]) for name in names}
     energies = [math.log(sum(math.exp(x) for x in scores[name])) for name in names]
-    x = [y for name in names for y in said[name]] + energies
+    x = [y for name in names for y in outputs[name]] + energies
     x += [y for name in names for y in states.get(name, [])]
     weight, bias = fitted.gate.weight.tolist(), fitted.gate.bias.tolist()
     target = []
     for c in range(len(bias)):
-        mean = sum(math.exp(said[name][c]) for name in names) / len(names)
+        mean = sum(math.exp(outputs[name][c]) for name in names) / len(names)
         target.append(math.log(mean) + sum(f * w[c] for f, w in zip(x, weight, strict=True)))
         target[c] += bias[c]
     return normalised(target)
@@ -404,8 +404,8 @@ def test_confusions_count_softly_what_teachers_say():
     counts = [(truth == c).sum() + 1 for c in range(3)]
     prior = [n / sum(counts) for n in counts]
     assert fitted.prior.tolist() == pytest.approx(prior)
-    for name, said in words.items():
-        rows = [softmax(row, fitted.temperatures[name]) for row in said.logits.tolist()]
+    for name, outputs in words.items():
+        rows = [softmax(row, fitted.temperatures[name]) for row in outputs.logits.tolist()]
         for j in range(3):
             column = [
                 prior[c] + sum(p[j] for p, y in zip(rows, truth, strict=True) if y == c)
@@ -481,8 +481,8 @@ def test_the_gate_starts_from_the_calibrated_average():
     fitted = fit(words, truth, keys, list("abc"))
     flat = Gate(torch.zeros_like(fitted.gate.weight), torch.zeros_like(fitted.gate.bias), True)
     plain = flat.logits(
-        {name: said.logits for name, said in words.items()},
-        {name: said.hidden[-1] for name, said in words.items()},
+        {name: outputs.logits for name, outputs in words.items()},
+        {name: outputs.hidden[-1] for name, outputs in words.items()},
         fitted.temperatures,
     )
     average = Router(Routing(policy="calibrated"), fitted=fitted)(words, make_batch(truth))
@@ -512,8 +512,8 @@ def test_a_gate_takes_at_most_so_many_examples(monkeypatch):
     assert torch.bincount(folds_of(keys[chosen], 0), minlength=FOLDS).min() > 5
     rest = torch.ones(300, dtype=torch.bool)
     rest[chosen] = False
-    for said in words.values():  # what the others say does not matter
-        said.logits[rest] = -said.logits[rest]
+    for outputs in words.values():  # what the others say does not matter
+        outputs.logits[rest] = -outputs.logits[rest]
     assert torch.equal(fit(words, truth, keys, list("abc")).gate.weight, some)
     monkeypatch.setattr("ds_distill.routing.fitted.GATE_EXAMPLES", 300)
     whole = fit(words, truth, keys, list("abc")).gate.weight

@@ -41,13 +41,13 @@ def test_the_same_loss_and_gradients_without_logits(name: str) -> None:
     results = []
     for linear in (True, False):
         student, teacher = head(8, 0, trained=True), head(16, 1, trained=False)
-        said = Signals(student if linear else student.logits())
+        outputs = Signals(student if linear else student.logits())
         taught = Signals(teacher if linear else teacher.logits())
-        rows = term(said, {"only": taught}, None, batch())
+        rows = term(outputs, {"only": taught}, None, batch())
         losses = torch.where(batch().row_sets["all"], rows, 0.0)  # as the bundle counts them
         losses.sum().backward()
         if linear:
-            assert said._words is said.head and taught._words is taught.head
+            assert outputs._logits is outputs.head and taught._logits is taught.head
         gradients = [student.features.grad, student.weight.grad, student.bias.grad]
         results.append((losses, *gradients))
     for ours, theirs in zip(*results, strict=True):

@@ -39,7 +39,7 @@ KNOWN = {
     ("data/examples.py", "_write"): "a file aside, given by build_once",
     ("engine/engine.py", "Engine.save"): "a checkpoint's folder aside, which checkpoints publish",
     ("models/load.py", "save_model"): "into a folder aside, which the run's folder publishes",
-    ("events.py", "RunLog.event"): "a line at the end of metrics.jsonl, where none is trusted",
+    ("run/events.py", "RunLog.event"): "a line at the end of metrics.jsonl, where none is trusted",
 }
 """Where something else is written, and why that is sound."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ds_distill.cache.codecs.base import Encoded, Packed, VocabularyCodec
+from ds_distill.cache.codecs.base import Encoded, StoredLogits, VocabularyCodec
 from ds_distill.cache.codecs.compact import CompactCodec
 from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.cache.codecs.topk import TopKCodec
@@ -12,7 +12,7 @@ from ds_distill.cache.codecs.topk import TopKCodec
 __all__ = [
     "CompactCodec",
     "Encoded",
-    "Packed",
+    "StoredLogits",
     "TailShape",
     "TopKCodec",
     "VocabularyCodec",

@@ -118,7 +118,7 @@ class VocabularyCodec(ABC):
 
 
 @dataclass(frozen=True)
-class Packed:
+class StoredLogits:
     """Distributions as stored, that are decoded on the device where they are needed."""
 
     encoded: Encoded

@@ -115,7 +115,7 @@ class CompactCodec(VocabularyCodec):
         }
 
     def _encode(self, logits: Tensor, lse: Tensor) -> Encoded:
-        places = self.tail.places(logits - lse, self.threshold)
+        coordinates = self.tail.coordinates(logits - lse, self.threshold)
         log_probs, ids, rest = top_of(logits, lse, self._most)
         kept = log_probs >= math.log(self.threshold)
         kept[:, 0] = True
@@ -135,7 +135,7 @@ class CompactCodec(VocabularyCodec):
         # A byte in each int32, so that fields that share a byte can be added.
         data = torch.zeros(int(lengths.sum()), dtype=torch.int32, device=k.device)
         header = torch.stack((k, step.long()), 1)
-        numbers = (tail[:, None].view(torch.uint8), places.view(torch.uint8))
+        numbers = (tail[:, None].view(torch.uint8), coordinates.view(torch.uint8))
         header = torch.cat((header, *(part.long() for part in numbers)), 1)
         start = (ends - lengths)[:, None] + torch.arange(self._header, device=k.device)
         data[start] = header.int()
@@ -166,8 +166,8 @@ class CompactCodec(VocabularyCodec):
     def log_probs(self, encoded: Encoded) -> Tensor:
         payload, _, starts = self._rows(encoded)
         at = torch.arange(_FIXED, self._header, device=payload.device)
-        places = payload[starts[:, None] + at].view(torch.int8)
-        return self.tail.spread(self.decode(encoded), places)
+        coordinates = payload[starts[:, None] + at].view(torch.int8)
+        return self.tail.spread(self.decode(encoded), coordinates)
 
     def _rows(self, encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
         """Payload, k [n] and first byte [n] of each row, made sure to lie within the payload."""

@@ -111,7 +111,7 @@ class TailShape:
         distances = (log_probs - log_prior).clamp_(-_FARTHEST, _FARTHEST)
         return distances.masked_fill_(log_probs >= math.log(threshold), 0.0)
 
-    def places(self, log_probs: Tensor, threshold: float) -> Tensor:
+    def coordinates(self, log_probs: Tensor, threshold: float) -> Tensor:
         """The coordinates of rows: log-probs float32 [n, V] -> int8 [n, D]."""
         device = log_probs.device
         directions = self.directions.to(device).float()
@@ -123,12 +123,12 @@ class TailShape:
         projected = weighted @ directions / length
         return (projected / self.scales.to(device)).round_().clamp_(-127, 127).to(torch.int8)
 
-    def spread(self, top: TopK, places: Tensor | None = None) -> Tensor:
+    def spread(self, top: TopK, coordinates: Tensor | None = None) -> Tensor:
         """Whole distributions: float32 [n, V]. places: int8 [n, D], if there are directions."""
         device, size = top.ids.device, len(self.codes)
         shape = self.log_prior.to(device).expand(len(top.ids), -1)
-        if places is not None and self.num_directions:
-            along = places * self.scales.to(device)
+        if coordinates is not None and self.num_directions:
+            along = coordinates * self.scales.to(device)
             shape = shape + along @ self.directions.to(device).float().T
         # Absent entries write to one column more.
         columns = top.ids.masked_fill(top.ids < 0, size)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ds_distill.data.parts import CHOOSING_SPLIT, choosing_part
 from ds_distill.engine.engine import Engine
 from ds_distill.evaluation.metrics import accuracy, masked_lm_report
-from ds_distill.phases.asking import ask_all, score_tokens
-from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Expertise
 from ds_distill.recipe.schema import MaskedLM
+from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.inference import predict_all, score_tokens
 
 BATCH = 64
 """Examples per rank and forward pass."""
@@ -28,22 +28,22 @@ class Validation:
     chosen, and perhaps other numbers. Every rank must call it."""
 
 
-def validation_of(run: Run, place: ModelPlace) -> Validation | None:
+def validation_of(run: Run, reference: ModelReference) -> Validation | None:
     """What chooses among a training's epochs, where the data have a validation split: those of its
     examples that no expertise phase of the recipe fits on."""
     if not run.has_split(CHOOSING_SPLIT):
         return None
     every = run.examples(CHOOSING_SPLIT)
     splits = {phase.split for phase in run.recipe.phases if isinstance(phase, Expertise)}
-    fitted = {split: run.examples(split).dealt_by.numpy() for split in sorted(splits)}
-    chosen = choosing_part(every.labels, every.dealt_by.numpy(), fitted, run.recipe.seed)
+    fitted = {split: run.examples(split).group_keys.numpy() for split in sorted(splits)}
+    chosen = choosing_part(every.labels, every.group_keys.numpy(), fitted, run.recipe.seed)
     examples = every.at(chosen)
-    tables = {"student": run.tables(CHOOSING_SPLIT, [place])[place.name].at(chosen)}
+    tables = {"student": run.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)}
     collate = run.collator(examples, tables)
 
     def classification(engine: Engine) -> dict[str, float]:
-        said = ask_all(engine, collate, ["student"], BATCH, run.world)["student"]
-        return {"accuracy": accuracy(said.logits.numpy(), examples.labels)}
+        outputs = predict_all(engine, collate, ["student"], BATCH, run.world)["student"]
+        return {"accuracy": accuracy(outputs.logits.numpy(), examples.labels)}
 
     def masked_lm(engine: Engine) -> dict[str, float]:
         scores = score_tokens(engine, collate, ["student"], BATCH, run.world)["student"]

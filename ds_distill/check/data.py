@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 from transformers import PreTrainedConfig
 
+from ds_distill.check.labels import label_notes
 from ds_distill.data.parts import (
     CHOOSING_SPLIT,
     choosing_part,
@@ -20,7 +21,6 @@ from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import label_columns
-from ds_distill.phases.check_labels import label_notes
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Cache, Distil, Evaluate, Expertise, FineTune, Training
 from ds_distill.recipe.references import resolve_model
@@ -96,11 +96,11 @@ class Data:
             try:
                 self._read[split] = self.source.read(split, need and not self._masked_lm)
             except UserError as error:
-                place, _, what = str(error).partition(": ")
-                mistakes.setdefault(what.split(". ")[0], []).append((place, what))
+                location, _, what = str(error).partition(": ")
+                mistakes.setdefault(what.split(". ")[0], []).append((location, what))
         for found in mistakes.values():
             (first, what), *_ = found
-            more = [place for place in dict(found) if place != first]
+            more = [location for location in dict(found) if location != first]
             yield f"{first}: {what}" + (f" The same in {', '.join(more)}." if more else "")
 
     def _focus(self, labels: list[str]) -> Iterator[str]:

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.data.ahead import made_ahead
 from ds_distill.data.batches import Collator, Examples
-from ds_distill.data.plan import deal, padding_share, plan_epoch
+from ds_distill.data.plan import padding_share, plan_epoch, split_batch
+from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.config import batch_shape
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.errors import UserError
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import save_model
-from ds_distill.phases.checkpoints import Checkpoints
-from ds_distill.phases.not_finite import damaged_weights, find_in_batches, refusal
-from ds_distill.phases.run import ModelPlace, Run
-from ds_distill.phases.validation import Validation
 from ds_distill.recipe.phases import Distil, FineTune
+from ds_distill.run.checkpoints import Checkpoints
+from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal
+from ds_distill.run.validation import Validation
 from ds_distill.types import Batch
 
 WARM_UP_STEPS = 5
@@ -40,7 +40,7 @@ class Job:
     output: str
     settings: FineTune | Distil
     bundle: Bundle
-    start: ModelPlace
+    start: ModelReference
     """Where the student comes from: its tokenizer goes with the trained model."""
     examples: Examples
     collate: Collator
@@ -75,7 +75,7 @@ def train(job: Job, run: Run) -> dict[str, Any]:
     meter = _Meter()
 
     def collated(epoch: int, batch: np.ndarray) -> list[Batch]:
-        shares = deal(batch, micro_steps, world.size, world.rank)
+        shares = split_batch(batch, micro_steps, world.size, world.rank)
         return [job.collate(share, epoch) for share in shares]
 
     with log.bar(job.output, total_steps) as bar:
@@ -98,7 +98,7 @@ def train(job: Job, run: Run) -> dict[str, Any]:
                     epoch=epoch,
                     padding_share=round(share, 4),
                 )
-            ready = made_ahead(partial(collated, epoch), todo)
+            ready = prefetch(partial(collated, epoch), todo)
             since: list[np.ndarray] = []
             for batch, micro_batches in zip(todo, ready, strict=True):
                 since.append(batch)
@@ -212,7 +212,7 @@ def _keep_weights(job: Job, run: Run, engine: Engine) -> None:
         assert job.bundle.student is not None
         with run.folder.new_model(job.number, job.output) as folder:
             save_model(job.bundle.student, weights, folder)
-            load_tokenizer(job.start.reference, job.start.revision).save_pretrained(folder)
+            load_tokenizer(job.start.model, job.start.revision).save_pretrained(folder)
     run.world.barrier()
 
 

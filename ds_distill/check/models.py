@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from ds_distill.check.masked_lm import vocabulary_mistakes
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import (
     check_encoder,
@@ -19,7 +20,6 @@ from ds_distill.models.configuration import (
     takes_packed,
     usable_length,
 )
-from ds_distill.phases.check_masked_lm import vocabulary_mistakes
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import MaskedLM, Student, Teacher
@@ -41,11 +41,11 @@ class Models:
             **{f"teachers.{name}": teacher for name, teacher in self.recipe.teachers.items()},
             "student": self.recipe.student,
         }
-        places: dict[str, list[str]] = {}  # what is wrong -> where
-        for place, model in given.items():
-            for mistake in _told(lambda p=place, m=model: self._of_model(p, m)):  # type: ignore[misc]
-                places.setdefault(mistake, []).append(place)
-        found = [f"{', '.join(where)}: {mistake}" for mistake, where in places.items()]
+        locations: dict[str, list[str]] = {}  # what is wrong -> where
+        for location, model in given.items():
+            for mistake in _told(lambda p=location, m=model: self._of_model(p, m)):  # type: ignore[misc]
+                locations.setdefault(mistake, []).append(location)
+        found = [f"{', '.join(where)}: {mistake}" for mistake, where in locations.items()]
         found += self._too_long()
         if self.recipe.padding == "never":
             found += self._padded()
@@ -57,18 +57,18 @@ class Models:
         """Configurations of the teachers that could be read, by name."""
         return {n: c for n in self.recipe.teachers if (c := self.configs.get(f"teachers.{n}"))}
 
-    def _of_model(self, place: str, model: Teacher | Student) -> Iterator[str]:
+    def _of_model(self, location: str, model: Teacher | Student) -> Iterator[str]:
         reference = resolve_model(model.model, self.recipe.models_folder)
         config = load_config(reference, model.revision)
         check_encoder(reference, config)
-        self.configs[place] = config
+        self.configs[location] = config
 
         def vocabulary() -> Iterator[str]:
             tokenizer = load_tokenizer(reference, model.revision)
             check_vocabulary(reference, config, tokenizer)
             if isinstance(self.recipe.task, MaskedLM):
                 check_masked_lm(reference, config, tokenizer)
-            self._vocabularies[place] = tokenizer, config.vocab_size
+            self._vocabularies[location] = tokenizer, config.vocab_size
             yield from ()
 
         def weights() -> Iterator[str]:
@@ -81,25 +81,25 @@ class Models:
 
     def _too_long(self) -> Iterator[str]:
         wanted = self.recipe.task.max_length
-        limits = {place: usable_length(config) for place, config in self.configs.items()}
-        short = {place: n for place, n in limits.items() if n is not None and n < wanted}
+        limits = {location: usable_length(config) for location, config in self.configs.items()}
+        short = {location: n for location, n in limits.items() if n is not None and n < wanted}
         if short:
             limit = min(short.values())
-            [place, *_] = (place for place, n in short.items() if n == limit)
+            [location, *_] = (location for location, n in short.items() if n == limit)
             yield (
-                f"task.max_length={wanted}: {place} takes at most {limit} tokens. Set "
+                f"task.max_length={wanted}: {location} takes at most {limit} tokens. Set "
                 f"task.max_length={limit} or less."
             )
 
     def _padded(self) -> Iterator[str]:
-        for place, config in self.configs.items():
+        for location, config in self.configs.items():
             mend = "Leave padding out: each model is then asked as it can be."
             if takes_packed(config):
                 if not (self._on_gpu and lacks_flashdeberta(config)):
                     continue
                 mend = "Install flashdeberta (pip install flashdeberta), or leave padding out."
             yield (
-                f"padding=never: {place} ({config.model_type}) cannot be asked without padding. "
+                f"padding=never: {location} ({config.model_type}) cannot be asked without padding. "
                 f"{mend}"
             )
 

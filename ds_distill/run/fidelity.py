@@ -23,7 +23,7 @@ _ROWS = 256
 
 
 @dataclass(frozen=True)
-class Again:
+class Repeated:
     """What a teacher says about a few examples, in two other ways to batch them than the
     cache's own."""
 
@@ -33,7 +33,7 @@ class Again:
     """float32 [n, C] logits, of all in one batch, long and short."""
     alone: torch.Tensor
     """The same rows, of each example in a batch of its own."""
-    draw: int = 0
+    variant: int = 0
     """Of masks."""
 
 
@@ -75,37 +75,37 @@ class Fidelity:
         return asdict(self)
 
 
-def ask_again(
+def repeat_inference(
     engine: Engine,
     teacher: str,
     examples: Examples,
     collate: Collator,
     indices: np.ndarray,
-    draws: int | None,
-) -> Again:
+    mask_variants: int | None,
+) -> Repeated:
     """Ask a teacher about a few of `indices`. Every rank must call this, and asks about the same.
 
-    draws: of masks; the last one is asked about, because a codec is fitted to the first.
+    mask_variants: of masks; the last one is asked about, because a codec is fitted to the first.
     """
     some = indices[np.unique(np.linspace(0, len(indices) - 1, _EXAMPLES).astype(np.int64))]
-    draw = (draws or 1) - 1
+    variant = (mask_variants or 1) - 1
 
-    def ask(part: np.ndarray) -> torch.Tensor:
-        batch = collate(part, draw)
-        logits = engine.ask(batch, [teacher])[teacher].logits.float().cpu()
+    def predict(part: np.ndarray) -> torch.Tensor:
+        batch = collate(part, variant)
+        logits = engine.predict(batch, [teacher])[teacher].logits.float().cpu()
         return logits[batch.row_sets["all"]]
 
-    alone = torch.cat([ask(some[at : at + 1]) for at in range(len(some))])
-    return Again(examples.keys[torch.from_numpy(some)], ask(some), alone, draw)
+    alone = torch.cat([predict(some[at : at + 1]) for at in range(len(some))])
+    return Repeated(examples.keys[torch.from_numpy(some)], predict(some), alone, variant)
 
 
-def fidelity(again: Again, reader: CacheReader, teacher: str) -> Fidelity | None:
+def fidelity(again: Repeated, reader: CacheReader, teacher: str) -> Fidelity | None:
     """Compare with what the cache holds of the same examples; None where no token of theirs is
     hidden."""
     if not len(again.alone):
         return None
-    held = reader.log_probs(teacher, reader.rows(again.keys), again.draw)
-    temperature = reader.manifest.teachers[teacher].words.temperature or 1.0
+    held = reader.log_probs(teacher, reader.indices(again.keys), again.variant)
+    temperature = reader.manifest.teachers[teacher].signals.temperature or 1.0
     parts = []
     for alone, together, cached in zip(
         *(whole.split(_ROWS) for whole in (again.alone, again.together, held)), strict=True
@@ -117,7 +117,7 @@ def fidelity(again: Again, reader: CacheReader, teacher: str) -> Fidelity | None
         distances = batches, _total_variation(own, cached), kl, entropy
         parts.append(torch.stack([part.double() for part in distances]))
     batches, variation, kl, entropy = torch.cat(parts, dim=1)
-    said = math.log(held.shape[1]) - float(entropy.mean())
+    outputs = math.log(held.shape[1]) - float(entropy.mean())
     return Fidelity(
         rows=len(kl),
         temperature=temperature,
@@ -127,7 +127,7 @@ def fidelity(again: Again, reader: CacheReader, teacher: str) -> Fidelity | None
         kl_mean=float(kl.mean()),
         kl_p99=float(np.quantile(kl.numpy(), 0.99)),
         entropy=float(entropy.mean()),
-        lost=float(kl.mean()) / said if said > 0 else 0.0,
+        lost=float(kl.mean()) / outputs if outputs > 0 else 0.0,
     )
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
+from ds_distill.check.recipe import check_data, check_recipe
 from ds_distill.data.sources import open_source
-from ds_distill.environment import free_port
 from ds_distill.errors import UserError
-from ds_distill.phases.check import check_data, check_recipe
-from ds_distill.phases.folder import RunFolder
 from ds_distill.recipe import Recipe
-from ds_distill.stopping import LAUNCHED, last_words, say
+from ds_distill.run.environment import free_port
+from ds_distill.run.folder import RunFolder
+from ds_distill.run.stopping import LAUNCHED, last_words, say
 
 TERM_SECONDS = 5
 

@@ -10,7 +10,7 @@ import numpy as np
 from ds_distill.evaluation.label_order import Doubt, doubt
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import as_yaml, class_names
-from ds_distill.phases.run import ModelPlace, Run
+from ds_distill.run.context import ModelReference, Run
 from ds_distill.types import Signals
 
 
@@ -18,40 +18,40 @@ def warn_of_teachers(
     run: Run,
     phase: str,
     split: str,
-    places: list[ModelPlace],
-    said: Mapping[str, Signals],
+    references: list[ModelReference],
+    outputs: Mapping[str, Signals],
     labels: np.ndarray,
 ) -> list[str]:
     """A line, said and returned, for each teacher that is in doubt; see `doubt`. One that this run
     has trained has the task's order.
 
-    said: logits [N, C] by teacher; labels: int [N], -1 unlabelled.
+    outputs: logits [N, C] by teacher; labels: int [N], -1 unlabelled.
     """
     warnings = []
-    for place in places:
-        found = doubt(said[place.name].logits.numpy(), labels, run.labels)
-        if found is not None and (found.is_worthless or not place.trained):
-            warnings.append(_line(run, place, split, found))
+    for reference in references:
+        found = doubt(outputs[reference.name].logits.numpy(), labels, run.labels)
+        if found is not None and (found.is_worthless or not reference.trained):
+            warnings.append(_line(run, reference, split, found))
             run.log.say(f"WARNING: {warnings[-1]}")
             run.log.event("warning", phase=phase, text=warnings[-1])
     return warnings
 
 
-def _line(run: Run, place: ModelPlace, split: str, found: Doubt) -> str:
+def _line(run: Run, reference: ModelReference, split: str, found: Doubt) -> str:
     fact = (
-        f"teacher {place.name}: accuracy {found.accuracy:.1%} on {split}, where always answering "
-        f"{found.majority!r} has {found.share:.1%}."
+        f"teacher {reference.name}: accuracy {found.accuracy:.1%} on {split}, where always "
+        f"answering {found.majority!r} has {found.share:.1%}."
     )
-    if place.trained:
+    if reference.trained:
         return fact
     if found.order is None:
         return f"{fact} Nor would another order of its labels be better than that answer."
-    names = class_names(load_config(place.reference, place.revision))
+    names = class_names(load_config(reference.model, reference.revision))
     if len(set(names)) < len(names):
         names = [str(number) for number in range(len(names))]
-    columns = place.columns or range(len(run.labels))
+    columns = reference.columns or range(len(run.labels))
     order = {names[columns[at]]: run.labels[label] for at, label in enumerate(found.order)}
     return (
         f"{fact} With its labels in another order it would be {found.accuracy_in_order:.1%}: if "
-        f"that is how it was trained, set teachers.{place.name}.labels to {as_yaml(order)}."
+        f"that is how it was trained, set teachers.{reference.name}.labels to {as_yaml(order)}."
     )

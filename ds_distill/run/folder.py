@@ -12,7 +12,7 @@ from typing import Any
 from ds_distill.errors import UserError
 from ds_distill.files import new_folder, publish_folder, read_json, write_json, write_text
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
-from ds_distill.stopping import same_command
+from ds_distill.run.stopping import same_command
 
 TRAINING_RECORD = "training.json"
 """Beside a trained model's weights: examples, steps, validation accuracy."""

@@ -11,7 +11,7 @@ import torch
 from ds_distill.data.batches import Examples
 from ds_distill.engine.engine import Engine
 from ds_distill.errors import UserError
-from ds_distill.phases.run import ModelPlace, Run
+from ds_distill.run.context import ModelReference, Run
 from ds_distill.types import Batch
 
 SHOWN = 3
@@ -23,7 +23,7 @@ DAMAGED = (
 )
 
 
-class NotFiniteWords(Exception):
+class NotFiniteSignals(Exception):
     """A model said of some examples what is not finite."""
 
     def __init__(self, model: str, keys: torch.Tensor, among: str, mend: str = DAMAGED) -> None:
@@ -35,7 +35,7 @@ class NotFiniteWords(Exception):
         self.model, self.keys, self.among, self.mend = model, keys, among, mend
 
 
-def refusal(run: Run, splits: Sequence[str], found: NotFiniteWords) -> UserError:
+def refusal(run: Run, splits: Sequence[str], found: NotFiniteSignals) -> UserError:
     """The same as a user knows it: the examples, which stand in one of `splits`, by place and
     text."""
     known = found.model in run.recipe.teachers
@@ -54,31 +54,31 @@ def check_finite(
     UserError where it is not."""
     if not finite.all():
         among = f"{len(finite)} examples of split {split}"
-        raise refusal(run, [split], NotFiniteWords(model, examples.keys[~finite], among))
+        raise refusal(run, [split], NotFiniteSignals(model, examples.keys[~finite], among))
 
 
-def find_in_batches(engine: Engine, batches: Iterable[Batch]) -> NotFiniteWords | None:
+def find_in_batches(engine: Engine, batches: Iterable[Batch]) -> NotFiniteSignals | None:
     """The first teacher of the engine that says what is not finite of a batch. Every rank must
     call this with as many batches; all get the same."""
     for batch in batches:
         for teacher in engine.bundle.teachers:
-            logits = engine.ask(batch, [teacher])[teacher].logits
+            logits = engine.predict(batch, [teacher])[teacher].logits
             counted = batch.row_sets["all"]
             bad = ~torch.isfinite(logits).all(dim=-1).to(counted.device) & counted
             keys = engine.world.gather_keys(batch.keys[bad])
             if len(keys):
                 asked = engine.world.gather_keys(batch.keys[counted])
-                return NotFiniteWords(teacher, keys, f"{len(asked)} examples of a batch")
+                return NotFiniteSignals(teacher, keys, f"{len(asked)} examples of a batch")
     return None
 
 
-def damaged_weights(run: Run, place: ModelPlace) -> UserError | None:
+def damaged_weights(run: Run, reference: ModelReference) -> UserError | None:
     """The error for a model whose weights are not finite as they are loaded, or None."""
-    for name, weight in run.model(place, new_head=True).named_parameters():
+    for name, weight in run.model(reference, new_head=True).named_parameters():
         if not torch.isfinite(weight).all():
-            key = "student" if place.name == "student" else f"teachers.{place.name}"
+            key = "student" if reference.name == "student" else f"teachers.{reference.name}"
             return UserError(
-                f"{key}.model={place.reference}: weight {name} is not finite (NaN or infinite) "
+                f"{key}.model={reference.model}: weight {name} is not finite (NaN or infinite) "
                 "before any training. The file is damaged, or the training that made it diverged: "
                 "name a sound model."
             )
@@ -89,9 +89,9 @@ def _shown(run: Run, splits: Sequence[str], keys: torch.Tensor) -> Iterator[str]
     """Examples as a user knows them: file and line where the source can tell, and first words."""
     for split in splits:
         texts = datasets.load_from_disk(run.folder.data / split / "examples")
-        places = run.places(split, keys)
+        locations = run.locations(split, keys)
         stored = Examples.of(texts).keys
         for key in keys:
             for row in (stored == key).all(dim=1).nonzero()[:1, 0].tolist():
                 words = textwrap.shorten(texts[row]["text"], 60, placeholder=" ...")
-                yield f"{places.get(tuple(key.tolist()), f'split {split}')} {words!r}"
+                yield f"{locations.get(tuple(key.tolist()), f'split {split}')} {words!r}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ds_distill.phases.check_masked_lm import codec_mistakes, masked_lm_mistakes
+from ds_distill.check.masked_lm import codec_mistakes, masked_lm_mistakes
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Cache, Distil, Expertise, FineTune, Routing
 from ds_distill.recipe.schema import MaskedLM
@@ -34,17 +34,17 @@ def phase_mistakes(recipe: Recipe) -> Iterator[str]:
     states_read = False  # whether the gate that was learnt last reads states
     masked_lm = isinstance(recipe.task, MaskedLM)
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
-        place = f"phases.{name}"
-        yield from _empty_lists(phase, place)
+        location = f"phases.{name}"
+        yield from _empty_lists(phase, location)
         if masked_lm:
-            yield from masked_lm_mistakes(recipe, phase, place)
+            yield from masked_lm_mistakes(recipe, phase, location)
         if isinstance(phase, Distil | Cache | Expertise) and not recipe.teachers:
-            yield f"{place}: the recipe has no teachers. Add teachers: {{NAME: ...}}."
+            yield f"{location}: the recipe has no teachers. Add teachers: {{NAME: ...}}."
         if isinstance(phase, FineTune):
             for model in phase.models:
                 if model not in known:
                     yield (
-                        f"{place}.models: no model {model!r} here. There are: "
+                        f"{location}.models: no model {model!r} here. There are: "
                         f"{', '.join(sorted(known))}."
                     )
             if set(phase.outputs) & set(recipe.teachers):
@@ -60,22 +60,22 @@ def phase_mistakes(recipe: Recipe) -> Iterator[str]:
         elif isinstance(phase, Distil):
             if phase.start not in known:
                 yield (
-                    f"{place}.start: no model {phase.start!r} before this phase. There are: "
+                    f"{location}.start: no model {phase.start!r} before this phase. There are: "
                     f"{', '.join(sorted(known))}."
                 )
             known |= set(phase.outputs)
             if not recipe.teachers:
                 continue
             if phase.split in cached or not holes:
-                yield from _cached_mistakes(recipe, phase, place, cached)
+                yield from _cached_mistakes(recipe, phase, location, cached)
             for routing in phase.routing:
                 if not (masked_lm and routing.needs_expertise):  # told above
                     yield from _routing_mistakes(
-                        phase, routing, place, cached, measured, states_read
+                        phase, routing, location, cached, measured, states_read
                     )
 
 
-def _empty_lists(phase: object, place: str) -> Iterator[str]:
+def _empty_lists(phase: object, location: str) -> Iterator[str]:
     lists: dict[str, list[str]] = {}
     if isinstance(phase, FineTune):
         lists["models"] = phase.models
@@ -85,47 +85,47 @@ def _empty_lists(phase: object, place: str) -> Iterator[str]:
         lists["splits"] = phase.splits
     for key, items in lists.items():
         if not items:
-            yield f"{place}.{key}=[]: the list is empty. Name at least one."
+            yield f"{location}.{key}=[]: the list is empty. Name at least one."
         for item in dict.fromkeys(items):
             if items.count(item) > 1:
-                yield f"{place}.{key}: {item!r} stands twice. Keep it once."
+                yield f"{location}.{key}: {item!r} stands twice. Keep it once."
 
 
 def _cached_mistakes(
-    recipe: Recipe, phase: Distil, place: str, cached: dict[str, Cache]
+    recipe: Recipe, phase: Distil, location: str, cached: dict[str, Cache]
 ) -> Iterator[str]:
     """What a phase that trains from a cache needs in it."""
     if phase.teachers != "cached":
         return
     if phase.split not in cached:
         yield (
-            f"{place}: teachers=cached, and no cache phase before it holds what the teachers, as "
-            f"they are then, say about split {phase.split!r}. Add - cache: {{splits: "
+            f"{location}: teachers=cached, and no cache phase before it holds the signals of "
+            f"the teachers, as they are then, on split {phase.split!r}. Add - cache: {{splits: "
             f"{phase.split}}} before it (after the last fine-tuning of a teacher), or set "
             "teachers=live."
         )
         return
     if phase.losses.hidden_mse and -1 not in cached[phase.split].hidden:
         yield (
-            f"{place}.losses.hidden_mse: needs the last layer's states, and the cache of split "
+            f"{location}.losses.hidden_mse: needs the last layer's states, and the cache of split "
             f"{phase.split!r} keeps logits alone. Set hidden: [-1] in its cache phase, or "
-            f"{place}.teachers=live."
+            f"{location}.teachers=live."
         )
     if isinstance(recipe.task, MaskedLM):
-        yield from codec_mistakes(recipe, phase, place, cached[phase.split].codec)
+        yield from codec_mistakes(recipe, phase, location, cached[phase.split].codec)
 
 
 def _routing_mistakes(
     phase: Distil,
     routing: Routing,
-    place: str,
+    location: str,
     cached: dict[str, Cache],
     measured: Expertise | None,
     states_read: bool,
 ) -> Iterator[str]:
     if routing.needs_expertise and measured is None:
         yield (
-            f"{place}.routing: {routing.policy} needs what an expertise phase learns of the "
+            f"{location}.routing: {routing.policy} needs what an expertise phase learns of the "
             "teachers as they are then. Add - expertise: {split: validation} before it (after "
             "the last fine-tuning of a teacher)."
         )
@@ -138,7 +138,7 @@ def _routing_mistakes(
     ):
         may = "reads" if routing.policy == "gate" else "may choose the gate, which reads"
         yield (
-            f"{place}.routing: {routing.policy} {may} the teachers' last states, and the cache "
+            f"{location}.routing: {routing.policy} {may} the teachers' last states, and the cache "
             f"of split {phase.split!r} keeps logits alone. Set hidden: [-1] in its cache "
             "phase, or states: false in the expertise phase for a gate of logits."
         )

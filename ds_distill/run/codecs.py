@@ -12,16 +12,20 @@ from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
 from ds_distill.cache.compare import CodecScore, candidates, compare_codecs, markdown_table, plot
 from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.files import write_text
-from ds_distill.phases.ask_teachers import asking_collator, asking_engine
-from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache
+from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.inference import inference_collator, inference_engine
 
 FITTED_ON = 512
 """Examples that a tail's shape is fitted to: some thousands of tokens."""
 
 
 def codec_json(
-    run: Run, place: ModelPlace, phase: Cache, vocabulary: int, before: dict[str, Any] | None
+    run: Run,
+    reference: ModelReference,
+    phase: Cache,
+    vocabulary: int,
+    before: dict[str, Any] | None,
 ) -> dict[str, Any] | None:
     """What the cache's manifest is to say of a teacher's codec; None for dense logits. Where a
     tail has to be fitted it is so on the main process alone. Every rank must call this.
@@ -37,7 +41,7 @@ def codec_json(
     plain = CompactCodec(vocabulary, wanted.threshold)
     if before is not None and {**before, "tail": None} == {**plain.to_json(), "tail": None}:
         return before
-    batches = sample_logits(run, place, phase, FITTED_ON)
+    batches = sample_logits(run, reference, phase, FITTED_ON)
     if not run.world.is_main:
         for _ in batches:
             pass
@@ -47,21 +51,22 @@ def codec_json(
 
 
 def sample_logits(
-    run: Run, place: ModelPlace, phase: Cache, examples: int
+    run: Run, reference: ModelReference, phase: Cache, examples: int
 ) -> Iterator[torch.Tensor]:
     """A teacher's logits at the chosen tokens of some examples of the phase's first split:
     float32 [n, V] at the codec's temperature, the same on every rank. Every rank must go
     through all of them."""
     split = phase.splits[0]
-    collate = asking_collator(run, run.examples(split), split, [place])
+    collate = inference_collator(run, run.examples(split), split, [reference])
     order = np.argsort(-collate.lengths, kind="stable")
     some = order[np.unique(np.linspace(0, len(order) - 1, examples).astype(np.int64))]
     size = phase.batch_size or PADDED_BATCH
-    with asking_engine(run, [place]) as engine:
+    with inference_engine(run, [reference]) as engine:
         for start in range(0, len(some), size):
             batch = collate(some[start : start + size])
-            said = engine.ask(batch, [place.name])[place.name].logits / phase.codec.temperature
-            yield said[batch.row_sets["all"].to(said.device)]
+            logits = engine.predict(batch, [reference.name])[reference.name].logits
+            counted = batch.row_sets["all"].to(logits.device)
+            yield logits[counted] / phase.codec.temperature
 
 
 def compare(run: Run, number: int, examples: int) -> dict[str, list[CodecScore]]:
@@ -74,7 +79,7 @@ def compare(run: Run, number: int, examples: int) -> dict[str, list[CodecScore]]
     assert isinstance(phase, Cache)
     scores = {}
     for teacher in run.recipe.teachers:
-        batches = list(sample_logits(run, run.place(teacher, number), phase, examples))
+        batches = list(sample_logits(run, run.reference(teacher, number), phase, examples))
         # Longest first: every second one is of all lengths, too.
         fitted, judged = batches[::2], batches[1::2] or batches
         scores[teacher] = compare_codecs(judged, candidates(fitted))

@@ -7,13 +7,13 @@ from typing import Any
 
 from ds_distill.data.parts import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
-from ds_distill.phases.run import Run
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Distil
 from ds_distill.reporting.model_card import model_card
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.uses import uses
 from ds_distill.reporting.verdict import verdict
+from ds_distill.run.context import Run
 
 
 def publish(run: Run) -> None:

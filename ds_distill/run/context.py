@@ -17,25 +17,25 @@ from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise, tokenizer_fingerprint
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
-from ds_distill.events import RunLog
 from ds_distill.files import new_folder
 from ds_distill.models.configuration import load_config, load_tokenizer
 from ds_distill.models.labels import class_names, label_columns
 from ds_distill.models.load import load_classifier, load_masked_lm
 from ds_distill.models.packed import packed_attention, packed_backend
-from ds_distill.phases.folder import RunFolder
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import MaskedLM, Teacher
+from ds_distill.run.events import RunLog
+from ds_distill.run.folder import RunFolder
 
 
 @dataclass(frozen=True)
-class ModelPlace:
+class ModelReference:
     """Where a model's files are when a phase starts."""
 
     name: str
-    reference: str
+    model: str
     """Local folder or hub id."""
     revision: str | None = None
     layers: list[int] | None = None
@@ -45,9 +45,13 @@ class ModelPlace:
     """Which of its outputs are the task's labels; see `label_columns`."""
 
 
-def columns_of(places: Iterable[ModelPlace]) -> dict[str, Sequence[int]]:
+def columns_of(references: Iterable[ModelReference]) -> dict[str, Sequence[int]]:
     """Of the models that need it, what `Bundle` wants to know."""
-    return {place.name: place.columns for place in places if place.columns is not None}
+    return {
+        reference.name: reference.columns
+        for reference in references
+        if reference.columns is not None
+    }
 
 
 class Run:
@@ -77,30 +81,30 @@ class Run:
         self.world.barrier()
         return folder
 
-    def places(self, split: str, keys: torch.Tensor) -> dict[tuple[int, int], str]:
-        """See `Source.places`; keys: int64 [n, 2]."""
-        return self._source.places(split, {(hi, lo) for hi, lo in keys.tolist()})
+    def locations(self, split: str, keys: torch.Tensor) -> dict[tuple[int, int], str]:
+        """See `Source.locations`; keys: int64 [n, 2]."""
+        return self._source.locations(split, {(hi, lo) for hi, lo in keys.tolist()})
 
     def examples(self, split: str) -> Examples:
         """Keys and labels of a split. Every rank must call this."""
         return Examples.of(datasets.load_from_disk(self._examples_folder(split)))
 
-    def tables(self, split: str, places: Iterable[ModelPlace]) -> dict[str, TokenTable]:
+    def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
         """A split's tokens for each model; models with the same tokenizer share a table. Every
         rank must call this."""
         folder = self._examples_folder(split)
         tables = {}
-        for place in places:
-            tokenizer = self.tokenizer(place)
-            mark = self.tokenizer_fingerprint(place)
-            if (split, mark) not in self._tables:
-                file = folder.parent / f"tokens-{mark}.arrow"
+        for reference in references:
+            tokenizer = self.tokenizer(reference)
+            fingerprint = self.tokenizer_fingerprint(reference)
+            if (split, fingerprint) not in self._tables:
+                file = folder.parent / f"tokens-{fingerprint}.arrow"
                 if self.world.is_main and not file.is_file():
                     examples = datasets.load_from_disk(folder)
                     tokenise(examples, tokenizer, self.recipe.task.max_length, file)
                 self.world.barrier()
-                self._tables[split, mark] = TokenTable(file, tokenizer)
-            tables[place.name] = self._tables[split, mark]
+                self._tables[split, fingerprint] = TokenTable(file, tokenizer)
+            tables[reference.name] = self._tables[split, fingerprint]
         return tables
 
     def collator(
@@ -114,47 +118,47 @@ class Run:
         task = self.recipe.task
         if not isinstance(task, MaskedLM):
             return SequenceCollator(examples, tables, cached, packed)
-        tokenizer = self.tokenizer(self.place("student", 0))  # all models have its tokens
+        tokenizer = self.tokenizer(self.reference("student", 0))  # all models have its tokens
         masking = Masking.of(tokenizer, task.masking.rate, task.masking.seed)
-        draws = task.masking.draws
+        variants = task.masking.variants
         return MaskedLMCollator(
-            examples, tables, masking, draws=draws, cached=cached, packed=packed
+            examples, tables, masking, variants=variants, cached=cached, packed=packed
         )
 
     # ----------------------------------------------------------------------- models
 
-    def place(self, name: str, number: int) -> ModelPlace:
+    def reference(self, name: str, number: int) -> ModelReference:
         """The model called `name` as phase `number` finds it: as the last earlier phase that
         trained it left it, else as the recipe gives it."""
         for earlier, output in reversed(list(self.recipe.trained_models())):
             if earlier < number and output == name:
-                return ModelPlace(name, str(self.folder.model(earlier, output)), trained=True)
+                return ModelReference(name, str(self.folder.model(earlier, output)), trained=True)
         given = self.recipe.student if name == "student" else self.recipe.teachers[name]
-        reference = resolve_model(given.model, self.recipe.models_folder)
+        model = resolve_model(given.model, self.recipe.models_folder)
         if not isinstance(given, Teacher):
-            return ModelPlace(name, reference, given.revision, given.layers)
+            return ModelReference(name, model, given.revision, given.layers)
         columns = None
         if given.labels is not None:
-            config = load_config(reference, given.revision)
-            columns = label_columns(reference, config, self.labels, given.labels)
-        return ModelPlace(name, reference, given.revision, columns=columns)
+            config = load_config(model, given.revision)
+            columns = label_columns(model, config, self.labels, given.labels)
+        return ModelReference(name, model, given.revision, columns=columns)
 
-    def tokenizer(self, place: ModelPlace) -> PreTrainedTokenizerBase:
+    def tokenizer(self, reference: ModelReference) -> PreTrainedTokenizerBase:
         """A model's tokenizer, read once and shared: the last call's settings stay in it, so load
         another one to save it."""
-        return self._tokenizer(place)[0]
+        return self._tokenizer(reference)[0]
 
-    def tokenizer_fingerprint(self, place: ModelPlace) -> str:
-        return self._tokenizer(place)[1]
+    def tokenizer_fingerprint(self, reference: ModelReference) -> str:
+        return self._tokenizer(reference)[1]
 
-    def _tokenizer(self, place: ModelPlace) -> tuple[PreTrainedTokenizerBase, str]:
-        key = place.reference, place.revision
+    def _tokenizer(self, reference: ModelReference) -> tuple[PreTrainedTokenizerBase, str]:
+        key = reference.model, reference.revision
         if key not in self._tokenizers:  # a large vocabulary takes a second each time
             tokenizer = load_tokenizer(*key)
             self._tokenizers[key] = tokenizer, tokenizer_fingerprint(tokenizer)
         return self._tokenizers[key]
 
-    def packed(self, place: ModelPlace, *, bf16: bool) -> str | None:
+    def packed(self, reference: ModelReference, *, bf16: bool) -> str | None:
         """What computes a model's attention where it is asked without padding; None where it is
         asked with padding.
 
@@ -164,10 +168,10 @@ class Run:
         padding = self.recipe.padding
         if padding == "always" or (padding is None and not by_itself):
             return None
-        return packed_backend(load_config(place.reference, place.revision), self.world.device)
+        return packed_backend(load_config(reference.model, reference.revision), self.world.device)
 
     def model(
-        self, place: ModelPlace, *, new_head: bool = False, packed: bool = False
+        self, reference: ModelReference, *, new_head: bool = False, packed: bool = False
     ) -> PreTrainedModel:
         """Load a model with the task's head; see `load_classifier` and `load_masked_lm`.
 
@@ -179,21 +183,21 @@ class Run:
         # has the attention that transformers chooses, as where its user loads it.
         attention = "eager" if new_head and self.world.device.type == "cpu" else None
         if packed:
-            config = load_config(place.reference, place.revision)
+            config = load_config(reference.model, reference.revision)
             attention = packed_attention(config) or attention
         options: dict[str, Any] = {
-            "revision": place.revision,
-            "layers": place.layers,
-            "new_head": new_head and not place.trained,
+            "revision": reference.revision,
+            "layers": reference.layers,
+            "new_head": new_head and not reference.trained,
             "seed": self.recipe.seed,
             "attention": attention,
         }
         if isinstance(self.recipe.task, MaskedLM):
-            return load_masked_lm(place.reference, **options)
+            return load_masked_lm(reference.model, **options)
         labels = self.labels
-        if place.columns is not None:  # all that the checkpoint has, as it has them
-            labels = class_names(load_config(place.reference, place.revision))
-        return load_classifier(place.reference, labels, **options)
+        if reference.columns is not None:  # all that the checkpoint has, as it has them
+            labels = class_names(load_config(reference.model, reference.revision))
+        return load_classifier(reference.model, labels, **options)
 
     # ----------------------------------------------------------------------- engine
 

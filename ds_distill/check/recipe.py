@@ -12,16 +12,16 @@ from importlib.util import find_spec
 
 from transformers import PreTrainedConfig
 
+from ds_distill.check.data import Data
+from ds_distill.check.labels import label_mistakes
+from ds_distill.check.models import Models, lacks_flashdeberta
+from ds_distill.check.phases import name_mistakes, phase_mistakes
 from ds_distill.data.docstrings import Progress
 from ds_distill.data.parts import CHOOSING_SPLIT
 from ds_distill.data.sources import Source, open_source
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import load_config
-from ds_distill.phases.check_data import Data
-from ds_distill.phases.check_labels import label_mistakes
-from ds_distill.phases.check_models import Models, lacks_flashdeberta
-from ds_distill.phases.check_phases import name_mistakes, phase_mistakes
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import resolve_model
@@ -127,9 +127,9 @@ def _logging_mistakes(recipe: Recipe) -> Iterator[str]:
 
 def _padding_notes(recipe: Recipe, models: Models) -> Iterator[str]:
     if recipe.padding == "never":
-        for place, config in models.configs.items():
+        for location, config in models.configs.items():
             if lacks_flashdeberta(config):
                 yield (
-                    f"padding=never: on a GPU {place} ({config.model_type}) needs the package "
+                    f"padding=never: on a GPU {location} ({config.model_type}) needs the package "
                     "flashdeberta, which is not installed."
                 )

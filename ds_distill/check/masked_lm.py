@@ -12,56 +12,57 @@ from ds_distill.recipe.phases import Cache, Codec, Distil, Expertise, FineTune
 from ds_distill.recipe.schema import MaskedLM
 
 
-def masked_lm_mistakes(recipe: Recipe, phase: object, place: str) -> Iterator[str]:
+def masked_lm_mistakes(recipe: Recipe, phase: object, location: str) -> Iterator[str]:
     """What a phase of task.type=masked-lm cannot do: all that needs classes."""
     task = recipe.task
     assert isinstance(task, MaskedLM)
     if isinstance(phase, Expertise):
         yield (
-            f"{place}: the expertise table counts right answers per class, and "
+            f"{location}: the expertise table counts right answers per class, and "
             "task.type=masked-lm has no classes. Take the phase out."
         )
-    elif isinstance(phase, Cache) and task.masking.draws is None:
+    elif isinstance(phase, Cache) and task.masking.variants is None:
         yield (
-            f"{place}: a cache keeps a number of ways of masking each example. Set "
-            "task.masking.draws, e.g. to the number of epochs: epoch e takes number e mod "
-            "draws."
+            f"{location}: a cache keeps a number of ways of masking each example. Set "
+            "task.masking.variants, e.g. to the number of epochs: epoch e takes number e mod "
+            "variants."
         )
     elif isinstance(phase, FineTune):
         for key in ("focus", "per_class"):
             if getattr(phase, key):
                 yield (
-                    f"{place}.{key}: chooses examples by class, and task.type=masked-lm has no "
+                    f"{location}.{key}: chooses examples by class, and task.type=masked-lm has no "
                     "classes. Take the key out."
                 )
     elif isinstance(phase, Distil):
         for routing in phase.routing:
             if routing.needs_expertise:
                 yield (
-                    f"{place}.routing: {routing.policy} follows the teacher that knows a class "
+                    f"{location}.routing: {routing.policy} follows the teacher that knows a class "
                     "best, and task.type=masked-lm has no classes. Choose average, random, "
                     "ca-mkd or mt-bert."
                 )
 
 
-def codec_mistakes(recipe: Recipe, phase: Distil, place: str, codec: Codec) -> Iterator[str]:
+def codec_mistakes(recipe: Recipe, phase: Distil, location: str, codec: Codec) -> Iterator[str]:
     """What terms and policies cannot do with packed distributions."""
     if codec.name == "dense":
         return
     kept = f"the cache keeps distributions with codec {codec.name!r}"
     if phase.losses.kl and phase.losses.kl.temperature != codec.temperature:
         yield (
-            f"{place}.losses.kl.temperature={phase.losses.kl.temperature}: {kept} at temperature "
-            f"{codec.temperature}. Set codec.temperature in the cache phase to the same."
+            f"{location}.losses.kl.temperature={phase.losses.kl.temperature}: {kept} at "
+            f"temperature {codec.temperature}. Set codec.temperature in the cache phase to the "
+            "same."
         )
     if phase.losses.logit_mse:
         yield (
-            f"{place}.losses.logit_mse: needs the teacher's logits, and {kept}. Set codec: "
+            f"{location}.losses.logit_mse: needs the teacher's logits, and {kept}. Set codec: "
             "{name: dense} in the cache phase, or teachers=live."
         )
     if codec.name == "topk" and len(recipe.teachers) > 1:
         yield (
-            f"{place}: {kept}, and {len(recipe.teachers)} teachers' cannot be mixed. Set codec: "
+            f"{location}: {kept}, and {len(recipe.teachers)} teachers' cannot be mixed. Set codec: "
             "{name: compact} or {name: dense} in the cache phase, or teachers=live."
         )
 
@@ -76,7 +77,7 @@ def vocabulary_mistakes(
     if "student" not in models:
         return
     student, size = models["student"]
-    for place, (tokenizer, other_size) in models.items():
+    for location, (tokenizer, other_size) in models.items():
         same = same_tokens(student, tokenizer)
         if same and size == other_size:
             continue
@@ -87,7 +88,7 @@ def vocabulary_mistakes(
             f"than the student's ({len(student)})"
         )
         yield (
-            f"{place}.model: {what}. With task.type=masked-lm all models must have the same "
+            f"{location}.model: {what}. With task.type=masked-lm all models must have the same "
             "vocabulary, because they are compared token by token (a student that only adds "
             "tokens is not supported yet). Choose models of one family, e.g. all of BERT's."
         )

@@ -10,7 +10,7 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-def made_ahead(make: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[Made]:
+def prefetch(make: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[Made]:
     """make(item) of each item in order, by a thread that is one item ahead of who takes them.
 
     An error that `make` raises is raised where its item is taken.

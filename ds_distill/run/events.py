@@ -39,7 +39,7 @@ class Bar:
         self._console, self._label, self._total, self._progress = console, label, total, progress
         self._task = progress.add_task(label, total=total, note="") if progress else None
         self._done = 0
-        self._started = self._said = time.monotonic()
+        self._started = self._printed = time.monotonic()
 
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
@@ -49,8 +49,8 @@ class Bar:
                 self._progress.update(self._task, note=note)
             return
         now = time.monotonic()
-        if now - self._said > PLAIN_LINE_SECONDS and 0 < self._done < self._total:
-            self._said = now
+        if now - self._printed > PLAIN_LINE_SECONDS and 0 < self._done < self._total:
+            self._printed = now
             left = (now - self._started) / self._done * (self._total - self._done)
             self._console.print(
                 f"  {self._label}: {self._done}/{self._total}, {_clock(left)} left. {note}",

@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from ds_distill.cache.codecs import Encoded, Packed, VocabularyCodec, codec_from_json
+from ds_distill.cache.codecs import Encoded, StoredLogits, VocabularyCodec, codec_from_json
 from ds_distill.types import Signals
 
 Dtype = Literal["float16", "bfloat16", "float32"]
@@ -41,7 +41,7 @@ class NotFinite(ValueError):
 
 
 @dataclass(frozen=True)
-class Kept:
+class EncodedSignals:
     """Words of n rows in the form in which they are stored, still on the model's device."""
 
     columns: dict[str, Encoded]
@@ -52,7 +52,7 @@ class Kept:
     """bool [n]: whether they are as they are stored."""
 
 
-class Words(BaseModel):
+class SignalSchema(BaseModel):
     """What is kept of a teacher."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,7 +68,7 @@ class Words(BaseModel):
     """That the codec's distributions were taken at."""
     hidden: dict[int, Width] = {}
     """Layer -> width of its states, for the layers that are kept (see `Signals.hidden`)."""
-    draws: Width | None = None
+    mask_variants: Width | None = None
     """Mask draws of each example; None for a sequence-level teacher."""
 
     @cached_property
@@ -98,16 +98,16 @@ class Words(BaseModel):
         }
 
     def arrow_schema(self) -> pa.Schema:
-        """Lists of numbers per row, or a codec's bytes; under `draws` lists of such rows."""
+        """Lists of numbers per row, or a codec's bytes; with `mask_variants` lists of such rows."""
         fields = []
         for name, width in self._widths.items():
             row = pa.list_(_ARROW[self.dtype], width)
             if name == "logits" and self._codec is not None:
                 row = pa.binary() if self._codec.width is None else pa.binary(self._codec.width)
-            fields.append(pa.field(name, row if self.draws is None else pa.list_(row)))
+            fields.append(pa.field(name, row if self.mask_variants is None else pa.list_(row)))
         return pa.schema(fields)
 
-    def keep(self, signals: Signals) -> Kept:
+    def encode(self, signals: Signals) -> EncodedSignals:
         """Words in the form in which they are stored. Waits for nothing on the device."""
         logits = signals.logits
         sound = finite = torch.isfinite(logits).all(dim=-1)
@@ -125,14 +125,14 @@ class Words(BaseModel):
             sound = sound & torch.isfinite(numbers).all(dim=-1)
             finite = finite & torch.isfinite(stored).all(dim=-1)
             columns[name] = Encoded(stored.contiguous().view(torch.uint8))
-        return Kept(columns, sound, finite)
+        return EncodedSignals(columns, sound, finite)
 
     def record_batch(
-        self, kept: Sequence[Kept], counts: np.ndarray | None = None
+        self, kept: Sequence[EncodedSignals], counts: np.ndarray | None = None
     ) -> pa.RecordBatch:
         """A block of words, from consecutive batches of them.
 
-        counts: int [Arrow rows], rows of each example and draw, under `draws`.
+        counts: int [Arrow rows], rows of each example and draw, under `mask_variants`.
         Raises NotFinite.
         """
         finite = torch.cat([torch.ones(0, dtype=torch.bool), *(p.finite.cpu() for p in kept)])
@@ -150,7 +150,7 @@ class Words(BaseModel):
 
     def _array(self, field: pa.Field, parts: list[Encoded]) -> pa.Array:
         """Rows of a column, one part after the other; no parts where no token was chosen."""
-        row = field.type.value_type if self.draws is not None else field.type
+        row = field.type.value_type if self.mask_variants is not None else field.type
         item = self.items[field.name]
         if not parts:
             return pa.array([], row)
@@ -165,13 +165,13 @@ class Words(BaseModel):
         numbers = pa.Array.from_buffers(row.value_type, len(stored) * row.list_size, [None, data])
         return pa.FixedSizeListArray.from_arrays(numbers, row.list_size)
 
-    def signals(self, columns: dict[str, Encoded]) -> Signals:
+    def decode(self, columns: dict[str, Encoded]) -> Signals:
         """Words from their stored form."""
         hidden = {layer: self._numbers(columns[f"hidden{layer}"]) for layer in self.hidden}
         if self._codec is None:
             return Signals(self._numbers(columns["logits"]), hidden)
         assert self.temperature is not None
-        return Signals(Packed(columns["logits"], self._codec, self.temperature), hidden)
+        return Signals(StoredLogits(columns["logits"], self._codec, self.temperature), hidden)
 
     def log_probs(self, columns: dict[str, Encoded]) -> torch.Tensor:
         """Whole distributions as they are kept, the tail spread as the codec spreads it: float32

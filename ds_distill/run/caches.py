@@ -12,9 +12,9 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import CachedSignals, Examples
 from ds_distill.engine.config import is_bf16
 from ds_distill.models.configuration import load_config
-from ds_distill.phases.run import ModelPlace, Run
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.schema import MaskedLM, SingleLabel
+from ds_distill.run.context import ModelReference, Run
 from ds_distill.types import Signals
 
 
@@ -25,26 +25,26 @@ def cache_folder(run: Run, phase: Cache, number: int) -> Path:
     return run.folder.cache(number, run.recipe.phase_names()[number])
 
 
-def fingerprint(run: Run, place: ModelPlace) -> Fingerprint:
+def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
     """All that a teacher's cached words depend on, but for what computed its attention, which a
     build notes besides."""
     task = run.recipe.task
-    commit = getattr(load_config(place.reference, place.revision), "_commit_hash", None)
+    commit = getattr(load_config(reference.model, reference.revision), "_commit_hash", None)
     return {
-        "weights": weights_fingerprint(place.reference, commit),
-        "tokenizer": run.tokenizer_fingerprint(place),
+        "weights": weights_fingerprint(reference.model, commit),
+        "tokenizer": run.tokenizer_fingerprint(reference),
         "max_length": run.recipe.task.max_length,
         **({"masking": task.masking.model_dump()} if isinstance(task, MaskedLM) else {}),
-        **({"labels": _labels(run, place)} if isinstance(task, SingleLabel) else {}),
+        **({"labels": _labels(run, reference)} if isinstance(task, SingleLabel) else {}),
         "dtype": "bfloat16" if is_bf16(run.deepspeed()) else "float32",
     }
 
 
-def _labels(run: Run, place: ModelPlace) -> Any:
+def _labels(run: Run, reference: ModelReference) -> Any:
     """What the columns of a teacher's logits are, and where they come from."""
-    if place.columns is None:
+    if reference.columns is None:
         return run.labels
-    return {"labels": run.labels, "outputs": list(place.columns)}
+    return {"labels": run.labels, "outputs": list(reference.columns)}
 
 
 def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
@@ -57,7 +57,7 @@ def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
         if isinstance(phase, Cache) and split in phase.splits:
             reader = CacheReader(cache_folder(run, phase, earlier))
             for teacher in run.recipe.teachers:
-                reader.check(teacher, fingerprint(run, run.place(teacher, number)))
+                reader.check(teacher, fingerprint(run, run.reference(teacher, number)))
             return reader
     return None
 
@@ -69,10 +69,10 @@ def cached_signals(run: Run, split: str, number: int, examples: Examples) -> Cac
     """
     reader = open_cache(run, split, number)
     assert reader is not None, "check_recipe wants a cache phase before cached teachers"
-    rows = reader.rows(examples.keys)
+    indices = reader.indices(examples.keys)
 
-    def read(indices: np.ndarray, epoch: int) -> dict[str, Signals]:
-        draw = epoch % reader.draws if reader.draws else 0
-        return {name: reader.read(name, rows[indices], draw) for name in run.recipe.teachers}
+    def read(numbers: np.ndarray, epoch: int) -> dict[str, Signals]:
+        variant = epoch % reader.mask_variants if reader.mask_variants else 0
+        return {name: reader.read(name, indices[numbers], variant) for name in run.recipe.teachers}
 
     return read

@@ -9,22 +9,22 @@ from typing import Any
 import datasets
 import transformers
 
+from ds_distill.check.recipe import check_data, check_recipe, notes
 from ds_distill.data.sources import open_source
 from ds_distill.engine.config import resolved_name
 from ds_distill.engine.world import World
-from ds_distill.environment import describe_environment
-from ds_distill.events import RunLog
 from ds_distill.files import write_json
 from ds_distill.phases.cache import cache
-from ds_distill.phases.check import check_data, check_recipe, notes
 from ds_distill.phases.distil import distil
 from ds_distill.phases.evaluate import evaluate
 from ds_distill.phases.expertise import expertise
 from ds_distill.phases.fine_tune import fine_tune
-from ds_distill.phases.folder import RunFolder
-from ds_distill.phases.publish import publish
-from ds_distill.phases.run import Run
 from ds_distill.recipe import Recipe
+from ds_distill.run.context import Run
+from ds_distill.run.environment import describe_environment
+from ds_distill.run.events import RunLog
+from ds_distill.run.folder import RunFolder
+from ds_distill.run.publish import publish
 
 PHASES: dict[str, Any] = {
     "fine-tune": fine_tune,

@@ -1,0 +1,1 @@
+"""Everything that can be wrong with a recipe, found before a model is loaded."""

@@ -1,0 +1,1 @@
+"""What runs a recipe: folder, models, phases in order, training, inference, publishing."""
