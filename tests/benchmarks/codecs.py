@@ -48,7 +48,7 @@ PART_ROWS = 128
 
 def logits_of(run: Run, teacher: str, split: str, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits and true ids of a split's masked tokens, in batches of `EXAMPLES` examples."""
-    place = run.place(teacher, len(run.recipe.phases))
+    place = run.reference(teacher, len(run.recipe.phases))
     model = run.model(place).eval()
     examples = run.examples(split)
     collate = run.collator(examples, run.tables(split, [place]))
