@@ -72,7 +72,7 @@ def finished(
     recipe = load_recipe(str(here / "toy.yaml"), [f"deepspeed={config}"])
     told: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("ask_models", "score_models"):
+        for name in ("predict_split", "score_models"):
             patch.setattr(evaluate, name, noted(getattr(evaluate, name), told))
         run = execute(recipe, here / "run")
     yield Finished(run, told["answer"])
