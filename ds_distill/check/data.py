@@ -21,10 +21,9 @@ from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import label_columns
+from ds_distill.parts.phases import PHASES, Training
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import Cache, Distil, Evaluate, Expertise, FineTune, Training
 from ds_distill.recipe.references import resolve_model
-from ds_distill.recipe.schema import MaskedLM
 
 
 class Data:
@@ -34,7 +33,6 @@ class Data:
         self.recipe = recipe
         self.source = source
         self._read: dict[str, datasets.Dataset] = {}
-        self._masked_lm = isinstance(recipe.task, MaskedLM)
 
     def mistakes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
         """teachers: configurations of those that can be read, by name."""
@@ -45,8 +43,8 @@ class Data:
             return [*found, str(error)]  # the rest is about labels
         if not self._read:
             return found  # so they may be others
-        found += self._focus(labels)
-        if not found and not self._masked_lm:
+        found += self._named_labels(labels)
+        if not found and self.recipe.task.has_classes:
             found += self._parts()
         found += self._ready_teachers(labels, teachers)
         return found
@@ -60,7 +58,7 @@ class Data:
 
     def label_notes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
         """Of the labels of teachers that are asked as they come. Reads no split."""
-        if self._masked_lm:
+        if not self.recipe.task.has_classes:
             return []
         ready = {name: teachers[name] for name in untrained_teachers(self.recipe)}
         return label_notes(self.recipe, self.source.labels, ready)
@@ -71,8 +69,7 @@ class Data:
         missing: set[str] = set()
         path, there = self.recipe.task.data.path, ", ".join(self.source.splits)
         for name, phase in zip(self.recipe.phase_names(), self.recipe.phases, strict=True):
-            wanted = splits_of(phase)
-            for split, need in wanted:
+            for split, need in phase.reads:
                 if split in self.source.splits:
                     needs[split] = needs.get(split, False) or need
                 elif split not in missing:
@@ -94,7 +91,7 @@ class Data:
         mistakes: dict[str, list[tuple[str, str]]] = {}  # first sentence -> (place, all of it)
         for split, need in needs.items():
             try:
-                self._read[split] = self.source.read(split, need and not self._masked_lm)
+                self._read[split] = self.source.read(split, need and self.recipe.task.has_classes)
             except UserError as error:
                 location, _, what = str(error).partition(": ")
                 mistakes.setdefault(what.split(". ")[0], []).append((location, what))
@@ -103,24 +100,24 @@ class Data:
             more = [location for location in dict(found) if location != first]
             yield f"{first}: {what}" + (f" The same in {', '.join(more)}." if more else "")
 
-    def _focus(self, labels: list[str]) -> Iterator[str]:
+    def _named_labels(self, labels: list[str]) -> Iterator[str]:
+        if not self.recipe.task.has_classes:
+            return
         for name, phase in zip(self.recipe.phase_names(), self.recipe.phases, strict=True):
-            if self._masked_lm or not isinstance(phase, FineTune) or phase.focus is None:
-                continue
-            for label in phase.focus.classes:
-                if label not in labels:
-                    yield (
-                        f"phases.{name}.focus.classes: there is no label {label!r}; the task has "
-                        f"{', '.join(labels)}. Name classes of the task."
-                    )
+            for key, named in phase.labels_named().items():
+                for label in named:
+                    if label not in labels:
+                        yield (
+                            f"phases.{name}.{key}: there is no label {label!r}; the task has "
+                            f"{', '.join(labels)}. Name classes of the task."
+                        )
 
     def _parts(self) -> Iterator[str]:
         """Too little for what fits, or nothing left for what chooses."""
         recipe, there = self.recipe, self.source.splits
-        splits = sorted({phase.split for phase in recipe.phases if isinstance(phase, Expertise)})
         fitted = {}
         try:
-            for split in splits:
+            for split in recipe.fitted_splits():
                 labels, fitted[split] = labels_and_groups(self._read[split])
                 fitting_part(labels, fitted[split], split, recipe.seed)
             if CHOOSING_SPLIT in there and any(isinstance(p, Training) for p in recipe.phases):
@@ -133,17 +130,16 @@ class Data:
         self, labels: list[str], configs: dict[str, PreTrainedConfig]
     ) -> Iterator[str]:
         """Teachers that are asked as they come must do the task already."""
+        recipe = self.recipe
         mistakes: dict[str, list[str]] = {}  # what is wrong -> teachers
-        for name, first in untrained_teachers(self.recipe).items():
+        for name, first in untrained_teachers(recipe).items():
             if name not in configs:
                 continue
-            reference = resolve_model(self.recipe.teachers[name].model, self.recipe.models_folder)
+            reference = resolve_model(recipe.teachers[name].model, recipe.models_folder)
             try:
-                check_head(reference, configs[name], masked_lm=self._masked_lm)
-                if not self._masked_lm:
-                    label_columns(
-                        reference, configs[name], labels, self.recipe.teachers[name].labels
-                    )
+                check_head(reference, configs[name], masked_lm=not recipe.task.has_classes)
+                if recipe.task.has_classes:
+                    label_columns(reference, configs[name], labels, recipe.teachers[name].labels)
             except UserError as error:
                 what = f"used by phase {first!r} without training: {error}"
                 mistakes.setdefault(what, []).append(f"teachers.{name}")
@@ -162,7 +158,8 @@ class Data:
 
     def _shared_examples(self) -> Iterator[str]:
         """Texts that judge or choose, and stand in a split that trains or chooses, too."""
-        judging = {phase.split for phase in self.recipe.phases if isinstance(phase, Evaluate)}
+        judges = [p for p in self.recipe.phases if PHASES[p.kind].makes == "evaluation"]
+        judging = {split for phase in judges for split, _ in phase.reads}
         keys = {split: _keys(data) for split, data in self._read.items()}
         for one, other in combinations(keys, 2):
             if not {one, other} & (judging | {"validation"}):
@@ -182,29 +179,15 @@ class Data:
             )
 
 
-def splits_of(phase: object) -> list[tuple[str, bool]]:
-    """(split, whether it needs labels) that a phase reads."""
-    if isinstance(phase, FineTune | Expertise | Evaluate):
-        return [(phase.split, True)]
-    if isinstance(phase, Cache):
-        return [(split, False) for split in phase.splits]
-    if isinstance(phase, Distil):
-        needs = phase.losses.cross_entropy is not None
-        return [(phase.split, needs or any(routing.needs_labels for routing in phase.routing))]
-    return []
-
-
 def untrained_teachers(recipe: Recipe) -> dict[str, str]:
-    """Teachers that a phase asks before any phase trains them, and the first such phase."""
+    """Teachers that a phase runs before any phase trains them, and the first such phase."""
     trained: set[str] = set()
     found: dict[str, str] = {}
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
-        if isinstance(phase, FineTune):
-            trained |= set(phase.outputs)
-        else:
-            for teacher in recipe.teachers:
-                if teacher not in trained:
-                    found.setdefault(teacher, name)
+        for teacher in recipe.teachers if phase.runs_teachers else ():
+            if teacher not in trained:
+                found.setdefault(teacher, name)
+        trained |= set(phase.outputs)
     return found
 
 

@@ -8,25 +8,24 @@ from transformers import PreTrainedConfig
 
 from ds_distill.models.labels import are_generic, as_yaml, class_names
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import Distil, FineTune
-from ds_distill.recipe.schema import MaskedLM
 
 
 def label_mistakes(recipe: Recipe) -> Iterator[str]:
     """`teachers.NAME.labels` where they would say nothing."""
     given = [name for name, teacher in recipe.teachers.items() if teacher.labels is not None]
-    if isinstance(recipe.task, MaskedLM):
+    if not recipe.task.has_classes:
         for name in given:
-            yield f"teachers.{name}.labels: task.type=masked-lm has no labels. Take the key out."
+            yield (
+                f"teachers.{name}.labels: task.type={recipe.task.type} has no labels. Take the key "
+                "out."
+            )
         return
     for phase_name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
-        trained = phase.models if isinstance(phase, FineTune) else []
-        started = [phase.start] if isinstance(phase, Distil) else []
-        for name in (*trained, *started):
+        for name in phase.starts:
             if name in given:
                 yield (
                     f"teachers.{name}.labels: phase {phase_name!r} trains that model on the "
-                    "task's own labels, and `labels` is for teachers that are asked as they are. "
+                    "task's own labels, and `labels` is for teachers that run as they are. "
                     "Take `labels` out, or name the checkpoint a second time, as another teacher."
                 )
 

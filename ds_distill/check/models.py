@@ -8,7 +8,6 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from ds_distill.check.masked_lm import vocabulary_mistakes
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import (
     check_encoder,
@@ -17,6 +16,7 @@ from ds_distill.models.configuration import (
     check_weights,
     load_config,
     load_tokenizer,
+    same_tokens,
     takes_packed,
     usable_length,
 )
@@ -49,8 +49,9 @@ class Models:
         found += self._too_long()
         if self.recipe.padding == "never":
             found += self._padded()
-        if isinstance(self.recipe.task, MaskedLM):
-            found += vocabulary_mistakes(self._vocabularies)
+        compares = _token_by_token(self.recipe)
+        if compares is not None:
+            found += vocabulary_mistakes(self._vocabularies, compares)
         return found + list(self._layers())
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
@@ -113,6 +114,45 @@ class Models:
                 f"student.layers={layers}: the model has layers 0 to {total - 1}. Name some of "
                 "them, each once."
             )
+
+
+def _token_by_token(recipe: Recipe) -> str | None:
+    """What in the recipe compares models token by token, if anything does."""
+    if isinstance(recipe.task, MaskedLM):
+        return "task.type=masked-lm"
+    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        for key, entry, _ in phase.parts():
+            if entry.needs.same_tokens:
+                return f"phases.{name}.{key}"
+    return None
+
+
+def vocabulary_mistakes(
+    models: dict[str, tuple[PreTrainedTokenizerBase, int]], compares: str
+) -> Iterator[str]:
+    """Models whose vocabulary is not the student's.
+
+    models: location in the recipe -> tokenizer and size of the model's vocabulary.
+    compares: what needs the same vocabulary.
+    """
+    if "student" not in models:
+        return
+    student, size = models["student"]
+    for location, (tokenizer, other_size) in models.items():
+        same = same_tokens(student, tokenizer)
+        if same and size == other_size:
+            continue
+        what = (
+            f"the vocabulary of its model has {other_size} entries and the student's {size}"
+            if same
+            else f"its tokenizer ({len(tokenizer)} tokens) splits or numbers text in another way "
+            f"than the student's ({len(student)})"
+        )
+        yield (
+            f"{location}.model: {what}. With {compares} all models must have the same "
+            "vocabulary, because they are compared token by token (a student that only adds "
+            "tokens is not supported yet). Choose models of one family, e.g. all of BERT's."
+        )
 
 
 def lacks_flashdeberta(config: PreTrainedConfig) -> bool:

@@ -15,15 +15,15 @@ from transformers import PreTrainedConfig
 from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
-from ds_distill.check.phases import name_mistakes, phase_mistakes
+from ds_distill.check.needs import phase_mistakes
 from ds_distill.data.docstrings import Progress
 from ds_distill.data.parts import CHOOSING_SPLIT
 from ds_distill.data.sources import Source, open_source
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import load_config
+from ds_distill.parts.phases import PHASES, Training
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import resolve_model
 
 
@@ -106,6 +106,20 @@ def _settings(recipe: Recipe, num_ranks: int) -> Iterator[str]:
                 deepspeed_config(recipe.deepspeed, phase, num_ranks, for_device=False)
             except UserError as error:
                 yield str(error)
+
+
+def name_mistakes(recipe: Recipe) -> Iterator[str]:
+    """Models of the same name."""
+    if "student" in recipe.teachers:
+        yield "teachers.student: `student` names the student. Rename the teacher."
+    for number, output in recipe.trained_models():
+        phase = recipe.phases[number]
+        retrained = PHASES[phase.kind].makes != "student" and output in phase.starts
+        if output in recipe.teachers and not retrained:
+            yield (
+                f"phases.{recipe.phase_names()[number]}: its model would be called {output!r}, and "
+                "a teacher has that name. Choose another with save_as, or rename the teacher."
+            )
 
 
 def _logging_mistakes(recipe: Recipe) -> Iterator[str]:

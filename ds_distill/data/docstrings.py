@@ -26,8 +26,7 @@ import xxhash
 from ds_distill.data.examples import EXAMPLES, build_once
 from ds_distill.data.keys import content_keys
 from ds_distill.errors import UserError
-
-PREFIX = "docstrings:"
+from ds_distill.parts.sources import DOCSTRINGS as PREFIX
 
 SHARES = {"train": 0.25, "transfer": 0.25, "validation": 0.2, "test": 0.3}
 """Split to its share of the files. Transfer has no labels. Half of validation is for what routing

@@ -31,6 +31,7 @@ from ds_distill.data.readers import (
     open_file,
 )
 from ds_distill.errors import UserError
+from ds_distill.parts.sources import source_of
 from ds_distill.recipe.schema import SingleLabel, Task
 
 VERSION = 1
@@ -54,19 +55,32 @@ def open_source(
 
     Raises UserError when the path or a split that the recipe names is not there.
     """
+    source: Source = source_of(task.data.path).load()(task, cache_folder, progress)
+    return source
+
+
+def open_docstrings(
+    task: Task, cache_folder: Path | None, progress: docstrings.Progress | None
+) -> Source:
+    return DocstringSource(task, cache_folder, progress)
+
+
+def open_files(
+    task: Task, cache_folder: Path | None, progress: docstrings.Progress | None
+) -> Source:
     path = task.data.path
-    if path.startswith(docstrings.PREFIX):
-        return DocstringSource(task, cache_folder, progress)
     local = Path(path).expanduser()
     if local.is_dir():
         return ReaderSource(task, cache_folder, _folder_splits(task, local), local)
-    if local.is_file():
-        for split, name in task.data.splits.items():
-            raise UserError(
-                f"task.data.splits.{split}={name}: task.data.path={path} is one file, which is "
-                "split train. Give the folder as the path to name several files in it."
-            )
-        return ReaderSource(task, cache_folder, {"train": local}, local.parent)
+    for split, name in task.data.splits.items():
+        raise UserError(
+            f"task.data.splits.{split}={name}: task.data.path={path} is one file, which is "
+            "split train. Give the folder as the path to name several files in it."
+        )
+    return ReaderSource(task, cache_folder, {"train": local}, local.parent)
+
+
+def open_hub(task: Task, cache_folder: Path | None, progress: docstrings.Progress | None) -> Source:
     return ReaderSource(task, cache_folder, _hub_splits(task, cache_folder), None)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.errors import UserError
-from ds_distill.recipe.phases import Training
+from ds_distill.parts.phases import Training
 
 OURS = {
     "train_batch_size": "batch_size",

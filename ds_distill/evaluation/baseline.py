@@ -22,7 +22,7 @@ class Unigram:
     token: int
     """The most frequent one, which it always answers."""
     log_probs: np.ndarray
-    """float64 [V]; of special tokens, which are never hidden, -inf."""
+    """float64 [V]; of special tokens, which are never masked, -inf."""
 
     @staticmethod
     def of(counts: np.ndarray, special_ids: tuple[int, ...]) -> Unigram:
@@ -33,9 +33,9 @@ class Unigram:
         with np.errstate(divide="ignore"):
             return Unigram(int(counts.argmax()), np.log(counts / counts.sum()))
 
-    def score(self, hidden: np.ndarray, example: np.ndarray, examples: int) -> TokenScores:
-        """hidden: the true ids of n hidden tokens, int [n]; example: the number of the example of
+    def score(self, masked: np.ndarray, example: np.ndarray, examples: int) -> TokenScores:
+        """masked: the true ids of n masked tokens, int [n]; example: the number of the example of
         each, int [n], below `examples`."""
         sums = partial(np.bincount, example, minlength=examples)
-        right = (hidden == self.token).astype(np.float64)
-        return TokenScores(sums(-self.log_probs[hidden]), sums(right), sums().astype(np.float64))
+        right = (masked == self.token).astype(np.float64)
+        return TokenScores(sums(-self.log_probs[masked]), sums(right), sums().astype(np.float64))

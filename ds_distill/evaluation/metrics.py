@@ -1,4 +1,4 @@
-"""Quality of predictions, by scikit-learn."""
+"""Quality of predictions: the functions behind `ds_distill.parts.metrics`, and reports of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
 from ds_distill.errors import UserError
+from ds_distill.parts.metrics import METRICS
 
 
 def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -20,24 +21,31 @@ def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(accuracy_score(labels[known], logits[known].argmax(axis=1)))
 
 
+def macro_f1(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of the classes' F1; a class that is neither there nor predicted is not part of it.
+
+    logits: float [N, C]; labels: int [N].
+    """
+    classes, predicted = np.arange(logits.shape[1]), logits.argmax(axis=1)
+    return float(f1_score(labels, predicted, labels=classes, average="macro", zero_division=np.nan))
+
+
 def classification_report(
     logits: np.ndarray, labels: np.ndarray, names: list[str]
 ) -> dict[str, Any]:
-    """Accuracy overall and per class (recall), macro F1, confusion matrix, examples.
+    """Examples, all metrics over classes, accuracy per class (recall), confusion matrix.
 
     logits: float [N, C]; labels: int [N], -1 unlabelled (left out). A class without examples
-    has the accuracy None; one that is neither there nor predicted is not part of macro F1.
+    has the accuracy None.
     """
     known = labels >= 0
-    truth, predicted = labels[known], logits[known].argmax(axis=1)
-    classes = np.arange(len(names))
-    confusion = confusion_matrix(truth, predicted, labels=classes)
+    scores, truth = logits[known], labels[known]
+    confusion = confusion_matrix(truth, scores.argmax(axis=1), labels=np.arange(len(names)))
     totals = confusion.sum(axis=1)
-    macro_f1 = f1_score(truth, predicted, labels=classes, average="macro", zero_division=np.nan)
+    metrics = METRICS["classes"]
     return {
         "examples": int(known.sum()),
-        "accuracy": float(accuracy_score(truth, predicted)),
-        "macro_f1": float(macro_f1),
+        **{name: float(entry.load()(scores, truth)) for name, entry in metrics.items()},
         "per_class": {
             name: float(confusion[index, index] / totals[index]) if totals[index] else None
             for index, name in enumerate(names)
@@ -51,29 +59,42 @@ class TokenScores:
     """How a masked-LM does on each of N examples. All float64 [N]."""
 
     loss: np.ndarray
-    """Sum of the cross-entropies of its hidden tokens."""
+    """Sum of the cross-entropies of its masked tokens."""
     right: np.ndarray
     """How many of them have the largest logit."""
     tokens: np.ndarray
-    """How many of its tokens are hidden."""
+    """How many of its tokens are masked."""
+
+
+def token_accuracy(scores: TokenScores) -> float:
+    """Share of the masked tokens that have the largest logit."""
+    return float(scores.right.sum() / scores.tokens.sum())
+
+
+def token_loss(scores: TokenScores) -> float:
+    """Mean cross-entropy of the masked tokens, in nats."""
+    return float(scores.loss.sum() / scores.tokens.sum())
+
+
+def perplexity(scores: TokenScores) -> float:
+    """The exponential of the mean cross-entropy."""
+    return float(np.exp(token_loss(scores)))
 
 
 def masked_lm_report(scores: TokenScores) -> dict[str, Any]:
-    """Examples, hidden tokens, and over these accuracy, mean cross-entropy (nats) and its
-    exponential, perplexity. Raises UserError when no token is hidden."""
+    """Examples, masked tokens, and all metrics over these. Raises UserError when no token is
+    masked."""
     tokens = int(scores.tokens.sum())
     if tokens == 0:
         raise UserError(
-            "a split has no token that is hidden, so there is nothing to measure: its texts are "
+            "a split has no token that is masked, so there is nothing to measure: its texts are "
             "too few or too short for task.masking.rate. Add texts to it, or raise the rate."
         )
-    loss = float(scores.loss.sum() / tokens)
+    metrics = METRICS["masked tokens"]
     return {
         "examples": len(scores.tokens),
         "tokens": tokens,
-        "accuracy": float(scores.right.sum() / tokens),
-        "loss": loss,
-        "perplexity": float(np.exp(loss)),
+        **{name: float(entry.load()(scores)) for name, entry in metrics.items()},
     }
 
 

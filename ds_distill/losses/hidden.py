@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ds_distill.losses.term import Term
-from ds_distill.recipe.phases import HiddenMSELoss
+from ds_distill.parts.terms import HiddenMSELoss
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 
@@ -30,6 +30,12 @@ class HiddenMSE(Term):
                 for name, width in teacher_widths.items()
             }
         )
+
+    @classmethod
+    def build(
+        cls, settings: HiddenMSELoss, student_width: int, teacher_widths: Mapping[str, int]
+    ) -> HiddenMSE:
+        return cls(settings, student_width, teacher_widths)
 
     def forward(
         self,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ds_distill.losses.term import Term, target_loss
-from ds_distill.recipe.phases import CrossEntropyLoss, KLLoss, LogitMSELoss
+from ds_distill.parts.terms import CrossEntropyLoss, KLLoss, LogitMSELoss
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals, VocabularyHead
 from ds_kernels import linear_kl, linear_mse, masked_kl, topk_kl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -23,6 +24,16 @@ class Term(nn.Module, ABC):
     """The batch's row set that is counted: the loss is the mean over it."""
     layers: tuple[int, ...] = ()
     """Whose states it reads, as `Signals.hidden` numbers them."""
+
+    @classmethod
+    def build(cls, settings: Any, student_width: int, teacher_widths: Mapping[str, int]) -> Self:
+        """A term from its section of the recipe. A term that projects hidden states overrides
+        this.
+
+        student_width, teacher_widths: hidden sizes, of the teachers by name.
+        """
+        del student_width, teacher_widths
+        return cls(settings)
 
     @abstractmethod
     def forward(

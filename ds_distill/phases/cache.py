@@ -32,7 +32,8 @@ from ds_distill.engine.config import is_bf16
 from ds_distill.engine.engine import Engine
 from ds_distill.files import naming
 from ds_distill.models.configuration import load_config
-from ds_distill.recipe.phases import Cache
+from ds_distill.parts.codecs import CODECS
+from ds_distill.parts.phases import Cache
 from ds_distill.recipe.schema import MaskedLM
 from ds_distill.run.caches import cache_folder, fingerprint
 from ds_distill.run.codecs import codec_json
@@ -114,18 +115,8 @@ def _say_fidelity(
         run.log.say(
             f"  WARNING: the cache loses {measured.lost:.0%} of what {teacher} says (more than "
             f"{MUCH:.0%} is warned of), and no student can learn that from it. Remove {path} and "
-            f"set in the cache phase {_LESS_LOST[schema.codec_name]}."
+            f"set in the cache phase {CODECS[schema.codec_name].less_loss}."
         )
-
-
-_LESS_LOST = {
-    "topk": "codec: {name: compact}, or {name: dense}, or more entries (`ds-distill cache "
-    "compare` measures them on your teacher)",
-    "compact": "a lower codec.threshold, or codec: {name: dense} (`ds-distill cache compare` "
-    "measures them on your teacher)",
-    "dense": "dtype: float32",
-}
-"""What to do about a codec that loses much."""
 
 
 def _recorded(path: Path, run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Train students on what teachers say: one student per routing policy."""
+"""Train students on teacher signals: one student per routing policy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config
 from ds_distill.models.load import freeze_embeddings, set_dropout
-from ds_distill.recipe.phases import Distil, Routing
+from ds_distill.parts.phases import Distil
+from ds_distill.parts.policies import POLICIES, Routing
 from ds_distill.routing import Fitted, Router
-from ds_distill.routing.comparison import CANDIDATES
+from ds_distill.routing.comparison import routing_of_candidate
 from ds_distill.run.caches import cached_signals
 from ds_distill.run.context import ModelReference, Run, columns_of
 from ds_distill.run.training import Job, train
@@ -35,7 +36,7 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
 
 
 def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) -> Job:
-    """All that one student's training needs: models, terms, data and the teachers' words."""
+    """All that one student's training needs: models, terms, data and the teacher signals."""
     teachers = [run.reference(teacher, number) for teacher in run.recipe.teachers]
     start = run.reference(phase.start, number)
     student = run.model(start, new_head=True)
@@ -44,13 +45,14 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     if phase.dropout is not None:
         set_dropout(student, phase.dropout)
     if routing.policy == "chosen":
-        routing = CANDIDATES[read_json(run.folder.comparison)["choice"]]
+        routing = routing_of_candidate(read_json(run.folder.comparison)["choice"])
         run.log.say(f"  {output}: the chosen policy is {routing.policy}")
+    policy = POLICIES[routing.policy]
     router = Router(
         routing,
-        temperature=phase.losses.kl.temperature if phase.losses.kl else 1.0,
+        temperature=phase.temperature,
         seed=run.recipe.seed,
-        fitted=Fitted.load(run.folder.fitted) if routing.needs_expertise else None,
+        fitted=Fitted.load(run.folder.fitted) if policy.needs.expertise else None,
     )
     widths = {
         reference.name: load_config(reference.model, reference.revision).hidden_size
@@ -62,29 +64,29 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     live = phase.teachers == "live"
     # bf16 halves a teacher's time where the device has it, also beside an fp32 student.
     autocast = run.world.device.type == "cuda" and not is_bf16(config)
-    asked = teachers if live else []
+    running = teachers if live else []
     bf16 = autocast or is_bf16(config)
-    packed = [p.name for p in asked if run.packed(p, bf16=bf16) is not None]
+    packed = [p.name for p in running if run.packed(p, bf16=bf16) is not None]
     if packed:
-        run.log.say(f"  asked without padding: {', '.join(packed)}")
+        run.log.say(f"  runs without padding: {', '.join(packed)}")
     with sharded_loading(config):
         loaded = {
             reference.name: run.model(reference, packed=reference.name in packed)
-            for reference in asked
+            for reference in running
         }
-    # One teacher's words are the target as they are: over a vocabulary, without logits.
-    alone = len(teachers) == 1 and not routing.changes_a_single_teacher
+    # One teacher's signals are the target as they are: over a vocabulary, without logits.
+    alone = len(teachers) == 1 and policy.keeps_lone_teacher
     bundle = Bundle(
         student,
         loaded,
         terms,
         None if alone else router,
-        columns=columns_of(asked),
+        columns=columns_of(running),
         teacher_autocast=autocast,
     )
     examples = run.examples(phase.split)
     references = [ModelReference("student", start.model, start.revision)]
-    tables = run.tables(phase.split, references + asked)
+    tables = run.tables(phase.split, references + running)
     cached = None if live else cached_signals(run, phase.split, number, examples)
     return Job(
         number=number,

@@ -16,8 +16,9 @@ from ds_distill.evaluation.metrics import (
     masked_lm_report,
     paired_interval,
 )
-from ds_distill.recipe.phases import Distil, Evaluate, FineTune
-from ds_distill.recipe.schema import MaskedLM, Recipe
+from ds_distill.parts.metrics import JUDGED, metrics_of
+from ds_distill.parts.phases import PHASES, Evaluate
+from ds_distill.recipe.schema import Recipe
 from ds_distill.routing.comparison import numbered
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.inference import predict_split, score_models
@@ -31,11 +32,10 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
     """
     roles = dict.fromkeys(recipe.teachers, "teacher")
     for phase in recipe.phases[:number]:
-        if isinstance(phase, FineTune):
-            for output in phase.outputs:
-                roles.setdefault(output, "control")
-        elif isinstance(phase, Distil):
+        if PHASES[phase.kind].makes == "student":
             roles.update(dict.fromkeys(phase.outputs, "student"))
+        for output in phase.outputs:
+            roles.setdefault(output, "control")
     return roles
 
 
@@ -46,14 +46,14 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     Models compute in fp32, the dtype that finished ones are written in: what is loaded from the
     run's folder by `from_pretrained` predicts what is counted here.
 
-    Of classifiers: accuracy, macro F1, per class and confusion. Of masked-LMs: accuracy, loss and
-    perplexity on the same hidden tokens.
+    Of classifiers: all metrics over classes, accuracy per class and confusion. Of masked-LMs: all
+    metrics over the same masked tokens.
     """
     roles = models_to_evaluate(run.recipe, number)
     references: list[ModelReference] = [run.reference(model, number) for model in roles]
     examples = run.examples(phase.split)
     warnings: list[str] = []
-    if isinstance(run.recipe.task, MaskedLM):
+    if not run.recipe.task.has_classes:
         scores = score_models(run, references, phase.split, phase.batch_size)
         scores[BASELINE], baseline = _unigram_baseline(phase.split, references, run)
         reports = {model: masked_lm_report(score) for model, score in scores.items()}
@@ -77,12 +77,12 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         groups = examples.group_keys[torch.from_numpy(known)]
     difference = partial(_difference, right, asked, numbered(groups))
     for model, role in roles.items():
-        numbers = {key: value for key, value in reports[model].items() if key in _LOGGED}
+        numbers = {metric: reports[model][metric] for metric in metrics_of(run.recipe.task)}
         run.log.event("evaluation", phase=name, model=model, split=phase.split, **numbers)
-        run.log.say(f"  {model:<16} {role:<8} accuracy {numbers['accuracy']:.3f}")
+        run.log.say(f"  {model:<16} {role:<8} {JUDGED} {numbers[JUDGED]:.3f}")
     run.log.say(
-        f"  always {baseline['answer']!r} (most frequent in {baseline['split']}): accuracy "
-        f"{reports[BASELINE]['accuracy']:.3f}"
+        f"  always {baseline['answer']!r} (most frequent in {baseline['split']}): {JUDGED} "
+        f"{reports[BASELINE][JUDGED]:.3f}"
     )
     return {
         "split": phase.split,
@@ -101,8 +101,6 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         "warnings": warnings,
     }
 
-
-_LOGGED = ("accuracy", "macro_f1", "loss", "perplexity")
 
 BASELINE = ""
 """Beside the models' names, of which none is empty."""
@@ -129,10 +127,11 @@ def _majority_baseline(labels: np.ndarray, run: Run) -> tuple[np.ndarray, dict[s
 def _unigram_baseline(
     split: str, references: list[ModelReference], run: Run
 ) -> tuple[TokenScores, dict[str, Any]]:
-    """The training text's frequencies of tokens as a model, on the tokens that are hidden from the
-    others, and its answer."""
-    trained = [phase.split for phase in run.recipe.phases if isinstance(phase, FineTune | Distil)]
-    training = trained[0] if trained else split
+    """The training text's frequencies of tokens as a model, on the tokens that are masked for
+    the others, and its answer."""
+    training = next(
+        (one for phase in run.recipe.phases if phase.outputs for one in phase.learns_from), split
+    )
     tokenizer = run.tokenizer(references[0])
     counts = run.tables(training, references[:1])[references[0].name].counts(len(tokenizer))
     unigram = Unigram.of(counts, tuple(tokenizer.all_special_ids))
@@ -140,10 +139,10 @@ def _unigram_baseline(
     collate = run.collator(examples, run.tables(split, references[:1]))
     tokens, owners = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for batch in plan_once(collate.lengths, 256):
-        hidden = collate(batch)
-        counted = hidden.row_sets["all"].numpy()
-        tokens.append(hidden.labels.numpy()[counted])
-        owners.append(batch[hidden.views[references[0].name].example_indices.numpy()[counted]])
+        masked = collate(batch)
+        counted = masked.row_sets["all"].numpy()
+        tokens.append(masked.labels.numpy()[counted])
+        owners.append(batch[masked.views[references[0].name].example_indices.numpy()[counted]])
     scores = unigram.score(np.concatenate(tokens), np.concatenate(owners), len(examples))
     answer = tokenizer.convert_ids_to_tokens(unigram.token)
     return scores, {"answer": answer, "split": training}

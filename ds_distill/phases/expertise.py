@@ -14,8 +14,8 @@ from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import write_json
+from ds_distill.parts.phases import Cache, Expertise
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import Cache, Expertise
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
 from ds_distill.routing.comparison import Comparison, at, compare
@@ -108,16 +108,16 @@ def route(recipe: Recipe, path: Path) -> Comparison:
 def _fitting_signals(
     phase: Expertise, number: int, run: Run
 ) -> tuple[Examples, dict[str, Signals]]:
-    """The examples that may be fitted on, and what the teachers say about them."""
-    examples, signals = _words(phase, number, run)
+    """The examples that may be fitted on, and the teachers' signals on them."""
+    examples, signals = _signals(phase, number, run)
     check_signals(phase.split, examples, signals)
     part = fitting_part(examples.labels, examples.group_keys.numpy(), phase.split, run.recipe.seed)
     return examples.at(part), at(signals, torch.from_numpy(part))
 
 
-def _words(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[str, Signals]]:
-    """What the teachers say about the split: from a cache before phase `number` that holds it,
-    else by asking them."""
+def _signals(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[str, Signals]]:
+    """The teachers' signals on the split: from a cache before phase `number` that holds it, else
+    by running the teachers."""
     reader = open_cache(run, phase.split, number)
     if reader is None:
         references = [run.reference(teacher, number) for teacher in run.recipe.teachers]

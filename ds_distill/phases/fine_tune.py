@@ -12,8 +12,8 @@ from ds_distill.data.plan import keep_share_of_others
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import freeze_embeddings, set_dropout
-from ds_distill.recipe.phases import CrossEntropyLoss, FineTune, Losses
-from ds_distill.recipe.schema import MaskedLM
+from ds_distill.parts.phases import FineTune
+from ds_distill.parts.terms import CrossEntropyLoss
 from ds_distill.run.context import Run
 from ds_distill.run.training import Job, train
 from ds_distill.run.validation import validation_of
@@ -39,10 +39,11 @@ def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run)
         freeze_embeddings(model)
     if phase.dropout is not None:
         set_dropout(model, phase.dropout)
-    terms = build_terms(Losses(cross_entropy=CrossEntropyLoss()), 0, {})
+    terms = build_terms({"cross_entropy": CrossEntropyLoss()}, 0, {})
     examples = run.examples(phase.split)
-    masked_lm = isinstance(run.recipe.task, MaskedLM)
-    chosen = np.arange(len(examples)) if masked_lm else chosen_examples(phase, examples, run.labels)
+    chosen = np.arange(len(examples))
+    if run.recipe.task.has_classes:
+        chosen = chosen_examples(phase, examples, run.labels)
     tables = {"student": run.tables(phase.split, [reference])[reference.name].at(chosen)}
     examples = examples.at(chosen)
     return Job(

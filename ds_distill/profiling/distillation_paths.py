@@ -31,8 +31,10 @@ from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import load_classifier, load_masked_lm
 from ds_distill.models.packed import packed_attention, packed_backend
+from ds_distill.parts.phases import Training
+from ds_distill.parts.policies import routing_of
+from ds_distill.parts.terms import losses_of
 from ds_distill.profiling.large_teachers import CLASSES, configurations
-from ds_distill.recipe.phases import Losses, Routing, Training
 from ds_distill.routing import Router
 from ds_distill.types import Batch, PackedView, PaddedView, Signals, View
 
@@ -287,10 +289,10 @@ def cached(setting: Setting, folder: Path, world: World) -> Runner:
 def _ours(
     setting: Setting, student: PreTrainedModel, teachers: dict[str, PreTrainedModel], world: World
 ) -> Runner:
-    losses = Losses.model_validate({"kl": {"temperature": TEMPERATURE}})
+    losses = losses_of({"kl": {"temperature": TEMPERATURE}})
     router = None
     if setting.task == "classification":  # one teacher's words are the target as they are
-        router = Router(Routing(policy="average"), temperature=TEMPERATURE)
+        router = Router(routing_of(policy="average"), temperature=TEMPERATURE)
     terms = build_terms(losses, student.config.hidden_size, {})
     bundle = Bundle(student, teachers, terms, router)
     engine = Engine(bundle, setting.deepspeed, world, optimizer_settings(setting))

@@ -35,7 +35,9 @@ from ds_distill.files import write_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import packed_attention, packed_backend
-from ds_distill.recipe.phases import Losses, Routing, Training
+from ds_distill.parts.phases import Training
+from ds_distill.parts.policies import routing_of
+from ds_distill.parts.terms import losses_of
 from ds_distill.routing import Router
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Batch, PackedView, PaddedView, View
@@ -100,9 +102,9 @@ def distil_two_steps(
             for name, large in larges.items()
         }
     loading = time.perf_counter() - started
-    losses = Losses.model_validate({"kl": {"temperature": 2.0}})
+    losses = losses_of({"kl": {"temperature": 2.0}})
     bundle = Bundle(
-        student, teachers, build_terms(losses, 768, {}), Router(Routing(policy="average"))
+        student, teachers, build_terms(losses, 768, {}), Router(routing_of(policy="average"))
     )
     engine = Engine(bundle, config, world, OptimizerSettings(5e-5, 0.01, 10, 1))
     steps = []

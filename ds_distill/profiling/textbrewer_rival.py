@@ -28,6 +28,7 @@ from torch import nn
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
 from ds_distill.engine.world import World
+from ds_distill.parts.phases import Training
 from ds_distill.profiling.distillation_paths import (
     TEMPERATURE,
     Runner,
@@ -39,7 +40,6 @@ from ds_distill.profiling.distillation_paths import (
     optimizer_settings,
 )
 from ds_distill.profiling.two_engines_rival import adamw
-from ds_distill.recipe.phases import Training
 from ds_distill.types import Batch, PaddedView
 
 

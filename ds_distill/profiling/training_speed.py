@@ -30,10 +30,10 @@ from ds_distill.engine.config import resolved_name
 from ds_distill.files import write_json
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import load_classifier
+from ds_distill.parts.phases import Distil, FineTune
 from ds_distill.phases import distil, fine_tune
 from ds_distill.profiling.large_teachers import configurations
 from ds_distill.recipe import load_recipe
-from ds_distill.recipe.phases import Distil, FineTune
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment

@@ -14,12 +14,11 @@ import yaml
 from pydantic import ValidationError
 
 from ds_distill.errors import UserError
+from ds_distill.parts.kinds import KINDS
+from ds_distill.parts.one_of import chosen_by
 from ds_distill.recipe.schema import Recipe
 
 KeyPath = tuple[str | int, ...]
-
-_TASKS = ("single-label", "masked-lm")
-_PHASES = ("fine-tune", "expertise", "cache", "distil", "evaluate")
 
 MAX_NODES = 20_000
 """A recipe has some hundred nodes; aliases can multiply a small file into billions."""
@@ -299,9 +298,7 @@ def _validate(tree: _Tree, data: Mapping[Any, Any]) -> Recipe:
 def _error_lines(tree: _Tree, error: Any, shared: Mapping[Any, Any]) -> list[str]:
     """shared: the section `training`, whose mistakes are reported where they stand and not again
     for each phase that starts from it."""
-    at: KeyPath = tuple(error["loc"])
-    if at[:1] == ("task",) and at[1:2] in [(kind,) for kind in _TASKS]:
-        at = ("task", *at[2:])  # pydantic names the type of task in between; the file does not
+    at, choices = _in_the_file(error["loc"])
 
     def inherited(key: KeyPath) -> bool:
         in_phase = key[:1] == ("phases",) and len(key) > 3
@@ -312,14 +309,8 @@ def _error_lines(tree: _Tree, error: Any, shared: Mapping[Any, Any]) -> list[str
         for key, nearest in error["ctx"]["nearest"].items():
             if inherited((*at, key)):
                 continue
-            hint = (
-                f"It is called `{nearest[0]}` now."
-                if key in error["ctx"]["renamed"]
-                else f"Did you mean `{nearest[0]}`?"
-                if nearest
-                else f"Known here: {', '.join(k for k in error['ctx']['known'] if k != 'kind')}."
-            )
             where = ".".join(map(str, (*at, key)))
+            hint = _about_unknown_key(key, nearest, error["ctx"], choices)
             lines.append(f"{tree.location((*at, key))}  {where}: unknown key. {hint}")
         return lines
     if inherited(at):
@@ -327,16 +318,68 @@ def _error_lines(tree: _Tree, error: Any, shared: Mapping[Any, Any]) -> list[str
     where = ".".join(map(str, at)) or "recipe"
     if error["type"] == "missing":
         return [f"{tree.location(at)}  {where}: is required and missing."]
-    if error["type"] == "union_tag_invalid":
-        tag = error["ctx"]["tag"]
-        what, known = ("type", _TASKS) if at == ("task",) else ("phase", _PHASES)
-        nearest = difflib.get_close_matches(tag, known, n=1)
-        hint = f"Did you mean `{nearest[0]}`?" if nearest else f"Known: {', '.join(known)}."
-        location = tree.location((*at, "type" if at == ("task",) else tag))
-        return [f"{location}  {where}: unknown {what} {tag!r}. {hint}"]
+    if error["type"] == "unknown_part":
+        return [_unknown_part(tree, at, error)]
     given = error["input"]
     shown = f" (given: {given!r})" if not isinstance(given, dict | list) else ""
     return [f"{tree.location(at)}  {where}: {_rule(error)}{shown}."]
+
+
+def _in_the_file(location: Sequence[str | int]) -> tuple[KeyPath, list[tuple[str, str]]]:
+    """An error's location as the file has it, and the parts, (kind, name), that it lies in.
+
+    Where pydantic chose among sections it names the choice in between; of these the file has the
+    phases' alone.
+    """
+    at: list[str | int] = []
+    choices = []
+    for step in location:
+        choice = chosen_by(step)
+        if choice is None:
+            at.append(step)
+            continue
+        choices.append(choice)
+        if choice[0] == "phase":
+            at.append(choice[1])
+    return tuple(at), choices
+
+
+def _about_unknown_key(
+    key: str, nearest: Sequence[str], context: Mapping[str, Any], choices: Sequence[tuple[str, str]]
+) -> str:
+    """What to do about a key that a section does not know.
+
+    choices: the parts whose sections it stands in, as (kind, name), the innermost last.
+    """
+    if key in context["renamed"]:
+        return f"It is called `{nearest[0]}` now."
+    kind, name = choices[-1] if choices else ("", "")
+    table = next((k.table for k in KINDS if k.name == kind and k.key is not None), {})
+    others = [other for other, e in table.items() if key in e.settings.model_fields]
+    if nearest:
+        return f"Did you mean `{nearest[0]}`?"
+    if others:
+        return (
+            f"The {kind} {name} has no `{key}`: leave it out, or choose one that has "
+            f"({', '.join(others)})."
+        )
+    return f"Known here: {', '.join(k for k in context['known'] if k != 'kind')}."
+
+
+def _unknown_part(tree: _Tree, at: KeyPath, error: Any) -> str:
+    """A part's name that is missing, or that no part has."""
+    kind, key, known = (error["ctx"][name] for name in ("kind", "key", "known"))
+    where, given = ".".join(map(str, at)), error["input"]
+    if not isinstance(given, dict):
+        return f"{tree.location(at)}  {where}: must be a section of `key: value` lines."
+    if key not in given:
+        return f"{tree.location(at)}  {where}.{key}: is required and missing."
+    name = given[key]
+    nearest = difflib.get_close_matches(str(name), known, n=1)
+    hint = f"Did you mean `{nearest[0]}`?" if nearest else f"Known: {', '.join(known)}."
+    location = tree.location((*at, str(name) if kind == "phase" else key))
+    where = where if kind == "phase" else f"{where}.{key}"
+    return f"{location}  {where}: unknown {kind} {name!r}. {hint}"
 
 
 def _rule(error: Any) -> str:

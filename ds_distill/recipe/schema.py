@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
-from ds_distill.recipe.phases import Distil, FineTune, Phase, Training
-from ds_distill.recipe.section import Count, Name, Section
+from ds_distill.parts.one_of import OneOf
+from ds_distill.parts.outside import load_outside
+from ds_distill.parts.phases import PHASES, Phase, Training
+from ds_distill.parts.section import Count, Name, Section
 
 # --------------------------------------------------------------------------- task and data
 
@@ -47,6 +49,10 @@ class Data(Section):
 
 
 class _Task(Section):
+    has_classes: ClassVar[bool]
+    """Whether each example has a class: expertise tables, experts and class logits make sense."""
+
+    type: str
     data: Data
     max_length: Annotated[int, Field(ge=8, le=4096)] = 128
     """Longest input in tokens of each model; what is longer is cut."""
@@ -54,6 +60,8 @@ class _Task(Section):
 
 class SingleLabel(_Task):
     """Classify texts, or pairs of texts; each has one label."""
+
+    has_classes: ClassVar[bool] = True
 
     type: Literal["single-label"] = "single-label"
     labels: list[str] | None = None
@@ -91,19 +99,20 @@ class MaskedLM(_Task):
     """Tell the hidden tokens of a text. Needs no labels; the cross_entropy term's label is the
     token that was hidden. All models must have the same vocabulary."""
 
+    has_classes: ClassVar[bool] = False
+
     type: Literal["masked-lm"] = "masked-lm"
     masking: MaskSettings = MaskSettings()
 
 
-def _task_type(task: Any) -> Any:
-    if isinstance(task, dict):
-        return str(task.get("type", "single-label"))
-    return getattr(task, "type", "single-label")
-
-
 Task = Annotated[
-    Annotated[SingleLabel, Tag("single-label")] | Annotated[MaskedLM, Tag("masked-lm")],
-    Discriminator(_task_type),
+    SingleLabel | MaskedLM,
+    OneOf(
+        "task",
+        "type",
+        lambda: {"single-label": SingleLabel, "masked-lm": MaskedLM},
+        default="single-label",
+    ),
 ]
 
 
@@ -191,6 +200,7 @@ class Recipe(Section):
         """A phase is written {kind: {...}}; training phases start from `training`."""
         if not isinstance(data, dict) or not isinstance(data.get("phases"), list):
             return data
+        load_outside()
         training = data.get("training")
         shared = training if isinstance(training, dict) else {}
         phases = []
@@ -206,7 +216,9 @@ class Recipe(Section):
                 body = {}
             if not isinstance(body, dict):
                 raise ValueError(f"phase {kind!r} needs settings as key: value, got {body!r}")
-            start = shared if kind in ("fine-tune", "distil") else {}
+            entry = PHASES.get(str(kind))
+            trains = entry is not None and issubclass(entry.settings, Training)
+            start = shared if trains else {}
             phases.append({**start, **body, "kind": kind})
         return {**data, "phases": phases}
 
@@ -235,17 +247,20 @@ class Recipe(Section):
         """Names of the models that a phase trains on a split, and of those that start from one."""
         found: dict[str, bool] = {}
         for phase in self.phases:
-            if isinstance(phase, FineTune):
-                for model, output in zip(phase.models, phase.outputs, strict=True):
-                    found[output] = phase.split == split or found.get(model, False)
-            elif isinstance(phase, Distil):
-                started = phase.split == split or found.get(phase.start, False)
-                found.update(dict.fromkeys(phase.outputs, started))
+            here = split in phase.learns_from
+            each = len(phase.starts) == len(phase.outputs)
+            for number, output in enumerate(phase.outputs):
+                starts = phase.starts[number : number + 1] if each else phase.starts
+                found[output] = here or any(found.get(start, False) for start in starts)
         return [name for name, here in found.items() if here]
 
     def trained_models(self) -> Iterator[tuple[int, str]]:
         """(phase number, name) of each model that a phase trains, in order."""
         for number, phase in enumerate(self.phases):
-            if isinstance(phase, FineTune | Distil):
-                for output in phase.outputs:
-                    yield number, output
+            for output in phase.outputs:
+                yield number, output
+
+    def fitted_splits(self) -> list[str]:
+        """Splits that expertise phases fit on."""
+        fits = (phase for phase in self.phases if PHASES[phase.kind].makes == "expertise")
+        return sorted({split for phase in fits for split in phase.learns_from})

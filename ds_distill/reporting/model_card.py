@@ -10,8 +10,10 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, metadata_load
 
-from ds_distill.data import docstrings
-from ds_distill.recipe.phases import Expertise, Training
+from ds_distill.data.parts import CHOOSING_SPLIT
+from ds_distill.parts.metrics import metrics_of
+from ds_distill.parts.phases import PHASES
+from ds_distill.parts.sources import source_of
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import MaskedLM, Recipe
 
@@ -58,7 +60,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         teachers = ", ".join(f"{name} ({_model(t.model)})" for name, t in recipe.teachers.items())
         lines += ["", f"Teachers: {teachers}."]
     if evaluation is not None:
-        lines += ["", f"## Accuracy on {evaluation['split']}", "", *_table(evaluation)]
+        lines += ["", f"## Accuracy on {evaluation['split']}", "", *_table(recipe, evaluation)]
     environment = results["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
     lines += ["", "## Versions", "", f"ds_distill {environment['ds_distill']}, {versions}."]
@@ -79,7 +81,9 @@ def _metadata(
         tags=["knowledge-distillation", "ds-distill"],
         base_model=recipe.student.model if _is_on_hub(recipe.student.model) else None,
         datasets=[hub_data] if hub_data else None,
-        metrics=["accuracy", "perplexity" if masked_lm else "f1"] if evaluation else None,
+        metrics=[e.hub_name for e in metrics_of(recipe.task).values() if e.hub_name]
+        if evaluation
+        else None,
         model_name=recipe.name if evaluation else None,
         eval_results=_eval_results(recipe, results, evaluation) if evaluation else None,
         **_of_its_start(recipe),
@@ -113,11 +117,6 @@ def _eval_results(
 ) -> list[EvalResult]:
     own = evaluation["models"][results["student"]]
     hub_data = _hub_data(recipe)
-    values = [("accuracy", "Accuracy", own["accuracy"])]
-    if isinstance(recipe.task, MaskedLM):
-        values.append(("perplexity", "Perplexity on hidden tokens", own["perplexity"]))
-    else:
-        values.append(("f1", "Macro F1", own["macro_f1"]))
     return [
         EvalResult(
             task_type="fill-mask" if isinstance(recipe.task, MaskedLM) else "text-classification",
@@ -125,23 +124,24 @@ def _eval_results(
             dataset_name=hub_data or _name_of_data(recipe),
             dataset_config=recipe.task.data.config if hub_data else None,
             dataset_split=recipe.task.data.splits.get(evaluation["split"], evaluation["split"]),
-            metric_type=kind,
-            metric_name=name,
-            metric_value=round(value, 4),
+            metric_type=entry.hub_name,
+            metric_name=entry.title[0].upper() + entry.title[1:],
+            metric_value=round(own[name], 4),
         )
-        for kind, name, value in values
+        for name, entry in metrics_of(recipe.task).items()
+        if entry.hub_name
     ]
 
 
 def _evaluation(recipe: Recipe, results: dict[str, Any]) -> dict[str, Any] | None:
     """The last evaluation of the shipped student on a split that had no part in making it."""
-    training = [phase for phase in recipe.phases if isinstance(phase, Training)]
-    used = {phase.split for phase in recipe.phases if isinstance(phase, Training | Expertise)}
-    used |= {"validation"} if training else set()  # it chooses epochs and students
+    used = {split for phase in recipe.phases for split in phase.learns_from}
+    if any(phase.outputs for phase in recipe.phases):
+        used.add(CHOOSING_SPLIT)  # it chooses epochs and students
     found = [
         record
         for record in results["phases"]
-        if record["kind"] == "evaluate"
+        if PHASES[record["kind"]].makes == "evaluation"
         and record["split"] not in used
         and results["student"] in record["models"]
     ]
@@ -149,7 +149,8 @@ def _evaluation(recipe: Recipe, results: dict[str, Any]) -> dict[str, Any] | Non
 
 
 def _not_judged(results: dict[str, Any]) -> str:
-    splits = [record["split"] for record in results["phases"] if record["kind"] == "evaluate"]
+    evaluations = [r for r in results["phases"] if PHASES[r["kind"]].makes == "evaluation"]
+    splits = [record["split"] for record in evaluations]
     why = "No evaluate phase came after it"
     if splits:
         why = f"What it was evaluated on ({', '.join(splits)}) had a part in making it"
@@ -177,35 +178,31 @@ def _snippet(recipe: Recipe) -> list[str]:
     ]
 
 
-def _table(evaluation: dict[str, Any]) -> list[str]:
+def _table(recipe: Recipe, evaluation: dict[str, Any]) -> list[str]:
     first = next(iter(evaluation["models"].values()))
-    if "tokens" in first:
-        return [
-            f"On {first['tokens']:,} hidden tokens of {first['examples']:,} examples, the same for "
-            "all models. The split had no part in making them.",
-            "",
-            "| model | role | accuracy | perplexity |",
-            "|---|---|---|---|",
-            *(
-                f"| {name} | {m['role']} | {m['accuracy']:.3f} | {m['perplexity']:.2f} |"
-                for name, m in evaluation["models"].items()
-            ),
-        ]
-    labels = [_escaped(label) for label in first["per_class"]]
-    rows = [
-        f"On {first['examples']:,} examples of a split that had no part in making the models. A "
-        "label's column is the accuracy on its examples.",
-        "",
-        "| model | role | accuracy | macro F1 | " + " | ".join(labels) + " |",
-        "|" + "---|" * (4 + len(labels)),
-    ]
+    metrics = {n: e for n, e in metrics_of(recipe.task).items() if e.shown is not None}
+    labels = first["per_class"] if recipe.task.has_classes else {}
+    if labels:
+        about = (
+            f"On {first['examples']:,} examples of a split that had no part in making the models. "
+            "A label's column is the accuracy on its examples."
+        )
+    else:
+        about = (
+            f"On {first['tokens']:,} masked tokens of {first['examples']:,} examples, the same for "
+            "all models. The split had no part in making them."
+        )
+    columns = ["model", "role", *(entry.title for entry in metrics.values())]
+    columns += [_escaped(label) for label in labels]
+    lines = [about, "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for name, model in evaluation["models"].items():
+        numbers = [entry.shown_as(model[key]) for key, entry in metrics.items()]
         classes = [
-            "-" if value is None else f"{value:.3f}" for value in model["per_class"].values()
+            "-" if (value := model["per_class"][label]) is None else f"{value:.3f}"
+            for label in labels
         ]
-        numbers = [f"{model['accuracy']:.3f}", f"{model['macro_f1']:.3f}", *classes]
-        rows.append(f"| {name} | {model['role']} | " + " | ".join(numbers) + " |")
-    return rows
+        lines.append(f"| {' | '.join([name, model['role'], *numbers, *classes])} |")
+    return lines
 
 
 def _model(reference: str) -> str:
@@ -222,15 +219,15 @@ def _data(recipe: Recipe) -> str:
 
 def _name_of_data(recipe: Recipe) -> str:
     path = recipe.task.data.path
-    return path if path.startswith(docstrings.PREFIX) else Path(path).expanduser().resolve().name
+    if source_of(path).name == "files":  # which may have gone by now
+        return Path(path).expanduser().resolve().name
+    return path
 
 
 def _hub_data(recipe: Recipe) -> str | None:
     """The name of the data set on the hub, where it is from there."""
     path = recipe.task.data.path
-    if path.startswith(docstrings.PREFIX) or Path(path).expanduser().exists():
-        return None
-    return path
+    return path if source_of(path).name == "hub" else None
 
 
 def _is_on_hub(reference: str) -> bool:

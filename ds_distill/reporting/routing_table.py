@@ -7,19 +7,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ds_distill.routing.comparison import BASELINE, Comparison, Score
-
-MEANING = {
-    "average": "the mean of all teachers' logits",
-    "calibrated": "the mean of their probabilities, each at the temperature that fits it",
-    "expertise": "the teacher that predicts a class it knows best, else the best of all",
-    "expertise, most-confident": "the same; where that leaves a doubt, the surest teacher",
-    "posterior": "Bayes' rule from how teachers confuse classes",
-    "gate": "a small model of all they say, learned from other examples of the split",
-    "best": "always the teacher that is right most often",
-    "random": "a teacher by lot, for each example",
-}
-"""What each policy takes as the target."""
+from ds_distill.parts.policies import BASELINE, candidates
+from ds_distill.routing.comparison import Comparison, Score
 
 
 def routing_table(comparison: Comparison, split: str) -> Group:
@@ -36,7 +25,7 @@ def routing_table(comparison: Comparison, split: str) -> Group:
     table.add_column("what it is")
     for name, score in comparison.policies.items():
         style = "bold" if name == comparison.choice else None
-        table.add_row(*_cells(name, score, MEANING[name]), style=style)
+        table.add_row(*_cells(name, score, candidates()[name].meaning), style=style)
     table.add_section()
     for name, score in comparison.teachers.items():
         table.add_row(*_cells(f"teacher {name}", score, "one teacher alone"))

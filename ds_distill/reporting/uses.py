@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ds_distill.parts.phases import PHASES
 from ds_distill.recipe import Recipe
 
 
@@ -26,7 +27,7 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for model in trained:
         add("train", model["split"], model["examples"], model["output"])
     for record in records:
-        if record["kind"] == "expertise":
+        if PHASES[record["kind"]].makes == "expertise":
             add("fit", record["split"], record["examples"], "routing, and which policy it follows")
     for model in trained:
         if (choosing := model["choosing"]) is not None:
@@ -37,7 +38,7 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if (choosing := model["choosing"]) is not None and len(trained) > 1:
             add("choose", choosing["split"], choosing["examples"], "student to ship")
     for record in records:
-        if record["kind"] == "evaluate":
+        if PHASES[record["kind"]].makes == "evaluation":
             for name, model in record["models"].items():
                 add("judge", record["split"], model["examples"], name)
     table = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ds_distill.parts.phases import PHASES
+
 _OUTCOMES = ("better than", "level with", "worse than")
 
 
@@ -25,7 +27,7 @@ def verdict(results: dict[str, Any]) -> str:
     models = evaluation["models"]
     own = models[student]
     asked = (
-        f"{own['tokens']:,} hidden tokens" if "tokens" in own else f"{own['examples']:,} examples"
+        f"{own['tokens']:,} masked tokens" if "tokens" in own else f"{own['examples']:,} examples"
     )
     rows = {row["other"]: row for row in evaluation["comparisons"] if row["student"] == student}
     clauses = [] if _above_baseline(own) else [_to_baseline(own, evaluation["baseline"])]
@@ -51,7 +53,7 @@ def verdict(results: dict[str, Any]) -> str:
 
 def last_evaluation(results: dict[str, Any]) -> dict[str, Any] | None:
     """The record of the last evaluate phase, if there is one."""
-    records = [record for record in results["phases"] if record["kind"] == "evaluate"]
+    records = [r for r in results["phases"] if PHASES[r["kind"]].makes == "evaluation"]
     return records[-1] if records else None
 
 

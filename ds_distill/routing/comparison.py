@@ -16,25 +16,11 @@ import numpy as np
 import torch
 
 from ds_distill.evaluation.metrics import paired_interval
-from ds_distill.recipe.phases import Routing
+from ds_distill.parts.policies import BASELINE, POLICIES, Routing, candidates
 from ds_distill.routing.fitted import fit, folds_of, states_of
 from ds_distill.routing.gate import FOLDS
-from ds_distill.routing.policies import POLICIES, PolicyInputs
+from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.types import Signals
-
-BASELINE = "average"
-
-CANDIDATES: dict[str, Routing] = {
-    BASELINE: Routing(policy="average"),
-    "calibrated": Routing(policy="calibrated"),
-    "expertise": Routing(policy="expertise"),
-    "expertise, most-confident": Routing(policy="expertise", conflict="most-confident"),
-    "posterior": Routing(policy="posterior"),
-    "gate": Routing(policy="gate"),
-    "best": Routing(policy="best"),
-    "random": Routing(policy="random"),
-}
-"""What is compared. Policies that look at the label are not: here they would see the answer."""
 
 HELD_OUT = 1
 """Stream of the folds that policies are judged on; `fit` deals its own within the others."""
@@ -72,7 +58,7 @@ class Comparison:
     @property
     def routing(self) -> Routing:
         """The choice as a recipe would write it."""
-        return CANDIDATES[self.choice]
+        return routing_of_candidate(self.choice)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -145,7 +131,7 @@ def held_out_targets(
     float32 [N, C] by policy."""
     group_keys = keys if group_keys is None else group_keys
     folds = folds_of(group_keys, seed, HELD_OUT)
-    targets = {name: torch.zeros(len(truth), len(labels)) for name in CANDIDATES}
+    targets = {name: torch.zeros(len(truth), len(labels)) for name in candidates()}
     for fold in range(FOLDS):
         out = folds == fold
         if not out.any():
@@ -154,20 +140,33 @@ def held_out_targets(
         fitted = fit(
             rest, truth[~out.numpy()], keys[~out], labels, seed=seed, group_keys=group_keys[~out]
         )
-        asked = at(signals, out)
+        held_out = at(signals, out)
         inputs = PolicyInputs(
-            logits={name: signals.logits for name, signals in asked.items()},
+            logits={name: signals.logits for name, signals in held_out.items()},
             labels=torch.full((int(out.sum()),), -100),
             keys=keys[out],
-            states=states_of(asked),
+            states=states_of(held_out),
             fitted=fitted,
             seed=seed,
         )
-        for name, routing in CANDIDATES.items():
-            target = POLICIES[routing.policy](inputs, routing).logits
-            assert target is not None, "no candidate mixes losses"
+        for name, candidate in candidates().items():
+            target = routed(inputs, routing_of_candidate(name)).logits
+            assert target is not None, f"candidate {candidate.name} mixes losses"
             targets[name][out] = target
     return targets
+
+
+def routing_of_candidate(name: str) -> Routing:
+    """The settings of a policy under one of the names by which policies are compared."""
+    settings = candidates()[name].settings
+    assert isinstance(settings, Routing)
+    return settings
+
+
+def routed(inputs: PolicyInputs, routing: Routing) -> Target:
+    """A policy's target."""
+    policy: Policy = POLICIES[routing.policy].load()
+    return policy(inputs, routing)
 
 
 def numbered(group_keys: torch.Tensor) -> np.ndarray:

@@ -1,21 +1,22 @@
-"""Routing policies: one function type, from what the teachers say to a target.
+"""Routing policies: one function type, from teacher signals to a target.
 
 T teachers, n rows, C classes. A policy is pure: what is random in it is a function of (seed,
-epoch, example key). To add one, write the function, add it to POLICIES and to the schema.
+epoch, example key). A policy is one function and one entry
+(`ds_distill.parts.policies`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import xxhash
 
 from ds_distill.data.keys import uniform
-from ds_distill.recipe.phases import Routing
+from ds_distill.parts.policies import ByExpertise, Mix, Routing, Weighted
 from ds_distill.routing.calibration import log_probabilities
 from ds_distill.routing.fitted import Fitted
 
@@ -36,7 +37,7 @@ class PolicyInputs:
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Last layer's state of each row, [n, H] by teacher; for the gate."""
     fitted: Fitted | None = None
-    """What a labelled split says of the teachers; for the policies that need it."""
+    """What the expertise phase fitted; for the policies that need it."""
     temperature: float = 1.0
     """Of the KL term: probabilities are mixed at it."""
     seed: int = 0
@@ -45,25 +46,26 @@ class PolicyInputs:
 
 @dataclass(frozen=True)
 class Target:
-    """A policy's answer."""
+    """What a policy makes of its inputs."""
 
     logits: torch.Tensor | None
     """float32 [n, C]: softmax(logits / T) is the target. None where losses are mixed instead:
     then the loss is the sum over teachers of weight * loss against that teacher."""
     weights: torch.Tensor
-    """float32 [T, n]: how much each teacher is followed, teachers in the question's order."""
+    """float32 [T, n]: how much each teacher is followed, teachers in the order of the inputs."""
 
 
-Policy = Callable[[PolicyInputs, Routing], Target]
+Policy = Callable[[PolicyInputs, Any], Target]
+"""(what it may look at, the settings of its entry) -> target."""
 
 
 def mixed(
     inputs: PolicyInputs,
     weights: torch.Tensor,
-    mix: Literal["logits", "probabilities", "losses"],
+    mix: Mix,
     temperatures: Mapping[str, float] | None = None,
 ) -> Target:
-    """The weighted sum of the teachers' logits, or of their probabilities at the question's
+    """The weighted sum of the teachers' logits, or of their probabilities at the inputs'
     temperature, or no target where losses are summed instead.
 
     weights: float32 [T, n]. temperatures: what each teacher's logits are divided by first.
@@ -91,25 +93,26 @@ def mixed(
     return Target(inputs.temperature * torch.log_softmax(total, dim=-1), weights)
 
 
-def average(inputs: PolicyInputs, routing: Routing) -> Target:
+def average(inputs: PolicyInputs, routing: Weighted) -> Target:
     """All teachers alike (thesis 4.8)."""
     return mixed(inputs, _alike(inputs), routing.mix or "logits")
 
 
-def calibrated(inputs: PolicyInputs, routing: Routing) -> Target:
-    """All teachers alike, each at the temperature that calibrates it on validation: its
-    probabilities then mean what they say, and the confident teacher counts for more."""
+def calibrated(inputs: PolicyInputs, routing: Weighted) -> Target:
+    """All teachers alike, each at the temperature that calibrates it on validation: a
+    probability then is the share of predictions that are right, and the confident teacher counts
+    for more."""
     temperatures = _fitted(inputs).temperatures
     return mixed(inputs, _alike(inputs), routing.mix or "probabilities", temperatures)
 
 
-def best(inputs: PolicyInputs, routing: Routing) -> Target:
+def best(inputs: PolicyInputs, routing: Weighted) -> Target:
     """The teacher that is most accurate overall, for every row."""
     choice = torch.full_like(inputs.labels, _table_order(inputs, "ranking")[0])
     return mixed(inputs, _one_hot(choice, len(inputs.logits)), routing.mix or "logits")
 
 
-def random(inputs: PolicyInputs, routing: Routing) -> Target:
+def random(inputs: PolicyInputs, routing: Weighted) -> Target:
     """One teacher per example and epoch, all equally likely (thesis 4.9)."""
     numbers = torch.stack(
         [
@@ -128,13 +131,13 @@ def random(inputs: PolicyInputs, routing: Routing) -> Target:
     return mixed(inputs, _one_hot(choice, len(inputs.logits)), routing.mix or "logits")
 
 
-def expertise(inputs: PolicyInputs, routing: Routing) -> Target:
+def expertise(inputs: PolicyInputs, routing: ByExpertise) -> Target:
     """The teacher that predicts a class it is the best at (thesis 4.6 and 4.7).
 
     Exactly one such expert: it. Several, or none, is a conflict: the most accurate teacher of
     all (`conflict: best-teacher`, sections 4.6.1 and 4.7), the most accurate of those in
     conflict (`best-expert`, section 1.3), which with none is the most accurate of all again,
-    or the one of those in conflict, with none of all, that is most sure of its class, each
+    or the one of those in conflict, with none of all, that is most confident of its class, each
     calibrated on validation (`most-confident`, ours).
     """
     experts = torch.tensor(_table_order(inputs, "experts"), device=inputs.labels.device)
@@ -162,9 +165,9 @@ def expertise(inputs: PolicyInputs, routing: Routing) -> Target:
 
 
 def posterior(inputs: PolicyInputs, routing: Routing) -> Target:
-    """p(class | what all teachers say), from their confusions on validation:
+    """p(class | what all teachers predict), from their confusions on validation:
 
-        p(c) prod_t p_t(c) / p(c), with p_t(c) = sum_j P(c | t says j) softmax(z_t / T_t)[j]
+        p(c) prod_t p_t(c) / p(c), with p_t(c) = sum_j P(c | t predicts j) softmax(z_t / T_t)[j]
 
     which is Bayes' rule for teachers that err independently, given the class. It is no mixture
     of the teachers; see `_followed` for its weights.
@@ -187,7 +190,7 @@ def gate(inputs: PolicyInputs, routing: Routing) -> Target:
     return Target(target, _followed(inputs, target))
 
 
-def ca_mkd(inputs: PolicyInputs, routing: Routing) -> Target:
+def ca_mkd(inputs: PolicyInputs, routing: Weighted) -> Target:
     """(1 - exp(CE_k) / sum_j exp(CE_j)) / (K - 1), CE_k of teacher k with the label: the
     confidence-aware weights of CA-MKD. A single teacher has weight 1; on a row without a
     label all teachers count alike."""
@@ -199,23 +202,10 @@ def ca_mkd(inputs: PolicyInputs, routing: Routing) -> Target:
     return mixed(inputs, weights, routing.mix or "losses")
 
 
-def mt_bert(inputs: PolicyInputs, routing: Routing) -> Target:
+def mt_bert(inputs: PolicyInputs, routing: Weighted) -> Target:
     """1 / (1 + CE(label, teacher)): MT-BERT's weights, which do not sum to 1. A row without
     a label has weight 1 for every teacher."""
     return mixed(inputs, 1.0 / (1.0 + _label_errors(inputs)), routing.mix or "losses")
-
-
-POLICIES: dict[str, Policy] = {
-    "average": average,
-    "best": best,
-    "random": random,
-    "expertise": expertise,
-    "calibrated": calibrated,
-    "posterior": posterior,
-    "gate": gate,
-    "ca-mkd": ca_mkd,
-    "mt-bert": mt_bert,
-}
 
 
 def _fitted(inputs: PolicyInputs) -> Fitted:
@@ -265,7 +255,7 @@ def _label_errors(inputs: PolicyInputs) -> torch.Tensor:
 
 
 def _table_order(inputs: PolicyInputs, what: str) -> list[int]:
-    """The table's `ranking` or `experts` as numbers of the question's teachers."""
+    """The table's `ranking` or `experts` as numbers of the inputs' teachers."""
     table = _fitted(inputs).table
     position = {name: number for number, name in enumerate(inputs.logits)}
     return [position[table.teachers[t]] for t in getattr(table, what)]

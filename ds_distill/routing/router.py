@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from ds_distill.recipe.phases import Routing
+from ds_distill.parts.policies import POLICIES, Routing
 from ds_distill.routing.fitted import STATES, Fitted, states_of
-from ds_distill.routing.policies import POLICIES, PolicyInputs, Target
+from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.types import Batch, Signals
 
 
@@ -25,9 +25,10 @@ class Router:
     ) -> None:
         """
         temperature: of the KL term; probabilities are mixed at it.
-        fitted: for the policies that need it (`routing.needs_expertise`).
+        fitted: for the policies that need it (`needs.expertise` of their entry).
         """
-        self._policy = POLICIES[routing.policy]
+        self._entry = POLICIES[routing.policy]
+        self._policy: Policy = self._entry.load()
         self._routing = routing
         self._temperature = temperature
         self._seed = seed
@@ -36,8 +37,9 @@ class Router:
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers whose states it reads, of every teacher."""
-        reads = self._routing.policy == "gate" and self._fitted and self._fitted.gate.reads_states
-        return (STATES,) if reads else ()
+        needs, fitted = self._entry.needs, self._fitted
+        reads = needs.fitted_states and fitted is not None and fitted.gate.reads_states
+        return tuple({*needs.states, *((STATES,) if reads else ())})
 
     @torch.no_grad()
     def __call__(self, teachers: Mapping[str, Signals], batch: Batch) -> Target:
@@ -48,7 +50,7 @@ class Router:
             {name: signals.logits for name, signals in teachers.items()},
             batch.labels,
             batch.keys,
-            states_of(teachers) if self.layers else {},
+            states_of(teachers) if STATES in self.layers else {},
             self._fitted,
             self._temperature,
             self._seed,

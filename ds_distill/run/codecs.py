@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
+from ds_distill.cache.codecs import VocabularyCodec
 from ds_distill.cache.compare import CodecScore, candidates, compare_codecs, markdown_table, plot
 from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.files import write_text
-from ds_distill.recipe.phases import Cache
+from ds_distill.parts.codecs import CODECS
+from ds_distill.parts.phases import Cache
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.inference import inference_collator, inference_engine
 
@@ -33,21 +34,22 @@ def codec_json(
     before: of the same teacher, in the cache or its unfinished build. Its tail goes on: fitted
         again it could differ by a rounding.
     """
-    wanted = phase.codec
-    if wanted.name == "dense":
+    entry = CODECS[phase.codec.name]
+    if entry.implementation is None:
         return None
-    if wanted.name == "topk":
-        return TopKCodec(vocabulary, wanted.entries).to_json()
-    plain = CompactCodec(vocabulary, wanted.threshold)
-    if before is not None and {**before, "tail": None} == {**plain.to_json(), "tail": None}:
+    codec: VocabularyCodec = entry.load().of(phase.codec, vocabulary)
+    plain = codec.to_json()
+    if not codec.fitted_keys:
+        return plain
+    unfitted = dict.fromkeys(codec.fitted_keys)
+    if before is not None and {**before, **unfitted} == {**plain, **unfitted}:
         return before
     batches = sample_logits(run, reference, phase, FITTED_ON)
     if not run.world.is_main:
         for _ in batches:
             pass
-        return plain.to_json()
-    tail = TailShape.fit(batches, wanted.threshold)
-    return CompactCodec(vocabulary, wanted.threshold, tail).to_json()
+        return plain
+    return codec.fit(batches).to_json()
 
 
 def sample_logits(

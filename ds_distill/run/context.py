@@ -22,8 +22,8 @@ from ds_distill.models.configuration import load_config, load_tokenizer
 from ds_distill.models.labels import class_names, label_columns
 from ds_distill.models.load import load_classifier, load_masked_lm
 from ds_distill.models.packed import packed_attention, packed_backend
+from ds_distill.parts.phases import Training
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import MaskedLM, Teacher
 from ds_distill.run.events import RunLog

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import datasets
 import transformers
@@ -14,26 +13,13 @@ from ds_distill.data.sources import open_source
 from ds_distill.engine.config import resolved_name
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
-from ds_distill.phases.cache import cache
-from ds_distill.phases.distil import distil
-from ds_distill.phases.evaluate import evaluate
-from ds_distill.phases.expertise import expertise
-from ds_distill.phases.fine_tune import fine_tune
+from ds_distill.parts.phases import PHASES
 from ds_distill.recipe import Recipe
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.publish import publish
-
-PHASES: dict[str, Any] = {
-    "fine-tune": fine_tune,
-    "expertise": expertise,
-    "cache": cache,
-    "distil": distil,
-    "evaluate": evaluate,
-}
-"""Phase kind -> function (settings, number, name, run) -> record."""
 
 
 def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | None = None) -> Run:
@@ -50,6 +36,7 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | No
     world = World.start()
     folder.check_new_or_same(recipe, resume)
     check_recipe(recipe, num_ranks=world.size, on_gpu=world.device.type == "cuda")
+    _import_parts(recipe)
     source = open_source(recipe.task)
     if world.is_main and not resume:
         print("Reading the data ...", flush=True)
@@ -75,7 +62,7 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | No
             log.say(title)
             log.start_phase(number)
             started = time.perf_counter()
-            record = PHASES[phase.kind](phase, number, name, run)
+            record = PHASES[phase.kind].load()(phase, number, name, run)
             seconds = round(time.perf_counter() - started, 2)
             log.event("phase", phase=name, kind=phase.kind, seconds=seconds)
             if world.is_main:
@@ -90,3 +77,12 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | No
     finally:
         log.close()
     return run
+
+
+def _import_parts(recipe: Recipe) -> None:
+    """Import the implementations of all parts that a recipe uses, so that one that is not there is
+    found before hours of work. Raises UserError."""
+    for phase in recipe.phases:
+        for entry in (PHASES[phase.kind], *(entry for _, entry, _ in phase.parts())):
+            if entry.implementation is not None:
+                entry.load()

@@ -7,8 +7,8 @@ from typing import Any
 
 from ds_distill.data.parts import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
+from ds_distill.parts.phases import PHASES
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import Distil
 from ds_distill.reporting.model_card import model_card
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.uses import uses
@@ -49,7 +49,7 @@ def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None
     chooses. One that was trained on the split that chooses ships only where no other does."""
     seen = recipe.trained_on(CHOOSING_SPLIT)
     trained = [
-        (number, isinstance(phase, Distil), model)
+        (number, PHASES[phase.kind].makes == "student", model)
         for number, (phase, record) in enumerate(zip(recipe.phases, records, strict=True))
         for model in record.get("trained", [])
     ]

@@ -21,7 +21,7 @@ from ds_distill.errors import UserError
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import save_model
-from ds_distill.recipe.phases import Distil, FineTune
+from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal
@@ -38,7 +38,7 @@ class Job:
 
     number: int
     output: str
-    settings: FineTune | Distil
+    settings: TrainingPhase
     bundle: Bundle
     start: ModelReference
     """Where the student comes from: its tokenizer goes with the trained model."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ds_distill.data.parts import CHOOSING_SPLIT, choosing_part
 from ds_distill.engine.engine import Engine
 from ds_distill.evaluation.metrics import accuracy, masked_lm_report
-from ds_distill.recipe.phases import Expertise
 from ds_distill.recipe.schema import MaskedLM
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.inference import predict_all, score_tokens
@@ -34,8 +33,8 @@ def validation_of(run: Run, reference: ModelReference) -> Validation | None:
     if not run.has_split(CHOOSING_SPLIT):
         return None
     every = run.examples(CHOOSING_SPLIT)
-    splits = {phase.split for phase in run.recipe.phases if isinstance(phase, Expertise)}
-    fitted = {split: run.examples(split).group_keys.numpy() for split in sorted(splits)}
+    splits = run.recipe.fitted_splits()
+    fitted = {split: run.examples(split).group_keys.numpy() for split in splits}
     chosen = choosing_part(every.labels, every.group_keys.numpy(), fitted, run.recipe.seed)
     examples = every.at(chosen)
     tables = {"student": run.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)}

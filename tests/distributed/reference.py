@@ -21,7 +21,7 @@ from transformers import (
 
 from ds_distill.data.masking import Masking, mask_view
 from ds_distill.losses import Term, build_terms
-from ds_distill.recipe.phases import Losses
+from ds_distill.parts.terms import TermSettings, losses_of
 from ds_distill.types import Batch, PaddedView
 
 CLASSES, VOCABULARY = 4, 300
@@ -95,15 +95,15 @@ def make_teacher(task: str, name: str) -> Any:
 
 def make_terms(task: str, width: int, teacher_widths: dict[str, int]) -> dict[str, Term]:
     torch.manual_seed(11)  # projections
-    return build_terms(losses_of(task), width, teacher_widths)
+    return build_terms(task_losses(task), width, teacher_widths)
 
 
-def losses_of(task: str) -> Losses:
+def task_losses(task: str) -> dict[str, TermSettings]:
     kl = {"temperature": 2.0, "weight": 0.5}
     if task == "masked-lm":
-        return Losses.model_validate({"kl": kl, "cross_entropy": {}})
+        return losses_of({"kl": kl, "cross_entropy": {}})
     rest = {"cross_entropy": {}, "logit_mse": {"weight": 0.1}, "hidden_mse": {}}
-    return Losses.model_validate({"kl": kl, **rest})
+    return losses_of({"kl": kl, **rest})
 
 
 def table() -> dict[str, Any]:

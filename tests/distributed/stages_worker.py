@@ -38,7 +38,8 @@ from ds_distill.engine.placement import held_bytes, sharded_loading
 from ds_distill.engine.world import World
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import packed_attention
-from ds_distill.recipe.phases import Routing, Training
+from ds_distill.parts.phases import Training
+from ds_distill.parts.policies import routing_of
 from ds_distill.routing import ExpertiseTable, Fitted, Router
 from ds_distill.routing.gate import Gate
 from ds_distill.types import Batch, PackedView, PaddedView
@@ -73,7 +74,7 @@ def build(task: str, folder: Path, config: dict[str, Any], policy: str, packed: 
     router = None
     if len(teachers) > 1:
         router = Router(
-            Routing.model_validate({"policy": policy}),
+            routing_of(policy),
             temperature=2.0,
             fitted=known_experts() if policy == "expertise" else None,
         )

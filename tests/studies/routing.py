@@ -33,9 +33,10 @@ from routing_variants import variants
 from ds_distill.data.batches import Examples
 from ds_distill.evaluation.metrics import paired_interval
 from ds_distill.files import write_json
+from ds_distill.parts.policies import candidates
 from ds_distill.recipe import load_recipe
-from ds_distill.routing import POLICIES, PolicyInputs, fit
-from ds_distill.routing.comparison import CANDIDATES, compare, numbered
+from ds_distill.routing import PolicyInputs, fit
+from ds_distill.routing.comparison import compare, numbered, routed, routing_of_candidate
 from ds_distill.routing.fitted import states_of
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Signals
@@ -133,8 +134,8 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
         seed=seed,
     )
     right = {
-        name: POLICIES[routing.policy](inputs, routing).logits.argmax(1).numpy() == truth_test
-        for name, routing in CANDIDATES.items()
+        name: routed(inputs, routing_of_candidate(name)).logits.argmax(1).numpy() == truth_test
+        for name in candidates()
     }
     texts = texts_of(place / "students", "test")
     right["ceiling"] = predicted(trained(place / "teachers", "all-labels"), texts) == truth_test
@@ -262,7 +263,7 @@ def tables(runs: list[dict[str, Any]]) -> str:
         text += f"{first['test_examples']:,} to test on\n\n"
         heads = [f"seed {one['seed']}, {split}" for one in found for split in ("held out", "test")]
         text += _row(["right target", *heads]) + _row(["---"] * (1 + len(heads)))
-        for name in CANDIDATES:
+        for name in candidates():
             cells = [name]
             for one in found:
                 chosen = "**" if one["validation"]["choice"] == name else ""

@@ -18,7 +18,8 @@ from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.phases import Losses, Training
+from ds_distill.parts.phases import Training
+from ds_distill.parts.terms import losses_of
 from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.types import Batch, PaddedView
 
@@ -54,7 +55,7 @@ def make_engine(world: World, config: str, **options: bool) -> Engine:
     with torch.no_grad():
         for parameter in student.parameters():  # biases are 0 and norms 1 otherwise
             parameter.uniform_(0.5, 1.0)
-    terms = build_terms(Losses(cross_entropy={"weight": 1.0}), 8, {})
+    terms = build_terms(losses_of({"cross_entropy": {"weight": 1.0}}), 8, {})
     return Engine(
         Bundle(student, {}, terms),
         deepspeed_config(config, Training(batch_size=4, micro_batch_size=4), 1),

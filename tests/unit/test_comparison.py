@@ -13,10 +13,11 @@ from rich.console import Console
 from ds_distill.data.batches import Examples
 from ds_distill.data.keys import content_keys
 from ds_distill.errors import UserError
+from ds_distill.parts.policies import candidates
 from ds_distill.phases.expertise import check_signals
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import comparison as comparing
-from ds_distill.routing.comparison import CANDIDATES, Score, choose, compare, held_out_targets
+from ds_distill.routing.comparison import Score, choose, compare, held_out_targets
 from ds_distill.routing.fitted import fit, folds_of
 from ds_distill.routing.gate import FOLDS
 from ds_distill.types import Signals
@@ -111,7 +112,7 @@ def test_an_example_is_judged_by_what_was_learnt_from_others():
     changed[7] = (changed[7] + 1) % 4
     after = held_out_targets(signals, changed, keys, LABELS)
     learnt = 0
-    for name in CANDIDATES:
+    for name in candidates():
         assert torch.equal(before[name][7], after[name][7]), name
         learnt += not torch.equal(before[name], after[name])
     assert learnt >= 3, "the label of one example matters to others"
@@ -253,7 +254,7 @@ def test_labels_and_order_of_rows_change_nothing_but_the_names():
     one = compare(signals, truth, keys, LABELS)
     other = compare(moved, truth[order], keys[order], LABELS)
     assert one.choice == other.choice
-    for name in CANDIDATES:
+    for name in candidates():
         assert one.policies[name].accuracy == pytest.approx(other.policies[name].accuracy, abs=0.01)
 
 
@@ -267,4 +268,4 @@ def test_the_table_shows_every_row_and_the_choice():
         [line] = [line for line in text.splitlines() if line.startswith(f"  {name}  ")]
         assert f"{policy.accuracy:.1%}" in line
     assert "Choice: gate" in text and "first, second" in text
-    assert set(comparing.CANDIDATES) == set(found.policies)
+    assert set(candidates()) == set(found.policies)

@@ -24,8 +24,8 @@ import torch
 import typer.main
 import yaml
 
-from ds_distill.check.phases import name_mistakes, phase_mistakes
-from ds_distill.check.recipe import check_recipe
+from ds_distill.check.needs import phase_mistakes
+from ds_distill.check.recipe import check_recipe, name_mistakes
 from ds_distill.cli import app
 from ds_distill.recipe import Recipe, builtin_recipes, load_recipe
 from ds_distill.routing import policies

@@ -103,7 +103,7 @@ def test_a_masked_lm_has_a_perplexity_and_no_f1() -> None:
     assert result["dataset"] == {"name": "docstrings:torch", "type": "local", "split": "test"}
     assert [metric["type"] for metric in result["metrics"]] == ["accuracy", "perplexity"]
     assert result["metrics"][1]["value"] == 8.1235
-    assert "1,234 hidden tokens" in text and "mask_token" in text
+    assert "1,234 masked tokens" in text and "mask_token" in text
 
 
 def test_the_recipes_names_of_splits_are_the_data_sets() -> None:

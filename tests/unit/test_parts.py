@@ -15,9 +15,10 @@ from ds_distill.data.keys import content_keys
 from ds_distill.data.sources import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.metrics import paired_interval
+from ds_distill.parts.policies import routing_of
 from ds_distill.recipe.schema import Recipe
-from ds_distill.routing import POLICIES, PolicyInputs, fit
-from ds_distill.routing.comparison import CANDIDATES, at
+from ds_distill.routing import PolicyInputs, fit
+from ds_distill.routing.comparison import at, routed
 from ds_distill.types import Signals
 
 CHOOSING = "validation"
@@ -153,7 +154,7 @@ def test_a_gate_that_memorised_does_not_win_on_the_part_that_chooses(seed):
             fitted,
         )
         gate, average = (
-            POLICIES[name](inputs, CANDIDATES[name]).logits.argmax(1).numpy() == truth[part]
+            routed(inputs, routing_of(name)).logits.argmax(1).numpy() == truth[part]
             for name in ("gate", "average")
         )
         intervals[what] = paired_interval(gate, average)

@@ -10,11 +10,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds_distill.check.phases import name_mistakes, phase_mistakes
+from ds_distill.check.needs import phase_mistakes
+from ds_distill.check.recipe import name_mistakes
 from ds_distill.errors import UserError
+from ds_distill.parts.phases import Distil, FineTune, Training
 from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe
 from ds_distill.recipe.load import _Dumper, _Tree
-from ds_distill.recipe.schema import Distil, FineTune, Recipe, Training
+from ds_distill.recipe.schema import Recipe
 
 
 def parse(text: str) -> Any:
@@ -165,7 +167,7 @@ def test_overrides_reach_everything(load):
     teach, _, expertise, cache, distil, _ = recipe.phases
     assert isinstance(teach, FineTune) and isinstance(distil, Distil)
     assert teach.epochs == 9 and expertise.split == "test" and cache.splits == ["train", "transfer"]
-    assert distil.losses.kl.temperature == 5.0 and distil.batch_size == 4
+    assert distil.losses["kl"].temperature == 5.0 and distil.batch_size == 4
     assert [routing.policy for routing in distil.routing] == ["random", "expertise"]
     assert list(recipe.teachers) == ["first", "second", "third"]
     assert recipe.logging.wandb == "project"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ds_distill.losses import KL, LogitMSE, Term
-from ds_distill.recipe.phases import KLLoss, LogitMSELoss
+from ds_distill.parts.terms import KLLoss, LogitMSELoss
 from ds_distill.types import Batch, Signals, VocabularyHead
 
 ROWS, VOCABULARY = 7, 50

@@ -8,6 +8,8 @@ from ds_distill.cache.codecs.base import Encoded, StoredLogits, VocabularyCodec
 from ds_distill.cache.codecs.compact import CompactCodec
 from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.cache.codecs.topk import TopKCodec
+from ds_distill.parts.codecs import CODECS
+from ds_distill.parts.outside import load_outside
 
 __all__ = [
     "CompactCodec",
@@ -24,12 +26,12 @@ def codec_from_json(values: dict[str, Any]) -> VocabularyCodec:
     """The codec that a manifest describes. Raises ValueError when there is no such codec."""
     given = dict(values)
     name = given.pop("codec", None)
+    load_outside()
+    known = [entry.name for entry in CODECS.values() if entry.implementation is not None]
+    if name not in known:
+        raise ValueError(f"there is no codec {name!r}, only {', '.join(known)}")
+    codec: type[VocabularyCodec] = CODECS[name].load()
     try:
-        if name == TopKCodec.name:
-            return TopKCodec(**given)
-        if name == CompactCodec.name:
-            tail = given.pop("tail")
-            return CompactCodec(**given, tail=None if tail is None else TailShape.from_json(tail))
+        return codec.from_json(given)
     except (KeyError, TypeError) as fault:
         raise ValueError(f"codec {name!r} cannot be made of {sorted(given)}: {fault}") from None
-    raise ValueError(f"there is no codec {name!r}, only compact and topk")

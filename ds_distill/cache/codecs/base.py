@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from ds_distill.parts.codecs import CodecSettings
 from ds_distill.types import TopK
 
 _CHUNK_ELEMENTS = 1 << 24
@@ -51,11 +52,29 @@ class VocabularyCodec(ABC):
     """As recipes and manifests call it."""
     shapes_tail: ClassVar[bool]
     """Whether it knows more of the tail than its mass."""
+    fitted_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of its JSON that `fit` finds; none: it is not fitted."""
 
     def __init__(self, vocabulary: int) -> None:
         if vocabulary < 2:
             raise ValueError(f"a vocabulary has at least 2 entries, and {vocabulary} were given")
         self.vocabulary = vocabulary
+
+    @classmethod
+    def of(cls, settings: CodecSettings, vocabulary: int) -> Self:
+        """The codec of a recipe's section, not fitted: the section's own keys are the constructor's
+        arguments."""
+        return cls(vocabulary, **settings.model_dump(exclude={"name", "temperature"}))
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """From `to_json` without the key `codec`. Raises KeyError, TypeError or ValueError."""
+        return cls(**values)
+
+    def fit(self, batches: Iterable[Tensor]) -> VocabularyCodec:
+        """This codec with its `fitted_keys`, from a teacher's logits: float32 [n, V] each, at the
+        cache's temperature."""
+        raise NotImplementedError(f"codec {self.name} is not fitted")
 
     @property
     @abstractmethod

@@ -18,6 +18,7 @@ The ids are coded as Elias and Fano did sorted sets (Vigna 2013, "Quasi-succinct
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -74,6 +75,7 @@ class CompactCodec(VocabularyCodec):
 
     name: ClassVar[str] = "compact"
     shapes_tail: ClassVar[bool] = True
+    fitted_keys: ClassVar[tuple[str, ...]] = ("tail",)
 
     def __init__(
         self, vocabulary: int, threshold: float = 1e-3, tail: TailShape | None = None
@@ -101,6 +103,16 @@ class CompactCodec(VocabularyCodec):
         k = torch.arange(self._most + 1)
         self._high_bits = k + ((vocabulary - 1) >> self._low_bits)
         self._bytes = self._header + (k * (_VALUE_BITS + self._low_bits) + self._high_bits + 7) // 8
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> CompactCodec:
+        given = dict(values)
+        tail = given.pop("tail")
+        return cls(**given, tail=None if tail is None else TailShape.from_json(tail))
+
+    def fit(self, batches: Iterable[Tensor]) -> CompactCodec:
+        tail = TailShape.fit(batches, self.threshold)
+        return CompactCodec(self.vocabulary, self.threshold, tail)
 
     @property
     def width(self) -> None:

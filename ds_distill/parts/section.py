@@ -16,7 +16,10 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 class Section(BaseModel):
     """A part of a recipe: frozen, and closed to keys it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    # Built at first use: a section that holds other parts is made when all parts are known.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True
+    )
 
     renamed: ClassVar[dict[str, str]] = {}
     """Keys of earlier versions -> what they are called now."""

@@ -1,0 +1,172 @@
+"""Whether each phase of a recipe finds what it and its parts need. The needs are those that the
+entries declare; what else can be wrong with a part is its entry's own rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ds_distill.parts.codecs import CODECS
+from ds_distill.parts.context import Context
+from ds_distill.parts.entry import ConfiguredEntry, PolicyEntry
+from ds_distill.parts.phases import PHASES, Cache, PhaseSettings
+from ds_distill.parts.policies import POLICIES
+from ds_distill.parts.section import Section
+from ds_distill.parts.terms import SoftenedTerm
+from ds_distill.recipe import Recipe
+
+
+def phase_mistakes(recipe: Recipe) -> Iterator[str]:
+    """What is wrong with each phase, told once: what only follows from a mistake is not told."""
+    context = Context.start(recipe)
+    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        here = context.at(f"phases.{name}")
+        yield from _list_mistakes(phase, here.location)
+        entry = PHASES[phase.kind]
+        if entry.mistakes is not None:
+            yield from entry.mistakes(phase, here)
+        unmet = list(_unmet(entry, here, "Take the phase out."))
+        yield from unmet
+        if not unmet:
+            yield from _part_mistakes(phase, here)
+        context = context.after(phase)
+
+
+def _list_mistakes(phase: PhaseSettings, location: str) -> Iterator[str]:
+    for key, items in phase.lists().items():
+        if not items:
+            yield f"{location}.{key}=[]: the list is empty. Name at least one."
+        for item in dict.fromkeys(items):
+            if items.count(item) > 1:
+                yield f"{location}.{key}: {item!r} stands twice. Keep it once."
+
+
+def _unmet(entry: ConfiguredEntry, context: Context, remedy: str) -> Iterator[str]:
+    """The first of a part's needs that the recipe as a whole does not meet.
+
+    remedy: what to do about a need for classes.
+    """
+    needs, location, count = entry.needs, context.location, len(context.recipe.teachers)
+    if needs.classes and not context.task.has_classes:
+        yield (
+            f"{location}: {entry.name} works by class, and task.type={context.task.type} has no "
+            f"classes. {remedy}"
+        )
+    elif count == 0 < needs.teachers:
+        yield f"{location}: the recipe has no teachers. Add teachers: {{NAME: ...}}."
+    elif count < needs.teachers:
+        yield (
+            f"{location}: {entry.name} needs at least {needs.teachers} teachers, and the recipe "
+            f"has {count}. Add one to teachers, or take it out."
+        )
+    elif needs.at_most is not None and count > needs.at_most:
+        yield (
+            f"{location}: {entry.name} takes at most {needs.at_most} teacher(s), and the recipe "
+            f"has {count}. Take one out, or {entry.name}."
+        )
+    elif needs.expertise and not context.has_expertise:
+        yield (
+            f"{location}: {entry.name} needs what an expertise phase learns of the teachers as "
+            "they are then. Add - expertise: {split: validation} before it (after the last "
+            "fine-tuning of a teacher)."
+        )
+
+
+def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
+    """Mistakes of the parts that a phase uses, and of those with the cache that it reads."""
+    split, held = phase.cached_split, None
+    if split is not None:
+        held = context.caches.get(split)
+        if held is None and not context.may_be_cached:
+            yield (
+                f"{context.location}: teachers=cached, and no cache phase before it holds the "
+                f"signals of the teachers, as they are then, on split {split!r}. Add - cache: "
+                f"{{splits: {split}}} before it (after the last fine-tuning of a teacher), or set "
+                "teachers=live."
+            )
+    mixed = len(context.recipe.teachers) > 1
+    for key, entry, settings in phase.parts():
+        here = context.at(f"{context.location}.{key}")
+        unmet = list(_unmet(entry, here, _without_classes(entry)))
+        yield from unmet
+        if not unmet and split is not None:
+            if entry.needs.live_teachers:
+                yield (
+                    f"{here.location}: reads of the teachers what no cache holds. Set "
+                    f"{context.location}.teachers=live."
+                )
+            elif held is not None:
+                yield from _cache_mistakes(entry, settings, here, held, split, context.location)
+        if entry.mistakes is not None and not unmet:
+            yield from entry.mistakes(settings, here)
+        mixed |= isinstance(entry, PolicyEntry) and not entry.keeps_lone_teacher
+    if held is not None and mixed and not context.task.has_classes:
+        yield from _mixing_mistakes(context, held)
+
+
+def _without_classes(entry: ConfiguredEntry) -> str:
+    if not isinstance(entry, PolicyEntry):
+        return f"Take {entry.name} out."
+    others = [other.name for other in POLICIES.values() if not other.needs.classes]
+    return f"Choose {', '.join(others[:-1])} or {others[-1]}."
+
+
+def _cache_mistakes(
+    entry: ConfiguredEntry,
+    settings: Section,
+    context: Context,
+    held: Cache,
+    split: str,
+    phase: str,
+) -> Iterator[str]:
+    """What a part reads and the cache does not hold.
+
+    held: the cache phase that holds the split. phase: the location of the phase that reads it.
+    """
+    location = context.location
+    missing = [layer for layer in entry.needs.states if layer not in held.hidden]
+    if missing:
+        yield (
+            f"{location}: needs the teachers' hidden states of layer(s) "
+            f"{', '.join(map(str, missing))}, and the cache of split {split!r} does not hold them. "
+            f"Set hidden: {sorted({*missing, *held.hidden})} in its cache phase, or "
+            f"{phase}.teachers=live."
+        )
+    if entry.needs.fitted_states and context.fitted_states and -1 not in held.hidden:
+        reads = "reads" if entry.implementation else "may choose the gate, which reads"
+        yield (
+            f"{location}: {entry.name} {reads} the teachers' last states, and the cache of split "
+            f"{split!r} holds logits alone. Set hidden: [-1] in its cache phase, or states: false "
+            "in the expertise phase for a gate of logits."
+        )
+    if context.task.has_classes:  # class logits are stored as they are
+        return
+    codec = CODECS[held.codec.name]
+    if codec.keeps_logits:
+        return
+    stored = f"the cache holds distributions with codec {codec.name!r}"
+    if isinstance(settings, SoftenedTerm) and settings.temperature != held.codec.temperature:
+        yield (
+            f"{location}.temperature={settings.temperature}: {stored} at temperature "
+            f"{held.codec.temperature}. Set codec.temperature in the cache phase to the same."
+        )
+    if entry.needs.logits:
+        yield (
+            f"{location}: needs the teacher's logits, and {stored}. Set codec: {{name: "
+            f"{_that_keep_logits()}}} in the cache phase, or teachers=live."
+        )
+
+
+def _mixing_mistakes(context: Context, held: Cache) -> Iterator[str]:
+    codec, count = CODECS[held.codec.name], len(context.recipe.teachers)
+    if codec.mixes:
+        return
+    whose = f"{count} teachers' cannot be mixed" if count > 1 else "the policy cannot change them"
+    mixing = " or ".join(f"{{name: {other.name}}}" for other in CODECS.values() if other.mixes)
+    yield (
+        f"{context.location}: the cache holds distributions with codec {codec.name!r}, and "
+        f"{whose}. Set codec: {mixing} in the cache phase, or teachers=live."
+    )
+
+
+def _that_keep_logits() -> str:
+    return " or ".join(codec.name for codec in CODECS.values() if codec.keeps_logits)

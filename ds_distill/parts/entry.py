@@ -1,0 +1,168 @@
+"""What an entry is: all that the schema, `check`, the comparison of policies, the report and the
+documents know of a part, in one frozen dataclass.
+
+An entry names its implementation as `module:name`, which is imported when it runs: nothing in
+`ds_distill.parts` imports torch, so that `ds-distill check` answers at once.
+
+Of each kind there is one plain dict, name -> entry: `PHASES`, `TERMS`, `POLICIES`, `CODECS`,
+`METRICS` (by what they are over) and `SOURCES`, each in the module of its kind, beside the recipe
+sections of its parts. No other list of names exists. Parts of other packages are added to the same
+dicts by `ds_distill.parts.outside`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ds_distill.errors import UserError
+from ds_distill.parts.section import Section
+
+if TYPE_CHECKING:
+    from ds_distill.parts.context import Context
+
+Rule = Callable[[Any, "Context"], Iterator[str]]
+"""(the part's settings, what the phase finds) -> what is wrong with them, one message each."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a part cannot do without. `check` refuses a recipe that does not have it."""
+
+    labels: bool = False
+    """Of a term or a policy: labelled examples."""
+    classes: bool = False
+    """A task with classes."""
+    expertise: bool = False
+    """What an expertise phase fits. It has classes, so `classes` need not be said."""
+    states: tuple[int, ...] = ()
+    """Layers whose hidden states it reads of every teacher, as `Signals.hidden` numbers them."""
+    fitted_states: bool = False
+    """The teachers' last states too, where the expertise phase fitted on them (a gate)."""
+    logits: bool = False
+    """The teachers' logits themselves, where some codecs keep the distributions alone."""
+    live_teachers: bool = False
+    """What a teacher computes and a cache does not keep."""
+    same_tokens: bool = False
+    """That all models split a text into the same tokens: it compares them token by token."""
+    teachers: int = 0
+    """So many teachers at least."""
+    at_most: int | None = None
+    """So many teachers at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What the parts of all kinds have."""
+
+    name: str
+    """As recipes and results call it."""
+    implementation: str | None
+    """`module:name`. None for a part that other code handles (`chosen`, `dense`)."""
+
+    def load(self) -> Any:
+        """The implementation. Raises UserError when it cannot be imported."""
+        module, _, name = (self.implementation or "").partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UserError(
+                f"part {self.name!r}: its implementation {self.implementation!r} cannot be "
+                f"imported: {error}. Correct it in the package that the part comes from."
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfiguredEntry(Entry):
+    """A part with a section in the recipe."""
+
+    settings: type[Section]
+    """The section. Its docstring and those of its fields are the part's documentation."""
+    needs: Needs = Needs()
+    mistakes: Rule | None = None
+    """What else can be wrong with the settings. Imports no torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseEntry(ConfiguredEntry):
+    """A phase. `settings` is a `PhaseSettings`; the implementation is a function (settings, number,
+    name, run) -> record: JSON values."""
+
+    makes: Literal["student", "control", "cache", "expertise", "evaluation"] | None = None
+    """What it leaves for later phases and for the report: a `student` learns from teachers, a
+    `control` (or a teacher) from labels; both are `settings.outputs`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermEntry(ConfiguredEntry):
+    """A loss term. `settings` is a `TermSettings`; the implementation is a `Term`."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy with settings under which it is compared before a student is trained."""
+
+    name: str
+    settings: Section
+    meaning: str
+    """What it takes as the target: half a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyEntry(ConfiguredEntry):
+    """A routing policy. `settings` is a `Routing`; the implementation is a function (PolicyInputs,
+    settings) -> Target."""
+
+    keeps_lone_teacher: bool = False
+    """Whether with one teacher the target is that teacher's own logits. The router is left out
+    then, and a vocabulary's logits need not be made. False is safe."""
+    candidates: tuple[Candidate, ...] = ()
+    """How it is compared. Empty for a policy that looks at labels, which would see the answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecEntry(ConfiguredEntry):
+    """How a cache keeps distributions over a vocabulary. `settings` is a `CodecSettings`; the
+    implementation is a `VocabularyCodec`, None where logits are kept as they are."""
+
+    keeps_logits: bool = False
+    """Whether what is read from the cache is the teacher's logits, to rounding."""
+    mixes: bool = True
+    """Whether every entry can be read, so that several teachers can be mixed."""
+    less_loss: str
+    """What to set where it loses too much."""
+
+
+Over = Literal["classes", "masked tokens"]
+"""What a metric is over: the kind of the task's predictions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricEntry(Entry):
+    """A number of a model on a split. Over classes the implementation is a function (logits,
+    labels) -> float, of logits float [N, C] and labels int64 [N], 0 or more: unlabelled examples
+    are left out. Over masked tokens it is a function (TokenScores) -> float."""
+
+    over: Over
+    title: str
+    """As tables call it."""
+    shown: str | None = ".3f"
+    """Format of its column in the report and the model card; None: only in results.json."""
+    higher_is_better: bool = True
+    hub_name: str | None = None
+    """Its name among the metrics of the Hugging Face hub, for the model card; None: not there."""
+
+    def shown_as(self, value: float) -> str:
+        """A value as tables show it."""
+        return format(value, self.shown or "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEntry(Entry):
+    """Where examples come from. The implementation is a function (task, cache_folder, progress) ->
+    `ds_distill.data.sources.Source`."""
+
+    recognises: Callable[[str], bool] | None = field(default=None)
+    """Whether a recipe's `data.path` is of this source. None: what no other source recognises."""

@@ -1,0 +1,53 @@
+"""The kinds of parts, each with its dict of entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ds_distill.parts.codecs import CODECS, CodecSettings
+from ds_distill.parts.entry import (
+    CodecEntry,
+    Entry,
+    MetricEntry,
+    PhaseEntry,
+    PolicyEntry,
+    SourceEntry,
+    TermEntry,
+)
+from ds_distill.parts.metrics import METRICS
+from ds_distill.parts.phases import PHASES
+from ds_distill.parts.phases.base import PhaseSettings
+from ds_distill.parts.policies import POLICIES, Routing
+from ds_distill.parts.section import Section
+from ds_distill.parts.sources import SOURCES
+from ds_distill.parts.terms import TERMS, TermSettings
+
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of part."""
+
+    name: str
+    """As `OneOf` calls it."""
+    entry: type[Entry]
+    table: dict[Any, Any]
+    """Name -> entry; of metrics first by what they are over."""
+    settings: type[Section] = Section
+    """What the sections of its parts derive from."""
+    key: str | None = None
+    """The sections' key that holds the part's name."""
+    names: str = _NAME
+    """What a name must match."""
+
+
+KINDS = (
+    Kind("phase", PhaseEntry, PHASES, PhaseSettings, "kind"),
+    Kind("term", TermEntry, TERMS, TermSettings, names=r"[a-z][a-z0-9_]{0,63}"),
+    Kind("policy", PolicyEntry, POLICIES, Routing, "policy"),
+    Kind("codec", CodecEntry, CODECS, CodecSettings, "name"),
+    Kind("metric", MetricEntry, METRICS, names=r"[a-z][a-z0-9_]{0,63}"),
+    Kind("source", SourceEntry, SOURCES),
+)

@@ -1,0 +1,89 @@
+"""Parts that other packages bring, found through Python's entry points.
+
+A package that declares
+
+    [project.entry-points."ds_distill.parts"]
+    anything = "my_package.parts:ENTRIES"
+
+brings the entry, or the list of entries, of that name. To install the package is to consent to its
+code; a recipe names a part, never a module.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ds_distill.errors import UserError
+from ds_distill.parts.entry import ConfiguredEntry, Entry, MetricEntry
+
+GROUP = "ds_distill.parts"
+
+
+@functools.cache
+def load_outside() -> None:
+    """Add the parts of all installed packages to the dicts of their kinds, once per process.
+
+    Raises UserError that names package and entry for what is no entry, for a name that is taken,
+    and for a package whose parts cannot be imported.
+    """
+    found: dict[tuple[str, str], tuple[dict[str, Any], Entry]] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.value, point.name)):
+        for entry in _entries(point):
+            table = _table(point, entry)
+            if entry.name in table or (type(entry).__name__, entry.name) in found:
+                raise _refused(point, f"the name {entry.name!r} is taken. Rename the part.")
+            found[type(entry).__name__, entry.name] = table, entry
+    for table, entry in found.values():
+        table[entry.name] = entry
+
+
+def _entries(point: EntryPoint) -> Iterator[Any]:
+    try:
+        value = point.load()
+    except Exception as error:  # whatever a package's code raises
+        reason = f"{type(error).__name__}: {error}"
+        raise _refused(point, f"{point.value} cannot be imported: {reason}") from error
+    yield from value if isinstance(value, list | tuple) else [value]
+
+
+def _table(point: EntryPoint, entry: Any) -> dict[str, Any]:
+    """The dict of the entry's kind. Raises UserError where it is no good entry."""
+    from ds_distill.parts.kinds import KINDS
+
+    kind = next((kind for kind in KINDS if isinstance(entry, kind.entry)), None)
+    if kind is None:
+        known = ", ".join(kind.entry.__name__ for kind in KINDS)
+        raise _refused(point, f"{entry!r} is no entry. Give one of {known}, or a list of them.")
+    if not re.fullmatch(kind.names, entry.name):
+        raise _refused(
+            point,
+            f"the name {entry.name!r} is not made of letters, digits, - and _ "
+            "(of a term: letters, digits and _). Rename the part.",
+        )
+    if isinstance(entry, ConfiguredEntry):
+        field = entry.settings.model_fields.get(kind.key) if kind.key else None
+        if not issubclass(entry.settings, kind.settings):
+            raise _refused(
+                point,
+                f"the settings of {entry.name!r} are no {kind.settings.__name__}. Derive "
+                f"{entry.settings.__name__} from it.",
+            )
+        if kind.key and (field is None or field.default != entry.name):
+            raise _refused(
+                point,
+                f"the settings of {entry.name!r} need the field {kind.key}: "
+                f'Literal["{entry.name}"] = "{entry.name}". Add it to {entry.settings.__name__}.',
+            )
+    return kind.table[entry.over] if isinstance(entry, MetricEntry) else kind.table
+
+
+def _refused(point: EntryPoint, why: str) -> UserError:
+    package = point.dist.name if point.dist is not None else "?"
+    return UserError(
+        f"package {package!r}, entry point {point.name!r} of {GROUP}: {why} Until then take the "
+        f"package out: pip uninstall {package}"
+    )

@@ -1,0 +1,95 @@
+"""What the settings of all phases have, and of those that train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ds_distill.parts.entry import ConfiguredEntry
+from ds_distill.parts.section import Count, Name, Section, Share
+
+
+class PhaseSettings(Section):
+    """Settings of a phase. What other code asks of a phase it asks here, and not of its kind."""
+
+    kind: str
+    name: Name | None = None
+
+    @property
+    def starts(self) -> list[str]:
+        """Names of the models that it starts from: teachers', `student`, or those of models that
+        earlier phases trained."""
+        return []
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the models that it trains."""
+        return []
+
+    @property
+    def learns_from(self) -> list[str]:
+        """Splits that it trains on or fits to: figures on them say nothing of its outputs."""
+        return []
+
+    @property
+    def reads(self) -> list[tuple[str, bool]]:
+        """Splits that it reads, and of each whether it needs labels."""
+        return []
+
+    @property
+    def runs_teachers(self) -> bool:
+        """Whether it runs the recipe's teachers as they are."""
+        return False
+
+    @property
+    def cached_split(self) -> str | None:
+        """The split whose teacher signals it reads from an earlier cache phase, if it does."""
+        return None
+
+    def parts(self) -> Iterator[tuple[str, ConfiguredEntry, Section]]:
+        """(key within the phase, entry, settings) of the parts that it uses, such as its terms."""
+        yield from ()
+
+    def lists(self) -> dict[str, list[str]]:
+        """By key: lists that must hold something, and nothing twice."""
+        return {}
+
+    def labels_named(self) -> dict[str, list[str]]:
+        """By key: labels that must be the task's."""
+        return {}
+
+
+class Training(Section):
+    """How a phase trains. The recipe's `training` section sets it for all phases; a phase
+    may differ."""
+
+    epochs: Count = 3
+    batch_size: Count = 32
+    """Examples per optimizer step, all ranks and micro-steps together."""
+    micro_batch_size: Count | None = None
+    """Examples per rank and forward pass. Default: batch_size divided by the ranks."""
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    warmup: Share = 0.1
+    """Share of all steps in which the learning rate rises linearly; then it falls linearly
+    to 0."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    freeze_embeddings: bool = False
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    """Dropout of the trained model, everywhere in it. Default: the model's own."""
+    keep: Literal["best", "last"] = "best"
+    """Which weights are kept: the epoch with the best validation accuracy, or the last."""
+    save_every: Count | None = None
+    """Optimizer steps between checkpoints. Default: one at the end of each epoch."""
+
+
+class TrainingPhase(Training, PhaseSettings):
+    """Settings of a phase that trains models on one split."""
+
+    split: Name = "train"
+
+    @property
+    def learns_from(self) -> list[str]:
+        return [self.split]

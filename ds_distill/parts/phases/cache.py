@@ -1,0 +1,84 @@
+"""The cache phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from ds_distill.parts.codecs import CODECS, CodecSettings, Compact
+from ds_distill.parts.context import Context
+from ds_distill.parts.entry import ConfiguredEntry, Needs, PhaseEntry
+from ds_distill.parts.one_of import OneOf
+from ds_distill.parts.phases.base import PhaseSettings
+from ds_distill.parts.section import Count, Name, Section
+
+Codec = Annotated[
+    CodecSettings,
+    OneOf(
+        "codec",
+        "name",
+        lambda: {name: entry.settings for name, entry in CODECS.items()},
+        default="compact",
+    ),
+]
+
+
+class Cache(PhaseSettings):
+    """Run the teachers once over splits and store their signals."""
+
+    kind: Literal["cache"] = "cache"
+    splits: list[Name]
+    folder: str | None = None
+    """Where the cache lies, for runs that share one: what it lacks is added, and teachers are not
+    run again on what it holds. Default: in the run's folder."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+    hidden: list[int] = Field(default_factory=list)
+    """Layers whose states are stored beside the logits, for terms and policies that read them:
+    -1 is the last one. Of a sequence-level task it is the first token's state."""
+    codec: Codec = Compact()
+    """For masked-LM teachers."""
+    batch_size: Count | None = None
+    """Examples per rank and teacher call. Default: 64, or of a teacher that runs without
+    padding as many as have 32,768 tokens together."""
+
+    @field_validator("splits", mode="before")
+    @classmethod
+    def _one_or_many(cls, splits: Any) -> Any:
+        return [splits] if isinstance(splits, str) else splits
+
+    @property
+    def reads(self) -> list[tuple[str, bool]]:
+        return [(split, False) for split in self.splits]
+
+    @property
+    def runs_teachers(self) -> bool:
+        return True
+
+    def parts(self) -> Iterator[tuple[str, ConfiguredEntry, Section]]:
+        yield "codec", CODECS[self.codec.name], self.codec
+
+    def lists(self) -> dict[str, list[str]]:
+        return {"splits": self.splits}
+
+
+def mistakes(settings: Cache, context: Context) -> Iterator[str]:
+    """A cache of masked tokens without a number of masks."""
+    masking = getattr(context.task, "masking", None)
+    if masking is not None and masking.variants is None:
+        yield (
+            f"{context.location}: a cache holds a number of mask variants of each example. Set "
+            "task.masking.variants, e.g. to the number of epochs: epoch e takes number e mod "
+            "variants."
+        )
+
+
+ENTRY = PhaseEntry(
+    name="cache",
+    settings=Cache,
+    implementation="ds_distill.phases.cache:cache",
+    needs=Needs(teachers=1),
+    mistakes=mistakes,
+    makes="cache",
+)

@@ -1,0 +1,41 @@
+"""The expertise phase."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ds_distill.parts.entry import Needs, PhaseEntry
+from ds_distill.parts.phases.base import PhaseSettings
+from ds_distill.parts.section import Name
+
+
+class Expertise(PhaseSettings):
+    """Learn from a labelled split what each teacher knows: accuracy per class, calibration,
+    confusions, a gate. Compare all routing policies on it and choose one."""
+
+    kind: Literal["expertise"] = "expertise"
+    split: Name = "validation"
+    states: bool = True
+    """Let the gate read the teachers' last states beside their logits. A gate in a cached
+    distillation then needs them in the cache (`hidden: [-1]`)."""
+
+    @property
+    def learns_from(self) -> list[str]:
+        return [self.split]
+
+    @property
+    def reads(self) -> list[tuple[str, bool]]:
+        return [(self.split, True)]
+
+    @property
+    def runs_teachers(self) -> bool:
+        return True
+
+
+ENTRY = PhaseEntry(
+    name="expertise",
+    settings=Expertise,
+    implementation="ds_distill.phases.expertise:expertise",
+    needs=Needs(teachers=1, classes=True),
+    makes="expertise",
+)

@@ -1,0 +1,89 @@
+"""The fine-tune phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import field_validator, model_validator
+
+from ds_distill.parts.context import Context
+from ds_distill.parts.entry import PhaseEntry
+from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.parts.section import Count, Name, Section, Share
+
+
+class Focus(Section):
+    """Makes an expert: all examples of some classes and a share of the others."""
+
+    classes: list[str]
+    share_of_others: Share = 0.0
+
+
+class FineTune(TrainingPhase):
+    """Train models on labels."""
+
+    kind: Literal["fine-tune"] = "fine-tune"
+    models: list[Name]
+    """Teachers' names or `student`; one after the other with the same settings."""
+    focus: Focus | None = None
+    per_class: Count | None = None
+    """Examples of each class to train on. Default: all."""
+    save_as: Name | None = None
+    """Name of the trained model. Default: the model's own name, which then means the
+    trained one in later phases."""
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _one_or_many(cls, models: Any) -> Any:
+        return [models] if isinstance(models, str) else models
+
+    @model_validator(mode="after")
+    def _one_name_one_model(self) -> FineTune:
+        if self.save_as is not None and len(self.models) > 1:
+            raise ValueError("`save_as` names one model, and `models` lists several")
+        return self
+
+    @property
+    def starts(self) -> list[str]:
+        return list(self.models)
+
+    @property
+    def outputs(self) -> list[str]:
+        return [self.save_as] if self.save_as else list(self.models)
+
+    @property
+    def reads(self) -> list[tuple[str, bool]]:
+        return [(self.split, True)]
+
+    def lists(self) -> dict[str, list[str]]:
+        return {"models": self.models, **self.labels_named()}
+
+    def labels_named(self) -> dict[str, list[str]]:
+        return {"focus.classes": self.focus.classes} if self.focus is not None else {}
+
+
+def mistakes(settings: FineTune, context: Context) -> Iterator[str]:
+    """Models that are not there, and what needs classes where there are none."""
+    for model in settings.models:
+        if model not in context.models:
+            yield (
+                f"{context.location}.models: no model {model!r} here. There are: "
+                f"{', '.join(sorted(context.models))}."
+            )
+    if not context.task.has_classes:
+        for key in ("focus", "per_class"):
+            if getattr(settings, key):
+                yield (
+                    f"{context.location}.{key}: chooses examples by class, and "
+                    f"task.type={context.task.type} has no classes. Take the key out."
+                )
+
+
+ENTRY = PhaseEntry(
+    name="fine-tune",
+    settings=FineTune,
+    implementation="ds_distill.phases.fine_tune:fine_tune",
+    mistakes=mistakes,
+    makes="control",
+)

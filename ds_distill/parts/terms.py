@@ -1,0 +1,120 @@
+"""The loss terms: `losses` of a recipe, name -> settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, GetCoreSchemaHandler, create_model
+from pydantic_core import core_schema
+
+from ds_distill.parts.entry import Needs, TermEntry
+from ds_distill.parts.outside import load_outside
+from ds_distill.parts.section import Section
+
+
+class TermSettings(Section):
+    """What the settings of all terms have."""
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+
+class SoftenedTerm(TermSettings):
+    """Settings of a term on softened distributions, softmax(logits / temperature)."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+
+
+class CrossEntropyLoss(TermSettings):
+    """Cross-entropy between the student and the label, on labelled rows. In masked-LM a row is a
+    masked token, and its label the token itself."""
+
+
+class KLLoss(SoftenedTerm):
+    """T^2 * KL(teacher || student) at temperature T, against the routed target."""
+
+    tolerance: Annotated[float, Field(ge=0)] = 0.0
+    """Hinge per row: max(weight * T^2 * KL - tolerance, 0)."""
+
+
+class LogitMSELoss(TermSettings):
+    """Mean squared error between student and routed teacher logits."""
+
+
+class HiddenMSELoss(TermSettings):
+    """Sum over teachers of MSE(H_t, W_t H_s) on each row's last state; W_t is trained
+    (MT-BERT's hidden loss)."""
+
+
+TERMS: dict[str, TermEntry] = {
+    entry.name: entry
+    for entry in (
+        TermEntry(
+            name="cross_entropy",
+            settings=CrossEntropyLoss,
+            implementation="ds_distill.losses.logits:CrossEntropy",
+            needs=Needs(labels=True),
+        ),
+        TermEntry(name="kl", settings=KLLoss, implementation="ds_distill.losses.logits:KL"),
+        TermEntry(
+            name="logit_mse",
+            settings=LogitMSELoss,
+            implementation="ds_distill.losses.logits:LogitMSE",
+            needs=Needs(logits=True),
+        ),
+        TermEntry(
+            name="hidden_mse",
+            settings=HiddenMSELoss,
+            implementation="ds_distill.losses.hidden:HiddenMSE",
+            needs=Needs(states=(-1,)),
+        ),
+    )
+}
+
+
+class _Losses:
+    """Reads the section `losses`, with a key for each term, into the dict of those that are set."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        load_outside()
+        fields: dict[str, Any] = {
+            name: (entry.settings | None, Field(None, description=_first_line(entry.settings)))
+            for name, entry in TERMS.items()
+        }
+        section = create_model(
+            "Losses",
+            __base__=Section,
+            __doc__="Weighted terms; the phase's loss is their sum.",
+            **fields,
+        )
+        return core_schema.no_info_after_validator_function(
+            _those_set,
+            handler.generate_schema(section),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda losses: {name: term.model_dump(mode="json") for name, term in losses.items()}
+            ),
+        )
+
+
+def _those_set(losses: Section) -> dict[str, TermSettings]:
+    terms = {name: getattr(losses, name) for name in type(losses).model_fields}
+    found = {name: term for name, term in terms.items() if term is not None}
+    if not found:
+        raise ValueError("needs at least one term, e.g. kl: {temperature: 2.0}")
+    return found
+
+
+def _first_line(section: type[Section]) -> str:
+    return " ".join((section.__doc__ or "").split())
+
+
+Losses = Annotated[dict[str, TermSettings], _Losses()]
+"""The terms that a recipe sets, by name."""
+
+
+def losses_of(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, TermSettings]:
+    """Terms' settings, as a recipe's `losses: {kl: {temperature: 2.0}}` gives them."""
+    made = {name: TERMS[name].settings(**settings) for name, settings in terms.items()}
+    return {name: term for name, term in made.items() if isinstance(term, TermSettings)}
