@@ -45,7 +45,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         set_dropout(student, phase.dropout)
     if routing.policy == "chosen":
         routing = CANDIDATES[read_json(run.folder.comparison)["choice"]]
-        run.log.say(f"  {output}: the chosen policy is {routing.policy}")
+        run.log.info(f"  {output}: the chosen policy is {routing.policy}")
     router = Router(
         routing,
         temperature=phase.losses.kl.temperature if phase.losses.kl else 1.0,
@@ -66,7 +66,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     bf16 = autocast or is_bf16(config)
     packed = [p.name for p in asked if run.packed(p, bf16=bf16) is not None]
     if packed:
-        run.log.say(f"  asked without padding: {', '.join(packed)}")
+        run.log.info(f"  asked without padding: {', '.join(packed)}")
     with sharded_loading(config):
         loaded = {
             reference.name: run.model(reference, packed=reference.name in packed)

@@ -79,8 +79,8 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     for model, role in roles.items():
         numbers = {key: value for key, value in reports[model].items() if key in _LOGGED}
         run.log.event("evaluation", phase=name, model=model, split=phase.split, **numbers)
-        run.log.say(f"  {model:<16} {role:<8} accuracy {numbers['accuracy']:.3f}")
-    run.log.say(
+        run.log.info(f"  {model:<16} {role:<8} accuracy {numbers['accuracy']:.3f}")
+    run.log.info(
         f"  always {baseline['answer']!r} (most frequent in {baseline['split']}): accuracy "
         f"{reports[BASELINE]['accuracy']:.3f}"
     )

@@ -44,7 +44,7 @@ def losses(folder: Path) -> list[tuple[str, int, float, float]]:
     ]
 
 
-def test_teacher_and_student_learn_to_tell_the_hidden_tokens(
+def test_teacher_and_student_learn_to_predict_the_masked_tokens(
     runs: dict[int, Path], masked_lm_settings: dict[str, Any]
 ) -> None:
     found = results(runs[1])
@@ -59,7 +59,7 @@ def test_teacher_and_student_learn_to_tell_the_hidden_tokens(
         assert model["examples"] == 60 and 60 < model["tokens"] < 180  # 8.5 words, 20% hidden
     [comparison] = found["phases"][-1]["comparisons"]
     assert comparison["interval"][0] <= comparison["difference"] <= comparison["interval"][1]
-    assert found["verdict"].count("hidden tokens of test") == 1
+    assert found["verdict"].count("masked tokens of test") == 1
     # Thirty words, each about as frequent: nobody who does not read tells more than one in ten.
     baseline = found["phases"][-1]["baseline"]
     assert baseline["accuracy"] < 0.1 and 25 < baseline["perplexity"] < 40

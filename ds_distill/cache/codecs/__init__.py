@@ -1,4 +1,4 @@
-"""Codecs of teachers' distributions over large vocabularies."""
+"""Codecs: compressed distributions over a vocabulary."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def codec_from_json(values: dict[str, Any]) -> VocabularyCodec:
             tail = given.pop("tail")
             return CompactCodec(**given, tail=None if tail is None else TailShape.from_json(tail))
     except (KeyError, TypeError) as fault:
-        raise ValueError(f"codec {name!r} cannot be made of {sorted(given)}: {fault}") from None
+        raise ValueError(f"codec {name!r} cannot be built from {sorted(given)}: {fault}") from None
     raise ValueError(f"there is no codec {name!r}, only compact and topk")
