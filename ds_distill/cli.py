@@ -17,7 +17,7 @@ import typer
 from ds_distill import __version__
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full
-from ds_distill.run.stopping import end_as_rank, is_rank, last_words
+from ds_distill.run.stopping import end_as_rank, exit_on_signal, is_rank
 
 app = typer.Typer(
     name="ds-distill",
@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 
 cache_app = typer.Typer(
-    help="Keep what teachers say: ask them once, train any number of students on it.",
+    help="Cache teacher signals: run the teachers once, train any number of students from it.",
     no_args_is_help=True,
 )
 app.add_typer(cache_app, name="cache")
@@ -123,7 +123,7 @@ def launch(
 
 @app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")
 def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Find all that is wrong with a recipe, its data and models, before anything starts."""
+    """Find all mistakes in a recipe, its data and models, before anything starts."""
     loaded = _load(recipe, overrides or [])
     _import_without_torch()
     _quiet_libraries()
@@ -153,11 +153,11 @@ def recipes(
 
 @app.command(epilog="Example: ds-distill route my.yaml --folder runs/my-run")
 def route(recipe: RecipeArgument, overrides: Overrides = None, folder: FolderOption = None) -> None:
-    """Compare all routing policies on what a run's cache holds, and say which is best.
+    """Compare all routing policies on a run's cache, and choose the best.
 
-    Loads no model and trains nothing. What a policy learns from the split is judged on other
-    examples of it (cross-validation). The recipe's expertise phase names the split; a cache phase
-    must hold it. Train with the winner: phases.distil.routing=chosen.
+    Loads no model and trains nothing. Policies that learn from the split are compared by
+    cross-validation. The recipe's expertise phase names the split; a cache phase must store it.
+    Train with the best policy: phases.distil.routing=chosen.
     """
     from ds_distill.phases.expertise import route as compare_policies
 
@@ -174,9 +174,9 @@ def cache_build(
     hostfile: HostfileOption = None,
     folder: FolderOption = None,
 ) -> None:
-    """Run a recipe through its last cache phase; after a stop, the same command does the rest.
+    """Run a recipe up to its last cache phase; after a stop, the same command continues.
 
-    What a cache in a folder of its own (phases.cache.folder) holds already is not asked again.
+    Examples that a shared cache (phases.cache.folder) has already are not run again.
     Train from it: ds-distill run RECIPE --resume.
     """
     from ds_distill.run.folder import RunFolder
@@ -201,16 +201,16 @@ def cache_compare(
     ] = 512,
     folder: FolderOption = None,
 ) -> None:
-    """Bytes per token against KL of every codec, on your own masked-LM teachers.
+    """Compare size and KL divergence of every codec on your own masked-LM teachers.
 
-    Runs the phases before the recipe's first cache phase, where that was not done before.
+    Runs the phases before the recipe's first cache phase, unless they are done.
     """
     loaded = _load(recipe, overrides or [])
     number = _cache_phases(loaded)[0]
     if loaded.task.type != "masked-lm":
         raise UserError(
-            f"{recipe}: codecs are for distributions over a vocabulary, and the task's type is "
-            f"{loaded.task.type}. Class logits are kept as they are, 2 bytes each."
+            f"{recipe}: codecs are for distributions over a vocabulary, but the task's type is "
+            f"{loaded.task.type}. Class logits are stored as they are, 2 bytes each."
         )
     from ds_distill.run.folder import RunFolder
 
@@ -233,12 +233,12 @@ def cache_verify(folder: CacheArgument) -> None:
 
     for path in caches_in(folder):
         CacheReader(path).verify()
-        typer.echo(f"{path}: whole")
+        typer.echo(f"{path}: all checksums match")
 
 
 @cache_app.command("info", epilog="Example: ds-distill cache info runs/quickstart")
 def cache_info(folder: CacheArgument) -> None:
-    """Say what a cache holds, of which teachers, and how large it is."""
+    """Show what a cache holds, of which teachers, and how large it is."""
     from ds_distill.cache.inspect import caches_in, describe
 
     for path in caches_in(folder):
@@ -256,7 +256,7 @@ def _cache_phases(recipe) -> list[int]:  # type: ignore[no-untyped-def]
     numbers = [number for number, phase in enumerate(recipe.phases) if phase.kind == "cache"]
     if not numbers:
         raise UserError(
-            f"{recipe.name}: has no cache phase. Add - cache: {{splits: train}} before the phases "
+            f"{recipe.name}: no cache phase. Add - cache: {{splits: train}} before the phases "
             "that train from it."
         )
     return numbers
@@ -265,11 +265,11 @@ def _cache_phases(recipe) -> list[int]:  # type: ignore[no-untyped-def]
 def _execute(recipe, path: Path, *, resume: bool, first: int | None = None):  # type: ignore[no-untyped-def]
     from ds_distill.run.folder import RunFolder
 
-    def words() -> str:
-        return RunFolder(path).how_to_go_on(*([] if first is not None else ["--resume"]))
+    def message() -> str:
+        return RunFolder(path).how_to_continue(*([] if first is not None else ["--resume"]))
 
     try:
-        with last_words(words):
+        with exit_on_signal(message):
             from ds_distill.run.execute import execute  # imports deepspeed: seconds
 
             run = execute(recipe, path, resume=resume, first=first)
@@ -277,10 +277,10 @@ def _execute(recipe, path: Path, *, resume: bool, first: int | None = None):  # 
         if isinstance(error, UserError) or not is_disk_full(error):
             raise
         file = getattr(error, "filename", None) or path
-        again = "" if first is not None else " with --resume"
+        option = "" if first is not None else " with --resume"
         raise UserError(
-            f"no space left on the disk while writing {file}. What was finished is kept: free "
-            f"some space, then run the same command{again}."
+            f"no space left on the disk while writing {file}. Finished work is saved: free "
+            f"some space, then run the same command{option}."
         ) from error
     if os.environ.get("RANK", "0") == "0" and first is None:
         typer.echo(f"\nReport   {path / 'report.html'}")
@@ -290,17 +290,17 @@ def _execute(recipe, path: Path, *, resume: bool, first: int | None = None):  # 
 
 
 def _reading(done: int, files: int) -> None:
-    if done == 50:  # the first time that docstrings are extracted takes half a minute
+    if done == 50:  # extracting docstrings for the first time takes half a minute
         print(f"Reading the docstrings of {files:,} files, once ...", file=sys.stderr, flush=True)
 
 
 def _import_without_torch() -> None:
-    """Let transformers and datasets take torch for not installed, for the rest of this process:
-    they read configurations, tokenizers and data without it, in a third of the time."""
+    """Import transformers and datasets as if torch were not installed: they read configurations,
+    tokenizers and data without it, in a third of the time."""
     if "torch" in sys.modules:
         return
-    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that no models can be loaded
-    sys.modules["torch"] = None  # type: ignore[assignment]  # what Python takes for not there
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # about models, which need torch
+    sys.modules["torch"] = None  # type: ignore[assignment]  # importing torch now fails
     try:
         import datasets  # noqa: F401
         import transformers  # noqa: F401
@@ -322,7 +322,7 @@ def main() -> None:
     if is_rank():
         end_as_rank()
     try:
-        with last_words(lambda: ""):
+        with exit_on_signal(lambda: ""):
             app(prog_name="ds-distill", standalone_mode=True)
     except UserError as error:
         _fail(str(error))
@@ -331,7 +331,7 @@ def main() -> None:
 def _fail(message: str) -> None:
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and os.environ["RANK"] != "0":
-        time.sleep(3)  # what all ranks found, rank 0 says: the launcher ends the others then
+        time.sleep(3)  # rank 0 reports what all ranks found; then the launcher ends the others
     print(f"ds-distill: {message}", file=sys.stderr, flush=True)
-    # Other ranks may wait for this one; do not wait for them on the way out.
+    # Other ranks may be waiting for this one: exit without waiting for them.
     os._exit(2) if several else sys.exit(2)

@@ -1,4 +1,4 @@
-"""The one exception for mistakes that the user can mend."""
+"""The one exception for mistakes that the user can fix."""
 
 
 class UserError(Exception):

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written aside, synced, renamed."""
+"""Atomic files and folders: written under a temporary name, synced, renamed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 
 _NO_SPACE = ("no space left on device", "os error 28", "disk quota exceeded", "os error 122")
 _WRITE_FAILED = ("pytorchstreamwriter", "inline_container", "requested and")
-"""What torch and numpy say when a write ends early; they keep no error number."""
+"""Messages of torch and numpy when a write ends early; they set no errno."""
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an exception, or one that it came from, means that a disk had no room.
+    """Whether an exception, or one of its causes, means that a disk was full.
 
     Libraries wrap the operating system's error in their own types: torch in RuntimeError,
-    safetensors in SafetensorError, numpy in an OSError without a number.
+    safetensors in SafetensorError, numpy in an OSError without errno.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
         text = str(error).lower()
-        if any(words in text for words in _NO_SPACE):
+        if any(message in text for message in _NO_SPACE):
             return True
         if isinstance(error, OSError | RuntimeError) and any(w in text for w in _WRITE_FAILED):
             return True
@@ -36,21 +36,21 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def naming(place: Path) -> Iterator[None]:
-    """Errors of the operating system within name `place`, where they name no file: a write to a
-    file that is open does not."""
+def naming(path: Path) -> Iterator[None]:
+    """Set `filename` of an OSError in this block to `path`, if it names no file: errors of writes
+    to an open file do not."""
     try:
         yield
     except OSError as error:
         if error.errno is not None and error.filename is None:
-            error.filename = str(place)
+            error.filename = str(path)
         raise
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file's content at once: a crash leaves the old content or the new."""
-    with new_file(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    """Replace a file atomically: a crash leaves the old content or the new."""
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, data: Any, indent: int | None = 2) -> None:
@@ -63,58 +63,58 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A file to write aside, which takes its name when the block ends without an error."""
-    aside = path.with_name(f".{path.name}.tmp")
+    """A temporary path to write; it is renamed to `path` when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        yield aside
-        publish_file(aside, path)
+        yield temporary
+        publish_file(temporary, path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def publish_file(aside: Path, path: Path) -> None:
-    """Sync a finished file to disk and give it its name, replacing an older one."""
-    sync(aside)
-    os.replace(aside, path)
+def publish_file(temporary: Path, path: Path) -> None:
+    """Sync a finished file and rename it to `path`, replacing an older one."""
+    sync(temporary)
+    os.replace(temporary, path)
     sync(path.parent)
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill aside, which takes its name when the block ends without an error."""
-    aside = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    """A temporary folder to fill; it is renamed to `path` when the block ends without an error."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
-        yield aside
-        publish_folder(aside, path)
+        yield temporary
+        publish_folder(temporary, path)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def publish_folder(aside: Path, path: Path) -> None:
-    """Sync a finished folder to disk and give it its name, replacing an older one. Its files get
-    the rights of any new file there: safetensors gives its own to the owner alone."""
-    mode = _mode_of_new_files(aside)
-    for path_within in aside.rglob("*"):
+def publish_folder(temporary: Path, path: Path) -> None:
+    """Sync a finished folder and rename it to `path`, replacing an older one. Its files get the
+    mode of new files there: safetensors makes its own readable only by the owner."""
+    mode = _mode_of_new_files(temporary)
+    for path_within in temporary.rglob("*"):
         if path_within.is_file():
             path_within.chmod(mode)
         sync(path_within)
-    sync(aside)
+    sync(temporary)
     if path.exists():
         old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         os.rename(path, old)
-        os.rename(aside, path)
+        os.rename(temporary, path)
         shutil.rmtree(old, ignore_errors=True)
     else:
-        os.rename(aside, path)
+        os.rename(temporary, path)
     sync(path.parent)
 
 
 def _mode_of_new_files(folder: Path) -> int:
-    """By the umask, which a process can only read by changing it for all its threads."""
+    """The mode by the umask, which a process can only read by changing it for all its threads."""
     probe = folder / ".mode"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
@@ -123,7 +123,7 @@ def _mode_of_new_files(folder: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    """fsync a file, or a folder's list of names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,11 +1,12 @@
-"""The few types that every part speaks in.
+"""The types that all parts share: views, batches, teacher signals.
 
 Shapes: B examples, S tokens of a padded view, T of a packed one, n rows (B for a sequence-level
-task, else the chosen token positions of all examples), C classes or V vocabulary entries, H
+task, else the masked tokens of all examples), C classes or V vocabulary entries, H
 hidden width.
 
-The row is the unit of a loss. A sequence-level task has one row per example; masked-LM has
-one per chosen position. Routing and loss terms only ever see rows, so they know no task.
+A row is one prediction that a loss counts. A sequence-level task has one row per example;
+masked-LM has one per masked token. Routing and loss terms only see rows, so they are independent of
+the task.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class PaddedView:
     token_type_ids: torch.Tensor | None = None
     """int64 [B, S], for models that have them."""
     positions: torch.Tensor | None = None
-    """int64 [n]: flattened positions b * S + s that are rows. None: each example is a row."""
+    """int64 [n]: flattened positions b * S + s of the rows. None: each example is a row."""
 
     @property
     def example_indices(self) -> torch.Tensor:
-        """int64 [n]: the example that each row stands in."""
+        """int64 [n]: the index of each row's example."""
         assert self.positions is not None
         return self.positions // self.input_ids.shape[1]
 
@@ -57,26 +58,26 @@ class PaddedView:
 class PackedView:
     """One model's inputs for a batch, its examples end to end without padding.
 
-    Only for a model that was loaded to take them (`models/packed.py`): the attention of any other
-    would mix the examples without a word.
+    Only for a model that was loaded for packed views (`models/packed.py`): any other model's
+    attention would silently mix the examples.
     """
 
     input_ids: torch.Tensor
     """int64 [T]."""
     position_ids: torch.Tensor
-    """int64 [T]: each token's place in its example, from 0."""
+    """int64 [T]: each token's position in its example, from 0."""
     cu_seqlens: torch.Tensor
-    """int32 [B + 1]: where the examples begin, and T."""
+    """int32 [B + 1]: the first token of each example, and T."""
     max_seqlen: int
-    """Tokens of the longest example: a number on the host, so that no kernel waits for it."""
+    """Tokens of the longest example: a Python int, so that no kernel waits for a device sync."""
     token_type_ids: torch.Tensor | None = None
     """int64 [T], for models that have them."""
     positions: torch.Tensor | None = None
-    """int64 [n]: positions in [0, T) that are rows. None: each example is a row."""
+    """int64 [n]: positions in [0, T) of the rows. None: each example is a row."""
 
     @staticmethod
     def of(view: PaddedView) -> PackedView:
-        """The same examples and rows, which must not be padding."""
+        """The same examples and rows; no row may be at padding."""
         real = view.attention_mask.bool()
         lengths = real.sum(1)
         positions = None
@@ -94,7 +95,7 @@ class PackedView:
 
     @property
     def example_indices(self) -> torch.Tensor:
-        """int64 [n]: the example that each row stands in."""
+        """int64 [n]: the index of each row's example."""
         assert self.positions is not None
         return torch.searchsorted(self.cu_seqlens[1:].long(), self.positions, right=True)
 
@@ -114,10 +115,10 @@ View = PaddedView | PackedView
 
 @dataclass(frozen=True)
 class VocabularyHead:
-    """The last step of a masked-LM: logits = features @ weight.T + bias, not yet taken.
+    """The last step of a masked-LM, not yet computed: logits = features @ weight.T + bias.
 
-    It holds modules, not weights: under ZeRO stage 3 a weight is whole only when it is read
-    from its module during the engine's forward.
+    It holds modules, not weights: under ZeRO stage 3 a weight is only complete while it is read
+    from its module in the engine's forward.
     """
 
     features: torch.Tensor
@@ -136,16 +137,16 @@ class VocabularyHead:
         return cast(torch.Tensor, self.bias_of.bias)
 
     def logits(self) -> torch.Tensor:
-        """[n, V]: for large V the biggest tensor of a step."""
+        """[n, V]: for a large V the largest tensor of a step."""
         return nn.functional.linear(self.features, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
 class TopK:
-    """Distributions over a vocabulary by their likeliest entries, as a cache keeps them."""
+    """Distributions over a vocabulary as their likeliest entries and the mass of the tail."""
 
     log_probs: torch.Tensor
-    """float32 [n, K]: of softmax(logits / T), at the T that the cache was made for."""
+    """float32 [n, K]: of softmax(logits / T), at the T of the cache."""
     ids: torch.Tensor
     """int64 [n, K]; -1 where a row has fewer than K entries."""
     tail_log_prob: torch.Tensor
@@ -163,7 +164,7 @@ class TopK:
 
 
 class EncodedLogits(Protocol):
-    """Distributions as a cache stores them, decoded on the device where they are needed."""
+    """Encoded distributions of a cache, decoded on the device where they are needed."""
 
     def __len__(self) -> int: ...
 
@@ -171,8 +172,8 @@ class EncodedLogits(Protocol):
 
 
 class Signals:
-    """What a model says about a batch. A student's carry gradients, a teacher's do not; a
-    cached teacher's are the same type as a live one's."""
+    """A model's outputs for a batch: logits and hidden states of its rows. A student's have
+    gradients, a teacher's do not. Live and cached teachers give the same type."""
 
     def __init__(
         self,
@@ -180,11 +181,11 @@ class Signals:
         hidden: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         """
-        logits: float [n, C], or the head that gives them: terms that can do without the whole
-            [n, V] never make it. A cached masked-LM teacher's are packed until `to`, and then
-            logits or the top of its distributions.
-        hidden: layer -> float [n, H], its state at each row (at the first token of a
-            sequence-level task), for the layers asked for. Layers are numbered as in
+        logits: float [n, C], or the head that computes them, so that terms that do not need the
+            full [n, V] can avoid it. A cached masked-LM teacher's are encoded until `to`, then
+            logits or the top entries of its distributions.
+        hidden: layer -> float [n, H], the state at each row (at the first token for a
+            sequence-level task), for the requested layers. Layers are numbered as in
             transformers' `hidden_states`: 0 is the embeddings, -1 the last layer.
         """
         self.head = logits if isinstance(logits, VocabularyHead) else None
@@ -194,19 +195,19 @@ class Signals:
 
     @property
     def logits(self) -> torch.Tensor:
-        """[n, C], float; made once where a head gives them, within the engine's forward."""
+        """float [n, C]; computed once where a head gives them, in the engine's forward."""
         if self.head is not None and self._logits is self.head:
             self._logits = self.head.logits()
-        assert isinstance(self._logits, torch.Tensor), "the top of a distribution has no logits"
+        assert isinstance(self._logits, torch.Tensor), "top entries are no logits"
         return self._logits
 
     def __len__(self) -> int:
-        """n, of a cached teacher."""
+        """n; only for cached signals."""
         assert not isinstance(self._logits, VocabularyHead)
         return len(self._logits)
 
     def to(self, device: torch.device) -> Signals:
-        """For cached signals; a live model's are where the model is."""
+        """Move, and decode, cached signals; a live model's are on its device already."""
         assert not isinstance(self._logits, VocabularyHead)
         states = {
             layer: state.to(device, non_blocking=True) for layer, state in self.hidden.items()
@@ -216,14 +217,14 @@ class Signals:
         return Signals(self._logits.to(device), states)
 
     def dummy(self) -> Signals:
-        """One row that says nothing, for a batch in which no row counts; of cached signals."""
-        whole = self.to(torch.device("cpu"))
+        """One dummy row like these cached signals, for a batch in which no row counts."""
+        decoded = self.to(torch.device("cpu"))
         states = {
-            layer: state.new_zeros(1, state.shape[1]) for layer, state in whole.hidden.items()
+            layer: state.new_zeros(1, state.shape[1]) for layer, state in decoded.hidden.items()
         }
-        if whole.top is None:
-            return Signals(whole.logits.new_zeros(1, whole.logits.shape[1]), states)
-        ids = torch.arange(whole.top.ids.shape[1])[None]
+        if decoded.top is None:
+            return Signals(decoded.logits.new_zeros(1, decoded.logits.shape[1]), states)
+        ids = torch.arange(decoded.top.ids.shape[1])[None]
         even = torch.full(ids.shape, -math.log(ids.numel()))
         return Signals(TopK(even, ids, torch.full((1,), -math.inf)), states)
 
@@ -239,14 +240,14 @@ class Batch:
     labels: torch.Tensor
     """int64 [n]: class or token id; -100 where unknown."""
     row_sets: dict[str, torch.Tensor]
-    """Named sets of rows that losses count: bool [n]. `all` leaves out filler, which keeps
-    ranks in step when there are too few examples; `labelled` has the labelled rows."""
+    """Named sets of rows that losses count: bool [n]. `all` excludes dummy rows, which keep ranks
+    in step when there are too few examples; `labelled` has the labelled rows."""
     epoch: int = 0
     signals: dict[str, Signals] = field(default_factory=dict)
-    """Cached teachers' words, by teacher; empty when teachers are live."""
+    """Cached teacher signals, by teacher; empty when teachers are live."""
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Rows of each set in the whole optimizer step, over all ranks and micro-steps: float
-    scalars, on the device so that dividing by them waits for nothing."""
+    """Number of rows of each set in the optimizer step, over all ranks and micro-steps: float
+    scalars on the device, so that a division needs no sync."""
 
     def to(self, device: torch.device) -> Batch:
         moved: dict[int, View] = {}  # views are shared between models: move each once

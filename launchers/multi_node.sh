@@ -16,10 +16,10 @@ hostfile=${2:?$usage}
 folder=${3:?$usage}
 shift 3
 
-for place in . "$HOME"; do
+for directory in . "$HOME"; do
     # The launcher crashes on such a line.
-    if [ -f "$place/.deepspeed_env" ] && grep -nE '^[[:space:]]*(#|$)' "$place/.deepspeed_env"; then
-        echo "$place/.deepspeed_env: take out the blank and comment lines above" >&2
+    if [ -f "$directory/.deepspeed_env" ] && grep -nE '^[[:space:]]*(#|$)' "$directory/.deepspeed_env"; then
+        echo "$directory/.deepspeed_env: take out the blank and comment lines above" >&2
         exit 2
     fi
 done

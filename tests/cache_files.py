@@ -1,4 +1,4 @@
-"""Caches for tests: words are a function of teacher and key, so that any row can be checked."""
+"""Caches for tests: signals are a function of teacher and key, so any record can be checked."""
 
 from __future__ import annotations
 
@@ -44,32 +44,32 @@ LISTS = {
 }
 
 
-def make_keys(count: int, mark: str = "") -> np.ndarray:
-    return content_keys([f"text {mark}{number}" for number in range(count)])
+def make_keys(count: int, prefix: str = "") -> np.ndarray:
+    return content_keys([f"text {prefix}{number}" for number in range(count)])
 
 
-def list_lengths(keys: np.ndarray, draw: int) -> np.ndarray:
-    """Tokens chosen in a mask draw, 0 to 3: int64 [n]."""
-    return (keys[:, 1] + draw) % 4
+def list_lengths(keys: np.ndarray, variant: int) -> np.ndarray:
+    """Tokens chosen in a mask variant, 0 to 3: int64 [n]."""
+    return (keys[:, 1] + variant) % 4
 
 
-def says(teacher: str, schema: SignalSchema, keys: np.ndarray, draw: int = 0) -> Signals:
-    """What a teacher says about keys, as it is read back from a cache.
+def signals_of(teacher: str, schema: SignalSchema, keys: np.ndarray, variant: int = 0) -> Signals:
+    """A teacher's signals of keys, as they are read back from a cache.
 
-    Under `draws` one list after the other, of all keys in one draw.
+    Under `mask_variants` one list after the other, of all keys in one variant.
     """
-    place = np.zeros(len(keys), dtype=np.int64)
+    position = np.zeros(len(keys), dtype=np.int64)
     if schema.mask_variants is not None:
-        lengths = list_lengths(keys, draw)
+        lengths = list_lengths(keys, variant)
         keys = np.repeat(keys, lengths, axis=0)
         before = np.repeat(np.cumsum(lengths) - lengths, lengths)
-        place = np.arange(len(keys)) - before + 10 * draw
+        position = np.arange(len(keys)) - before + 10 * variant
     dtype = getattr(torch, schema.dtype)
 
-    def numbers(mark: str, width: int) -> torch.Tensor:
-        seed = np.uint64(int.from_bytes(f"{teacher}{mark}".encode()[-7:], "big"))
+    def numbers(column: str, width: int) -> torch.Tensor:
+        seed = np.uint64(int.from_bytes(f"{teacher}{column}".encode()[-7:], "big"))
         mixed = (keys[:, :1] ^ keys[:, 1:]).astype(np.uint64) + seed
-        mixed = mixed + place[:, None].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = mixed + position[:, None].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed + np.arange(width, dtype=np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
         values = (mixed >> np.uint64(40)).astype(np.float32) / 2**20 - 8
         made = torch.empty(values.shape)
@@ -81,20 +81,23 @@ def says(teacher: str, schema: SignalSchema, keys: np.ndarray, draw: int = 0) ->
 
 
 def block(teacher: str, schema: SignalSchema, keys: np.ndarray) -> pa.RecordBatch:
-    """A block with what a teacher says about keys. Under a codec it is packed."""
+    """A block with a teacher's signals of keys, encoded if there is a codec."""
     if schema.mask_variants is None:
-        return schema.record_batch([schema.encode(says(teacher, schema, keys))])
-    kept = [
-        schema.encode(says(teacher, schema, keys, draw)) for draw in range(schema.mask_variants)
+        return schema.record_batch([schema.encode(signals_of(teacher, schema, keys))])
+    parts = [
+        schema.encode(signals_of(teacher, schema, keys, variant))
+        for variant in range(schema.mask_variants)
     ]
-    counts = np.concatenate([list_lengths(keys, draw) for draw in range(schema.mask_variants)])
-    return schema.record_batch(kept, counts)
+    counts = np.concatenate(
+        [list_lengths(keys, variant) for variant in range(schema.mask_variants)]
+    )
+    return schema.record_batch(parts, counts)
 
 
 def write_cache(
     path: Path,
     keys: np.ndarray | list[np.ndarray],
-    schema: Mapping[str, SignalSchema],
+    schemas: Mapping[str, SignalSchema],
     *,
     block_rows: int = 8,
     ranks: int = 1,
@@ -106,7 +109,7 @@ def write_cache(
     keys: of each split.
     acknowledge: called with teacher and number of each block that was written.
     """
-    teachers = {name: (dict(fingerprint), kept) for name, kept in schema.items()}
+    teachers = {name: (dict(fingerprint), schema) for name, schema in schemas.items()}
     splits = [keys] if isinstance(keys, np.ndarray) else keys
     first_block = 0
     with building(path):
@@ -120,14 +123,14 @@ def write_cache(
             discard_build(path)
             return
         start_build(path, plan, teachers)
-        for name, kept in schema.items():
-            todo = blocks_to_write(path, plan, name, kept)
+        for name, schema in schemas.items():
+            todo = blocks_to_write(path, plan, name, schema)
             if not todo:
                 continue
-            writers = [ShardWriter(path, plan, name, kept, rank, ranks) for rank in range(ranks)]
+            writers = [ShardWriter(path, plan, name, schema, rank, ranks) for rank in range(ranks)]
             for at in todo:
                 split, part = plan.blocks[at]
-                batch = block(name, kept, plan.keys[split][part])
+                batch = block(name, schema, plan.keys[split][part])
                 number = plan.first_block + at
                 writers[number % ranks].append(at, batch, part.stop - part.start)
                 acknowledge(name, number)
@@ -136,18 +139,18 @@ def write_cache(
         finish_build(path, plan, teachers)
 
 
-def check_rows(path: Path, keys: np.ndarray, schema: Mapping[str, SignalSchema]) -> None:
-    """The cache says of these keys what the teachers say."""
+def check_rows(path: Path, keys: np.ndarray, schemas: Mapping[str, SignalSchema]) -> None:
+    """The cache has the teachers' signals of these keys."""
     reader = CacheReader(path)
-    check_reads(reader, reader.indices(torch.from_numpy(keys)), keys, schema)
+    check_reads(reader, reader.indices(torch.from_numpy(keys)), keys, schemas)
 
 
 def check_reads(
-    reader: CacheReader, rows: np.ndarray, keys: np.ndarray, schema: Mapping[str, SignalSchema]
+    reader: CacheReader, rows: np.ndarray, keys: np.ndarray, schemas: Mapping[str, SignalSchema]
 ) -> None:
-    for name, kept in schema.items():
-        for draw in range(kept.mask_variants or 1):
-            read, wanted = reader.read(name, rows, draw), says(name, kept, keys, draw)
+    for name, schema in schemas.items():
+        for variant in range(schema.mask_variants or 1):
+            read, wanted = reader.read(name, rows, variant), signals_of(name, schema, keys, variant)
             assert torch.equal(read.logits, wanted.logits), name
             assert read.hidden.keys() == wanted.hidden.keys()
             for layer, states in wanted.hidden.items():
@@ -176,15 +179,15 @@ def write_manifest(path: Path, content: dict[str, Any]) -> None:
     (path / MANIFEST).write_text(text)
 
 
-def noted_blocks(
-    path: Path, schema: Mapping[str, SignalSchema]
+def journal_blocks(
+    path: Path, schemas: Mapping[str, SignalSchema]
 ) -> dict[tuple[str, int], tuple[str, Block]]:
-    """What the journals of an unfinished build note: teacher and number -> shard and place."""
+    """The journals of an unfinished build: teacher and number -> shard and block."""
     return {
-        (name, place.number): (shard.file, place)
-        for name, kept in schema.items()
-        for shard in _written(path, name, kept)
-        for place in shard.blocks
+        (name, position.number): (shard.file, position)
+        for name, schema in schemas.items()
+        for shard in _written(path, name, schema)
+        for position in shard.blocks
     }
 
 

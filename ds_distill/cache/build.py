@@ -1,13 +1,12 @@
-"""Writing a cache: by any number of ranks, killed at any moment, continued by the same call.
+"""Write a cache on any number of ranks; after a kill at any moment the same call continues.
 
-The rows that a cache lacks are cut into blocks, and block b is written by rank b mod the
-number of ranks. A rank appends its blocks to a shard of its own, syncs the shard, and only
-then notes the block in its journal, which it syncs too. What a journal notes is there after a
-power cut; what it does not note is written again. `finish_build` turns the journals into the
-manifest.
+The records that a cache lacks are cut into blocks, and block b is written by rank b mod the
+number of ranks. A rank appends each block to its own shard, syncs the shard, then adds the block
+to its journal, and syncs that too. A block in a journal survives a power cut; any other block is
+written again. `finish_build` turns the journals into the manifest.
 
     .building/plan.json                            what is being built (see `plan`)
-    .building/TEACHER.RANK-of-RANKS.jsonl          journals: a line per block
+    .building/TEACHER.RANK-of-RANKS.jsonl          journals, one line per block
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ from ds_distill.errors import UserError
 from ds_distill.files import sync
 
 LOCK = ".lock"
-"""A name that no teacher has."""
+"""Teachers cannot have this name."""
 
 # --------------------------------------------------------------------------- the main process
 
 
 @contextmanager
 def building(cache: Path) -> Iterator[None]:
-    """Nobody else builds this cache meanwhile. Main process. Raises UserError when one does."""
+    """Lock the cache for one build. Main process. Raises UserError when it is locked."""
     cache.mkdir(parents=True, exist_ok=True)
     descriptor = _lock(cache)
     try:
@@ -61,7 +60,7 @@ def building(cache: Path) -> Iterator[None]:
 
 
 def _lock(cache: Path) -> int:
-    """Takes a lock that ends with its process; gives the file descriptor that holds it."""
+    """Take a lock that ends with this process. Returns the file descriptor that holds it."""
     while True:
         descriptor = os.open(cache / LOCK, os.O_CREAT | os.O_RDWR)
         try:
@@ -76,23 +75,23 @@ def _lock(cache: Path) -> int:
             ) from error
         except FileNotFoundError:
             pass
-        os.close(descriptor)  # it was removed with the lock of a build that has just ended
+        os.close(descriptor)  # a build that has just ended removed this file; try again
 
 
 def start_build(
     cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]
 ) -> int:
-    """Make ready for the blocks of a plan; what an earlier build of the same plan left is kept.
+    """Prepare the folder for the blocks of a plan; blocks of an earlier build of it are reused.
 
-    Main process; the others wait for it. Returns the number of blocks, of all teachers, that
-    are there already. Raises UserError when an unfinished build is of another plan, or its plan
-    is damaged.
+    Main process; the others wait for it. Returns how many blocks, of all teachers together, are
+    already written. Raises UserError when an unfinished build has another plan, or its plan is
+    damaged.
     """
     folder = cache / BUILDING
     manifest = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
-    held = read_plan(cache, manifest)
-    if held is not None:
-        check_same_plan(cache, held, plan, teachers)
+    unfinished = read_plan(cache, manifest)
+    if unfinished is not None:
+        check_same_plan(cache, unfinished, plan, teachers)
         return sum(
             len(shard.blocks)
             for name, (_, schema) in teachers.items()
@@ -113,15 +112,15 @@ def start_build(
 def finish_build(
     cache: Path, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]
 ) -> None:
-    """Turn a build whose blocks are all written into a part of the cache. Main process, after
-    the others have closed their shards."""
+    """Add a build whose blocks are all written to the cache. Main process, after the others have
+    closed their shards."""
     old = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
     entries = {}
     for name, (fingerprint, schema) in teachers.items():
         shards = _written(cache, name, schema)
-        there = {block.number for shard in shards for block in shard.blocks}
+        written = {block.number for shard in shards for block in shard.blocks}
         wanted = set(range(plan.first_block, plan.first_block + len(plan.blocks)))
-        assert there == wanted, f"blocks {sorted(wanted ^ there)[:5]} of {name}"
+        assert written == wanted, f"blocks {sorted(wanted ^ written)[:5]} of {name}"
         for shard in shards:
             _close_shard(cache / name / shard.file, shard)
         sync(cache / name)
@@ -146,14 +145,14 @@ def finish_build(
 
 
 def discard_build(cache: Path) -> None:
-    """Drop what is left of a build that nothing needs any more. Main process."""
+    """Remove the files of a build that is finished or abandoned. Main process."""
     if (cache / BUILDING).exists():
         shutil.rmtree(cache / BUILDING)
     _remove_leftovers(cache)
 
 
 def _remove_leftovers(cache: Path) -> None:
-    """Drop files of builds that never finished, and indexes that were replaced."""
+    """Remove shards of builds that never finished, and replaced indexes."""
     listed = {LOCK, MANIFEST}
     if (cache / MANIFEST).is_file():
         manifest = Manifest.read(cache)
@@ -167,7 +166,7 @@ def _remove_leftovers(cache: Path) -> None:
 
 
 def _close_shard(file: Path, shard: Shard) -> None:
-    """Cut off a block that was never noted, and end the stream."""
+    """Cut off a block that is in no journal, and end the stream."""
     end = shard.bytes - len(END_OF_STREAM)
     with open(file, "r+b") as opened:
         opened.truncate(end)
@@ -181,110 +180,112 @@ def _close_shard(file: Path, shard: Shard) -> None:
 
 
 def known_teachers(cache: Path) -> dict[str, tuple[Fingerprint, SignalSchema]]:
-    """Teachers of the build that goes on, else of the cache as it is, else none.
+    """The teachers of the unfinished build, else those of the cache, else none.
 
     Raises UserError when the plan or the cache is damaged, OSError when it cannot be read.
     """
     manifest = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
-    planned = read_plan(cache, manifest)
-    if planned is not None:
-        return planned.teachers
+    unfinished = read_plan(cache, manifest)
+    if unfinished is not None:
+        return unfinished.teachers
     entries = manifest.teachers if manifest else {}
     return {name: (entry.fingerprint, entry.signals) for name, entry in entries.items()}
 
 
 def blocks_to_write(cache: Path, plan: Plan, teacher: str, schema: SignalSchema) -> list[int]:
-    """Positions in `plan.blocks` of the blocks that no rank has written, in order."""
+    """Positions in `plan.blocks` of the blocks that no rank has written yet, ascending."""
     numbers = {block.number for shard in _written(cache, teacher, schema) for block in shard.blocks}
-    return [at for at in range(len(plan.blocks)) if plan.first_block + at not in numbers]
+    return [i for i in range(len(plan.blocks)) if plan.first_block + i not in numbers]
 
 
 class ShardWriter:
-    """One rank's blocks of one teacher."""
+    """Writes one rank's blocks of one teacher."""
 
     def __init__(
         self, cache: Path, plan: Plan, teacher: str, schema: SignalSchema, rank: int, ranks: int
     ) -> None:
-        """Continues the shard that the same rank of as many ranks began, if any."""
-        place = f"{rank:05d}-of-{ranks:05d}"
-        self._journal = cache / BUILDING / f"{teacher}.{place}.jsonl"
-        self._file = cache / teacher / f"shard-{plan.first_block:08d}-{place}.arrow"
+        """Continues the shard that the same rank, of as many ranks, began, if there is one."""
+        suffix = f"{rank:05d}-of-{ranks:05d}"
+        self._journal_file = cache / BUILDING / f"{teacher}.{suffix}.jsonl"
+        self._file = cache / teacher / f"shard-{plan.first_block:08d}-{suffix}.arrow"
         self._first_block = plan.first_block
         self._schema = schema.arrow_schema()
-        notes = [block for _, block in _noted(cache / teacher, self._journal)]
+        blocks = [block for _, block in _read_journal(cache / teacher, self._journal_file)]
         header = self._schema.serialize().to_pybytes()
-        self._end = max([note.offset + note.length for note in notes], default=len(header))
-        self._notes_end = sum(len(_line(self._file.name, note)) for note in notes)
-        # Nothing waits in a buffer of this process: a writer that failed would write it later,
-        # when it is closed, over what another one wrote since.
-        mode = "r+" if notes else "w+"
-        self._shard, self._notes = FileIO(self._file, mode), FileIO(self._journal, mode)
+        self._end = max([block.offset + block.length for block in blocks], default=len(header))
+        self._journal_end = sum(len(_line(self._file.name, block)) for block in blocks)
+        # Unbuffered: a writer that failed would flush its buffer later, when it is closed, over
+        # what another writer has written since.
+        mode = "r+" if blocks else "w+"
+        self._shard, self._journal = FileIO(self._file, mode), FileIO(self._journal_file, mode)
         self._shard.truncate(self._end)
-        self._notes.truncate(self._notes_end)
-        if not notes:
+        self._journal.truncate(self._journal_end)
+        if not blocks:
             _write_at(self._shard, header, 0)
             sync(self._file.parent)
-            sync(self._journal.parent)
+            sync(self._journal_file.parent)
 
-    def append(self, at: int, batch: pa.RecordBatch, rows: int) -> None:
-        """Write block `at` of the plan, of so many examples; on return it will survive a power
-        cut. Raises OSError; blocks written before are kept, and another writer can continue."""
+    def append(self, position: int, batch: pa.RecordBatch, examples: int) -> None:
+        """Write the block at `position` of the plan. After the return it survives a power cut.
+
+        Raises OSError; the blocks written before stay valid, and another writer can continue.
+        """
         message = memoryview(batch.serialize())
         _write_at(self._shard, message, self._end)
         os.fdatasync(self._shard.fileno())
         block = Block(
-            self._first_block + at,
-            rows,
+            self._first_block + position,
+            examples,
             self._end,
             len(message),
             xxhash.xxh3_128_hexdigest(message),
         )
         line = _line(self._file.name, block)
-        _write_at(self._notes, line, self._notes_end)
-        os.fdatasync(self._notes.fileno())
+        _write_at(self._journal, line, self._journal_end)
+        os.fdatasync(self._journal.fileno())
         self._end += len(message)
-        self._notes_end += len(line)
+        self._journal_end += len(line)
 
     def close(self) -> None:
         self._shard.close()
-        self._notes.close()
+        self._journal.close()
 
 
 def _write_at(file: FileIO, content: bytes | memoryview, offset: int) -> None:
-    left = memoryview(content)
-    while left:  # one call may write a part
-        written = os.pwrite(file.fileno(), left, offset)
-        left, offset = left[written:], offset + written
+    rest = memoryview(content)
+    while rest:  # one call may write only a part
+        written = os.pwrite(file.fileno(), rest, offset)
+        rest, offset = rest[written:], offset + written
 
 
 def _line(file: str, block: Block) -> bytes:
     return json.dumps([file, *block]).encode() + b"\n"
 
 
-def _noted(teacher: Path, journal: Path) -> list[tuple[str, Block]]:
-    """The blocks that a journal notes, with their shard's name. A last line that was cut off
-    does not count, nor does what the shard is too short for: somebody else cut that off."""
-    noted: list[tuple[str, Block]] = []
+def _read_journal(teacher: Path, journal: Path) -> list[tuple[str, Block]]:
+    """The blocks of a journal, each with the name of its shard. A last line that was cut off is
+    ignored, and so are blocks beyond the end of the shard, which another process cut off."""
+    blocks: list[tuple[str, Block]] = []
     if not journal.is_file():
-        return noted
-    sizes: dict[str, int] = {}  # a journal is of one shard: asked for once
+        return blocks
+    sizes: dict[str, int] = {}  # a journal belongs to one shard: one stat call
     for line in journal.read_bytes().splitlines(keepends=True):
         try:
-            file, *place = json.loads(line)
-            block = Block(*place)
+            file, *fields = json.loads(line)
+            block = Block(*fields)
             size = sizes.get(file) or (teacher / file).stat().st_size
             sizes[file] = size
         except (ValueError, TypeError, FileNotFoundError):
             break
         if _line(file, block) != line or block.offset + block.length > size:
             break
-        noted.append((file, block))
-    return noted
+        blocks.append((file, block))
+    return blocks
 
 
 def _journals(cache: Path, teacher: str) -> list[Path]:
-    """Of all ranks, sorted. Raises OSError where the folder cannot be listed: a glob would find
-    none there."""
+    """The journals of all ranks, sorted. Raises OSError where the folder cannot be listed; a glob
+    would silently find none."""
     try:
         names = os.listdir(cache / BUILDING)
     except FileNotFoundError:
@@ -294,12 +295,12 @@ def _journals(cache: Path, teacher: str) -> list[Path]:
 
 
 def _written(cache: Path, teacher: str, schema: SignalSchema) -> list[Shard]:
-    """What the journals of all ranks note of a teacher, as shards, sorted by their names."""
+    """The shards of a teacher by the journals of all ranks, in the order of the journals' names."""
     header = schema.arrow_schema().serialize().to_pybytes()
     frame = xxhash.xxh3_128_hexdigest(header + END_OF_STREAM)
     shards: dict[str, list[Block]] = {}
     for journal in _journals(cache, teacher):
-        for file, block in _noted(cache / teacher, journal):
+        for file, block in _read_journal(cache / teacher, journal):
             shards.setdefault(file, []).append(block)
     return [
         Shard(

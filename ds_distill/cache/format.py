@@ -1,13 +1,13 @@
 """The cache's folder: names, manifest, checksums, fingerprints.
 
     manifest.json            what it holds; replaced at once when a build ends
-    index-*.arrow            sorted content keys and their row numbers
-    TEACHER/shard-*.arrow    Arrow IPC streams, one record batch per block of rows
+    index-*.arrow            sorted content keys and their record indices
+    TEACHER/shard-*.arrow    Arrow IPC streams, one record batch per block of examples
     .building/               an unfinished build: its plan and its journals (see `build`)
 
-Row r lies in block r // block_rows of every teacher. A manifest lists each block's place and
-xxh3-128 checksum, so that a reader checks what it touches and no more; per teacher the
-fingerprint of all that its words depend on; and its own checksum.
+Record r is in block r // block_rows of every teacher. A manifest lists the offset, length and
+xxh3-128 checksum of each block, so that a reader checks only the blocks that it reads; for each
+teacher a fingerprint of everything that its signals depend on; and its own checksum.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """The last bytes of a shard."""
 
 MAX_ROWS = 1 << 32
-"""The index has 32 bits for a row number."""
+"""A record index has 32 bits."""
 
 Fingerprint = dict[str, Any]
-"""weights, tokenizer, max_length, labels or masking, compute dtype: JSON values."""
+"""What a teacher's signals depend on: weights, tokenizer, max_length, labels or masking, dtype;
+JSON values."""
 
 Count = Annotated[int, Field(ge=0, strict=True)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-"""A file in its own folder: nothing that leads out of it."""
+"""A plain file name, which cannot lead out of its folder."""
 
 
 class Block(NamedTuple):
-    """One record batch of a shard: its message's place and checksum."""
+    """One record batch of a shard: offset, length and checksum of its message."""
 
     number: Count
     rows: Count
-    """Examples; the cache's block_rows except at the end of a split."""
+    """Number of examples: the cache's block_rows, fewer at the end of a split."""
     offset: Count
     length: Count
     checksum: str
@@ -55,12 +56,12 @@ class _Part(BaseModel):
 
 
 class Shard(_Part):
-    """A file: the schema, blocks one after the other, the end of the stream."""
+    """One Arrow stream file: schema, blocks, end of stream."""
 
     file: FileName
     bytes: Count
     checksum: str
-    """Of what lies before the first block (the schema) and after the last one (the end)."""
+    """Of the bytes before the first block (the schema) and after the last one (the end)."""
     blocks: Annotated[list[Block], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -76,7 +77,7 @@ class Shard(_Part):
 
 
 class Teacher(_Part):
-    """What a cache holds of a teacher."""
+    """One teacher's part of a cache."""
 
     fingerprint: Fingerprint
     signals: SignalSchema
@@ -84,26 +85,26 @@ class Teacher(_Part):
 
 
 class Index(_Part):
-    """The file of content keys."""
+    """The file that maps content keys to records."""
 
     file: FileName
     checksum: str
 
 
 class Manifest(_Part):
-    """What a cache holds."""
+    """The content of manifest.json."""
 
     format: int = FORMAT
     examples: Count
     block_rows: Annotated[int, Field(ge=1, strict=True)]
     blocks: Count
-    """Blocks of each teacher; the next build's begin here."""
+    """Number of blocks of each teacher; the next build continues with this number."""
     index: Index
     teachers: Annotated[dict[FileName, Teacher], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _is_whole(self) -> Manifest:
-        """Readers trust what is checked here; a stranger may have written it."""
+        """Readers rely on these checks; the file may come from an untrusted source."""
         if self.block_rows & (self.block_rows - 1) or self.blocks * self.block_rows > MAX_ROWS:
             raise ValueError(f"{self.blocks} blocks of {self.block_rows} rows")
         sizes = [
@@ -121,12 +122,12 @@ class Manifest(_Part):
         if len({schema.mask_variants for schema in schemas}) != 1:
             raise ValueError("teachers have different mask variants")
         for schema in schemas:
-            schema.arrow_schema()  # raises where Arrow cannot hold rows so wide
+            schema.arrow_schema()  # raises where rows are too wide for Arrow
             vocabulary = schema.codec.get("vocabulary") if schema.codec is not None else None
             if schema.codec is not None and (
                 schema.mask_variants is None or vocabulary != schema.classes
             ):
-                raise ValueError("a codec is for words on tokens, of its own vocabulary")
+                raise ValueError("a codec needs token-level signals of its own vocabulary")
         return self
 
     def write(self, cache: Path) -> None:
@@ -135,18 +136,20 @@ class Manifest(_Part):
 
     @staticmethod
     def read(cache: Path) -> Manifest:
-        """Raises UserError when there is none, of another format, or damaged."""
+        """Raises UserError when the manifest is missing, damaged, or of another format."""
         if not (cache / MANIFEST).is_file():
             raise UserError(
-                f"cache {cache}: there is no {MANIFEST}, so no build of it was ever finished. "
+                f"cache {cache}: no {MANIFEST}, so no build of it has finished. "
                 "Build it: ds-distill cache build RECIPE"
             )
         try:
             content = read_json(cache / MANIFEST)
             version = content["format"]
-            if version != FORMAT:  # before the checksum, which it may take of something else
+            if (
+                version != FORMAT
+            ):  # before the checksum, which other formats may compute differently
                 raise UserError(
-                    f"cache {cache}: format {version}, and this version reads format {FORMAT}. "
+                    f"cache {cache}: has format {version}; this version reads format {FORMAT}. "
                     "Remove the folder and build it again."
                 )
             if content.pop("checksum") != _checksum(content):
@@ -160,13 +163,13 @@ _NOT_A_MANIFEST = (
     *(ValueError, TypeError, LookupError, AttributeError),
     *(RuntimeError, ArithmeticError, MemoryError),
 )
-"""What reading it raises where it is anything else; pydantic's errors are ValueErrors. The last
-three are of numbers that are too large, and of JSON that is nested too deeply."""
+"""What reading any other file raises; pydantic's errors are ValueErrors. The last three come from
+numbers that are too large and from JSON that is nested too deeply."""
 
 
 def damaged(cache: Path, file: str) -> UserError:
     return UserError(
-        f"cache {cache}: {file} is missing or damaged (it is not what a build wrote). Remove the "
+        f"cache {cache}: {file} is missing or damaged (not as the build wrote it). Remove the "
         "folder and build the cache again."
     )
 
@@ -185,8 +188,8 @@ def file_checksum(path: Path) -> str:
 
 
 def weights_fingerprint(reference: str, commit: str | None) -> str:
-    """What stands for a model's weights: the checksum of a local folder's weight and config
-    files, or the commit of a hub model."""
+    """Fingerprint of a model's weights: the checksum of a local folder's weight and config files,
+    or the commit of a hub model."""
     folder = Path(reference)
     if not folder.is_dir():
         return f"{reference}@{commit}"
@@ -196,12 +199,12 @@ def weights_fingerprint(reference: str, commit: str | None) -> str:
     return digest.hexdigest()
 
 
-def check_fingerprint(cache: Path, teacher: str, held: Fingerprint, wanted: Fingerprint) -> None:
-    """Refuse a teacher's cached words when anything they depend on has changed."""
+def check_fingerprint(cache: Path, teacher: str, stored: Fingerprint, wanted: Fingerprint) -> None:
+    """Raises UserError when anything that a teacher's cached signals depend on has changed."""
     for what, value in wanted.items():
-        if held.get(what) != value:
+        if stored.get(what) != value:
             raise UserError(
-                f"cache {cache}: teacher {teacher!r} was cached with {what} {held.get(what)!r}, "
+                f"cache {cache}: teacher {teacher!r} was cached with {what} {stored.get(what)!r}, "
                 f"and the run has {value!r}. Remove the folder, or name another one "
                 "(phases.cache.folder), and build the cache again."
             )

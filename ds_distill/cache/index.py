@@ -1,4 +1,5 @@
-"""Content keys to row numbers: 20 bytes per example, memory-mapped, searched by bisection."""
+"""The index from content keys to record indices: 20 bytes per example, memory-mapped, searched by
+bisection."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ from ds_distill.files import new_file
 
 SCHEMA = pa.schema([("key_hi", pa.int64()), ("key_lo", pa.int64()), ("row", pa.uint32())])
 
-_LARGE_QUESTION = 10_000
-"""Keys from which on sorting them first pays: neighbours are then found near each other."""
+_LARGE_LOOKUP = 10_000
+"""Number of keys from which sorting them first is faster: neighbours are then near in memory."""
 
 
 def write_index(file: Path, keys: np.ndarray, indices: np.ndarray) -> None:
-    """Write an index of distinct keys. keys: int64 [N, 2]; rows: uint32 [N].
+    """Write an index of distinct keys. keys: int64 [N, 2]; indices: uint32 [N].
 
-    Arrow IPC stream of one record batch, sorted by key. Synced; nothing refers to it yet.
+    Arrow IPC stream of one record batch, sorted by key. Synced; no manifest refers to it yet.
     """
     order = np.lexsort((keys[:, 1], keys[:, 0]))
     columns = [pa.array(column[order]) for column in (keys[:, 0], keys[:, 1], indices)]
     del order
     with (
-        new_file(file) as aside,
-        pa.OSFile(str(aside), "wb") as sink,
+        new_file(file) as temporary,
+        pa.OSFile(str(temporary), "wb") as sink,
         pa.ipc.new_stream(sink, SCHEMA) as stream,
     ):
         stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
@@ -43,7 +44,9 @@ class KeyIndex:
         file = cache / name
         if not file.is_file() or file_checksum(file) != checksum:
             raise damaged(cache, name)
-        mapped = pa.memory_map(str(file))  # outside: an error of the system is no damage
+        mapped = pa.memory_map(
+            str(file)
+        )  # outside the try: an error of the system does not mean damage
         try:
             with mapped as source:
                 [batch] = list(pa.ipc.open_stream(source))
@@ -52,10 +55,10 @@ class KeyIndex:
             raise damaged(cache, name) from error
         if batch.schema != SCHEMA or any(column.null_count for column in batch.columns):
             raise damaged(cache, name)
-        self._hi, self._lo, self._row = (column.to_numpy() for column in batch.columns)
+        self._hi, self._lo, self._indices = (column.to_numpy() for column in batch.columns)
 
     def __len__(self) -> int:
-        return len(self._row)
+        return len(self._indices)
 
     @property
     def keys(self) -> np.ndarray:
@@ -64,12 +67,12 @@ class KeyIndex:
 
     @property
     def all_indices(self) -> np.ndarray:
-        """The row numbers of `keys`: uint32 [N]."""
-        return self._row
+        """The record indices of `keys`: uint32 [N]."""
+        return self._indices
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """Row numbers of keys, -1 where there is none: int64 [B, 2] -> int64 [B]."""
-        if len(keys) > _LARGE_QUESTION:
+        """Record indices of keys, -1 where a key is missing: int64 [B, 2] -> int64 [B]."""
+        if len(keys) > _LARGE_LOOKUP:
             order = np.lexsort((keys[:, 1], keys[:, 0]))
             indices = np.empty(len(keys), dtype=np.int64)
             indices[order] = self._find(keys[order])
@@ -78,24 +81,24 @@ class KeyIndex:
 
     def _find(self, keys: np.ndarray) -> np.ndarray:
         hi, lo = keys[:, 0], keys[:, 1]
-        at = np.searchsorted(self._hi, hi)
+        position = np.searchsorted(self._hi, hi)
         last = len(self._hi) - 1
         if last < 0:
             return np.full(len(keys), -1, dtype=np.int64)
-        while True:  # steps on only where two keys share their first 64 bits
-            near = np.minimum(at, last)
-            hi_fits = (at <= last) & (self._hi[near] == hi)
+        while True:  # continues only where two keys share their first 64 bits
+            near = np.minimum(position, last)
+            hi_fits = (position <= last) & (self._hi[near] == hi)
             found = hi_fits & (self._lo[near] == lo)
-            step_on = hi_fits & ~found
-            if not step_on.any():
+            advance = hi_fits & ~found
+            if not advance.any():
                 break
-            at = at + step_on
-        return np.where(found, self._row[near].astype(np.int64), -1)
+            position = position + advance
+        return np.where(found, self._indices[near].astype(np.int64), -1)
 
     def indices(self, keys: torch.Tensor) -> np.ndarray:
-        """Row numbers of keys: int64 [B, 2] -> int64 [B].
+        """Record indices of keys: int64 [B, 2] -> int64 [B].
 
-        Raises UserError when a key is not there: a missing row is never guessed.
+        Raises UserError when a key is missing.
         """
         wanted = keys.numpy()
         indices = self.find(wanted)
@@ -103,8 +106,8 @@ class KeyIndex:
         if len(missing):
             shown = ", ".join(str(key.tolist()) for key in missing[:3])
             raise UserError(
-                f"cache {self._cache}: {len(missing)} of {len(wanted)} examples asked for are not "
-                f"in it, e.g. with the keys {shown}. The data changed since it was built: build "
-                "it again, which adds the rows that are missing."
+                f"cache {self._cache}: lacks {len(missing)} of {len(wanted)} examples, e.g. with "
+                f"the keys {shown}. The data changed since it was built: build it again, which "
+                "adds the missing examples."
             )
         return indices

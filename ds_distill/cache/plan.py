@@ -1,9 +1,9 @@
-"""What a build is of: the rows that a cache lacks, and the teachers to be asked for them.
+"""The plan of a build: the records that a cache lacks, and the teachers that will run on them.
 
-    .building/plan.json      as long as the build is unfinished
+    .building/plan.json      exists while the build is unfinished
 
-An unfinished build goes on by its own plan alone, and nothing but the user drops it: what it
-has written may be days of teachers' time.
+An unfinished build continues only with the same plan, and only the user deletes it: it may hold
+days of the teachers' inference.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
 
 BUILDING = ".building"
-"""A name that no teacher has."""
+"""Teachers cannot have this name."""
 PLAN = "plan.json"
 
 MIN_BLOCK_ROWS, MAX_BLOCK_ROWS, MAX_BLOCK_BYTES = 256, 8192, 4 << 20
-"""A reader checks a block when it touches one row of it, and a kill loses a block at most; but
-each costs about 200 bytes in its shard and 80 in the manifest."""
+"""Small blocks are better for readers, which check the whole block of a record, and for kills,
+which lose at most a block per rank; but a block costs about 200 bytes in its shard and 80 in the
+manifest."""
 
 BLOCKS_OF_A_BUILD = 64
-"""So many are wanted: what a kill loses is then a small share."""
+"""The aim, where the limits above allow it: a kill then loses a small share."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows that a cache lacks, in the order in which they will lie."""
+    """The records that a cache lacks, in the order in which they will be stored."""
 
     first_block: int
-    """Number of its first block: as many as the cache holds."""
+    """Number of the first new block: the number of blocks in the cache."""
     block_rows: int
     keys: list[np.ndarray]
-    """int64 [n, 2] per split, longest example first; a block has rows of one split."""
+    """int64 [n, 2] per split, longest example first; a block belongs to one split."""
 
     def __post_init__(self) -> None:
         assert self.block_rows >= 1 and not self.block_rows & (self.block_rows - 1)
 
     @property
     def blocks(self) -> list[tuple[int, slice]]:
-        """Split and its rows, for each block from the first on."""
+        """Split and its slice of `keys`, for each new block in order."""
         size = self.block_rows
         return [
             (split, slice(start, min(start + size, len(keys))))
@@ -62,7 +63,7 @@ class Plan:
         return sum(len(keys) for keys in self.keys)
 
     def indices(self) -> np.ndarray:
-        """Indices of all keys, in their order: uint32 [n]."""
+        """Record indices of all keys, in their order: uint32 [n]."""
         parts, block = [], self.first_block
         for keys in self.keys:
             first = block * self.block_rows
@@ -84,9 +85,9 @@ class Plan:
 
 
 def block_rows_for(examples: int, row_bytes: int) -> int:
-    """Examples of a block: a power of two that is a small share of them and of few bytes.
+    """Examples per block: a power of two, a small share of `examples`, and few bytes.
 
-    row_bytes: of an example, as well as it is known.
+    row_bytes: estimated bytes of an example.
     """
     wanted = min(max(examples // BLOCKS_OF_A_BUILD, MIN_BLOCK_ROWS), MAX_BLOCK_ROWS)
     limit = min(wanted, MAX_BLOCK_BYTES // max(row_bytes, 1))
@@ -95,7 +96,7 @@ def block_rows_for(examples: int, row_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Written:
-    """A plan as it lies in the folder of an unfinished build."""
+    """The plan in the folder of an unfinished build."""
 
     content: dict[str, Any]
     teachers: dict[str, tuple[Fingerprint, SignalSchema]]
@@ -108,10 +109,10 @@ def write_plan(
 
 
 def read_plan(cache: Path, manifest: Manifest | None) -> Written | None:
-    """The plan of a cache's unfinished build. None where there is none, be it that it was killed
-    before its plan was whole, or finished and then killed before its folder was removed.
+    """The plan of a cache's unfinished build. None without one: also when a build was killed before
+    its plan was written, or finished and was killed before its folder was removed.
 
-    manifest: of the cache as it is.
+    manifest: of the cache, if it has one.
     Raises UserError when the plan is damaged, OSError when it cannot be read.
     """
     file = cache / BUILDING / PLAN
@@ -126,26 +127,29 @@ def read_plan(cache: Path, manifest: Manifest | None) -> Written | None:
         return None
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"{file}: the plan of an unfinished build is damaged (it is not what a build wrote), "
-            f"so the build cannot go on. Remove {file.parent} and build again: what that build "
-            "has written is lost."
+            f"{file}: the plan of an unfinished build is damaged (not as the build wrote it), so "
+            f"the build cannot continue. Remove {file.parent} and build again: what that build has "
+            "written is lost."
         ) from error
     return None if finished else Written(content, teachers)
 
 
 def check_same_plan(
-    cache: Path, held: Written, plan: Plan, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]
+    cache: Path,
+    unfinished: Written,
+    plan: Plan,
+    teachers: Mapping[str, tuple[Fingerprint, SignalSchema]],
 ) -> None:
-    """Refuse to go on with an unfinished build of something else. Raises UserError."""
+    """Raises UserError when an unfinished build has another plan."""
     wanted = _content(plan, teachers)
-    if held.content == wanted:
+    if unfinished.content == wanted:
         return
     folder = cache / BUILDING
     raise UserError(
-        f"cache {cache}: an unfinished build lies in {folder}, and it was begun with "
-        f"{_difference(held.content, wanted)}. Go on with what it was begun with, name another "
-        f"folder (phases.cache.folder), or remove {folder} to start anew: what that build has "
-        "written is lost then."
+        f"cache {cache}: {folder} holds an unfinished build that was started with "
+        f"{_difference(unfinished.content, wanted)}. Continue with what it was started with, name "
+        f"another folder (phases.cache.folder), or remove {folder} to start again: what that build "
+        "has written is then lost."
     )
 
 
@@ -156,7 +160,7 @@ def _content(
         name: {"fingerprint": fingerprint, "signals": schema.model_dump(mode="json")}
         for name, (fingerprint, schema) in teachers.items()
     }
-    # As it is read back: JSON has no tuples, and no keys but text.
+    # As it will be read back: JSON turns tuples into lists and keys into text.
     return {"teachers": json.loads(json.dumps(described)), **plan.to_json()}
 
 
@@ -164,25 +168,25 @@ _PLAIN_NAMES = {
     "examples": "the number of examples",
     "keys": "the content keys of the examples",
     "first_block": "the number of blocks in the cache",
-    "block_rows": "the examples of a block",
+    "block_rows": "the examples per block",
 }
 
 
-def _difference(held: Any, wanted: Any, *path: str) -> str:
-    """The first path where two plans differ, with both values."""
-    if isinstance(held, dict) and isinstance(wanted, dict):
-        for key in [*wanted, *(key for key in held if key not in wanted)]:
-            if held.get(key) != wanted.get(key):
-                return _difference(held.get(key), wanted.get(key), *path, key)
+def _difference(stored: Any, wanted: Any, *path: str) -> str:
+    """The first key where two plans differ, with both values."""
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        for key in [*wanted, *(key for key in stored if key not in wanted)]:
+            if stored.get(key) != wanted.get(key):
+                return _difference(stored.get(key), wanted.get(key), *path, key)
     if path[0] != "teachers":
-        return f"another value for {_PLAIN_NAMES.get(path[0], path[0])}: {held}, not {wanted}"
+        return f"another value for {_PLAIN_NAMES.get(path[0], path[0])}: {stored}, not {wanted}"
     if len(path) == 2:
-        return f"{'no' if held is None else 'a'} teacher {path[1]!r}"
+        return f"{'no' if stored is None else 'a'} teacher {path[1]!r}"
     what = " ".join(path[3:])  # after the teacher's name: `fingerprint` or `signals`
-    return f"teacher {path[1]!r} with {what} {_short(held)}, not {_short(wanted)}"
+    return f"teacher {path[1]!r} with {what} {_short(stored)}, not {_short(wanted)}"
 
 
 def _short(value: Any) -> str:
-    """Some values, as a fitted tail's, are as long as a vocabulary."""
+    """Shortened: some values, such as a fitted tail's, are as long as a vocabulary."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."

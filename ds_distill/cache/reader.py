@@ -1,4 +1,4 @@
-"""Read what teachers said, by content key."""
+"""Read cached teacher signals by content key."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ds_distill.types import Signals
 
 
 class CacheReader:
-    """A cache folder, memory-mapped, for any number of threads, forks and ranks at once."""
+    """Reads a cache folder, memory-mapped, from any number of threads, forks and ranks at once."""
 
     def __init__(self, path: Path, *, checks: bool = True) -> None:
         """
-        checks: compare each block's checksum when it is first touched.
+        checks: verify each block's checksum when it is first read.
 
-        Raises UserError when the folder is no whole cache of this format.
+        Raises UserError when the folder is not a finished cache of this format.
         """
         self._path, self._checks = path, checks
         self.manifest = Manifest.read(path)
@@ -40,14 +40,14 @@ class CacheReader:
 
     @property
     def mask_variants(self) -> int | None:
-        """Mask draws of each example; None for words on whole sequences."""
+        """Mask variants of each example; None for sequence-level signals."""
         return next(iter(self.manifest.teachers.values())).signals.mask_variants
 
     def check(self, teacher: str, fingerprint: Fingerprint) -> None:
-        """Refuse words of a teacher that has changed since. Raises UserError."""
+        """Raises UserError when the cache lacks a teacher, or the teacher has changed since."""
         if teacher not in self.manifest.teachers:
             raise UserError(
-                f"cache {self._path}: holds no teacher {teacher!r}, only "
+                f"cache {self._path}: has no teacher {teacher!r}, only "
                 f"{', '.join(self.teachers)}. Name another folder (phases.cache.folder), or "
                 "remove this one and build the cache again."
             )
@@ -56,28 +56,28 @@ class CacheReader:
         )
 
     def check_same(self, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]) -> None:
-        """Refuse to add rows of other teachers, or other words of them. Raises UserError."""
+        """Raises UserError unless the cache has exactly these teachers, with these signals."""
         for teacher, (fingerprint, schema) in teachers.items():
             self.check(teacher, fingerprint)
-            held = self.manifest.teachers[teacher].signals
+            stored = self.manifest.teachers[teacher].signals
             for what, value in schema:
-                check_fingerprint(self._path, teacher, {what: getattr(held, what)}, {what: value})
+                check_fingerprint(self._path, teacher, {what: getattr(stored, what)}, {what: value})
         others = set(self.teachers) - set(teachers)
         if others:
             raise UserError(
-                f"cache {self._path}: holds teacher {sorted(others)[0]!r} too, which the recipe "
-                "does not have, so no rows can be added for it. Name another folder "
+                f"cache {self._path}: also has teacher {sorted(others)[0]!r}, which is not in the "
+                "recipe, so its new records would be missing. Name another folder "
                 "(phases.cache.folder)."
             )
 
     def holds(self, keys: torch.Tensor) -> np.ndarray:
-        """Which content keys are there: int64 [B, 2] -> bool [B]."""
+        """Which content keys are in the cache: int64 [B, 2] -> bool [B]."""
         return self._index.find(keys.numpy()) >= 0
 
     def indices(self, keys: torch.Tensor) -> np.ndarray:
-        """Row numbers of content keys: int64 [B, 2] -> int64 [B].
+        """Record indices of content keys: int64 [B, 2] -> int64 [B].
 
-        Raises UserError when a key is not there: a missing row is never guessed.
+        Raises UserError when a key is missing.
         """
         indices = self._index.indices(keys)
         blocks = self._blocks_of(self.teachers[0])
@@ -86,16 +86,16 @@ class CacheReader:
         return indices
 
     def read(self, teacher: str, indices: np.ndarray, variant: int = 0) -> Signals:
-        """A teacher's signals at `indices`, int64 [n], on the CPU: logits float32 [n, C] and the
-        hidden states that are kept.
+        """A teacher's signals of the records `indices`, int64 [n], on the CPU: logits float32
+        [n, C] and the stored hidden states.
 
-        variant: of masks, for words on tokens; there is a row for each token chosen in it then.
-        Raises UserError when a block that is touched is damaged.
+        variant: the mask variant of token-level signals, which have one row per masked token.
+        Raises UserError when a block that is read is damaged.
         """
         return self.manifest.teachers[teacher].signals.decode(self._read(teacher, indices, variant))
 
     def log_probs(self, teacher: str, indices: np.ndarray, variant: int = 0) -> torch.Tensor:
-        """Whole distributions of the same records: float32 [n, C]; see `SignalSchema.log_probs`."""
+        """Full distributions of the same records: float32 [n, C]; see `SignalSchema.log_probs`."""
         return self.manifest.teachers[teacher].signals.log_probs(
             self._read(teacher, indices, variant)
         )
@@ -107,7 +107,7 @@ class CacheReader:
         return blocks.read_lists(indices, variant)
 
     def verify(self) -> None:
-        """Check every byte. Raises UserError that names the first file that is damaged."""
+        """Check every byte. Raises UserError that names the first damaged file."""
         for teacher in self.teachers:
             self._blocks_of(teacher).verify()
 

@@ -1,8 +1,8 @@
-"""What a cache keeps of a teacher, and its form in Arrow.
+"""Which signals of a teacher a cache stores, and their Arrow columns.
 
-A sequence-level teacher has one row per example. A masked-LM teacher has, for each of K mask
-draws of an example, one row per chosen token. A block of n examples is one record batch of n
-Arrow rows, or of K * n: first all examples' first draw, then their second ...
+A sequence-level teacher has one row per example. A masked-LM teacher has, for each of the K mask
+variants of an example, one row per masked token. A block of n examples is one record batch of n
+Arrow rows, or of K * n: first variant 0 of all examples, then variant 1 ...
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Width = Annotated[int, Field(ge=1, strict=True)]
 
 
 class NotFinite(ValueError):
-    """Words that a cache must not keep."""
+    """Signals with NaN or infinity, which a cache must not store."""
 
     def __init__(self, rows: np.ndarray, overflow: bool) -> None:
         """
-        rows: int64, of the words given.
-        overflow: whether they were finite before they were stored in a smaller type.
+        rows: int64, positions of the rows in question.
+        overflow: whether they were finite before the conversion to the stored dtype.
         """
         super().__init__(f"{len(rows)} rows are not finite")
         self.rows, self.overflow = rows, overflow
@@ -42,34 +42,34 @@ class NotFinite(ValueError):
 
 @dataclass(frozen=True)
 class EncodedSignals:
-    """Words of n rows in the form in which they are stored, still on the model's device."""
+    """The signals of n rows in their stored form, still on the model's device."""
 
     columns: dict[str, Encoded]
-    """By column."""
-    sound: torch.Tensor
+    """By column name."""
+    model_finite: torch.Tensor
     """bool [n]: whether the model's own numbers are finite."""
     finite: torch.Tensor
-    """bool [n]: whether they are as they are stored."""
+    """bool [n]: whether the stored numbers are finite, too."""
 
 
 class SignalSchema(BaseModel):
-    """What is kept of a teacher."""
+    """Which signals of a teacher are stored, and how."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dtype: Dtype
-    """Of what is kept as numbers: hidden states, and logits without a codec."""
+    """Stored dtype of hidden states, and of logits without a codec."""
     classes: Width
     """Width of the logits: classes, or entries of the vocabulary."""
     codec: dict[str, Any] | None = None
-    """How distributions over a vocabulary are kept, as `codec_from_json` reads it. None: as
-    logits."""
+    """The codec of distributions over a vocabulary, for `codec_from_json`. None: logits are stored
+    as they are."""
     temperature: float | None = None
-    """That the codec's distributions were taken at."""
+    """The temperature of the codec's distributions."""
     hidden: dict[int, Width] = {}
-    """Layer -> width of its states, for the layers that are kept (see `Signals.hidden`)."""
+    """Layer -> width of its states, for the stored layers (see `Signals.hidden`)."""
     mask_variants: Width | None = None
-    """Mask draws of each example; None for a sequence-level teacher."""
+    """Mask variants of each example; None for a sequence-level teacher."""
 
     @cached_property
     def _codec(self) -> VocabularyCodec | None:
@@ -81,12 +81,12 @@ class SignalSchema(BaseModel):
 
     @property
     def codec_name(self) -> str:
-        """As a recipe calls it."""
+        """The codec's name in recipes."""
         return self._codec.name if self._codec else "dense"
 
     @property
     def items(self) -> dict[str, int | None]:
-        """Bytes of a row, by column; None where they differ from row to row."""
+        """Bytes per row, by column; None where rows differ in length."""
         size = _ARROW[self.dtype].byte_width
         items: dict[str, int | None] = {name: width * size for name, width in self._widths.items()}
         return items | ({"logits": self._codec.width} if self._codec else {})
@@ -98,7 +98,7 @@ class SignalSchema(BaseModel):
         }
 
     def arrow_schema(self) -> pa.Schema:
-        """Lists of numbers per row, or a codec's bytes; with `mask_variants` lists of such rows."""
+        """A list of numbers or a codec's bytes per row; with `mask_variants`, lists of rows."""
         fields = []
         for name, width in self._widths.items():
             row = pa.list_(_ARROW[self.dtype], width)
@@ -108,40 +108,40 @@ class SignalSchema(BaseModel):
         return pa.schema(fields)
 
     def encode(self, signals: Signals) -> EncodedSignals:
-        """Words in the form in which they are stored. Waits for nothing on the device."""
+        """Signals in their stored form, on the same device, without a device sync."""
         logits = signals.logits
-        sound = finite = torch.isfinite(logits).all(dim=-1)
+        model_finite = finite = torch.isfinite(logits).all(dim=-1)
         values = {f"hidden{layer}": signals.hidden[layer] for layer in self.hidden}
         columns = {}
         if self._codec is not None:
             assert self.temperature is not None
             scaled = logits.float() / self.temperature
             # What is not finite is reported with its example when the block is written.
-            columns["logits"] = self._codec.encode(torch.where(sound[:, None], scaled, 0.0))
+            columns["logits"] = self._codec.encode(torch.where(model_finite[:, None], scaled, 0.0))
         else:
             values = {"logits": logits, **values}
         for name, numbers in values.items():
             stored = numbers.to(self._torch_dtype)
-            sound = sound & torch.isfinite(numbers).all(dim=-1)
+            model_finite = model_finite & torch.isfinite(numbers).all(dim=-1)
             finite = finite & torch.isfinite(stored).all(dim=-1)
             columns[name] = Encoded(stored.contiguous().view(torch.uint8))
-        return EncodedSignals(columns, sound, finite)
+        return EncodedSignals(columns, model_finite, finite)
 
     def record_batch(
-        self, kept: Sequence[EncodedSignals], counts: np.ndarray | None = None
+        self, parts: Sequence[EncodedSignals], counts: np.ndarray | None = None
     ) -> pa.RecordBatch:
-        """A block of words, from consecutive batches of them.
+        """One block, from the encoded signals of consecutive batches.
 
-        counts: int [Arrow rows], rows of each example and draw, under `mask_variants`.
+        counts: int [Arrow rows], rows of each example and variant, under `mask_variants`.
         Raises NotFinite.
         """
-        finite = torch.cat([torch.ones(0, dtype=torch.bool), *(p.finite.cpu() for p in kept)])
+        finite = torch.cat([torch.ones(0, dtype=torch.bool), *(p.finite.cpu() for p in parts)])
         if not finite.all():
-            sound = torch.cat([part.sound for part in kept]).cpu()
-            raise NotFinite((~finite).nonzero()[:, 0].numpy(), overflow=bool(sound.all()))
+            model_finite = torch.cat([part.model_finite for part in parts]).cpu()
+            raise NotFinite((~finite).nonzero()[:, 0].numpy(), overflow=bool(model_finite.all()))
         columns = []
         for field in self.arrow_schema():
-            rows = self._array(field, [part.columns[field.name] for part in kept])
+            rows = self._array(field, [part.columns[field.name] for part in parts])
             if counts is not None:
                 offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
                 rows = pa.ListArray.from_arrays(pa.array(offsets), rows)
@@ -149,7 +149,7 @@ class SignalSchema(BaseModel):
         return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema())
 
     def _array(self, field: pa.Field, parts: list[Encoded]) -> pa.Array:
-        """Rows of a column, one part after the other; no parts where no token was chosen."""
+        """The rows of a column, part after part; no parts where no token is masked."""
         row = field.type.value_type if self.mask_variants is not None else field.type
         item = self.items[field.name]
         if not parts:
@@ -166,7 +166,7 @@ class SignalSchema(BaseModel):
         return pa.FixedSizeListArray.from_arrays(numbers, row.list_size)
 
     def decode(self, columns: dict[str, Encoded]) -> Signals:
-        """Words from their stored form."""
+        """Signals from their stored form."""
         hidden = {layer: self._numbers(columns[f"hidden{layer}"]) for layer in self.hidden}
         if self._codec is None:
             return Signals(self._numbers(columns["logits"]), hidden)
@@ -174,14 +174,14 @@ class SignalSchema(BaseModel):
         return Signals(StoredLogits(columns["logits"], self._codec, self.temperature), hidden)
 
     def log_probs(self, columns: dict[str, Encoded]) -> torch.Tensor:
-        """Whole distributions as they are kept, the tail spread as the codec spreads it: float32
-        [n, C], at the codec's temperature, or without a codec at 1."""
+        """Full distributions, with the tail spread as the codec spreads it: float32 [n, C], at the
+        codec's temperature, or at 1 without a codec."""
         if self._codec is None:
             return torch.log_softmax(self._numbers(columns["logits"]), 1)
         return self._codec.log_probs(columns["logits"])
 
     def _numbers(self, stored: Encoded) -> torch.Tensor:
         rows, size = stored.payload.shape
-        # Flat: an array of no rows may have strides that no view to another dtype takes.
+        # Flat: the strides of an array with 0 rows may not allow a view as another dtype.
         numbers = stored.payload.flatten().view(self._torch_dtype)
         return numbers.view(rows, size // self._torch_dtype.itemsize).float()

@@ -1,1 +1,1 @@
-"""Text in, batches out."""
+"""Data: readers, content keys, tokenising, masking, batches."""

@@ -1,4 +1,4 @@
-"""From example numbers to batches."""
+"""Collators: from example indices to batches."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ds_distill.data.tokenise import TokenTable
 from ds_distill.types import Batch, PackedView, PaddedView, Signals, View
 
 CachedSignals = Callable[[np.ndarray, int], dict[str, Signals]]
-"""Numbers of examples int64 [B] and an epoch -> cached teachers' signals, by teacher."""
+"""(example indices int64 [B], epoch) -> cached signals, by teacher."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What is known of a split's examples beside their text."""
+    """Keys and labels of a split's examples, without their text."""
 
     keys: torch.Tensor
     """int64 [N, 2]."""
     labels: np.ndarray
     """int64 [N]; -1 where an example has none."""
     groups: torch.Tensor | None = None
-    """int64 [N, 2], where examples are dealt to parts and folds by something else than their keys:
-    by what they were taken from, e.g. a file."""
+    """int64 [N, 2], where parts and folds are assigned by a group, e.g. the source file, and
+    not by the example's own key."""
 
     @staticmethod
     def of(split: datasets.Dataset) -> Examples:
-        columns = split.with_format("numpy")  # not `.data`, which holds also what a cap left out
+        columns = split.with_format("numpy")  # not `.data`, which also has what a cap left out
         keys = np.stack([columns[name][:] for name in ("key_hi", "key_lo")], axis=1)
         labels, groups = labels_and_groups(split)
         grouped = torch.from_numpy(groups) if "group" in split.column_names else None
@@ -40,27 +40,28 @@ class Examples:
 
     @property
     def group_keys(self) -> torch.Tensor:
-        """By what examples are dealt to parts and folds: int64 [N, 2]. The group, since examples of
-        one file are too alike for some to judge what was fitted on the others; else the key."""
+        """What assigns examples to parts and folds: int64 [N, 2]. The group where there is one,
+        because examples of one file are too similar to fit on some and evaluate on others;
+        else the key."""
         return self.keys if self.groups is None else self.groups
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def at(self, indices: np.ndarray) -> Examples:
-        rows = torch.from_numpy(indices)
-        groups = None if self.groups is None else self.groups[rows]
-        return Examples(self.keys[rows], self.labels[indices], groups)
+        chosen = torch.from_numpy(indices)
+        groups = None if self.groups is None else self.groups[chosen]
+        return Examples(self.keys[chosen], self.labels[indices], groups)
 
 
 class Collator(Protocol):
-    """Makes a task's batches from numbers of a split's N examples."""
+    """Makes a task's batches from indices of a split's N examples."""
 
     lengths: np.ndarray
-    """int32 [N]: tokens of each example, by which batches are planned."""
+    """int32 [N]: tokens of each example, for planning batches."""
 
     def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
-        """The batch of examples `indices` (int [B]). No examples give a batch of one filler
+        """The batch of examples `indices` (int [B]). Without examples, a batch of one dummy
         row that no loss counts, because every rank must run every model in each step."""
         ...
 
@@ -79,15 +80,15 @@ class SequenceCollator:
         examples: the split's N examples.
         tables: a token table over the same N examples for each model that runs; models
             with the same tokenizer share one.
-        cached: numbers of examples [B] and the epoch -> cached teachers' signals, by teacher.
+        cached: reads the cached signals of a batch; None for live teachers.
         packed: the models that get packed views.
         """
         self._examples = examples
         self._tables = dict(tables)
         self._cached, self._packed = cached, frozenset(packed)
-        # The student's alone: live teachers must not change which examples meet in a batch.
+        # Only the student's: live teachers must not change which examples share a batch.
         plan_by = [tables["student"]] if "student" in tables else list(tables.values())
-        # In the student's view, or without a student in the view where it is longest.
+        # Lengths in the student's view, or without a student in the longest view.
         self.lengths: np.ndarray = np.max([table.lengths for table in plan_by], axis=0)
 
     def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
@@ -114,9 +115,9 @@ class SequenceCollator:
 def views_by_model(
     tables: Mapping[str, TokenTable], views: Mapping[int, PaddedView], packed: Collection[str]
 ) -> dict[str, View]:
-    """Each model's view of its table, padded or packed; models that share a table share it.
+    """Each model's view, padded or packed; models that share a token table share the view.
 
-    views: by the table's id.
+    views: by `id` of the table.
     """
     packed_views: dict[int, PackedView] = {}
     by_model: dict[str, View] = {}

@@ -1,9 +1,9 @@
 """Real text without a download: the docstrings of installed packages.
 
 `docstrings:scipy,sympy` makes one example of each paragraph, labelled with its package. The
-files are parsed, never imported. Names of the packages are masked, so that a paragraph has
-to be told by what it says. Files, not paragraphs, are spread over the splits: paragraphs of
-one file are so alike that a random split would leak.
+files are parsed, never imported. Names of the packages are masked, so that a
+paragraph has to be classified by its content. Splits are made of files, not of paragraphs:
+paragraphs of one file are so similar that a random split would leak.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ds_distill.errors import UserError
 from ds_distill.parts.sources import DOCSTRINGS as PREFIX
 
 SHARES = {"train": 0.25, "transfer": 0.25, "validation": 0.2, "test": 0.3}
-"""Split to its share of the files. Transfer has no labels. Half of validation is for what routing
-learns and half for what chooses, and a gate needs many files to learn what holds in others."""
+"""Split -> its share of the files. Transfer has no labels. Validation is large, because half of it
+fits routing and half chooses, and a gate needs many files to generalise to others."""
 
 UNLABELLED = ("transfer",)
 
 VERSION = 2
-"""Part of the cached corpus's name: raise it when the same packages give other examples."""
+"""Part of the cached file's name: increase it when the same packages give other examples."""
 
 MIN_WORDS = 6
 MASK = "library"
@@ -47,7 +47,7 @@ _SKIPPED_FOLDERS = re.compile(
     r"tests?|testing|externals?|_external|extern|_?vendor(ed)?|third_party|_numpy"
     r"|array_api_compat|array_api_extra|__pycache__|node_modules"
 )
-_ALIASES = {  # how a package is also called: in prose, and in code before a dot
+_ALIASES = {  # other names of a package: in prose, and in code before a dot
     "numpy": (("NumPy",), ("np",)),
     "networkx": ((), ("nx",)),
     "pandas": ((), ("pd",)),
@@ -65,9 +65,9 @@ _CODE_DIRECTIVES = (".. code", ".. plot", ".. math", ".. ipython", ".. doctest")
 
 
 def parse_packages(path: str) -> list[str]:
-    """The packages that a path `docstrings:PACKAGE,PACKAGE` names, in its order.
+    """The packages of a path `docstrings:PACKAGE,PACKAGE`, in its order.
 
-    Raises UserError when none is named, one stands twice, or one is no top-level name.
+    Raises UserError when there is none, one is listed twice, or one is no top-level name.
     """
     packages = [name.strip() for name in path.removeprefix(PREFIX).split(",")]
     for name in packages:
@@ -77,17 +77,17 @@ def parse_packages(path: str) -> list[str]:
                 f"Write {PREFIX}PACKAGE,PACKAGE with names as in `import PACKAGE`."
             )
         if packages.count(name) > 1:
-            raise UserError(f"task.data.path={path}: package {name!r} stands twice. Keep one.")
+            raise UserError(f"task.data.path={path}: package {name!r} is listed twice. Keep one.")
     return packages
 
 
 def docstring_corpus(packages: list[str], folder: Path, progress: Progress | None = None) -> Path:
-    """Extract the packages' docstrings once; later calls and other ranks find the file.
+    """Extract the packages' docstrings once; later calls and other ranks reuse the file.
 
     The result is an Arrow stream file in `folder` with the columns of `examples.EXAMPLES`
     (label: the package's position in `packages`), `group`, int64: a hash of the file's name, and
-    `split`, int8: position in SHARES. Rows of a split stand together. The result's name is a hash
-    of all it depends on: VERSION, the packages, and the names, sizes and times of their files.
+    `split`, int8: position in SHARES. Rows are sorted by split. The file's name is a hash of
+    all it depends on: VERSION, the packages, and the names, sizes and times of their files.
 
     Raises UserError when a package is not installed or has no docstrings.
     """
@@ -120,7 +120,7 @@ def _group_of_file(name: str) -> int:
 
 
 def paragraphs(docstring: str) -> Iterator[str]:
-    """Prose paragraphs of a docstring, white space collapsed; no code, no underlines."""
+    """Prose paragraphs of a docstring, white space collapsed, without code and underlines."""
     literal_margin: int | None = None  # indentation of the line that ended with `::`
     for block in re.split(r"\n[ \t]*\n", _FENCED.sub("\n", docstring)):
         lines = [line for line in block.split("\n") if line.strip()]
@@ -142,14 +142,14 @@ def paragraphs(docstring: str) -> Iterator[str]:
 
 
 def name_mask(packages: list[str]) -> Callable[[str], str]:
-    """A function that replaces the packages' names and usual aliases by a neutral word."""
-    words: list[str] = []
+    """A function that replaces the packages' names and usual aliases by MASK."""
+    names: list[str] = []
     prefixes: list[str] = []
     for package in packages:
         prose, code = _ALIASES.get(package, ((), ()))
-        words += [package, *prose]
+        names += [package, *prose]
         prefixes += code
-    longest_first = sorted(map(re.escape, words), key=len, reverse=True)
+    longest_first = sorted(map(re.escape, names), key=len, reverse=True)
     # The next letter may be a capital: TorchScript, NetworkXError.
     pattern = rf"(?<![A-Za-z0-9])(?i:{'|'.join(longest_first)})(?![a-z0-9])"
     if prefixes:
@@ -159,7 +159,7 @@ def name_mask(packages: list[str]) -> Callable[[str], str]:
 
 
 def _files(package: str) -> list[tuple[str, Path]]:
-    """(name, path) of a package's modules, tests and vendored folders left out.
+    """(name, path) of a package's modules, without tests and vendored folders.
 
     The name is the path from the package on, the same on every machine.
     """
@@ -199,15 +199,15 @@ def _extract(
     shared: set[str] = set()
     with _parsing():
         for count, (label, name, path) in enumerate(files, start=1):
-            place = (label, _group_of_file(name), split_of_file(name))
+            source = (label, _group_of_file(name), split_of_file(name))
             for docstring in _docstrings(path):
                 for paragraph in paragraphs(docstring):
                     text = mask(paragraph)
-                    if found.setdefault(text, place)[0] != label:
+                    if found.setdefault(text, source)[0] != label:
                         shared.add(text)
             if progress is not None and (count % 50 == 0 or count == len(files)):
                 progress(count, len(files))
-    rows = [(text, *place) for text, place in found.items() if text not in shared]
+    rows = [(text, *source) for text, source in found.items() if text not in shared]
     counts = np.bincount([label for _, label, *_ in rows], minlength=len(packages))
     for package, count in zip(packages, counts, strict=True):
         if count == 0:
@@ -215,7 +215,7 @@ def _extract(
                 f"task.data.path: package {package!r} has no docstring paragraphs of its own "
                 f"with {MIN_WORDS} words or more. Take it out of the list after `{PREFIX}`."
             )
-    rows.sort(key=lambda row: row[3])  # stable: within a split the order of the files stays
+    rows.sort(key=lambda row: row[3])  # stable: files keep their order within a split
     texts, labels, groups, splits = map(list, zip(*rows, strict=True))
     keys = content_keys(texts)
     schema = EXAMPLES.append(pa.field("group", pa.int64())).append(pa.field("split", pa.int8()))
@@ -226,24 +226,24 @@ def _docstrings(path: Path) -> Iterator[str]:
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # a template, or written for another Python: nothing to read here
+        return  # a template, or code for another Python version
     todo: list[ast.AST] = [tree]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node)
             if docstring is not None:
-                # An escape may make a lone surrogate, which is no text.
+                # An escape may give a lone surrogate, which cannot be encoded.
                 yield docstring.encode("utf-8", "replace").decode()
-        # Only statements hold definitions: a walk through the expressions too takes longer
-        # than parsing.
+        # Only statements contain definitions; walking the expressions, too, would take
+        # longer than parsing.
         for block in ("finalbody", "orelse", "cases", "handlers", "body"):
             todo += reversed(getattr(node, block, ()))
 
 
 @contextmanager
 def _parsing() -> Iterator[None]:
-    """No garbage collection: it walks all of torch again and again and doubles the time."""
+    """Disable garbage collection: it scans all of torch repeatedly and doubles the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,8 @@
-"""From a reader's rows to a file of checked examples.
+"""Convert a reader's rows to a file of validated examples.
 
-The fast way takes Arrow's batches as they are. When anything at all is odd, the rows are read
-again one by one, which finds the first mistake and says where it is: so there is one place
-for messages, and good files never pay for it.
+The fast path takes whole Arrow batches. When anything is unusual, the rows are read again one by
+one, which finds the first mistake and its location. So all messages come from one path, and correct
+files do not pay for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
 
 
 class _Odd(Exception):
-    """The fast way met something that the exact way has to look at."""
+    """The fast path found something that the exact path has to examine."""
 
 
 def convert(reader: Reader, columns: Columns, labels: list[str], path: Path) -> None:
@@ -48,7 +48,7 @@ def convert(reader: Reader, columns: Columns, labels: list[str], path: Path) -> 
     Columns: those of EXAMPLES. `label` is the position in `labels`, and -1 in all rows when no
     row has a label (or `labels` is empty: the split has no such column).
 
-    Raises UserError naming the place of the first row that breaks a rule.
+    Raises UserError with the location of the first invalid row.
     """
     names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
     ids = LabelIds(labels, reader, columns.label) if labels else None
@@ -57,11 +57,11 @@ def convert(reader: Reader, columns: Columns, labels: list[str], path: Path) -> 
     except (_Odd, pa.ArrowException, OSError, ValueError):
         count = _write(path, names, _exact_batches(reader, names, columns.label, ids))
     if count == 0:
-        raise UserError(f"{reader.name}: there are no rows. Put at least one example there.")
+        raise UserError(f"{reader.name}: no rows. Put at least one example there.")
 
 
 def distinct_labels(reader: Reader, column: str) -> list[str]:
-    """Names of the labels in a column, sorted: as numbers where all are whole numbers.
+    """Names of the labels in a column, sorted; as numbers where all are whole numbers.
 
     Raises UserError when a row cannot be read or its label is neither text nor a whole number.
     """
@@ -90,20 +90,20 @@ def keep_per_class(classes: np.ndarray, keys: np.ndarray, count: int) -> np.ndar
     """Positions of `count` examples of each class (all, where there are fewer), ascending.
 
     classes: int64 [N]. keys: int64 [N, 2], content keys. Those with the smallest hashes are
-    kept, so the choice does not depend on the order, and a smaller count keeps a subset of
-    what a larger one keeps.
+    chosen, so the choice does not depend on the order, and a smaller count gives a subset of a
+    larger one.
     """
     hashes = hash_keys(keys, _KEEP_PER_CLASS)
     order = np.lexsort((hashes, classes))
     ordered = classes[order]
-    starts = np.searchsorted(ordered, ordered)  # where each row's class begins
+    starts = np.searchsorted(ordered, ordered)  # the first position of each example's class
     return np.sort(order[np.arange(len(order)) - starts < count])
 
 
 def build_once(target: Path, write: Callable[[Path], None]) -> Path:
-    """Make a file with `write(temporary path)` unless it is there; returns `target`.
+    """Create a file with `write(temporary path)` unless it exists; returns `target`.
 
-    Of several processes one writes and the others wait. The file appears whole or not at all.
+    Of several processes one writes and the others wait. The file appears complete or not at all.
 
     Raises UserError when the folder cannot be written or its disk is full.
     """
@@ -125,10 +125,11 @@ def build_once(target: Path, write: Callable[[Path], None]) -> Path:
 
 
 class LabelIds:
-    """Class ids of labels as they stand in a file: names, or whole numbers.
+    """Maps labels of a file, names or whole numbers, to class ids.
 
     A number is a class id, except where names are numbers themselves: then it is a name. Where
-    the format names its class ids, their names count. -1, null, and in CSV nothing mean no label.
+    the format has names for its class ids, these count. -1, null, and in CSV an empty field mean
+    no label.
     """
 
     def __init__(self, labels: list[str], reader: Reader, column: str) -> None:
@@ -154,7 +155,7 @@ class LabelIds:
             self.names.setdefault("", -1)
 
     def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
-        """Class ids [N], int64, -1 for no label. Raises _Odd where one is not known."""
+        """Class ids, int64 [N], -1 for no label. Raises _Odd where a label is not known."""
         values = _plain(values)
         if _is_text(values.type):
             known: dict[Any, int] = self.names
@@ -171,7 +172,7 @@ class LabelIds:
         return ids[pc.fill_null(locations, len(known)).to_numpy()]
 
     def of_value(self, value: object, location: str) -> int:
-        """Class id of one label, -1 for none. Raises UserError where it is not known."""
+        """Class id of one label, -1 for no label. Raises UserError where it is not known."""
         if value is None:
             return -1
         if type(value) is str and value in self.names:
@@ -198,7 +199,7 @@ def _fast_batches(
     """(text columns, class ids) in batches. Raises _Odd, ArrowException, OSError, ValueError."""
     labelled: set[bool] = set()
     for table in reader.tables([*names, label] if ids else names):
-        table.validate(full=True)  # Arrow reads JSON that is not UTF-8 without a word
+        table.validate(full=True)  # Arrow silently reads JSON that is not UTF-8
         texts = [_plain(table[name]) for name in names]
         if any(not _is_text(column.type) or column.null_count for column in texts):
             raise _Odd
@@ -217,8 +218,8 @@ def _fast_batches(
 def _exact_batches(
     reader: Reader, names: list[str], label: str, ids: LabelIds | None
 ) -> Iterator[tuple[list[pa.ChunkedArray], np.ndarray]]:
-    """The same, row by row. Raises UserError with the place of the first mistake."""
-    first: dict[bool, str] = {}  # has a label or not -> place of the first such row
+    """The same, row by row. Raises UserError with the location of the first mistake."""
+    first: dict[bool, str] = {}  # has a label or not -> location of the first such row
 
     def checked() -> Iterator[tuple[list[str], int]]:
         for location, row in reader.rows([*names, label] if ids else names):
@@ -227,7 +228,7 @@ def _exact_batches(
             first.setdefault(number >= 0, location)
             if len(first) > 1:
                 raise UserError(
-                    f"{first[False]}: no label in {label!r}, though {first[True]} has one. Give "
+                    f"{first[False]}: no label in {label!r}, but {first[True]} has one. Give "
                     "every row of a split a label, or none."
                 )
             yield texts, number
@@ -244,7 +245,7 @@ def _write(
     names: list[str],
     batches: Iterator[tuple[list[pa.ChunkedArray], np.ndarray]],
 ) -> int:
-    """Returns the number of rows."""
+    """Write examples to an Arrow stream file. Returns their number."""
     schema = EXAMPLES
     if len(names) > 1:
         schema = schema.insert(1, pa.field("text_b", pa.string()))
@@ -260,9 +261,9 @@ def _write(
 
 def _text(row: dict[str, Any], name: str, location: str) -> str:
     if name not in row:
-        there = ", ".join(map(repr, row)) or "nothing"
+        present = ", ".join(map(repr, row)) or "nothing"
         raise UserError(
-            f"{location}: no {name!r}; it holds {there}.{nearest(name, row)} Every row needs it."
+            f"{location}: no {name!r}; it has {present}.{nearest(name, row)} Every row needs it."
         )
     value = row[name]
     if not isinstance(value, str):

@@ -2,7 +2,7 @@
 
 A key is the xxh3-128 of the raw text fields: the same example has the same key in every
 file, order, process and machine. Every random choice about an example is a hash of (seed,
-epoch, purpose, key), never a draw from a generator, so that it does not depend on rank,
+epoch, purpose, key), not a number from a generator, so that it does not depend on rank,
 worker or order.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 Integers = TypeVar("Integers", "torch.Tensor", np.ndarray)
-"""int64, and wrapping around where a product is too large: torch's and numpy's arrays alike."""
+"""int64 arrays of torch or numpy, whose products wrap around on overflow."""
 
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64  # splitmix64's constants, as signed 64-bit integers
 _MIX_2 = 0x94D049BB133111EB - 2**64
@@ -31,25 +31,25 @@ def content_keys(texts: list[str], texts_b: list[str] | None = None) -> np.ndarr
     ("ab", "c") and ("a", "bc") differ.
     """
     keys = np.empty((len(texts), 2), dtype=">u8")
-    for row, text in enumerate(texts):
+    for index, text in enumerate(texts):
         raw = text.encode("utf-8", "surrogatepass")
         if texts_b is not None:
-            second = texts_b[row].encode("utf-8", "surrogatepass")
+            second = texts_b[index].encode("utf-8", "surrogatepass")
             raw = len(raw).to_bytes(8, "big") + raw + b"\0" + second
-        keys[row] = np.frombuffer(xxhash.xxh3_128_digest(raw), dtype=">u8")
+        keys[index] = np.frombuffer(xxhash.xxh3_128_digest(raw), dtype=">u8")
     return keys.astype(np.uint64).view(np.int64)
 
 
 def hash_keys(keys: Integers, *stream: int | Integers) -> Integers:
     """Mix keys with integers (seed, epoch, purpose, position...) to uniform 64-bit hashes.
 
-    keys: int64 [..., 2], of torch on any device or of numpy (then at least one-dimensional [...]);
-    int64 arrays in the stream broadcast against [...].
-    Returns int64 [...]. Splitmix64's finaliser, once per word; the same on every device.
+    keys: int64 [..., 2], a tensor on any device, or a numpy array of at least two dimensions.
+    stream: integers, or int64 arrays that broadcast against [...].
+    Returns int64 [...]. Splitmix64's finaliser, once per integer; the same on every device.
     """
     state = _mix(keys[..., 0]) ^ keys[..., 1]
-    for word in stream:
-        state = _mix(state + _GOLDEN) ^ word
+    for part in stream:
+        state = _mix(state + _GOLDEN) ^ part
     return _mix(_mix(state + _GOLDEN))
 
 

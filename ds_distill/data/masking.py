@@ -1,4 +1,4 @@
-"""Masked-LM batches: which tokens are hidden is a function of (seed, epoch, example key)."""
+"""Masked-LM batches: the masks are a function of (seed, epoch, example key)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ds_distill.data.tokenise import TokenTable
 from ds_distill.types import Batch, PaddedView, Signals
 
 CHOSEN, SHOWN, RANDOM_TOKEN = 201, 202, 203
-"""Purposes: which tokens are chosen, what is shown in their place, which random token."""
+"""Purposes: which tokens are masked, what replaces them, which random token."""
 
 
 @dataclass(frozen=True)
 class Masking:
-    """BERT's rule: of the chosen tokens 80% are shown as [MASK], 10% as a random token, 10%
-    as they are (Devlin et al. 2019)."""
+    """BERT's masking: of the chosen tokens 80% become [MASK], 10% a random token, and 10% stay
+    (Devlin et al. 2019)."""
 
     rate: float
     mask_id: int
     special_ids: tuple[int, ...]
     vocabulary: int
-    """Random tokens are drawn from the first so many ids."""
+    """Random tokens have ids below this."""
     seed: int
 
     @staticmethod
@@ -41,10 +41,10 @@ class Masking:
 def mask_view(
     view: PaddedView, keys: torch.Tensor, masking: Masking, epoch: int
 ) -> tuple[PaddedView, torch.Tensor]:
-    """Hide tokens of a view.
+    """Mask tokens of a view.
 
-    view: B examples; keys: int64 [B, 2]. Returns the view with what is shown and `positions` set to
-    the n chosen positions, and the true ids there: int64 [n].
+    view: B examples; keys: int64 [B, 2]. Returns the masked view, with `positions` set to the n
+    masked tokens, and their true ids: int64 [n].
     """
     ids = view.input_ids
     position = torch.arange(ids.shape[1], device=ids.device)[None, :]
@@ -70,7 +70,7 @@ def _token_uniforms(
 
 
 class MaskedLMCollator:
-    """Batches of masked-LM: one row per hidden token."""
+    """Batches of masked-LM: one row per masked token."""
 
     def __init__(
         self,
@@ -85,10 +85,10 @@ class MaskedLMCollator:
         """
         examples: the split's N examples.
         tables: a token table over the same N examples for each model that runs, all with the
-            same tokens, because a row must mean the same token in every view.
-        variants: how many ways of masking an example there are; epoch e takes number e mod draws,
-            as a cache keeps them. None: every epoch has its own.
-        cached: numbers of examples [B] and the epoch -> cached teachers' signals, by teacher.
+            same tokens, because a row must be the same token in every view.
+        variants: number of mask variants of an example; epoch e uses number e mod `variants`, as
+            in a cache. None: every epoch has its own.
+        cached: reads the cached signals of a batch; None for live teachers.
         packed: the models that get packed views.
         """
         self._examples = examples
@@ -130,7 +130,8 @@ class MaskedLMCollator:
 
 
 def _check_rows(signals: Mapping[str, Signals], rows: int) -> None:
-    """The cache's fingerprints should make this impossible; a wrong row would be silent."""
+    """Raises ValueError for cached signals of another length. Fingerprints should prevent that;
+    rows of other tokens would go unnoticed."""
     for name, outputs in signals.items():
         if len(outputs) != rows:
             raise ValueError(

@@ -1,9 +1,9 @@
-"""A labelled split that two things read: one part fits, the other chooses.
+"""The two parts of a labelled split: one to fit routing, the other to choose epochs and students.
 
-What routing learns from a split (temperatures, confusions, a gate) is flattered by that split, and
-so is every student that follows it. So where an expertise phase reads the split by which epochs and
-students are chosen, each of its examples is in one of two parts, by the seed and its key (or its
-group, see `Examples.group_keys`) alone.
+Routing that was fitted on a split (temperatures, confusions, a gate) looks too good on it, and so
+does every student that follows it. So where an expertise phase reads the split by which epochs and
+students are chosen, each of its examples is in one of two parts. The part depends only on the seed
+and the example's key (or its group, see `Examples.group_keys`).
 """
 
 from __future__ import annotations
@@ -20,33 +20,30 @@ CHOOSING_SPLIT = "validation"
 """The split by which epochs and students are chosen."""
 
 PART = 104
-"""Purpose of the numbers that deal examples to the two parts."""
-
+"""Purpose of the hashes that assign examples to the two parts."""
 
 FEWEST_EXAMPLES = 20
-"""Labelled examples that a fit needs: five folds of a few."""
+"""Labelled examples that a fit needs, for five folds."""
 
 
 def fitting_part(labels: np.ndarray, group_keys: np.ndarray, split: str, seed: int) -> np.ndarray:
-    """Positions of a split's labelled examples that may be fitted on, ascending: about half of
-    them in the split that chooses, all of them in any other.
+    """Indices of a split's labelled examples that may be fitted on, ascending: about half of them
+    in the choosing split, all of them in any other.
 
     labels: int64 [N], -1 unlabelled. group_keys: int64 [N, 2], see `Examples.group_keys`.
 
     Raises UserError when they are too few.
     """
     chosen = known = labels >= 0
-    dealt = ""
+    part = ""
     if split == CHOOSING_SPLIT:
         chosen = known & _fits(group_keys, seed)
-        dealt = (
-            f" of which {chosen.sum()} may be fitted on (the others choose epochs and students),"
-        )
+        part = f" of which {chosen.sum()} may be fitted on (the others choose epochs and students),"
     if chosen.sum() < FEWEST_EXAMPLES:
         raise UserError(
-            f"split {split!r} has {known.sum()} labelled examples,{dealt} and what routing learns "
-            f"from it needs at least {FEWEST_EXAMPLES}. Add examples to it, or name a larger "
-            "split, e.g. phases.expertise.split=train."
+            f"split {split!r} has {known.sum()} labelled examples,{part} but "
+            f"fitting the routing needs at least {FEWEST_EXAMPLES}. Add examples to it, or name "
+            "a larger split, e.g. phases.expertise.split=train."
         )
     return np.flatnonzero(chosen)
 
@@ -54,11 +51,11 @@ def fitting_part(labels: np.ndarray, group_keys: np.ndarray, split: str, seed: i
 def choosing_part(
     labels: np.ndarray, group_keys: np.ndarray, fitted: Mapping[str, np.ndarray], seed: int
 ) -> np.ndarray:
-    """Positions of the choosing split's examples that choose, ascending: those that nothing was
-    fitted on.
+    """Indices of the choosing split's examples that choose, ascending: those that nothing is fitted
+    on.
 
-    labels, group_keys: as of `fitting_part`, of the choosing split. fitted: by what the examples of
-        each split are dealt that an expertise phase reads, by the split's name.
+    labels, group_keys: as in `fitting_part`, of the choosing split.
+    fitted: group keys of each split that an expertise phase reads, by the split's name.
 
     Raises UserError when there are none.
     """
@@ -70,16 +67,16 @@ def choosing_part(
             free &= ~np.isin(_one_value(group_keys), _one_value(others))
     if fitted and not (free & (labels >= 0)).any():
         raise UserError(
-            f"split {CHOOSING_SPLIT!r}: routing learns from all of its {len(labels)} examples "
-            f"(in split {', '.join(fitted)}), and none is left to choose epochs and students by. "
+            f"split {CHOOSING_SPLIT!r}: routing is fitted on all of its {len(labels)} examples "
+            f"(in split {', '.join(fitted)}), so none is left to choose epochs and students. "
             "Add examples to it, or name another split with phases.expertise.split=NAME."
         )
     return np.flatnonzero(free)
 
 
 def labels_and_groups(data: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """A split's labels, int64 [N], and by what its examples are dealt, int64 [N, 2]."""
-    columns = data.with_format("numpy")  # not `.data`, which holds also what a cap left out
+    """A split's labels, int64 [N], and group keys, int64 [N, 2]."""
+    columns = data.with_format("numpy")  # not `.data`, which also has what a cap left out
     if "group" in data.column_names:
         groups = columns["group"][:]
         return columns["label"][:], np.stack([groups, np.zeros_like(groups)], axis=1)
@@ -87,7 +84,7 @@ def labels_and_groups(data: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fits(group_keys: np.ndarray, seed: int) -> np.ndarray:
-    """Whether each example is in the part that fits: bool [N]."""
+    """Whether each example is in the fitting part: bool [N]."""
     return hash_keys(group_keys, seed, PART) >= 0
 
 

@@ -1,7 +1,7 @@
-"""Which examples each optimizer step, micro-step and rank sees.
+"""The examples of each optimizer step, micro-step and rank.
 
-Plans are made globally and then dealt to ranks, as functions of (seed, epoch, example key):
-the same examples meet in the same optimizer step for every number of ranks.
+Plans are global and then split over ranks, as functions of (seed, epoch, example key): an
+optimizer step has the same examples for every number of ranks.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import torch
 from ds_distill.data.keys import uniform
 
 SHUFFLE, SHARE = 1, 2
-"""Purposes: streams of random numbers that must not repeat each other."""
+"""Purposes: streams of random numbers that must differ from each other."""
 
 PADDED_BATCH = 64
-"""Examples per rank and call of a model that is asked with padding, where a recipe does not say."""
+"""Examples per rank and forward pass of a model with padding, if the recipe has no value."""
 
 TOKENS_PER_CALL = 32_768
-"""Without padding: enough for a GPU to compute most of the time, not to launch kernels."""
+"""Tokens per forward pass without padding: enough to keep a GPU busy."""
 
 POOL_BATCHES = 50
 """Batches whose examples are sorted by length together: enough for little padding, few
@@ -28,7 +28,7 @@ enough that batches stay random."""
 def plan_epoch(
     lengths: np.ndarray, keys: torch.Tensor, batch_size: int, seed: int, epoch: int
 ) -> list[np.ndarray]:
-    """Global batches of one epoch: each example once, like lengths together, random order.
+    """Global batches of one epoch: each example once, similar lengths together, random order.
 
     lengths: int [N], keys: int64 [N, 2]. Each batch is int64 [<= batch_size], longest
     example first, so that a batch that does not fit in memory fails at once.
@@ -52,32 +52,32 @@ def plan_once(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
 
 
 def cut_by_tokens(indices: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Consecutive parts of examples that have at most so many tokens together; an example that
-    has more is a part alone.
+    """Split examples into consecutive parts of at most `tokens` tokens; a longer example is a
+    part of its own.
 
     lengths: int [N], by example.
     """
-    parts, start, held = [], 0, 0
+    parts, start, total = [], 0, 0
     for at, length in enumerate(lengths[indices].tolist()):
-        if held + length > tokens and at > start:
+        if total + length > tokens and at > start:
             parts.append(indices[start:at])
-            start, held = at, 0
-        held += length
+            start, total = at, 0
+        total += length
     return [*parts, indices[start:]] if len(indices) else []
 
 
 def split_batch(batch: np.ndarray, micro_steps: int, num_ranks: int, rank: int) -> list[np.ndarray]:
     """This rank's share of a global batch: one array of examples per micro-step.
 
-    Neighbours in length meet in the same micro-step, so that no rank waits for another's
-    long example. Shares differ by at most one example and may be empty.
+    Examples of similar length share a micro-step, so that no rank waits for another's long
+    example. Shares differ by at most one example and may be empty.
     """
     shares = np.array_split(batch, micro_steps * num_ranks)
     return [shares[step * num_ranks + rank] for step in range(micro_steps)]
 
 
 def padding_share(lengths: np.ndarray, batches: list[np.ndarray], shares: int = 1) -> float:
-    """Share of token positions that are padding when each batch is padded in `shares` parts."""
+    """The share of padding when each batch is padded in `shares` parts."""
     real = padded = 0
     for batch in batches:
         for part in np.array_split(batch, shares):

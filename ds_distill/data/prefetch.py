@@ -1,4 +1,4 @@
-"""Work that is done while the device does other work."""
+"""Prepare batches in a thread while the device computes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Made = TypeVar("Made")
 
 
 def prefetch(make: Callable[[Item], Made], items: Sequence[Item]) -> Iterator[Made]:
-    """make(item) of each item in order, by a thread that is one item ahead of who takes them.
+    """Yield make(item) for each item in order, computed in a thread one item ahead.
 
-    An error that `make` raises is raised where its item is taken.
+    An error of `make` is raised when its item is reached.
     """
     with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(make, items[0]) if items else None
+        future = thread.submit(make, items[0]) if items else None
         for number in range(len(items)):
-            assert coming is not None
-            made = coming.result()
+            assert future is not None
+            made = future.result()
             if number + 1 < len(items):
-                coming = thread.submit(make, items[number + 1])
+                future = thread.submit(make, items[number + 1])
             yield made

@@ -1,4 +1,4 @@
-"""Examples to token tables: once per tokenizer, on disk, memory-mapped by `datasets`."""
+"""Tokenise examples once per tokenizer, into token tables on disk, memory-mapped by `datasets`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 def tokenise(
     examples: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, file: Path
 ) -> None:
-    """Write the token ids of each example, special tokens included, cut at `max_length`.
+    """Write the token ids of each example, with special tokens, truncated to `max_length`.
 
-    The Arrow file `file` is there whole or not at all. It has `input_ids` (list of int32)
+    The Arrow file `file` appears complete or not at all. It has `input_ids` (list of int32)
     and, for pairs, `token_type_ids` (list of int8) where the model has them.
     """
     pairs = "text_b" in examples.column_names
@@ -57,27 +57,27 @@ def tokenise(
         )
         return {name: encoded[name] for name in features}
 
-    # A folder of its own, because `datasets` puts temporary files beside the one it writes.
-    aside = file.with_name(f".{file.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    # In its own folder, because `datasets` puts temporary files beside the one it writes.
+    temporary = file.with_name(f".{file.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
         examples.map(
             encode,
             batched=True,
             remove_columns=examples.column_names,
             features=datasets.Features(features),
-            cache_file_name=str(aside / file.name),
+            cache_file_name=str(temporary / file.name),
             load_from_cache_file=False,
-            new_fingerprint=file.stem,  # else it pickles the tokenizer to make one, a second each
+            new_fingerprint=file.stem,  # else it pickles the tokenizer for one: a second each
         )
-        publish_file(aside / file.name, file)
+        publish_file(temporary / file.name, file)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 class TokenTable:
-    """Padded views of examples by number, from a memory-mapped file of tokens."""
+    """Makes padded views of examples from a memory-mapped file of tokens."""
 
     def __init__(self, file: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         """file: as `tokenise` wrote it."""
@@ -91,14 +91,14 @@ class TokenTable:
         self._chosen: np.ndarray | None = None
 
     def at(self, indices: np.ndarray) -> TokenTable:
-        """The table of some examples, numbered anew; the file stays shared."""
+        """The table of some examples, renumbered from 0; the file stays shared."""
         part = copy.copy(self)
         part.lengths = self.lengths[indices]
         part._chosen = indices if self._chosen is None else self._chosen[indices]
         return part
 
     def counts(self, vocabulary: int) -> np.ndarray:
-        """How often each token stands in the whole file, special tokens included: int64 [V]."""
+        """How often each token occurs in the whole file, with special tokens: int64 [V]."""
         total = np.zeros(vocabulary, dtype=np.int64)
         for chunk in self._tokens.data.column("input_ids").chunks:
             total += np.bincount(chunk.flatten().to_numpy(), minlength=vocabulary)

@@ -1,5 +1,5 @@
-"""DeepSpeed: initialise, step, checkpoint, teacher placement. Nothing else imports it.
+"""DeepSpeed: initialise, step, checkpoint, teacher placement. No other package imports it.
 
 Only `engine`, `placement` and `world` import deepspeed, which takes seconds: commands that
-start no engine import none of them. `config` does without torch, too.
+start no engine import none of them. `config` does not even import torch.
 """

@@ -1,4 +1,4 @@
-"""DeepSpeed configs: found, checked against the recipe, completed."""
+"""DeepSpeed configs: find them, check them against the recipe, complete them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ NOT_OURS = {
     "optimizer": "learning_rate, weight_decay and warmup of the recipe",
     "scheduler": "learning_rate, warmup and epochs of the recipe",
     "fp16": "bf16: losses and routing are not scaled for fp16",
-    "elasticity": "a fixed number of ranks; DeepSpeed 0.19 took elastic training out",
+    "elasticity": "a fixed number of ranks; DeepSpeed 0.19 removed elastic training",
     "pipeline": "ZeRO stages 0 to 3",
     "tensor_parallel": "ZeRO stages 0 to 3",
 }
-"""DeepSpeed keys that a run cannot honour, and what to use instead."""
+"""DeepSpeed keys that a run does not support, and what to use instead."""
 
 
 def find_config(reference: str, *, for_device: bool = True) -> tuple[str, dict[str, Any]]:
-    """Read a DeepSpeed config by built-in name or path: (where, content).
+    """Read a DeepSpeed config by built-in name or path: (path, content).
 
-    A name that ends in `_auto` is the `_bf16` config where the device computes in bf16, and
-    the `_fp32` one elsewhere; the two differ in nothing else, and `for_device=False` takes the
-    second.
+    A name that ends in `_auto` means the `_bf16` config where the device computes in bf16, else
+    the `_fp32` one, which differs in nothing else. `for_device=False` takes the `_fp32` one.
 
-    Raises UserError when it is not there, is no JSON object, or holds keys of `NOT_OURS`.
+    Raises UserError when it is missing, is no JSON object, or has keys of `NOT_OURS`.
     """
     folder = Path(str(importlib.resources.files("ds_configs"))) / "deepspeed"
     path = Path(reference)
@@ -84,7 +83,7 @@ def resolved_name(reference: str) -> str:
 
 
 def _computes_bf16() -> bool:
-    """Whether the device multiplies bf16 matrices itself. A CPU without AVX-512 does so in
+    """Whether the device multiplies bf16 matrices in hardware. A CPU without AVX-512 does it in
     software, many times slower than fp32."""
     import torch  # seconds
 
@@ -103,10 +102,10 @@ def batch_shape(training: Training, num_ranks: int) -> tuple[int, int]:
 def deepspeed_config(
     reference: str, training: Training | None, num_ranks: int, *, for_device: bool = True
 ) -> dict[str, Any]:
-    """The config that the engine gets: the file's, with what the recipe decides.
+    """The config for the engine: the file's content with the recipe's values.
 
-    training: of the phase; None for a phase that only asks teachers.
-    for_device: as of `find_config`.
+    training: the phase's; None for a phase without training.
+    for_device: see `find_config`.
 
     Raises UserError where the file contradicts the recipe.
     """
@@ -123,15 +122,15 @@ def deepspeed_config(
             given = config.get(key, "auto")
             if given not in ("auto", ours[key]):
                 raise UserError(
-                    f"deepspeed: {path} sets {key}={given}, and the recipe's {recipe_key} with "
-                    f"{num_ranks} rank(s) make it {ours[key]}. Take {key} out of the file, or "
+                    f"deepspeed: {path} sets {key}={given}, but the recipe's {recipe_key} with "
+                    f"{num_ranks} rank(s) gives {ours[key]}. Take {key} out of the file, or "
                     f"change {recipe_key} of the recipe."
                 )
     return {**config, **ours}
 
 
 def in_fp32(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of an engine that computes in fp32, whatever the given one trains in."""
+    """The same config for an engine that computes in fp32."""
     return {key: value for key, value in config.items() if key not in ("bf16", "torch_autocast")}
 
 

@@ -1,4 +1,4 @@
-"""One DeepSpeed engine around a bundle."""
+"""The DeepSpeed engine of a bundle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TAG = "engine"
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW with a linear warm-up and a linear fall to 0."""
+    """AdamW with linear warm-up and linear decay to 0."""
 
     learning_rate: float
     weight_decay: float
@@ -36,7 +36,7 @@ class OptimizerSettings:
 
 
 class Engine:
-    """Trains a bundle's student, or only asks its models."""
+    """Trains a bundle's student, or only runs its models forward."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Engine:
     ) -> None:
         """
         config: from `deepspeed_config`.
-        optimizer: None for an engine that is only asked.
+        optimizer: None for an engine that only runs inference.
         student_resident: with stage 3, keep the student whole on each rank.
         """
         self.bundle = bundle
@@ -57,7 +57,7 @@ class Engine:
         self._stage = zero_stage(config)
         self._micro_steps = int(config["gradient_accumulation_steps"])
         if optimizer is None and self._stage != 3:
-            # Nothing to shard or to step: DeepSpeed would add an fp32 copy of bf16 models.
+            # Nothing to shard or to step; DeepSpeed would add an fp32 copy of bf16 models.
             self._engine: Any = bundle.to(world.device, model_dtype(config))
             return
         if optimizer is None:
@@ -96,8 +96,8 @@ class Engine:
         total: dict[str, torch.Tensor] = {}
         for batch in micro_batches:
             parts = self._engine(batch=batch)
-            # DeepSpeed takes the mean of the ranks' gradients; rows are already divided by
-            # their number over all ranks, so their sum is wanted.
+            # DeepSpeed averages gradients over ranks. Rows are already divided by their number
+            # over all ranks, so the factor turns the average into a sum.
             self._engine.backward(parts["loss"] * self.world.size, scale_wrt_gas=False)
             self._engine.step()
             for name, part in parts.items():
@@ -107,16 +107,17 @@ class Engine:
     def predict(
         self, batch: Batch, models: Iterable[str], layers: Iterable[int] = ()
     ) -> dict[str, Signals]:
-        """What models of the bundle say: logits float32 [n, C] and the states of `layers`, on
-        the device. Every rank must ask the same models at the same time."""
+        """Run models of the bundle without gradients: logits float32 [n, C] and the states of
+        `layers`, on the device. Every rank must call this with the same models at the same
+        time."""
         self._engine.eval()
         with torch.no_grad():
-            answers = self._engine(
+            predictions = self._engine(
                 batch=batch.to(self.world.device), predict=tuple(models), layers=tuple(layers)
             )
         return {
             name: Signals(outputs.logits.float(), outputs.hidden)
-            for name, outputs in answers.items()
+            for name, outputs in predictions.items()
         }
 
     def _with_counts(self, micro_batches: list[Batch]) -> list[Batch]:
@@ -146,7 +147,7 @@ class Engine:
         self.world.barrier()
 
     def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote with the same number of ranks."""
+        """Load what `save` wrote with the same number of ranks."""
         loaded, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
         if loaded is None:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
@@ -182,19 +183,19 @@ class Engine:
             return parameter.detach().clone()
 
     def close(self) -> None:
-        """Free what the engine holds; another can be started after it."""
+        """Free the engine's memory; another engine can be started after it."""
         if isinstance(self._engine, deepspeed.DeepSpeedEngine):
             self._engine.destroy()
 
 
 def _for_inference(config: dict[str, Any]) -> dict[str, Any]:
-    """Stage 3 without an optimizer: weights are sharded, all of them."""
+    """A stage 3 config without an optimizer, under which all weights are sharded."""
     zero = {**config["zero_optimization"], "stage3_param_persistence_threshold": 0}
     return {**config, "zero_optimization": zero}
 
 
 def _adamw(bundle: Bundle, settings: OptimizerSettings) -> torch.optim.AdamW:
-    """Weight decay on matrices alone, as usual for transformers."""
+    """AdamW with weight decay on matrices only, as usual for transformers."""
     trained = [p for p in bundle.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
@@ -212,7 +213,8 @@ def _schedule(optimizer: Any, settings: OptimizerSettings) -> Any:
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """Dropout is the only user of generators: data choices are functions of example keys."""
+    """The states of torch's generators, which only dropout uses: data choices are functions of
+    example keys."""
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["device"] = torch.cuda.get_rng_state(device)

@@ -1,4 +1,4 @@
-"""Where the weights of student and teachers live."""
+"""Placement of the weights of student and teachers under ZeRO stage 3."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sharded_loading(config: dict[str, Any]) -> Iterator[None]:
     if zero_stage(config) != 3:
         yield
         return
-    holder = HfDeepSpeedConfig(config)  # transformers holds it by a weak reference
+    holder = HfDeepSpeedConfig(config)  # transformers only has a weak reference to it
     try:
         yield
     finally:
@@ -32,8 +32,8 @@ def sharded_loading(config: dict[str, Any]) -> Iterator[None]:
 def keep_resident(config: dict[str, Any], modules: list[nn.Module]) -> dict[str, Any]:
     """A stage 3 config under which the parameters of `modules` stay whole on each rank.
 
-    DeepSpeed walks the parameters in the order of their registration and keeps those resident
-    that still fit the model threshold. So `modules` must be registered first.
+    DeepSpeed goes through the parameters in registration order and leaves those whole that still
+    fit the model threshold. So `modules` must be registered first.
     """
     numel = sum(_numel(parameter) for module in modules for parameter in module.parameters())
     zero = dict(config["zero_optimization"])
@@ -51,9 +51,9 @@ def held_bytes(module: nn.Module) -> int:
     total = 0
     for parameter in module.parameters():
         shard = getattr(parameter, "ds_tensor", None)
-        whole = parameter.numel() * parameter.element_size()  # 0 while it is sharded
-        if shard is not None and whole == 0:
+        unsharded = parameter.numel() * parameter.element_size()  # 0 while it is sharded
+        if shard is not None and unsharded == 0:
             total += shard.numel() * shard.element_size()
         else:
-            total += whole
+            total += unsharded
     return total

@@ -1,4 +1,4 @@
-"""The processes of a run."""
+"""The ranks of a run and their collectives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ds_distill.run.environment import free_port
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others."""
+    """This process's rank, the number of ranks, and its device."""
 
     rank: int
     size: int
@@ -31,15 +31,14 @@ class World:
 
     @staticmethod
     def start() -> World:
-        """Join the run that the launcher started, or be a run of one process.
+        """Join the ranks that the launcher started, or be the only rank.
 
-        Ranks on one machine share its cores; a launcher that sets OMP_NUM_THREADS decides
-        itself.
+        Ranks on one machine share its cores, unless OMP_NUM_THREADS is set.
         """
         if "RANK" not in os.environ:
             os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-        # Collectives that DeepSpeed still calls by their old names, once per step.
+        # DeepSpeed calls collectives by deprecated names, once per step.
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         local_rank = int(os.environ["LOCAL_RANK"])
         accelerator = get_accelerator()
@@ -70,13 +69,13 @@ class World:
             dist.barrier()
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks, in place; on the device."""
+        """Sum a tensor on the device over ranks, in place."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def gather_keys(self, keys: torch.Tensor) -> torch.Tensor:
-        """The distinct content keys, int64 [n, 2], that any rank gives; on the CPU."""
+        """The distinct content keys of all ranks, int64 [n, 2], on the CPU."""
         counts = torch.zeros(self.size, dtype=torch.int64, device=self.device)
         counts[self.rank] = len(keys)
         ends = self.sum(counts).cumsum(dim=0).tolist()
@@ -91,9 +90,9 @@ class World:
 
 
 def _compile_nothing() -> None:
-    """Keep DeepSpeed from compiling its collectives for tensor-parallel inference on CPU, which
-    nothing here runs: a minute, in a folder that a user's environments share, behind a lock that
-    a killed process leaves."""
+    """Prevent DeepSpeed from compiling its CPU collectives for tensor-parallel inference, which are
+    not used here. It takes a minute, in a folder that all environments of a user share, behind a
+    lock that a killed process leaves."""
     builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
     if builder is not None:
         deepspeed.ops.__compatible_ops__[builder.NAME] = False
@@ -101,7 +100,7 @@ def _compile_nothing() -> None:
 
 @contextmanager
 def no_chatter() -> Iterator[None]:
-    """Drop what DeepSpeed prints on standard output beside its log: builds, memory use."""
+    """Drop what DeepSpeed prints on standard output: builds, memory use."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield

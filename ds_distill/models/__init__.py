@@ -1,1 +1,1 @@
-"""Loading models, the bundle, what an encoder says."""
+"""Models: configuration, loading, the bundle, encoder outputs, packed inputs."""

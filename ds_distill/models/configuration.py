@@ -1,6 +1,6 @@
-"""What a model says of itself before its weights are loaded: configuration, tokenizer, headers.
+"""Check models before their weights are loaded: configuration, tokenizer, safetensors headers.
 
-Nothing here imports torch, so that `ds-distill check` answers at once.
+Nothing here imports torch, so that `ds-distill check` is fast.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from transformers.models.auto.modeling_auto import (
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 
-# Only these files are read: a model's folder can hold no code that runs.
+# Code in a model's folder is never run.
 SAFE: dict[str, Any] = {"trust_remote_code": False}
 
 PACKED_FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
-"""Model types whose attention goes through transformers' interface with all it is given."""
+"""Model types whose attention passes all its arguments to transformers' attention interface."""
 
 MASKED_LM_FAMILIES = (
     *("albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta"),
@@ -34,47 +34,49 @@ MASKED_LM_FAMILIES = (
     *("nomic_bert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "squeezebert"),
     *("xlm-roberta", "xlm-roberta-xl", "yoso"),
 )
-"""Model types whose masked-LM head `encoder.vocabulary_head` knows."""
+"""Model types with a masked-LM head that `encoder.vocabulary_head` supports."""
 
 _POSITIONS_BEHIND_PADDING = ("roberta", "camembert", "longformer", "data2vec-text", "mpnet")
-"""Model types, or parts of them, whose first position is the padding id + 1: RoBERTa's kin."""
+"""Model types, or parts of them, whose first position is the padding id + 1, like RoBERTa."""
 
 
 def load_config(reference: str, revision: str | None = None) -> PreTrainedConfig:
-    """The configuration of a resolved reference. Raises UserError when it cannot be had."""
+    """The configuration of a resolved reference. Raises UserError when it cannot be read."""
     try:
         config = AutoConfig.from_pretrained(reference, revision=revision, **SAFE)
-    except Exception as error:  # each kind of model checks its own fields, in its own way
+    except Exception as error:  # each model type validates its fields with its own errors
         raise _unreadable(reference, "configuration", error) from error
     attention = str(getattr(config, "_attn_implementation", None))
-    if "/" in attention:  # transformers would fetch and run a kernel of that name
+    if "/" in attention:  # transformers would download and run a kernel of that name
         raise UserError(
-            f"model {reference!r}: its config.json asks for attention code from elsewhere "
-            f"({attention}), and no code of others is run. Take _attn_implementation out of it."
+            f"model {reference!r}: its config.json requires external attention code "
+            f"({attention}), which is never run. Remove _attn_implementation from it."
         )
     return config
 
 
 def load_tokenizer(reference: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a resolved reference. Raises UserError when it cannot be had."""
+    """The tokenizer of a resolved reference. Raises UserError when it cannot be read."""
     try:
         return AutoTokenizer.from_pretrained(reference, revision=revision, **SAFE)
-    except Exception as error:  # tokenizers' errors have no type of their own
+    except Exception as error:  # tokenizers raises plain Exception
         raise _unreadable(reference, "tokenizer", error) from error
 
 
 def _unreadable(reference: str, what: str, error: BaseException) -> UserError:
-    if "trust_remote_code" in str(error):  # no option of a recipe, so it must not be advised
+    if "trust_remote_code" in str(
+        error
+    ):  # transformers advises it, but recipes have no such option
         return UserError(
             f"model {reference!r}: its {what} needs Python code from its own folder (`auto_map`), "
-            "and no code of others is run. Give a model of a kind that transformers itself has."
+            "which is never run. Use a model type that transformers itself has."
         )
     if isinstance(error, RecursionError):
         return UserError(
-            f"model {reference!r}: its {what} cannot be read: a JSON file of it has brackets too "
-            "deep in each other. Copy the model again."
+            f"model {reference!r}: its {what} cannot be read: a JSON file is nested too deeply. "
+            "Copy the model again."
         )
-    advice = "Give a hub id that can be reached, a local folder, or pkg:PACKAGE/FOLDER."
+    advice = "Use a hub id that can be reached, a local folder, or pkg:PACKAGE/FOLDER."
     return UserError(
         f"model {reference!r}: its {what} cannot be read: {first_line(error)}"
         + (f" {advice}" if what == "configuration" else "")
@@ -88,7 +90,7 @@ def first_position(config: PreTrainedConfig) -> int:
 
 
 def usable_length(config: PreTrainedConfig) -> int | None:
-    """Longest input in tokens of a model, or None without a limit."""
+    """The longest input of a model in tokens, or None without a limit."""
     limit = getattr(config, "max_position_embeddings", None)
     if not limit or limit < 0 or getattr(config, "position_biased_input", True) is False:
         return None
@@ -96,15 +98,15 @@ def usable_length(config: PreTrainedConfig) -> int | None:
 
 
 def takes_packed(config: PreTrainedConfig) -> bool:
-    """Whether a model can be asked without padding; DeBERTa on a GPU needs flashdeberta, too."""
-    if config.model_type == "deberta-v2":  # a convolution would look across examples' ends
+    """Whether a model can run without padding; DeBERTa on a GPU also needs flashdeberta."""
+    if config.model_type == "deberta-v2":  # a convolution would mix neighbouring examples
         return bool(config.relative_attention) and getattr(config, "conv_kernel_size", 0) == 0
     return config.model_type in PACKED_FAMILIES
 
 
 def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers give the same ids for every text. Their models may differ in the
-    other inputs that they take, as BERT and DistilBERT do."""
+    """Whether two tokenizers give the same ids for every text. Their models may take
+    different other inputs, like BERT and DistilBERT."""
     return all(
         rule(first) == rule(second)
         for rule in (tokenizer_rules, lambda t: t.special_tokens_map, lambda t: t.truncation_side)
@@ -112,17 +114,17 @@ def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase)
 
 
 def tokenizer_rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """All that decides how a tokenizer splits and numbers text, as JSON has it."""
+    """The JSON values that decide how a tokenizer splits text and assigns ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.loads(backend.to_str()) if backend is not None else tokenizer.get_vocab()
-    for setting in ("truncation", "padding"):  # left over from the last call
+    for setting in ("truncation", "padding"):  # settings of the last call
         rules.pop(setting, None)
     return dict(rules)
 
 
 def check_encoder(reference: str, config: PreTrainedConfig) -> None:
-    """Refuse models that are no encoders: decoders read from left to right, and their first
-    token, which stands for the example here, has seen nothing."""
+    """Raises UserError for models that are no encoders. The first token of a decoder, which would
+    represent the example here, attends to no other token."""
     kind = config.model_type
     has_head = kind in {
         *MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -130,8 +132,8 @@ def check_encoder(reference: str, config: PreTrainedConfig) -> None:
     }
     if not has_head or not hasattr(config, "vocab_size") or not hasattr(config, "hidden_size"):
         raise UserError(
-            f"model {reference!r} ({kind}) is no encoder of text that transformers can put a head "
-            "on. Give one of BERT's, RoBERTa's or DeBERTa's kin."
+            f"model {reference!r} ({kind}) is not a text encoder with a head in transformers. "
+            "Use a model like BERT, RoBERTa or DeBERTa."
         )
     decoder = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if getattr(config, "is_encoder_decoder", False):
@@ -143,61 +145,61 @@ def check_encoder(reference: str, config: PreTrainedConfig) -> None:
     else:
         return
     raise UserError(
-        f"model {reference!r} ({kind}) is {what}. Teachers and students are encoders: give one of "
-        "BERT's, RoBERTa's or DeBERTa's kin."
+        f"model {reference!r} ({kind}) is {what}. Teachers and students are encoders: use a model "
+        "like BERT, RoBERTa or DeBERTa."
     )
 
 
 def check_vocabulary(
     reference: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Refuse a tokenizer without words, or one that gives ids beyond the embedding rows."""
-    # transformers makes an empty tokenizer, without a word, where the vocabulary is missing.
+    """Raises UserError for an empty tokenizer, or one with ids beyond the embeddings."""
+    # transformers silently makes an empty tokenizer where the vocabulary is missing.
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise UserError(
-            f"model {reference!r}: its tokenizer has no words, only {len(tokenizer)} special "
-            "tokens: the vocabulary (tokenizer.json, vocab.txt or the like) is missing. Put it in "
-            "the model's folder."
+            f"model {reference!r}: its tokenizer has only {len(tokenizer)} special tokens: the "
+            "vocabulary (tokenizer.json, vocab.txt or the like) is missing. Put it in the model's "
+            "folder."
         )
     if len(tokenizer) > config.vocab_size:
         raise UserError(
-            f"model {reference!r}: its tokenizer has {len(tokenizer)} tokens and its embeddings "
-            f"{config.vocab_size} rows, so some ids have no row. The tokenizer files belong to "
-            "another model: put the right ones in its folder."
+            f"model {reference!r}: its tokenizer has {len(tokenizer)} tokens, but its embeddings "
+            f"only {config.vocab_size}. The tokenizer files belong to another model: put the right "
+            "ones in its folder."
         )
 
 
 def check_masked_lm(
     reference: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Refuse a model that cannot be a masked-LM here: by its tokenizer or its architecture."""
+    """Raises UserError for a model whose tokenizer or architecture does not support masked-LM."""
     if tokenizer.mask_token_id is None:
         raise UserError(
             f"model {reference!r}: its tokenizer has no mask token, which task.type=masked-lm "
-            "needs. Give a model that was pre-trained as a masked-LM."
+            "needs. Use a model that was pre-trained as a masked-LM."
         )
     if config.model_type not in MASKED_LM_FAMILIES:
         raise UserError(
             f"model {reference!r} ({config.model_type}) cannot be a masked-LM: its head is not "
-            f"known here. Choose a model of one of these families: {', '.join(MASKED_LM_FAMILIES)}."
+            f"supported. Use a model of one of these types: {', '.join(MASKED_LM_FAMILIES)}."
         )
 
 
 def check_head(reference: str, config: PreTrainedConfig, *, masked_lm: bool) -> None:
-    """Refuse a checkpoint that says it has no trained head of the task on top."""
+    """Raises UserError for a checkpoint whose configuration lists no trained head for the task."""
     kinds = getattr(config, "architectures", None) or []
     endings = ("ForMaskedLM", "BertForPreTraining") if masked_lm else "ForSequenceClassification"
     if kinds and not any(kind.endswith(endings) for kind in kinds):
         noun = "masked-LM" if masked_lm else "classifier"
         raise UserError(
             f"model {reference!r} holds {', '.join(kinds)}, which is no trained {noun}. "
-            "Fine-tune it first (a fine-tune phase before), or give a fine-tuned checkpoint."
+            "Fine-tune it first (a fine-tune phase before), or use a fine-tuned checkpoint."
         )
 
 
 def check_weights(folder: Path, config: PreTrainedConfig) -> None:
-    """Refuse a folder without safetensors, with damaged or missing ones, or with a config.json
-    that cannot be theirs. Reads headers."""
+    """Raises UserError for a folder without safetensors, with damaged or missing files, or with a
+    config.json that does not fit them. Reads headers only."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(
@@ -213,22 +215,22 @@ def check_weights(folder: Path, config: PreTrainedConfig) -> None:
                 f"{index}: not readable: {first_line(error)}. Copy the model again."
             ) from error
         for name in sorted(listed - {file.name for file in files}):
-            raise UserError(f"{index} lists {name}, which is not there. Copy the model again.")
-    held = 0
+            raise UserError(f"{index} lists {name}, which is missing. Copy the model again.")
+    numel = 0
     for file in files:
         try:
             with safe_open(file, "np") as weights:
-                held += sum(prod(weights.get_slice(n).get_shape()) for n in weights.keys())  # noqa: SIM118
+                numel += sum(prod(weights.get_slice(n).get_shape()) for n in weights.keys())  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise UserError(
                 f"{file}: not readable as safetensors: {error}. Copy the model again."
             ) from error
-    _check_size(folder, config, held)
+    _check_size(folder, config, numel)
 
 
-def _check_size(folder: Path, config: PreTrainedConfig, held: int) -> None:
-    """Refuse sizes far beyond the `held` weights: memory would be asked for before they are
-    compared one by one."""
+def _check_size(folder: Path, config: PreTrainedConfig, numel: int) -> None:
+    """Raises UserError for sizes far beyond the `numel` weights: transformers would allocate the
+    memory before it compares shapes."""
     width = getattr(config, "embedding_size", None) or config.hidden_size
     sizes = {
         "vocab_size": config.vocab_size * width,
@@ -238,11 +240,11 @@ def _check_size(folder: Path, config: PreTrainedConfig, held: int) -> None:
         "num_hidden_layers": config.num_hidden_layers,
     }
     for key, needed in sizes.items():
-        if needed > 64 * held:
+        if needed > 64 * numel:
             raise UserError(
-                f"model '{folder}': its config.json says {key}={getattr(config, key)}, which needs "
-                f"far more weights than the {held:,} in its safetensors files. Put the files of "
-                "one model there."
+                f"model '{folder}': its config.json has {key}={getattr(config, key)}, which needs "
+                f"far more weights than the {numel:,} in its safetensors files. Use the files of "
+                "one model."
             )
 
 

@@ -1,4 +1,4 @@
-"""Which outputs of a teacher are the task's classes."""
+"""Map the outputs of a teacher to the task's labels."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ds_distill.errors import UserError
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:
-    """A classifier's classes by its configuration, in the order of its outputs."""
+    """A classifier's class names from its configuration, in the order of its outputs."""
     return [str(config.id2label[number]) for number in sorted(config.id2label)]
 
 
 def are_generic(names: list[str]) -> bool:
-    """Whether they are what transformers writes for a classifier whose classes nobody named."""
+    """Whether these are transformers' default names, LABEL_0, LABEL_1, ..."""
     return all(name == f"LABEL_{number}" for number, name in enumerate(names))
 
 
 def as_yaml(given: Mapping[str, str]) -> str:
-    """`teachers.NAME.labels` as a recipe has it, on one line."""
+    """The value of `teachers.NAME.labels` as YAML on one line."""
     line: str = yaml.safe_dump(
         dict(given), default_flow_style=True, sort_keys=False, allow_unicode=True, width=1_000_000
     )
@@ -34,30 +34,30 @@ def label_columns(
     labels: list[str],
     given: Mapping[str, str] | None = None,
 ) -> list[int] | None:
-    """For each of the task's labels, in order, the number of the checkpoint's output for it. None:
-    the outputs are the labels as they stand.
+    """For each of the task's labels the index of the checkpoint's output. None: the outputs are the
+    labels, in the same order.
 
     given: the recipe's `teachers.NAME.labels`. Without it the checkpoint must have `labels` in this
-        order, or classes that were never named (LABEL_0, LABEL_1, ...) of this number.
+        order, or as many default names (LABEL_0, LABEL_1, ...).
 
-    Raises UserError where that is not so, and where `given` is not one class for each label.
+    Raises UserError otherwise, and where `given` is not one class for each label.
     """
     names = class_names(config)
     if given is None:
         _check_as_it_stands(reference, names, labels)
         return None
-    column_of: dict[str, int] = {}  # of a label
+    column_of: dict[str, int] = {}  # label -> column
     for key, label in given.items():
         where = f"labels.{key}={label}"
         if key not in names and not (key.isdecimal() and int(key) < len(names)):
             raise UserError(
                 f"{where}: model {reference!r} has no class {key!r}. It has {', '.join(names)}: "
-                f"write these names, or their numbers from 0 to {len(names) - 1}."
+                f"use these names, or their numbers from 0 to {len(names) - 1}."
             )
         if names.count(key) > 1:
             raise UserError(
                 f"{where}: model {reference!r} has {names.count(key)} classes of that name. Write "
-                f"the number of the one that is meant, counted from 0: {', '.join(names)}."
+                f"the number of the right one, counted from 0: {', '.join(names)}."
             )
         column = names.index(key) if key in names else int(key)
         if label not in labels:
@@ -71,15 +71,15 @@ def label_columns(
             )
         if column in column_of.values():
             raise UserError(
-                f"{where}: class {names[column]} of model {reference!r} is named twice, by its "
-                "name and by its number. Keep one of them."
+                f"{where}: class {names[column]} of model {reference!r} is given twice, by name "
+                "and by number. Keep one of them."
             )
         column_of[label] = column
     lacking = [label for label in labels if label not in column_of]
     if lacking:
         raise UserError(
             f"labels: no class of model {reference!r} is given for {', '.join(lacking)}. It has "
-            f"{', '.join(names)}: say which of them is which label, one for each."
+            f"{', '.join(names)}: give one of them for each label."
         )
     columns = [column_of[label] for label in labels]
     return None if columns == list(range(len(names))) else columns
@@ -88,20 +88,20 @@ def label_columns(
 def _check_as_it_stands(reference: str, names: list[str], labels: list[str]) -> None:
     if len(names) != len(labels):
         more = (
-            " If the task's labels are among them, say which in the teacher's `labels`."
+            " If the task's labels are among them, map them in the teacher's `labels`."
             if len(names) > len(labels)
             else ""
         )
         raise UserError(
-            f"model {reference!r} tells {len(names)} classes apart ({', '.join(names)}), and the "
-            f"task has {len(labels)} ({', '.join(labels)}). Fine-tune it on this task first, or "
-            f"give a teacher of this task.{more}"
+            f"model {reference!r} has {len(names)} classes ({', '.join(names)}), but the task has "
+            f"{len(labels)} ({', '.join(labels)}). Fine-tune it on this task first, or use a "
+            f"teacher of this task.{more}"
         )
     if not are_generic(names) and [n.lower() for n in names] != [each.lower() for each in labels]:
         of_name = {label.lower(): label for label in labels}
         pairs = {name: of_name.get(name.lower(), "?") for name in names}
         raise UserError(
-            f"model {reference!r} has its classes in the order {', '.join(names)}, and the task in "
-            f"the order {', '.join(labels)}. Say which is which, with labels: {as_yaml(pairs)} "
+            f"model {reference!r} has its classes in the order {', '.join(names)}, but the task in "
+            f"the order {', '.join(labels)}. Map them with labels: {as_yaml(pairs)} "
             "beside the teacher's model, or set task.labels to the model's order and names."
         )

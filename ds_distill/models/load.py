@@ -1,4 +1,4 @@
-"""Models from references."""
+"""Load, shorten and save models."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def load_classifier(
 ) -> PreTrainedModel:
     """A sequence classifier in fp32.
 
-    layers: the layers it keeps, counted from 0; None keeps all.
-    new_head: the checkpoint's head, if any, may be of another size and is replaced then, by
-        random weights that depend on `seed` alone. Otherwise the checkpoint must hold a head
-        for `labels`.
-    attention: transformers' implementation; None lets it choose.
+    layers: the encoder layers to keep, counted from 0; None keeps all.
+    new_head: the checkpoint may lack a head, or have one of another size; then the head gets
+        random weights that depend only on `seed`. Otherwise the checkpoint must have a head for
+        `labels`.
+    attention: transformers' `attn_implementation`; None lets transformers choose.
 
-    Raises UserError when the weights cannot be had or do not fit.
+    Raises UserError when the weights cannot be loaded or do not fit.
     """
     model, missing = _load(
         AutoModelForSequenceClassification,
@@ -48,9 +48,8 @@ def load_classifier(
     if not new_head and missing:
         raise UserError(
             f"model {reference!r}: the checkpoint has no weights for {_some(missing)} with "
-            f"{len(labels)} labels, so it is no classifier trained on this task. Fine-tune it "
-            "first (a fine-tune phase before the one that uses it), or give a fine-tuned "
-            "checkpoint."
+            f"{len(labels)} labels, so it was not trained on this task. Fine-tune it first (a "
+            "fine-tune phase before the one that uses it), or use a fine-tuned checkpoint."
         )
     if layers is not None:
         keep_layers(model, layers)
@@ -66,10 +65,10 @@ def load_masked_lm(
     seed: int = 0,
     attention: str | None = None,
 ) -> PreTrainedModel:
-    """A masked-LM in fp32; arguments and errors as of `load_classifier`.
+    """A masked-LM in fp32; arguments and errors as in `load_classifier`.
 
-    new_head: the checkpoint may lack the head. Its transform is random then; its projection to
-        the vocabulary is tied to the embeddings.
+    new_head: the checkpoint may lack the head; then its transform is random, and its projection
+        to the vocabulary is tied to the embeddings.
     """
     model, missing = _load(
         AutoModelForMaskedLM, reference, revision, seed=seed, attention=attention
@@ -78,7 +77,7 @@ def load_masked_lm(
         raise UserError(
             f"model {reference!r}: the checkpoint has no weights for {_some(missing)}, so it is no "
             "trained masked-LM. Train it first (a fine-tune phase before the one that uses it), "
-            "or give a checkpoint with its masked-LM head."
+            "or use a checkpoint with a masked-LM head."
         )
     if layers is not None:
         keep_layers(model, layers)
@@ -94,9 +93,9 @@ def _load(
     attention: str | None,
     **options: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """A model of an auto class, and the weights of its head that were left at random."""
-    load_config(reference, revision)  # refuses what must not be loaded
-    torch.manual_seed(seed)  # the head's random start is the same on every rank and run
+    """A model of an auto class, and the names of its head's randomly initialised weights."""
+    load_config(reference, revision)  # raises for models that must not be loaded
+    torch.manual_seed(seed)  # the same random head on every rank and in every run
     try:
         model, info = kind.from_pretrained(
             reference,
@@ -104,17 +103,17 @@ def _load(
             dtype=torch.float32,
             attn_implementation=attention,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are judged below, by name
+            ignore_mismatched_sizes=True,  # checked below, by name
             output_loading_info=True,
             **options,
             **SAFE,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
-            f"model {reference!r}: its weights cannot be loaded: {first_line(error)} Give whole "
+            f"model {reference!r}: its weights cannot be loaded: {first_line(error)} Use complete "
             "safetensors files, as save_pretrained writes them."
         ) from error
-    # What was left at random: not there, or of another size (name, its shape, the model's).
+    # Random weights: missing in the file, or of another size (name, its shape, the model's).
     missing = [key for key in info["missing_keys"] if "position_ids" not in key]
     missing += [key for key, *_ in info["mismatched_keys"]]
     body = f"{model.base_model_prefix}."
@@ -122,28 +121,28 @@ def _load(
     if lost:
         raise UserError(
             f"model {reference!r}: the checkpoint does not fit its config.json: it has no weights "
-            f"of the right name and size for {_some(lost)}. Put the files of one model there."
+            f"of the right name and size for {_some(lost)}. Use the files of one model."
         )
     return model, missing
 
 
 def save_model(model: PreTrainedModel, weights: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write a trained model that from_pretrained loads, with no argument, as it was measured.
+    """Save a trained model for `from_pretrained`, in the dtype in which it was evaluated.
 
-    weights: its state dict, float32 on the CPU: the optimizer's own copy, which a model that
-        trains in bf16 only sees rounded. config.json names their dtype, because transformers
-        loads a model in the dtype that stands there.
+    weights: its state dict, float32 on the CPU: the optimizer's own copy, not rounded to bf16.
+        config.json gets their dtype, because transformers loads a model in the dtype of its
+        config.
     """
     model.save_pretrained(folder, state_dict=weights)
-    config = copy.deepcopy(model.config)  # now of the dtype that the engine trains in
+    config = copy.deepcopy(model.config)  # its dtype is now that of the engine
     config.dtype = torch.float32
     config.save_pretrained(folder)
 
 
 def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
-    """Drop all layers of the encoder's stack except `layers`, in that order, in place.
+    """Remove all encoder layers except `layers`, in that order, in place.
 
-    Raises UserError when a layer is not there.
+    Raises UserError when a layer does not exist, or layers cannot be removed.
     """
     total = model.config.num_hidden_layers
     if not layers or not set(layers) <= set(range(total)) or len(set(layers)) < len(layers):
@@ -155,8 +154,8 @@ def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
     if shared or len(set(getattr(model.config, "layer_types", None) or [])) > 1:
         raise UserError(
             f"student.layers: the layers of {type(model).__name__} "
-            f"{'share weights' if shared else 'are of different kinds'}, so a choice of them would "
-            "not load again as it was. Use all layers, or a checkpoint of fewer."
+            f"{'share weights' if shared else 'are of different kinds'}, so a model with some of "
+            "them could not be loaded again. Use all layers, or a checkpoint with fewer."
         )
     stacks = [
         (parent, name)
@@ -167,7 +166,7 @@ def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
     if len(stacks) != 1:
         raise UserError(
             f"student.layers: {type(model).__name__} has {len(stacks)} stacks of {total} layers, "
-            "so which to shorten is not clear. Use all layers, or a checkpoint of fewer."
+            "so it is not clear which to shorten. Use all layers, or a checkpoint with fewer."
         )
     [(parent, name)] = stacks
     stack = getattr(parent, name)
@@ -176,19 +175,19 @@ def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
 
 
 def freeze_embeddings(model: PreTrainedModel) -> None:
-    """Take the embedding block (words, positions, types, its norm) out of training."""
+    """Freeze the embedding block (tokens, positions, types, its norm)."""
     block = getattr(model.base_model, "embeddings", None) or model.get_input_embeddings()
     block.requires_grad_(False)
 
 
 def set_dropout(model: PreTrainedModel, dropout: float) -> None:
-    """Set every dropout of a model; its configuration keeps what it says."""
+    """Set the rate of every dropout module; the configuration stays unchanged."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = dropout
 
 
 def _some(names: list[str]) -> str:
-    """The first names of a list that may be long."""
+    """The first names of a list, and how many more there are."""
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(sorted(names)[:4]) + more

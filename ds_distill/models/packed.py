@@ -1,8 +1,7 @@
 """Encoders on packed views: examples end to end, no padding.
 
-All of an encoder but its attention treats tokens one by one. So a packed view needs positions
-that begin anew with each example and attention that knows where examples end; the rest is
-transformers' model as it is.
+Only attention mixes tokens in an encoder. So a packed view needs position ids that start again with
+each example, and attention within examples; everything else is transformers' unchanged model.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from ds_distill.models.configuration import PACKED_FAMILIES, first_position, tak
 from ds_distill.types import PackedView
 
 ATTENTION = "ds_distill_packed"
-"""transformers' name for `attend`: a model loaded with it takes packed and padded views."""
+"""The `attn_implementation` name of `attend`, which takes packed and padded views."""
 
 
 def packed_backend(config: PreTrainedConfig, device: torch.device) -> str | None:
-    """What computes a model's attention on packed views, with its version: part of what its words
-    depend on. None: the model has to be given padded ones."""
+    """The attention backend of a model on packed views, with its version: part of a cache's
+    fingerprint. None: the model needs padded views."""
     cuda = device.type == "cuda"
     if not takes_packed(config):
         return None
@@ -48,17 +47,17 @@ def packed_backend(config: PreTrainedConfig, device: torch.device) -> str | None
 
 
 def packed_attention(config: PreTrainedConfig) -> str | None:
-    """The attention implementation that transformers must load a model with that is to take packed
-    views; None where its family has its own."""
+    """The `attn_implementation` to load a model with, so that it takes packed views; None where its
+    type needs no special one."""
     return ATTENTION if config.model_type in PACKED_FAMILIES else None
 
 
 def packed_states(
     model: PreTrainedModel, view: PackedView, layers: Collection[int]
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """The last layer's states, [T, H], and those of `layers`, as `Signals.hidden` numbers them.
+    """The last layer's states, [T, H], and those of `layers`, numbered as in `Signals.hidden`.
 
-    Raises ValueError for a model that was not loaded to take packed views.
+    Raises ValueError for a model that was not loaded for packed views.
     """
     body, config = model.base_model, model.config
     if config.model_type == "deberta-v2" and takes_packed(config):
@@ -97,7 +96,7 @@ def attend(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention within examples; torch's on a padded view. No dropout on a packed one.
+    """Attention within the examples of a packed view, without dropout; on a padded view, sdpa.
 
     query, key, value: [1, A, T, D] of a packed view. Returns [1, T, A, D].
     """

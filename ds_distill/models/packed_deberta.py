@@ -1,8 +1,8 @@
 """DeBERTa-v2 and -v3 on packed views.
 
-transformers' encoder makes [T, T] relative positions and its attention [heads, T, T] scores, so
-here its layers are run one by one around another attention: flashdeberta's kernel on a GPU, a
-plain one elsewhere. Source: He et al. 2021 (DeBERTa), equation 4.
+transformers' encoder computes [T, T] relative positions and its attention [heads, T, T] scores.
+Here its layers run one by one with another attention: flashdeberta's kernel on a GPU, a plain one
+elsewhere. Source: He et al. 2021 (DeBERTa), equation 4.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ds_distill.types import PackedView
 
 
 def states(body: Any, view: PackedView) -> list[torch.Tensor]:
-    """The states of a DebertaV2Model's embeddings and layers, [T, H] each."""
+    """The states after the embeddings and each layer of a DebertaV2Model, [T, H] each."""
     types = view.token_type_ids
     hidden = body.embeddings(
         input_ids=view.input_ids[None],
@@ -41,7 +41,8 @@ def _attention(
 ) -> torch.Tensor:
     """Disentangled attention within examples: [T, H] to [T, H].
 
-    module: transformers' DisentangledSelfAttention. relative: the table of relative embeddings.
+    module: transformers' DisentangledSelfAttention.
+    relative: the relative position embeddings.
     """
     heads = module.num_attention_heads
 
@@ -77,7 +78,7 @@ def flash_attention(
     module: Any,
     scale: float,
 ) -> torch.Tensor:
-    """As `plain_attention`, by flashdeberta's kernel: no [S, S] map in memory."""
+    """The same as `plain_attention`, with flashdeberta's kernel: no [S, S] scores in memory."""
     from flashdeberta.ops.flash_attention_varlen import flash_attention_with_disentangled_varlen
 
     context: torch.Tensor = flash_attention_with_disentangled_varlen(
@@ -107,10 +108,10 @@ def plain_attention(
     module: Any,
     scale: float,
 ) -> torch.Tensor:
-    """Example by example, for devices without the kernel.
+    """Disentangled attention example by example, for devices without the kernel.
 
-    query, key, value: [T, A, D]. position_key, position_query: [A, R, D], of the R slots of
-    relative positions. Returns [T, A, D].
+    query, key, value: [T, A, D]. position_key, position_query: [A, R, D], for R relative
+    positions. Returns [T, A, D].
     """
     slots = _slots(view.max_seqlen, module).to(query.device)
     contexts = []
@@ -127,9 +128,9 @@ def plain_attention(
 
 
 def _slots(length: int, module: Any) -> torch.Tensor:
-    """The table's row for a query at i and a key at j: int64 [length, length]."""
-    place = torch.arange(length)
-    distance = place[:, None] - place
+    """The relative embedding's index for a query at i and a key at j: int64 [length, length]."""
+    position = torch.arange(length)
+    distance = position[:, None] - position
     if module.position_buckets > 0:
         most = module.max_relative_positions
         distance = make_log_bucket_position(distance, module.position_buckets, most).long()

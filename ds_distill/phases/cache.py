@@ -62,7 +62,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         schema = _schema(phase, run, reference, same)
         teachers[reference.name] = {**mark, ATTENTION: packed or "padded"}, schema
         if packed is not None:
-            run.log.say(f"  {reference.name} is asked without padding (attention: {packed})")
+            run.log.info(f"  {reference.name} is asked without padding (attention: {packed})")
     splits = []
     for split in phase.splits:
         examples = run.examples(split)
@@ -75,13 +75,13 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         if plan.examples == 0:
             if world.is_main:
                 discard_build(path)
-            run.log.say(f"  {path} holds all {rows:,} examples")
+            run.log.info(f"  {path} holds all {rows:,} examples")
             return {**record, "added": 0}
         blocks = len(plan.blocks) * len(teachers)
         if world.is_main:
             kept = start_build(path, plan, teachers)
             if kept:
-                run.log.say(f"  {kept} of {blocks} blocks were written before")
+                run.log.info(f"  {kept} of {blocks} blocks were written before")
             run.log.event("cache", phase=name, blocks=blocks, kept=kept)
         world.barrier()
         teachers = known_teachers(path)  # with what the main process alone has fitted
@@ -110,9 +110,9 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
 def _say_fidelity(
     run: Run, path: Path, teacher: str, schema: SignalSchema, measured: Fidelity
 ) -> None:
-    run.log.say(f"  {teacher}: {measured}")
+    run.log.info(f"  {teacher}: {measured}")
     if measured.lost > MUCH:
-        run.log.say(
+        run.log.info(
             f"  WARNING: the cache loses {measured.lost:.0%} of what {teacher} says (more than "
             f"{MUCH:.0%} is warned of), and no student can learn that from it. Remove {path} and "
             f"set in the cache phase {CODECS[schema.codec_name].less_loss}."

@@ -46,7 +46,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         set_dropout(student, phase.dropout)
     if routing.policy == "chosen":
         routing = routing_of_candidate(read_json(run.folder.comparison)["choice"])
-        run.log.say(f"  {output}: the chosen policy is {routing.policy}")
+        run.log.info(f"  {output}: the chosen policy is {routing.policy}")
     policy = POLICIES[routing.policy]
     router = Router(
         routing,
@@ -68,7 +68,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     bf16 = autocast or is_bf16(config)
     packed = [p.name for p in running if run.packed(p, bf16=bf16) is not None]
     if packed:
-        run.log.say(f"  runs without padding: {', '.join(packed)}")
+        run.log.info(f"  runs without padding: {', '.join(packed)}")
     with sharded_loading(config):
         loaded = {
             reference.name: run.model(reference, packed=reference.name in packed)

@@ -79,8 +79,8 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     for model, role in roles.items():
         numbers = {metric: reports[model][metric] for metric in metrics_of(run.recipe.task)}
         run.log.event("evaluation", phase=name, model=model, split=phase.split, **numbers)
-        run.log.say(f"  {model:<16} {role:<8} {JUDGED} {numbers[JUDGED]:.3f}")
-    run.log.say(
+        run.log.info(f"  {model:<16} {role:<8} {JUDGED} {numbers[JUDGED]:.3f}")
+    run.log.info(
         f"  always {baseline['answer']!r} (most frequent in {baseline['split']}): {JUDGED} "
         f"{reports[BASELINE][JUDGED]:.3f}"
     )

@@ -82,7 +82,7 @@ def route(recipe: Recipe, path: Path) -> Comparison:
         recipe,
         RunFolder(path),
         World.start(),
-        RunLog(path, recipe, speaks=False, resumed=True),
+        RunLog(path, recipe, enabled=False, resumed=True),
         open_source(recipe.task),
     )
     phase = recipe.phases[after[-1] - 1]

@@ -222,8 +222,8 @@ def compare(
     missing = [name for name in names if name not in rows]
     if not missing:
         return measured
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         shared = in_own_process(PREPARE, setting, folder, False)
         if "error" in shared:
             raise RuntimeError(f"models and cache could not be made: {shared['error']}")

@@ -1,1 +1,1 @@
-"""Results, report, model card."""
+"""Reports: verdict, tables, report.html, model card."""

@@ -1,4 +1,4 @@
-"""The README.md that is shipped with the student: a model card of the Hugging Face hub."""
+"""The model card (README.md) of the shipped student, in the format of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import MaskedLM, Recipe
 
 _INHERITED = ("license", "license_name", "license_link", "language")
-"""What a student has of the model that it starts from."""
+"""Metadata that a student inherits from the model that it starts from."""
 
 
 def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
-    """Markdown with the metadata block of the hub.
+    """The card as Markdown, with the hub's metadata block.
 
-    Figures are of the last evaluation on a split that no phase trained on, fitted to or chose by;
-    there are none where no evaluation was on such a split. Licence and language are those of the
-    model that the student starts from, where its own card says them. Of a local folder the card
-    tells the name and not the place.
+    Figures come from the last evaluation on a split that no phase used to train, fit or choose;
+    without such an evaluation the card has none. Licence and language are those of the model that
+    the student starts from, if its own card has them. Of a local folder the card has only the name,
+    not the path.
     """
     evaluation = _evaluation(recipe, results)
     student = recipe.student
@@ -38,9 +38,9 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "",
         f"# {recipe.name}: student {_code(results['student'])}",
         "",
-        results["verdict"] if evaluation is not None else _not_judged(results),
+        results["verdict"] if evaluation is not None else _no_evaluation(results),
         "",
-        "In this folder (elsewhere give its path, or its name on the hub):",
+        "Run in this folder (elsewhere, use its path or its hub id):",
         "",
         "```python",
         "from transformers import pipeline",
@@ -48,7 +48,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         *_snippet(recipe),
         "```",
         "",
-        "Weights are float32; figures are of predictions in float32.",
+        "Weights are float32; figures come from predictions in float32.",
         "",
         "## How it was made",
         "",
@@ -86,13 +86,13 @@ def _metadata(
         else None,
         model_name=recipe.name if evaluation else None,
         eval_results=_eval_results(recipe, results, evaluation) if evaluation else None,
-        **_of_its_start(recipe),
+        **_inherited(recipe),
     )
 
 
-def _of_its_start(recipe: Recipe) -> dict[str, Any]:
-    """Licence and language as the card of the student's start says them; nothing where it has none
-    or cannot be had."""
+def _inherited(recipe: Recipe) -> dict[str, Any]:
+    """Licence and language from the card of the student's initial model; empty where it has none or
+    cannot be read."""
     reference = resolve_model(recipe.student.model, recipe.models_folder)
     try:
         card = Path(reference) / "README.md"
@@ -101,15 +101,15 @@ def _of_its_start(recipe: Recipe) -> dict[str, Any]:
             card = Path(
                 hf_hub_download(reference, "README.md", revision=revision, etag_timeout=5.0)
             )
-        outputs = metadata_load(card) or {}
+        metadata = metadata_load(card) or {}
     except (OSError, ValueError, yaml.YAMLError):
         return {}
 
     def is_plain(value: Any) -> bool:
-        many = value if isinstance(value, list) else [value]
-        return bool(many) and all(isinstance(one, str) for one in many)
+        values = value if isinstance(value, list) else [value]
+        return bool(values) and all(isinstance(item, str) for item in values)
 
-    return {key: outputs[key] for key in _INHERITED if is_plain(outputs.get(key))}
+    return {key: metadata[key] for key in _INHERITED if is_plain(metadata.get(key))}
 
 
 def _eval_results(
@@ -134,7 +134,7 @@ def _eval_results(
 
 
 def _evaluation(recipe: Recipe, results: dict[str, Any]) -> dict[str, Any] | None:
-    """The last evaluation of the shipped student on a split that had no part in making it."""
+    """The last evaluation of the shipped student on a split that was not used to make it."""
     used = {split for phase in recipe.phases for split in phase.learns_from}
     if any(phase.outputs for phase in recipe.phases):
         used.add(CHOOSING_SPLIT)  # it chooses epochs and students
@@ -148,20 +148,20 @@ def _evaluation(recipe: Recipe, results: dict[str, Any]) -> dict[str, Any] | Non
     return found[-1] if found else None
 
 
-def _not_judged(results: dict[str, Any]) -> str:
+def _no_evaluation(results: dict[str, Any]) -> str:
     evaluations = [r for r in results["phases"] if PHASES[r["kind"]].makes == "evaluation"]
     splits = [record["split"] for record in evaluations]
     why = "No evaluate phase came after it"
     if splits:
-        why = f"What it was evaluated on ({', '.join(splits)}) had a part in making it"
-    return f"{why}, so that this card has no figures of it."
+        why = f"It was evaluated only on data that was used to make it ({', '.join(splits)})"
+    return f"{why}, so this card has no figures."
 
 
 # ------------------------------------------------------------------------------------ text
 
 
 def _snippet(recipe: Recipe) -> list[str]:
-    """Lines that run as they stand, on a text that is longer than the model can read."""
+    """Code that runs as it is, on a text longer than the model's maximum."""
     length = recipe.task.max_length
     if isinstance(recipe.task, MaskedLM):
         return [
@@ -184,13 +184,13 @@ def _table(recipe: Recipe, evaluation: dict[str, Any]) -> list[str]:
     labels = first["per_class"] if recipe.task.has_classes else {}
     if labels:
         about = (
-            f"On {first['examples']:,} examples of a split that had no part in making the models. "
+            f"On {first['examples']:,} examples of a split that was not used to make the models. "
             "A label's column is the accuracy on its examples."
         )
     else:
         about = (
             f"On {first['tokens']:,} masked tokens of {first['examples']:,} examples, the same for "
-            "all models. The split had no part in making them."
+            "all models. The split was not used to make them."
         )
     columns = ["model", "role", *(entry.title for entry in metrics.values())]
     columns += [_escaped(label) for label in labels]
@@ -225,25 +225,25 @@ def _name_of_data(recipe: Recipe) -> str:
 
 
 def _hub_data(recipe: Recipe) -> str | None:
-    """The name of the data set on the hub, where it is from there."""
+    """The data set's hub id, or None where it is not from the hub."""
     path = recipe.task.data.path
     return path if source_of(path).name == "hub" else None
 
 
 def _is_on_hub(reference: str) -> bool:
-    """Whether a model's reference is its name on the hub, as `resolve_model` understands it."""
+    """Whether a model's reference is a hub id, as for `resolve_model`."""
     is_name = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", reference) is not None
     return is_name and not Path(reference).expanduser().is_dir()
 
 
 def _escaped(text: str) -> str:
-    """A text as it is, on one line of Markdown, in a table's cell too."""
+    """A text escaped for one line of Markdown, also in a table cell."""
     line = " ".join(text.split())
     return re.sub(f"([{re.escape(string.punctuation)}])", r"\\\1", line)
 
 
 def _code(text: str) -> str:
-    """A code span: one backtick more around it than it has in a row."""
+    """A code span, with one backtick more than the longest run of backticks in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     ticks, space = "`" * (longest + 1), " " if "`" in text else ""
     return f"{ticks}{space}{' '.join(text.split())}{space}{ticks}"

@@ -1,4 +1,4 @@
-"""report.html: one page that opens anywhere, offline."""
+"""report.html: one self-contained page that opens offline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ds_distill.reporting.verdict import last_evaluation
 
 
 def render_report(results: dict[str, Any]) -> str:
-    """The page for a run's results (the content of results.json)."""
+    """The HTML page of a run's results (the content of results.json)."""
     template = importlib.resources.files("ds_distill.reporting") / "report.html.jinja"
     evaluation = last_evaluation(results)
     over: Over = "masked tokens" if evaluation and "tokens" in evaluation["baseline"] else "classes"
@@ -31,7 +31,8 @@ def render_report(results: dict[str, Any]) -> str:
 
 
 def _pairs(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each student against each other model, the shipped one first; two students once."""
+    """Comparisons of each student with each other model, the shipped student first; a pair of
+    students appears once."""
     evaluation = last_evaluation(results)
     rows = evaluation["comparisons"] if evaluation else []
     shown: list[dict[str, Any]] = []
@@ -42,6 +43,6 @@ def _pairs(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _last_comparison(results: dict[str, Any]) -> dict[str, Any] | None:
-    """What the last expertise phase found, with its split, if there is one."""
+    """The policy comparison of the last expertise phase, with its split, if there is one."""
     found = [r for r in results["phases"] if PHASES[r["kind"]].makes == "expertise"]
     return {**found[-1]["comparison"], "split": found[-1]["split"]} if found else None

@@ -1,4 +1,4 @@
-"""The comparison of routing policies, for a reader who is new to them."""
+"""The comparison of routing policies as a console table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ds_distill.routing.comparison import Comparison, Score
 
 
 def routing_table(comparison: Comparison, split: str) -> Group:
-    """The table on the console, with a line on what it says."""
+    """The console table, with a line on the choice."""
     examples = f"{comparison.examples:,} examples of {split}"
     table = Table(
-        title=f"What chooses the policy: which target is right? {examples}, cross-validated",
+        title=f"Accuracy of each policy's target, on {examples}, cross-validated",
         title_justify="left",
-        box=SIMPLE_HEAD,  # also in a log file
+        box=SIMPLE_HEAD,  # plain enough for a log file
     )
     table.add_column("target", no_wrap=True)
     for column in ("right", f"to {BASELINE}", "95% interval"):
@@ -30,7 +30,9 @@ def routing_table(comparison: Comparison, split: str) -> Group:
     for name, score in comparison.teachers.items():
         table.add_row(*_cells(f"teacher {name}", score, "one teacher alone"))
     table.add_row(
-        *_cells("any teacher", comparison.any_teacher, "some teacher is right: a bound, no policy")
+        *_cells(
+            "any teacher", comparison.any_teacher, "at least one teacher is right: an upper bound"
+        )
     )
     agreement = "; ".join(f"{pair} {share:.0%}" for pair, share in comparison.agreement.items())
     lines = [f"Choice: {comparison.choice}. {reason(comparison)}"]
@@ -40,7 +42,7 @@ def routing_table(comparison: Comparison, split: str) -> Group:
 
 
 def reason(comparison: Comparison) -> str:
-    """Why the choice is the choice, in one sentence."""
+    """The reason of the choice, in one sentence."""
     if comparison.choice != BASELINE:
         low, high = comparison.policies[comparison.choice].interval
         return (
@@ -50,7 +52,7 @@ def reason(comparison: Comparison) -> str:
     best = max(comparison.policies, key=lambda name: comparison.policies[name].accuracy)
     if best == BASELINE:
         return "No policy's target is right more often."
-    return f"The best target, of {best}, is better by no more than chance may give."
+    return f"The best target, of {best}, is better only within chance."
 
 
 def _cells(name: str, score: Score, meaning: str) -> list[Text]:

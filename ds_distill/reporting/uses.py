@@ -1,4 +1,4 @@
-"""Which examples were used for what: what chooses or judges a model must not have made it."""
+"""Which examples were used to train, fit, choose and judge, with warnings of overlaps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ds_distill.recipe import Recipe
 
 
 def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per use, in the order train, fit, choose, judge.
+    """One entry per use, in the order train, fit, choose, judge.
 
-    Each has `use`, `split`, `examples`, `of`: what was trained, fitted, chosen or judged, and
-    `warnings`: why figures on them are too good.
+    Each has `use`, `split`, `examples`, `of` (what was trained, fitted, chosen or judged), and
+    `warnings` (why figures on these examples are too optimistic).
 
-    records: the phases', in order.
+    records: the records of the phases, in order.
     """
-    rows: dict[tuple[str, str, int], list[str]] = {}
+    found: dict[tuple[str, str, int], list[str]] = {}
 
     def add(use: str, split: str, examples: int, of: str) -> None:
-        named = rows.setdefault((use, split, examples), [])
+        named = found.setdefault((use, split, examples), [])
         if of not in named:
             named.append(of)
 
@@ -30,10 +30,8 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if PHASES[record["kind"]].makes == "expertise":
             add("fit", record["split"], record["examples"], "routing, and which policy it follows")
     for model in trained:
-        if (choosing := model["choosing"]) is not None:
-            place = (choosing["split"], choosing["examples"])
-            if choosing["keep"] == "best":
-                add("choose", *place, f"epoch of {model['output']}")
+        if (choosing := model["choosing"]) is not None and choosing["keep"] == "best":
+            add("choose", choosing["split"], choosing["examples"], f"epoch of {model['output']}")
     for model in trained:
         if (choosing := model["choosing"]) is not None and len(trained) > 1:
             add("choose", choosing["split"], choosing["examples"], "student to ship")
@@ -42,12 +40,12 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for name, model in record["models"].items():
                 add("judge", record["split"], model["examples"], name)
     table = []
-    for (use, split, examples), of in sorted(rows.items(), key=lambda row: _ORDER[row[0][0]]):
+    for (use, split, examples), of in sorted(found.items(), key=lambda item: _ORDER[item[0][0]]):
         warnings = []
         if use != "train" and (seen := recipe.trained_on(split)):
             were = "was" if len(seen) == 1 else "were"
             warnings.append(f"{', '.join(seen)} {were} trained on this split")
-        others = {one for one, its, _ in rows if its == split and one in ("fit", "choose")}
+        others = {other for other, its, _ in found if its == split and other in ("fit", "choose")}
         if use == "judge" and others:
             warnings.append(f"the same split was used to {' and to '.join(sorted(others))}")
         table.append(

@@ -1,4 +1,4 @@
-"""A run's outcome in a few sentences."""
+"""The verdict: a run's result in a few sentences."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ _OUTCOMES = ("better than", "level with", "worse than")
 
 
 def verdict(results: dict[str, Any]) -> str:
-    """What the shipped student is worth beside the baseline, teachers, controls and the other
-    students, with the numbers.
+    """The shipped student's accuracy beside the baseline, teachers, controls and other students.
 
-    Better and worse mean that the 95% interval of the difference leaves out zero.
+    Better and worse mean that the 95% interval of the difference excludes zero.
     """
     evaluation = last_evaluation(results)
     student = results["student"]
@@ -26,7 +25,7 @@ def verdict(results: dict[str, Any]) -> str:
         )
     models = evaluation["models"]
     own = models[student]
-    asked = (
+    counted = (
         f"{own['tokens']:,} masked tokens" if "tokens" in own else f"{own['examples']:,} examples"
     )
     rows = {row["other"]: row for row in evaluation["comparisons"] if row["student"] == student}
@@ -35,7 +34,7 @@ def verdict(results: dict[str, Any]) -> str:
         ("teacher", "teacher", ""),
         ("control", "student", " without teachers"),
     ):
-        # Of two models that both know nothing, none is level with the other.
+        # Two models at the baseline are not compared.
         others = {
             name: models[name]
             for name in rows
@@ -43,7 +42,7 @@ def verdict(results: dict[str, Any]) -> str:
             and (_above_baseline(own) or _above_baseline(models[name]))
         }
         clauses += _clauses(others, rows, noun, addition)
-    accuracy = f"accuracy {own['accuracy']:.1%} on {asked} of {evaluation['split']}"
+    accuracy = f"accuracy {own['accuracy']:.1%} on {counted} of {evaluation['split']}"
     outcome = f", {_listed(clauses)}" if clauses else ""
     sentences = [f"Student `{student}`: {accuracy}{outcome}."]
     sentences += _of_other_students(rows, models)
@@ -63,12 +62,12 @@ def _above_baseline(model: dict[str, Any]) -> bool:
 
 def _to_baseline(model: dict[str, Any], baseline: dict[str, Any]) -> str:
     worse = model["to_baseline"]["interval"][1] < 0
-    answer = f"always answering {baseline['answer']!r} ({baseline['accuracy']:.1%})"
-    return f"worse than {answer}" if worse else f"no better than {answer}"
+    constant = f"always predicting {baseline['answer']!r} ({baseline['accuracy']:.1%})"
+    return f"worse than {constant}" if worse else f"no better than {constant}"
 
 
 def _of_other_students(rows: dict[str, Any], models: dict[str, Any]) -> list[str]:
-    """One sentence on what sets the shipped student apart from the others."""
+    """One sentence that compares the shipped student with the others."""
     others = {name: row for name, row in rows.items() if models[name]["role"] == "student"}
     clauses = []
     for outcome in _OUTCOMES:
@@ -85,7 +84,7 @@ def _of_other_students(rows: dict[str, Any], models: dict[str, Any]) -> list[str
 
 
 def _of_models_at_baseline(evaluation: dict[str, Any], student: str, above: bool) -> list[str]:
-    """One sentence on the other models that know nothing."""
+    """One sentence on the other models that are no better than the baseline."""
     names = [
         f"`{name}` ({model['accuracy']:.1%})"
         for name, model in evaluation["models"].items()
@@ -98,7 +97,7 @@ def _of_models_at_baseline(evaluation: dict[str, Any], student: str, above: bool
     baseline = evaluation["baseline"]
     verb = "is" if len(names) == 1 else "are"
     return [
-        f"{_listed(names)} {verb} no better than always answering {baseline['answer']!r} "
+        f"{_listed(names)} {verb} no better than always predicting {baseline['answer']!r} "
         f"({baseline['accuracy']:.1%})."
     ]
 
@@ -106,7 +105,7 @@ def _of_models_at_baseline(evaluation: dict[str, Any], student: str, above: bool
 def _clauses(
     others: dict[str, dict[str, Any]], rows: dict[str, Any], noun: str, addition: str
 ) -> list[str]:
-    """One clause per outcome. `both` and `all` where all others share it, else their names."""
+    """One clause per outcome: `both` or `all` where all others share it, else their names."""
     clauses = []
     for outcome in _OUTCOMES:
         group = {name: other for name, other in others.items() if _outcome(rows[name]) == outcome}
@@ -129,7 +128,7 @@ def _outcome(row: dict[str, Any]) -> str:
 
 
 def _points(row: dict[str, Any]) -> str:
-    # + 0.0: what rounds to nothing is not negative.
+    # + 0.0 turns -0.0 into 0.0.
     numbers = (round(100 * value, 1) + 0.0 for value in (row["difference"], *row["interval"]))
     return "{:+.1f} points (95% interval {:+.1f} to {:+.1f})".format(*numbers)
 

@@ -1,1 +1,1 @@
-"""What runs a recipe: folder, models, phases in order, training, inference, publishing."""
+"""Running a recipe: run folder, models, phases in order, training, inference, publishing."""

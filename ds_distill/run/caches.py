@@ -1,4 +1,4 @@
-"""What phases read from the caches of a run."""
+"""Open a run's caches and read teacher signals from them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ds_distill.types import Signals
 
 
 def cache_folder(run: Run, phase: Cache, number: int) -> Path:
-    """Where phase `number` keeps its cache."""
+    """The folder of the cache of phase `number`."""
     if phase.folder is not None:
         return Path(phase.folder).expanduser()
     return run.folder.cache(number, run.recipe.phase_names()[number])
 
 
 def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
-    """All that a teacher's cached words depend on, but for what computed its attention, which a
-    build notes besides."""
+    """Everything that a teacher's cached signals depend on, except the attention implementation,
+    which a build adds."""
     task = run.recipe.task
     commit = getattr(load_config(reference.model, reference.revision), "_commit_hash", None)
     return {
@@ -41,7 +41,7 @@ def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
 
 
 def _labels(run: Run, reference: ModelReference) -> Any:
-    """What the columns of a teacher's logits are, and where they come from."""
+    """The labels of a teacher's logits, with the model's outputs where these differ."""
     if reference.columns is None:
         return run.labels
     return {"labels": run.labels, "outputs": list(reference.columns)}
@@ -50,7 +50,7 @@ def _labels(run: Run, reference: ModelReference) -> Any:
 def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
     """The cache of the last cache phase before phase `number` that holds a split, or None.
 
-    Raises UserError when it does not belong to the teachers as they are now.
+    Raises UserError when the teachers have changed since.
     """
     for earlier in reversed(range(number)):
         phase = run.recipe.phases[earlier]
@@ -63,12 +63,13 @@ def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
 
 
 def cached_signals(run: Run, split: str, number: int, examples: Examples) -> CachedSignals:
-    """Reads all teachers' signals on a split's examples. Keys become row numbers here, once.
+    """A function that reads all teachers' signals of a split's examples. Their keys are looked up
+    here, once.
 
     Raises UserError when the cache lacks an example.
     """
     reader = open_cache(run, split, number)
-    assert reader is not None, "check_recipe wants a cache phase before cached teachers"
+    assert reader is not None, "check_recipe requires a cache phase before cached teachers"
     indices = reader.indices(examples.keys)
 
     def read(numbers: np.ndarray, epoch: int) -> dict[str, Signals]:

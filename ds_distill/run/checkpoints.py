@@ -1,4 +1,4 @@
-"""A training's checkpoints: whole or not there, the newest two kept."""
+"""Checkpoints of a training: written completely or not at all; the newest two stay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import publish_folder, read_json, write_json
 
-KEPT = 2
+SAVE_TOTAL_LIMIT = 2
 
 
 class Checkpoints:
@@ -22,36 +22,36 @@ class Checkpoints:
         self._folder, self._world = folder, world
 
     def save(self, engine: Engine, step: int, progress: dict[str, Any]) -> None:
-        """Every rank writes its part aside; then the checkpoint gets its name."""
+        """Every rank writes its part to a temporary folder, which is then renamed."""
         final = self._folder / f"step-{step:08d}"
-        aside = self._folder / f".step-{step:08d}.tmp"
+        temporary = self._folder / f".step-{step:08d}.tmp"
         if self._world.is_main:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
         self._world.barrier()
         try:
-            engine.save(aside)
+            engine.save(temporary)
             if self._world.is_main:
                 files = {
-                    str(file.relative_to(aside)): file.stat().st_size
-                    for file in sorted(aside.rglob("*"))
+                    str(file.relative_to(temporary)): file.stat().st_size
+                    for file in sorted(temporary.rglob("*"))
                     if file.is_file()
                 }
                 write_json(
-                    aside / "progress.json",
+                    temporary / "progress.json",
                     {"ranks": self._world.size, "progress": progress, "files": files},
                 )
-                publish_folder(aside, final)
+                publish_folder(temporary, final)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)  # on a full disk it is in the way
+            shutil.rmtree(temporary, ignore_errors=True)  # on a full disk it takes space
             raise
         if self._world.is_main:
-            for old in self._whole()[:-KEPT]:
+            for old in self._complete()[:-SAVE_TOTAL_LIMIT]:
                 shutil.rmtree(old, ignore_errors=True)
         self._world.barrier()
 
     def load(self, engine: Engine) -> dict[str, Any] | None:
-        """Continue from the newest whole checkpoint: its progress, or None without one.
+        """Load the newest complete checkpoint. Returns its progress, or None without one.
 
         Raises UserError when it was written by another number of ranks.
         """
@@ -59,20 +59,20 @@ class Checkpoints:
             for leftover in self._folder.glob(".step-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
         self._world.barrier()
-        whole = self._whole()
-        if not whole:
+        complete = self._complete()
+        if not complete:
             return None
-        state = read_json(whole[-1] / "progress.json")
+        state = read_json(complete[-1] / "progress.json")
         if state["ranks"] != self._world.size:
             raise UserError(
-                f"checkpoint {whole[-1]} was written by {state['ranks']} rank(s) and the run now "
-                f"has {self._world.size}. Resume with --num-gpus {state['ranks']}."
+                f"checkpoint {complete[-1]} was written by {state['ranks']} rank(s), but the run "
+                f"now has {self._world.size}. Resume with --num-gpus {state['ranks']}."
             )
-        engine.load(whole[-1])
+        engine.load(complete[-1])
         return dict(state["progress"])
 
-    def _whole(self) -> list[Path]:
-        """Checkpoints whose files are all there in full, oldest first."""
+    def _complete(self) -> list[Path]:
+        """Checkpoints whose files all exist at their full size, oldest first."""
         found = []
         for folder in sorted(self._folder.glob("step-*")):
             if not re.fullmatch(r"step-\d{8}", folder.name):

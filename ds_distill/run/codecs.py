@@ -28,11 +28,11 @@ def codec_json(
     vocabulary: int,
     before: dict[str, Any] | None,
 ) -> dict[str, Any] | None:
-    """What the cache's manifest is to say of a teacher's codec; None for dense logits. Where a
-    tail has to be fitted it is so on the main process alone. Every rank must call this.
+    """A teacher's codec as JSON for the cache's manifest; None for dense logits. Every rank must
+    call this; only the main process fits a tail.
 
-    before: of the same teacher, in the cache or its unfinished build. Its tail goes on: fitted
-        again it could differ by a rounding.
+    before: the codec of the same teacher in the cache or its unfinished build. Its tail is reused,
+        because a new fit could differ by a rounding.
     """
     entry = CODECS[phase.codec.name]
     if entry.implementation is None:
@@ -55,9 +55,9 @@ def codec_json(
 def sample_logits(
     run: Run, reference: ModelReference, phase: Cache, examples: int
 ) -> Iterator[torch.Tensor]:
-    """A teacher's logits at the chosen tokens of some examples of the phase's first split:
-    float32 [n, V] at the codec's temperature, the same on every rank. Every rank must go
-    through all of them."""
+    """A teacher's logits at the masked tokens of some examples of the phase's first split:
+    float32 [n, V] at the codec's temperature, the same on every rank. Every rank must iterate
+    over all of them."""
     split = phase.splits[0]
     collate = inference_collator(run, run.examples(split), split, [reference])
     order = np.argsort(-collate.lengths, kind="stable")
@@ -72,19 +72,19 @@ def sample_logits(
 
 
 def compare(run: Run, number: int, examples: int) -> dict[str, list[CodecScore]]:
-    """All codecs worth a thought on each teacher's own words, as phase `number` would cache
-    them; a table and a plot of each go to the run's figures. In one process.
+    """Compare codecs on each teacher's signals, as phase `number` would cache them; writes a table
+    and a plot per teacher to the run's figures. In one process.
 
-    examples: of the phase's first split; half of them are for fitting.
+    examples: how many of the phase's first split; half of them are for fitting.
     """
     phase = run.recipe.phases[number]
     assert isinstance(phase, Cache)
     scores = {}
     for teacher in run.recipe.teachers:
         batches = list(sample_logits(run, run.reference(teacher, number), phase, examples))
-        # Longest first: every second one is of all lengths, too.
-        fitted, judged = batches[::2], batches[1::2] or batches
-        scores[teacher] = compare_codecs(judged, candidates(fitted))
+        # Sorted by length: every second batch still covers all lengths.
+        fitted, held_out = batches[::2], batches[1::2] or batches
+        scores[teacher] = compare_codecs(held_out, candidates(fitted))
         folder = run.folder.path / "figures"
         write_text(folder / f"codecs-{teacher}.md", markdown_table(scores[teacher]))
         plot(scores[teacher], folder / f"codecs-{teacher}.svg", f"{run.recipe.name}: {teacher}")

@@ -1,4 +1,4 @@
-"""A run: what every phase is given."""
+"""A run: the object that every phase receives."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ds_distill.run.folder import RunFolder
 
 @dataclass(frozen=True)
 class ModelReference:
-    """Where a model's files are when a phase starts."""
+    """A model's name and files at the start of a phase."""
 
     name: str
     model: str
@@ -42,11 +42,11 @@ class ModelReference:
     trained: bool = False
     """Whether an earlier phase of this run trained it."""
     columns: Sequence[int] | None = None
-    """Which of its outputs are the task's labels; see `label_columns`."""
+    """The outputs that are the task's labels; see `label_columns`."""
 
 
 def columns_of(references: Iterable[ModelReference]) -> dict[str, Sequence[int]]:
-    """Of the models that need it, what `Bundle` wants to know."""
+    """The output columns of the models that have some, as `Bundle` takes them."""
     return {
         reference.name: reference.columns
         for reference in references
@@ -76,8 +76,8 @@ class Run:
         folder = self.folder.data / split / "examples"
         if self.world.is_main and not folder.is_dir():
             examples = self._source.read(split)
-            with new_folder(folder) as aside:
-                examples.save_to_disk(aside)
+            with new_folder(folder) as temporary:
+                examples.save_to_disk(temporary)
         self.world.barrier()
         return folder
 
@@ -118,7 +118,7 @@ class Run:
         task = self.recipe.task
         if not isinstance(task, MaskedLM):
             return SequenceCollator(examples, tables, cached, packed)
-        tokenizer = self.tokenizer(self.reference("student", 0))  # all models have its tokens
+        tokenizer = self.tokenizer(self.reference("student", 0))  # all models have the same tokens
         masking = Masking.of(tokenizer, task.masking.rate, task.masking.seed)
         variants = task.masking.variants
         return MaskedLMCollator(
@@ -128,8 +128,8 @@ class Run:
     # ----------------------------------------------------------------------- models
 
     def reference(self, name: str, number: int) -> ModelReference:
-        """The model called `name` as phase `number` finds it: as the last earlier phase that
-        trained it left it, else as the recipe gives it."""
+        """The model `name` at the start of phase `number`: from the last earlier phase that trained
+        it, else from the recipe."""
         for earlier, output in reversed(list(self.recipe.trained_models())):
             if earlier < number and output == name:
                 return ModelReference(name, str(self.folder.model(earlier, output)), trained=True)
@@ -144,8 +144,8 @@ class Run:
         return ModelReference(name, model, given.revision, columns=columns)
 
     def tokenizer(self, reference: ModelReference) -> PreTrainedTokenizerBase:
-        """A model's tokenizer, read once and shared: the last call's settings stay in it, so load
-        another one to save it."""
+        """A model's tokenizer, read once and shared. It keeps the settings of its last call, so
+        load another one to save it."""
         return self._tokenizer(reference)[0]
 
     def tokenizer_fingerprint(self, reference: ModelReference) -> str:
@@ -159,14 +159,14 @@ class Run:
         return self._tokenizers[key]
 
     def packed(self, reference: ModelReference, *, bf16: bool) -> str | None:
-        """What computes a model's attention where it is asked without padding; None where it is
-        asked with padding.
+        """The attention backend of a model that runs without padding; None for one that runs with
+        padding.
 
-        bf16: whether it computes in it.
+        bf16: whether the model computes in bf16.
         """
-        by_itself = bf16 and self.world.device.type == "cuda"
+        by_default = bf16 and self.world.device.type == "cuda"
         padding = self.recipe.padding
-        if padding == "always" or (padding is None and not by_itself):
+        if padding == "always" or (padding is None and not by_default):
             return None
         return packed_backend(load_config(reference.model, reference.revision), self.world.device)
 
@@ -175,12 +175,12 @@ class Run:
     ) -> PreTrainedModel:
         """Load a model with the task's head; see `load_classifier` and `load_masked_lm`.
 
-        new_head: it is to be trained, and what has no head of the task yet gets one.
-        packed: it is to take packed views.
+        new_head: the model will be trained; if it has no head for the task, it gets a new one.
+        packed: the model will take packed views.
         """
         # On CPU the backward pass of torch's fused attention takes twice as long as the plain
-        # one's (bf16, MiniLM at 40 tokens: 348 against 200 ms a step). A model that is only asked
-        # has the attention that transformers chooses, as where its user loads it.
+        # one's (bf16, MiniLM at 40 tokens: 348 against 200 ms a step). A model that only runs
+        # forward has the attention that transformers chooses, as when its user loads it.
         attention = "eager" if new_head and self.world.device.type == "cpu" else None
         if packed:
             config = load_config(reference.model, reference.revision)
@@ -195,7 +195,7 @@ class Run:
         if isinstance(self.recipe.task, MaskedLM):
             return load_masked_lm(reference.model, **options)
         labels = self.labels
-        if reference.columns is not None:  # all that the checkpoint has, as it has them
+        if reference.columns is not None:  # all classes of the checkpoint, in its order
             labels = class_names(load_config(reference.model, reference.revision))
         return load_classifier(reference.model, labels, **options)
 

@@ -1,4 +1,4 @@
-"""What a run ran on."""
+"""The environment of a run: versions, devices, git commit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGES = (
 
 
 def describe_environment(num_ranks: int, device: str) -> dict[str, Any]:
-    """Versions, devices, git commit: what a result has to be read with."""
+    """Versions, devices and git commit, for environment.json."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -40,7 +40,7 @@ def describe_environment(num_ranks: int, device: str) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on at the moment."""
+    """A TCP port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -54,7 +54,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Commit of the checkout that the package runs from, `+changes` if it was edited."""
+    """Commit of the checkout that the package runs from, with `+changes` if it was edited."""
     root = Path(ds_distill.__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None

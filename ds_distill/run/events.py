@@ -1,4 +1,4 @@
-"""What a run says while it works: metrics.jsonl, console, wandb, TensorBoard."""
+"""The log of a run: console, progress bars, metrics.jsonl, wandb, TensorBoard."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from ds_distill.files import write_text
 from ds_distill.recipe.schema import Recipe
 
 PLAIN_LINE_SECONDS = 30.0
-"""How often progress is printed where there is no terminal to draw a bar on."""
-
+"""Interval of progress lines where the output is no terminal."""
 
 LOG_FILE_WIDTH = 140
 """Characters."""
@@ -59,7 +58,7 @@ class Bar:
 
 
 def open_console(*, quiet: bool = False) -> Console:
-    """As wide as the terminal; where there is none, as a log file bears."""
+    """A console as wide as the terminal, or LOG_FILE_WIDTH where there is none."""
     console = Console(highlight=False, soft_wrap=True, quiet=quiet)
     if not console.is_terminal:
         console.width = LOG_FILE_WIDTH
@@ -67,16 +66,16 @@ def open_console(*, quiet: bool = False) -> Console:
 
 
 class RunLog:
-    """The run's voice. Only the main process has one that speaks."""
+    """Writes a run's log. Enabled on the main process only; elsewhere calls do nothing."""
 
-    def __init__(self, folder: Path, recipe: Recipe, *, speaks: bool, resumed: bool) -> None:
+    def __init__(self, folder: Path, recipe: Recipe, *, enabled: bool, resumed: bool) -> None:
         self._file = folder / "metrics.jsonl"
-        self._speaks, self._resumed = speaks, resumed
+        self._enabled, self._resumed = enabled, resumed
         self._number = 0
-        self._console = open_console(quiet=not speaks)
+        self._console = open_console(quiet=not enabled)
         self._wandb: Any = None
         self._tensorboard: Any = None
-        if not speaks:
+        if not enabled:
             return
         if recipe.logging.wandb:
             self._wandb = _start_wandb(folder, recipe)
@@ -85,27 +84,27 @@ class RunLog:
 
             self._tensorboard = SummaryWriter(str(folder / "tensorboard"))
 
-    def say(self, text: str) -> None:
-        """A line on the console."""
+    def info(self, text: str) -> None:
+        """Print a line on the console."""
         self._console.print(text, markup=False)
 
     def show(self, table: RenderableType) -> None:
-        """A table on the console."""
+        """Print a table on the console."""
         self._console.print(table, soft_wrap=False)
 
     def start_phase(self, number: int) -> None:
-        """Events that follow belong to phase `number`. Those that an earlier attempt at it left
-        are dropped, except of its trainings, which continue (see `forget_after`)."""
+        """Events that follow belong to phase `number`. Its events from before a resume are dropped,
+        except those of trainings, which continue (see `forget_after`)."""
         self._number = number
         if self._resumed:
-            self._keep(lambda event: event["number"] != number or "step" in event)
+            self._rewrite(lambda event: event["number"] != number or "step" in event)
 
     def event(self, event: str, *, phase: str, step: int | None = None, **values: Any) -> None:
-        """One line of metrics.jsonl; numbers also go to wandb and TensorBoard.
+        """Add a line to metrics.jsonl; numbers also go to wandb and TensorBoard.
 
         phase: the phase's name, or the name of the model that it trains.
         """
-        if not self._speaks:
+        if not self._enabled:
             return
         line = {
             "time": round(time.time(), 3),
@@ -117,7 +116,7 @@ class RunLog:
             line["step"] = step
         with open(self._file, "a", encoding="utf-8") as file:
             file.write(json.dumps({**line, **values}, ensure_ascii=False) + "\n")
-        group = f"{self._number:02d}-{phase}"  # two phases may train a model of one name
+        group = f"{self._number:02d}-{phase}"  # two phases may train models of the same name
         numbers = {
             f"{group}/{event}/{key}": value
             for key, value in values.items()
@@ -131,35 +130,36 @@ class RunLog:
                 self._tensorboard.add_scalar(key, value, step or 0)
 
     def forget_after(self, phase: str, step: int) -> None:
-        """Drop a training's events after `step`: they will be made again from its checkpoint."""
+        """Drop a training's events after `step`: it repeats these steps from its checkpoint."""
 
-        def stays(event: dict[str, Any]) -> bool:
+        def keep(event: dict[str, Any]) -> bool:
             if (event["number"], event["phase"]) != (self._number, phase):
                 return True
             at = event.get("step", 0)
-            return at < step or (at == step and event["event"] != "epoch")  # opens what follows
+            # The event `epoch` belongs to the steps that follow it.
+            return at < step or (at == step and event["event"] != "epoch")
 
         if self._resumed:
-            self._keep(stays)
+            self._rewrite(keep)
 
-    def _keep(self, stays: Callable[[dict[str, Any]], bool]) -> None:
-        """Write metrics.jsonl anew with some of its events, without a line cut off by a kill."""
-        if not self._speaks or not self._file.exists():
+    def _rewrite(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+        """Rewrite metrics.jsonl with some of its events; drops a line that a kill cut off."""
+        if not self._enabled or not self._file.exists():
             return
-        kept = []
+        lines = []
         for line in self._file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 event = json.loads(line)
             except json.JSONDecodeError:
                 continue
-            if stays(event):
-                kept.append(line)
-        write_text(self._file, "".join(line + "\n" for line in kept))
+            if keep(event):
+                lines.append(line)
+        write_text(self._file, "".join(line + "\n" for line in lines))
 
     @contextmanager
     def bar(self, label: str, total: int) -> Iterator[Bar]:
-        """A progress bar with the time left; on a pipe or in a log file, a line now and then."""
-        if not (self._speaks and sys.stdout.isatty()):
+        """A progress bar with the time left; on a pipe or in a log file, a line at intervals."""
+        if not (self._enabled and sys.stdout.isatty()):
             yield Bar(self._console, label, total, None)
             return
         columns = (
@@ -182,20 +182,20 @@ class RunLog:
 
 
 def _start_wandb(folder: Path, recipe: Recipe) -> Any:
-    """A wandb run in the run's folder; a resumed run goes on in the same one."""
+    """A wandb run in the run's folder; a resumed run continues the same one."""
     import wandb
 
     identity = folder / "wandb" / "id.txt"
-    known = identity.read_text(encoding="utf-8") if identity.is_file() else uuid.uuid4().hex
-    write_text(identity, known)
+    run_id = identity.read_text(encoding="utf-8") if identity.is_file() else uuid.uuid4().hex
+    write_text(identity, run_id)
     return wandb.init(
         project=recipe.logging.wandb,
         name=recipe.name,
-        id=known,
+        id=run_id,
         resume="allow",
         dir=str(folder),
         config=recipe.model_dump(mode="json"),
-        # Its copy of the console would be full of the progress bar's frames.
+        # wandb's copy of the console would contain every frame of the progress bar.
         settings=wandb.Settings(console="off"),
     )
 

@@ -25,9 +25,9 @@ from ds_distill.run.publish import publish
 def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | None = None) -> Run:
     """Run a recipe in the folder `path`.
 
-    first: so many of its phases; None runs them all and publishes.
+    first: run only the first phases, this many; None runs all and publishes.
 
-    Raises UserError for what the user can mend; nothing is written then.
+    Raises UserError for mistakes that the user can fix; nothing is written then.
     """
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
@@ -45,21 +45,21 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | No
     if world.is_main:
         folder.create(recipe, describe_environment(world.size, str(world.device)))
     world.barrier()
-    log = RunLog(path, recipe, speaks=world.is_main, resumed=resume)
+    log = RunLog(path, recipe, enabled=world.is_main, resumed=resume)
     run = Run(recipe, folder, world, log, source)
     if resolved_name(recipe.deepspeed) != recipe.deepspeed:
-        log.say(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")
+        log.info(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")
     for note in notes(recipe, source) if world.is_main and not resume else ():
-        log.say(f"Note: {note}")
+        log.info(f"Note: {note}")
     try:
         for number, (phase, name) in enumerate(
             zip(recipe.phases[:first], recipe.phase_names(), strict=False)
         ):
             title = f"[{number + 1}/{len(recipe.phases)}] {name}"
             if folder.read_record(number, name) is not None:
-                log.say(f"{title}: done before")
+                log.info(f"{title}: done before")
                 continue
-            log.say(title)
+            log.info(title)
             log.start_phase(number)
             started = time.perf_counter()
             record = PHASES[phase.kind].load()(phase, number, name, run)

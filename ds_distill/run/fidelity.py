@@ -1,4 +1,4 @@
-"""How near a cache is to its teachers: a few examples asked again."""
+"""Fidelity of a cache: its difference from the teachers, measured on a few examples."""
 
 from __future__ import annotations
 
@@ -14,60 +14,59 @@ from ds_distill.data.batches import Collator, Examples
 from ds_distill.engine.engine import Engine
 
 MUCH = 0.1
-"""The share of a teacher's words from which on their loss is warned of: a choice between the
-shares that were measured on students (docs/codecs.md), 2% and 60%."""
+"""The lost share of a teacher's signals above which a build warns: chosen between the two shares
+that were measured with students (docs/codecs.md), 2% and 60%."""
 
 _EXAMPLES = 32
 _ROWS = 256
-"""Worked on at once: each is as long as a vocabulary."""
+"""Rows processed at once: each is as long as a vocabulary."""
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """What a teacher says about a few examples, in two other ways to batch them than the
-    cache's own."""
+    """A teacher's logits of a few examples, run again in two other batchings than the cache's."""
 
     keys: torch.Tensor
-    """int64 [m, 2], the examples' content keys."""
+    """int64 [m, 2]: content keys of the examples."""
     together: torch.Tensor
-    """float32 [n, C] logits, of all in one batch, long and short."""
+    """float32 [n, C]: logits, all examples in one batch, long and short."""
     alone: torch.Tensor
-    """The same rows, of each example in a batch of its own."""
+    """float32 [n, C]: the same rows, each example in its own batch."""
     variant: int = 0
-    """Of masks."""
+    """The mask variant."""
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Distances of whole distributions, at the temperature of the cache: a codec's tail is spread
-    as the codec spreads it."""
+    """Distances between full distributions, at the temperature of the cache, with a codec's tail
+    spread as the codec spreads it."""
 
     rows: int
-    """That are compared: examples, or hidden tokens."""
+    """Number of compared rows: examples, or masked tokens."""
     temperature: float
     batches: float
-    """Total variation, in [0, 1], between the teacher's own in two ways to batch, the largest of
-    all rows: what no cache can be better than."""
+    """Largest total variation, in [0, 1], between the teacher's outputs in the two batchings: no
+    cache can do better."""
     cached: float
-    """Between the teacher's own and the cache's: batches, number format and codec together."""
+    """Largest total variation between teacher and cache: batching, dtype and codec together."""
     cached_mean: float
     """The same, mean over rows."""
     kl_mean: float
-    """Nats: KL(the teacher's own || the cache's), mean over rows."""
+    """KL(teacher || cache) in nats, mean over rows."""
     kl_p99: float
-    """Nats: 99 rows of 100 are not farther off."""
+    """The 99th percentile of the same KL over rows."""
     entropy: float
-    """Nats: of the teacher's own, mean over rows."""
+    """Entropy of the teacher's distributions in nats, mean over rows."""
     lost: float
-    """`kl_mean` over what the teacher says, log C less its entropy: the KL that a student has
-    to it which knows nothing yet. So much of that KL a student cannot see."""
+    """`kl_mean` / (log C - entropy): the lost share of the KL that a uniform student has to the
+    teacher, which is all that it can learn."""
 
     def __str__(self) -> str:
         return (
-            f"asked again in other batches its probabilities differ by at most {self.batches:.1e}, "
-            f"the cache's by {self.cached:.1e} (mean {self.cached_mean:.1e}).\n"
+            f"in other batches its probabilities differ by at most {self.batches:.1e}, in the "
+            f"cache by {self.cached:.1e} (mean {self.cached_mean:.1e}).\n"
             f"    KL(teacher || cache) {self.kl_mean:.2g} nats, 99th percentile {self.kl_p99:.2g}, "
-            f"beside a mean entropy of {self.entropy:.3g} ({self.rows:,} rows, temperature "
+            f"mean entropy {self.entropy:.3g} ({self.rows:,} rows, temperature "
             f"{self.temperature:g}): {self.lost:.1%} lost"
         )
 
@@ -83,9 +82,9 @@ def repeat_inference(
     indices: np.ndarray,
     mask_variants: int | None,
 ) -> Repeated:
-    """Ask a teacher about a few of `indices`. Every rank must call this, and asks about the same.
+    """Run a teacher again on a few of `indices`. Every rank must call this with equal arguments.
 
-    mask_variants: of masks; the last one is asked about, because a codec is fitted to the first.
+    mask_variants: the last variant is used, because a codec is fitted to the first.
     """
     some = indices[np.unique(np.linspace(0, len(indices) - 1, _EXAMPLES).astype(np.int64))]
     variant = (mask_variants or 1) - 1
@@ -99,25 +98,25 @@ def repeat_inference(
     return Repeated(examples.keys[torch.from_numpy(some)], predict(some), alone, variant)
 
 
-def fidelity(again: Repeated, reader: CacheReader, teacher: str) -> Fidelity | None:
-    """Compare with what the cache holds of the same examples; None where no token of theirs is
-    hidden."""
-    if not len(again.alone):
+def fidelity(repeated: Repeated, reader: CacheReader, teacher: str) -> Fidelity | None:
+    """Compare with the cached signals of the same examples. None where no token is masked."""
+    if not len(repeated.alone):
         return None
-    held = reader.log_probs(teacher, reader.indices(again.keys), again.variant)
+    stored = reader.log_probs(teacher, reader.indices(repeated.keys), repeated.variant)
     temperature = reader.manifest.teachers[teacher].signals.temperature or 1.0
     parts = []
     for alone, together, cached in zip(
-        *(whole.split(_ROWS) for whole in (again.alone, again.together, held)), strict=True
+        *(logits.split(_ROWS) for logits in (repeated.alone, repeated.together, stored)),
+        strict=True,
     ):
         own = torch.log_softmax(alone / temperature, 1)
         batches = _total_variation(own, torch.log_softmax(together / temperature, 1))
         entropy = torch.special.entr(own.exp()).sum(1)
-        kl = divergence(own, cached).clamp(min=0.0)  # of equals it is rounded to either side
+        kl = divergence(own, cached).clamp(min=0.0)  # rounding can make the KL of equals negative
         distances = batches, _total_variation(own, cached), kl, entropy
         parts.append(torch.stack([part.double() for part in distances]))
     batches, variation, kl, entropy = torch.cat(parts, dim=1)
-    outputs = math.log(held.shape[1]) - float(entropy.mean())
+    learnable = math.log(stored.shape[1]) - float(entropy.mean())
     return Fidelity(
         rows=len(kl),
         temperature=temperature,
@@ -127,7 +126,7 @@ def fidelity(again: Repeated, reader: CacheReader, teacher: str) -> Fidelity | N
         kl_mean=float(kl.mean()),
         kl_p99=float(np.quantile(kl.numpy(), 0.99)),
         entropy=float(entropy.mean()),
-        lost=float(kl.mean()) / outputs if outputs > 0 else 0.0,
+        lost=float(kl.mean()) / learnable if learnable > 0 else 0.0,
     )
 
 

@@ -1,4 +1,4 @@
-"""A run's folder: the only way by which phases hand things to each other."""
+"""A run's folder, through which phases pass models and records to each other."""
 
 from __future__ import annotations
 
@@ -34,31 +34,30 @@ class RunFolder:
         return (self.path / "recipe.yaml").is_file()
 
     def check_new_or_same(self, recipe: Recipe, resume: bool) -> None:
-        """Refuse a folder that another run left, and a resume with another recipe."""
+        """Raises UserError for a folder of another run, and for a resume with another recipe."""
         written = self.path / "recipe.yaml"
         if self.path.exists() and not self.path.is_dir():
             raise UserError(
-                f"--folder {self.path}: this is a file, and a run needs a folder. Name another "
-                "place."
+                f"--folder {self.path}: is a file, and a run needs a folder. Name another one."
             )
         for parent in self.path.parents:
             if parent.exists():
                 if not parent.is_dir() or not os.access(parent, os.W_OK):
-                    what = "may not be written to" if parent.is_dir() else "is a file"
+                    what = "is not writable" if parent.is_dir() else "is a file"
                     raise UserError(
-                        f"--folder {self.path}: cannot be made, because {parent} {what}. Name "
-                        "another place."
+                        f"--folder {self.path}: cannot be created, because {parent} {what}. Name "
+                        "another folder."
                     )
                 break
         if not resume:
-            # A kill before the recipe was written leaves at most that file's beginning.
-            there = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-            if there - {".recipe.yaml.tmp"}:
-                what = "holds a run" if written.is_file() else f"holds {sorted(there)[0]}"
+            # A kill before the recipe was written leaves at most this temporary file.
+            present = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+            if present - {".recipe.yaml.tmp"}:
+                what = "holds a run" if written.is_file() else f"holds {sorted(present)[0]}"
                 fix = "Add --resume to continue that run, " if written.is_file() else "Give "
                 raise UserError(
                     f"the run's folder {self.path} exists and {what}. {fix}--folder for another "
-                    "place, or remove it."
+                    "one, or remove it."
                 )
             return
         if not written.is_file():
@@ -75,8 +74,9 @@ class RunFolder:
                 "new run with --folder."
             )
 
-    def how_to_go_on(self, *options: str) -> str:
-        """What a stopped run keeps, and this process's command to continue it, with `options`."""
+    def how_to_continue(self, *options: str) -> str:
+        """A sentence for a stopped run: what is saved, and the command to continue, with
+        `options`."""
         if not self.holds_run():
             return f"Nothing was written. Start again with: {same_command()}"
         done = ", ".join(path.stem[3:] for path in sorted((self.path / "phases").glob("*.json")))
@@ -85,44 +85,46 @@ class RunFolder:
             for folder in sorted((self.path / "checkpoints").glob("*"))
             if (steps := list(folder.glob("step-*")))
         ]
-        saved = ", ".join(f"{output} at step {step}" for output, step in newest)
-        kept = [
+        steps_saved = ", ".join(f"{output} at step {step}" for output, step in newest)
+        saved = [
             *([f"the phases {done}"] if done else []),
-            *([f"the checkpoint of {saved}"] if saved else []),
+            *([f"the checkpoint of {steps_saved}"] if steps_saved else []),
         ]
         return (
-            f"{self.path} keeps {' and '.join(kept) or 'what was written'}. Continue with: "
+            f"{self.path} keeps {' and '.join(saved) or 'what was written'}. Continue with: "
             f"{same_command(*options)}"
         )
 
     def create(self, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Make the folder. Raises UserError when it cannot be, and leaves nothing then."""
+        """Create the folder. Raises UserError when that fails, and leaves nothing behind."""
         new = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.path / "recipe.yaml", dump_recipe(recipe))  # first: it makes a run
+            write_text(
+                self.path / "recipe.yaml", dump_recipe(recipe)
+            )  # first: with it the folder holds a run
             write_json(self.path / "environment.json", environment)
         except OSError as error:
             if new:
                 shutil.rmtree(self.path, ignore_errors=True)
             raise UserError(
                 f"--folder {self.path}: the run's folder cannot be written: "
-                f"{error.strerror or error}. Free some space, or name another place."
+                f"{error.strerror or error}. Free some space, or name another folder."
             ) from error
 
     def model(self, number: int, output: str) -> Path:
-        """Where phase `number` puts the model it calls `output`."""
+        """The folder of the model `output` that phase `number` trains."""
         return self.path / "models" / f"{number:02d}-{output}"
 
     def checkpoints(self, number: int, output: str) -> Path:
         return self.path / "checkpoints" / f"{number:02d}-{output}"
 
     def cache(self, number: int, name: str) -> Path:
-        """Where cache phase `number` writes, unless its recipe names another folder."""
+        """The folder of cache phase `number`, unless the recipe names another one."""
         return self.path / "cache" / f"{number:02d}-{name}"
 
     def record(self, number: int, name: str) -> Path:
-        """The file that says that a phase is done, and what came of it."""
+        """The file with the results of a phase. It exists once the phase is done."""
         return self.path / "phases" / f"{number:02d}-{name}.json"
 
     def read_record(self, number: int, name: str) -> dict[str, Any] | None:
@@ -131,18 +133,18 @@ class RunFolder:
 
     @contextmanager
     def new_model(self, number: int, output: str) -> Iterator[Path]:
-        """A folder to write a model to that may yet be replaced by a better one."""
+        """A folder for the best model so far; a later, better one replaces it."""
         with new_folder(self.checkpoints(number, output) / "kept") as folder:
             yield folder
 
     def publish_model(self, number: int, output: str, record: dict[str, Any]) -> None:
-        """The kept model becomes the training's result, with the record of how it came to
-        be; its checkpoints go. Main process."""
+        """Make the best model the training's result, beside its record, and remove the
+        checkpoints. Main process."""
         model = self.model(number, output)
-        kept = self.checkpoints(number, output) / "kept"
-        write_json(kept / TRAINING_RECORD, record)
+        best = self.checkpoints(number, output) / "kept"
+        write_json(best / TRAINING_RECORD, record)
         model.parent.mkdir(exist_ok=True)
-        publish_folder(kept, model)
+        publish_folder(best, model)
         self._remove_checkpoints(number, output)
 
     def finished_training(self, number: int, output: str) -> dict[str, Any] | None:
@@ -161,7 +163,7 @@ class RunFolder:
 
 
 def _shown(key: str, old: Any, new: Any) -> str:
-    """The innermost keys that differ, as a user writes them."""
+    """The first innermost key that differs, in dotted form, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         for inner in {**old, **new}:
             if old.get(inner) != new.get(inner):

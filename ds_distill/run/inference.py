@@ -1,4 +1,4 @@
-"""What models predict for every example of a split, by all ranks together."""
+"""Predictions of models for every example of a split, on all ranks together."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def predict_split(
     layers: Sequence[int] = (),
     fp32: bool = False,
 ) -> tuple[Examples, dict[str, Signals]]:
-    """What classifiers say about a whole split: logits float32 [N, C] and the states of
-    `layers`. Raises UserError where logits are not finite.
+    """Signals of classifiers for a whole split: logits float32 [N, C] and the states of `layers`.
+    Raises UserError where logits are not finite.
 
-    fp32: they compute in it; else as teachers do, in what the recipe's DeepSpeed config says.
+    fp32: compute in fp32; else, like teachers, in the dtype of the recipe's DeepSpeed config.
     """
     examples = run.examples(split)
     collate = inference_collator(run, examples, split, references, fp32=fp32)
     names = [reference.name for reference in references]
     bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
     with inference_engine(run, references, fp32=fp32) as engine:
-        answers = predict_all(engine, collate, names, batch_size, run.world, bar, layers=layers)
-    for name, outputs in answers.items():
+        predictions = predict_all(engine, collate, names, batch_size, run.world, bar, layers=layers)
+    for name, outputs in predictions.items():
         check_finite(run, name, split, examples, torch.isfinite(outputs.logits).all(dim=1))
-    return examples, answers
+    return examples, predictions
 
 
 def score_models(
     run: Run, references: list[ModelReference], split: str, batch_size: int
 ) -> dict[str, TokenScores]:
-    """How masked-LMs, in fp32, do on a whole split, with the same masks for all. Raises UserError
+    """Scores of masked-LMs in fp32 on a whole split, all with the same masks. Raises UserError
     where a loss is not finite."""
     examples = run.examples(split)
     collate = inference_collator(run, examples, split, references, fp32=True)
@@ -87,7 +87,7 @@ def inference_collator(
 def inference_engine(
     run: Run, references: list[ModelReference], *, fp32: bool = False
 ) -> Iterator[Engine]:
-    """All models in one engine, sharded under ZeRO stage 3; see `predict_split`."""
+    """One engine with all models, sharded under ZeRO stage 3; see `predict_split`."""
     config = in_fp32(run.deepspeed()) if fp32 else run.deepspeed()
     bf16 = is_bf16(config)
     with sharded_loading(config):
@@ -112,8 +112,8 @@ def predict_all(
     *,
     layers: Sequence[int] = (),
 ) -> dict[str, Signals]:
-    """What models say about all N examples, on the CPU of every rank: logits float32 [N, C] and
-    the states of `layers`, float32 [N, H].
+    """Signals of models for all N examples, on the CPU of every rank: logits float32 [N, C] and the
+    states of `layers`, float32 [N, H].
 
     batch_size: examples per rank and forward pass.
     """
@@ -121,10 +121,9 @@ def predict_all(
     shares = [split_batch(batch, 1, world.size, world.rank)[0] for batch in batches]
     outputs: dict[str, dict[Any, torch.Tensor]] = {name: {} for name in models}
     with bar or nullcontext() as progress:
-        for batch, mine, asked in zip(batches, shares, prefetch(collate, shares), strict=True):
-            answers = engine.predict(asked, models, layers)
-            for name, answer in answers.items():
-                for what, values in [("logits", answer.logits), *answer.hidden.items()]:
+        for batch, mine, inputs in zip(batches, shares, prefetch(collate, shares), strict=True):
+            for name, signals in engine.predict(inputs, models, layers).items():
+                for what, values in [("logits", signals.logits), *signals.hidden.items()]:
                     if what not in outputs[name]:
                         shape = (len(collate.lengths), values.shape[1])
                         outputs[name][what] = torch.zeros(shape)
@@ -132,12 +131,12 @@ def predict_all(
                         outputs[name][what][torch.from_numpy(mine)] = values.float().cpu()
             if progress:
                 progress.advance(len(batch))
-    whole = {
-        # Each example was answered by one rank and is zero on the others.
+    summed = {
+        # Each example ran on one rank and is zero on the others.
         name: {what: world.sum(part.to(world.device)).cpu() for what, part in parts.items()}
         for name, parts in outputs.items()
     }
-    return {name: Signals(parts.pop("logits"), parts) for name, parts in whole.items()}
+    return {name: Signals(parts.pop("logits"), parts) for name, parts in summed.items()}
 
 
 def score_tokens(
@@ -148,10 +147,10 @@ def score_tokens(
     world: World,
     bar: AbstractContextManager[Bar] | None = None,
 ) -> dict[str, TokenScores]:
-    """How masked-LMs do on each of N examples with its first draw of masks, on every rank.
+    """Scores of masked-LMs on each of N examples with its first mask variant, on every rank.
 
-    Logits over a vocabulary are too large to keep: only sums per example leave a batch, and one
-    model is asked at a time.
+    Logits over a vocabulary are too large to collect: only sums per example leave a batch, and one
+    model runs at a time.
 
     batch_size: examples per rank and forward pass.
     """
@@ -160,20 +159,20 @@ def score_tokens(
     batches = plan_once(collate.lengths, batch_size * world.size)
     shares = [split_batch(batch, 1, world.size, world.rank)[0] for batch in batches]
     with bar or nullcontext() as progress:
-        for batch, mine, hidden in zip(batches, shares, prefetch(collate, shares), strict=True):
-            counted = hidden.row_sets["all"]
+        for batch, mine, inputs in zip(batches, shares, prefetch(collate, shares), strict=True):
+            counted = inputs.row_sets["all"]
             for name in models:
-                logits = engine.predict(hidden, [name])[name].logits
-                labels = hidden.labels.to(logits.device)
+                logits = engine.predict(inputs, [name])[name].logits
+                labels = inputs.labels.to(logits.device)
                 losses = F.cross_entropy(logits, labels, reduction="none")
                 right = logits.argmax(dim=-1) == labels
-                example = torch.from_numpy(mine)[hidden.views[name].example_indices[counted]]
+                example = torch.from_numpy(mine)[inputs.views[name].example_indices[counted]]
                 values = torch.stack([losses.double(), right.double(), torch.ones_like(losses)])
                 sums[name].index_add_(1, example, values.cpu()[:, counted])
             if progress:
                 progress.advance(len(batch))
     return {
-        # Each example was answered by one rank and is zero on the others.
+        # Each example ran on one rank and is zero on the others.
         name: TokenScores(*world.sum(values.to(world.device)).cpu().numpy())
         for name, values in sums.items()
     }

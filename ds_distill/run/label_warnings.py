@@ -1,4 +1,4 @@
-"""Teachers that a labelled split shows to be no better than no teacher, or to have their labels in
+"""Warnings of teachers that a labelled split shows to be useless, or to have their labels in
 another order than the task's."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def warn_of_teachers(
     outputs: Mapping[str, Signals],
     labels: np.ndarray,
 ) -> list[str]:
-    """A line, said and returned, for each teacher that is in doubt; see `doubt`. One that this run
-    has trained has the task's order.
+    """Log and return a line for each doubtful teacher; see `doubt`. The label order of a teacher
+    that this run trained is not in doubt.
 
     outputs: logits [N, C] by teacher; labels: int [N], -1 unlabelled.
     """
@@ -32,7 +32,7 @@ def warn_of_teachers(
         found = doubt(outputs[reference.name].logits.numpy(), labels, run.labels)
         if found is not None and (found.is_worthless or not reference.trained):
             warnings.append(_line(run, reference, split, found))
-            run.log.say(f"WARNING: {warnings[-1]}")
+            run.log.info(f"WARNING: {warnings[-1]}")
             run.log.event("warning", phase=phase, text=warnings[-1])
     return warnings
 
@@ -40,12 +40,12 @@ def warn_of_teachers(
 def _line(run: Run, reference: ModelReference, split: str, found: Doubt) -> str:
     fact = (
         f"teacher {reference.name}: accuracy {found.accuracy:.1%} on {split}, where always "
-        f"answering {found.majority!r} has {found.share:.1%}."
+        f"predicting {found.majority!r} has {found.share:.1%}."
     )
     if reference.trained:
         return fact
     if found.order is None:
-        return f"{fact} Nor would another order of its labels be better than that answer."
+        return f"{fact} No other order of its labels would be better than that."
     names = class_names(load_config(reference.model, reference.revision))
     if len(set(names)) < len(names):
         names = [str(number) for number in range(len(names))]

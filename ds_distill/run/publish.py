@@ -1,4 +1,4 @@
-"""The end of a run: the student to ship, results, report."""
+"""Publish a run: the student to ship, results, report."""
 
 from __future__ import annotations
 
@@ -35,32 +35,35 @@ def publish(run: Run) -> None:
     results["verdict"] = verdict(results)
     if chosen is not None:
         number, output = chosen
-        with new_folder(folder.student) as aside:
-            shutil.copytree(folder.model(number, output), aside, dirs_exist_ok=True)
-            write_text(aside / "README.md", model_card(recipe, results))
+        with new_folder(folder.student) as temporary:
+            shutil.copytree(folder.model(number, output), temporary, dirs_exist_ok=True)
+            write_text(temporary / "README.md", model_card(recipe, results))
     write_json(folder.results, results)
     write_text(folder.path / "report.html", render_report(results))
-    run.log.say(results["verdict"])
+    run.log.info(results["verdict"])
 
 
 def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None:
-    """(phase number, name) of the student to ship: of all distilled ones, else of all trained
-    ones, the best on the examples that choose; the first of equals, and the last where nothing
-    chooses. One that was trained on the split that chooses ships only where no other does."""
+    """(phase number, name) of the student to ship: the most accurate on the choosing examples.
+
+    Distilled students come before other trained ones. Of equal students the first is taken, and
+    without choosing examples the last. A student that was trained on the choosing split is taken
+    only where there is no other.
+    """
     seen = recipe.trained_on(CHOOSING_SPLIT)
     trained = [
         (number, PHASES[phase.kind].makes == "student", model)
         for number, (phase, record) in enumerate(zip(recipe.phases, records, strict=True))
         for model in record.get("trained", [])
     ]
-    for better in (
-        [one for one in trained if one[1]],
-        [one for one in trained if one[2]["output"] not in seen],
+    for preferred in (
+        [item for item in trained if item[1]],
+        [item for item in trained if item[2]["output"] not in seen],
     ):
-        trained = [one for one in trained if one in better] or trained
+        trained = [item for item in trained if item in preferred] or trained
     if not trained:
         return None
-    accuracies = [(one[2]["choosing"] or {}).get("accuracy") or 0.0 for one in trained]
+    accuracies = [(item[2]["choosing"] or {}).get("accuracy") or 0.0 for item in trained]
     best = max(accuracies)
     number, _, model = trained[accuracies.index(best) if best > 0.0 else -1]
     return number, model["output"]

@@ -1,6 +1,6 @@
-"""What Ctrl-C and SIGTERM do to a command: it ends at once, and says how to go on.
+"""Ctrl-C and SIGTERM: the process ends at once and prints how to continue.
 
-Nothing is unwound: whatever a run writes is whole or not there at every moment, as after SIGKILL.
+No cleanup is needed: at every moment each file of a run is complete or absent, as after SIGKILL.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from types import FrameType
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 LAUNCHED = "DS_DISTILL_LAUNCHED"
-"""Variable in the environment of ranks whose standard input `ds-distill launch` holds open: it
-ends when the launch does, however that ended."""
+"""Environment variable of ranks whose standard input `ds-distill launch` holds open: it closes when
+the launch ends, for any reason."""
 
 
 @contextmanager
-def last_words(
-    words: Callable[[], str], end: Callable[[bool], None] | None = None
+def exit_on_signal(
+    message: Callable[[], str], end: Callable[[bool], None] | None = None
 ) -> Iterator[None]:
-    """Within, a signal ends this process with one line on standard error and exit code 128 + its
-    number. A rank ends without a word: who started it has it.
+    """Inside this block a signal ends the process with one line on standard error and exit code
+    128 + its number. A rank ends silently: the process that started it prints the line.
 
-    words: what follows `stopped by Ctrl-C.`
-    end: ends what this process started; given True when a second signal came while it did.
+    message: the text after `stopped by Ctrl-C.`
+    end: ends the processes that this one started; called with True on a second signal.
     """
     if is_rank() or threading.current_thread() is not threading.main_thread():
         yield
@@ -38,18 +38,18 @@ def last_words(
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopping
-        again, stopping = stopping, True
+        is_second, stopping = stopping, True
         if end is not None:
-            end(again)
-        then = ""
+            end(is_second)
+        text = ""
         with suppress(OSError):
-            then = f" {words()}"
-        say(f"stopped by {SIGNALS[signal.Signals(number)]}.{then}".rstrip())
+            text = f" {message()}"
+        print_error(f"stopped by {SIGNALS[signal.Signals(number)]}.{text}".rstrip())
         os._exit(128 + number)
 
-    # A signal that whoever started this process has it ignore (nohup, `&` in a script) stays so.
-    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in heeded}
+    # A signal that the parent process set to be ignored (nohup, `&` in a script) stays ignored.
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in handled}
     try:
         yield
     finally:
@@ -57,27 +57,27 @@ def last_words(
             signal.signal(number, handler)
 
 
-def say(text: str) -> None:
-    """A line on standard error, past what other threads are writing; a progress bar that stands
-    on a terminal goes, and the cursor that it hid comes back."""
+def print_error(text: str) -> None:
+    """Print a line on standard error without waiting for other threads. On a terminal it first
+    clears a progress bar and shows the cursor again."""
     clear = "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""
     os.write(2, f"{clear}ds-distill: {text}\n".encode())
 
 
 def same_command(*more: str) -> str:
-    """This process's own command, as a user types it, with options that it may have already."""
+    """This process's command as a user types it, with those of `more` that it lacks."""
     given = sys.argv[1:]
-    return shlex.join(["ds-distill", *given, *(word for word in more if word not in given)])
+    return shlex.join(["ds-distill", *given, *(option for option in more if option not in given)])
 
 
 def is_rank() -> bool:
-    """Whether a launcher started this process as one of several."""
+    """Whether a launcher started this process as a rank."""
     return "RANK" in os.environ
 
 
 def end_as_rank() -> None:
-    """Have a rank end at once when it is told to, also while it waits for others in a library's
-    code, and when the `ds-distill launch` that it belongs to is gone."""
+    """Make a rank end at once on a signal, also inside a library's code that waits for other ranks,
+    and when its `ds-distill launch` has ended."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     if LAUNCHED in os.environ:

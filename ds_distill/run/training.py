@@ -71,7 +71,7 @@ def train(job: Job, run: Run) -> dict[str, Any]:
     progress = Progress(**saved) if saved else Progress()
     log.forget_after(job.output, progress.step)
     if saved:
-        log.say(f"  {job.output}: continues at step {progress.step} of {total_steps}")
+        log.info(f"  {job.output}: continues at step {progress.step} of {total_steps}")
     meter = _Meter()
 
     def collated(epoch: int, batch: np.ndarray) -> list[Batch]:

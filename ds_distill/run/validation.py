@@ -1,4 +1,4 @@
-"""What a training's student is worth at the end of an epoch."""
+"""Validation of a student at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Validation:
-    """The examples that choose, as the model being trained sees them."""
+    """The choosing examples of a training, and how to score its student on them."""
 
     split: str
     examples: int
     score: Callable[[Engine], dict[str, float]]
-    """What the student of an engine is worth on them: `accuracy`, by which the best epoch is
-    chosen, and perhaps other numbers. Every rank must call it."""
+    """Scores the student of an engine: `accuracy`, by which the best epoch is chosen, and for
+    masked-LM other metrics. Every rank must call it."""
 
 
 def validation_of(run: Run, reference: ModelReference) -> Validation | None:
-    """What chooses among a training's epochs, where the data have a validation split: those of its
-    examples that no expertise phase of the recipe fits on."""
+    """The examples by which a training chooses its epoch: those of the validation split that no
+    expertise phase of the recipe fits on. None without such a split."""
     if not run.has_split(CHOOSING_SPLIT):
         return None
     every = run.examples(CHOOSING_SPLIT)

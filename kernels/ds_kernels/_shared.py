@@ -102,8 +102,8 @@ def check_range(op: str, name: str, values: Tensor, most: int, *, least: int = 0
 def refuse_transforms(op: str, *student: Tensor | None) -> None:
     """Raise RuntimeError on derivatives that a custom op does not have.
 
-    PyTorch takes a forward-mode derivative of an op without a formula to be 0, and says of
-    torch.func.grad that a method is missing.
+    PyTorch treats a forward-mode derivative of an op without a formula as 0, and its error for
+    torch.func.grad is that a method is missing.
     """
     given = [tensor for tensor in student if tensor is not None]
     if any(unpack_dual(tensor).tangent is not None for tensor in given):

@@ -2,7 +2,7 @@
 
 Only counted rows are projected, a bounded number at a time, to float32 logits (bfloat16 logits
 would cost most of the gradient's precision near the teacher). The divergence's derivative by
-the logits needs nothing from upstream but one factor per row, so it is kept in the hidden
+the logits needs nothing from upstream but one factor per row, so it is stored in the hidden
 dtype where it fits a budget; beyond the budget the backward pass projects again.
 """
 
@@ -30,7 +30,7 @@ from ._shared import (
 )
 from .masked_kl import forward_rows, gradient_factor
 
-# Bytes of float32 logits (both models) alive at a time, and of kept derivatives. Every further
+# Bytes of float32 logits (both models) alive at a time, and of stored derivatives. Every further
 # chunk reads both weights again, so on a GPU a chunk is a thousand rows or more.
 _LOGIT_BYTES = {"cuda": 5 << 28, "cpu": 1 << 27}
 _KEEP_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}
@@ -163,14 +163,14 @@ def _backward(
     grad_hidden = torch.zeros_like(student_hidden) if wanted[0] else student_hidden.new_empty(0)
     grad_weight = student_weight.new_empty(0)
     grad_bias = student_weight.new_empty(0)
-    kept = teacher_hidden is None
-    spans = [(0, num_counted)] if kept else list(_chunks(num_counted, width, device))
+    is_stored = teacher_hidden is None
+    spans = [(0, num_counted)] if is_stored else list(_chunks(num_counted, width, device))
     sum_weight: Tensor | None = None
     sum_bias = torch.zeros(width, dtype=acc, device=device) if wanted[2] else None
     with torch.autocast(device.type, enabled=False):
         for start, end in spans:
             hidden = _take(student_hidden, rows, start, end)
-            if kept:
+            if is_stored:
                 part = unit[:, :width]
             else:
                 assert teacher_hidden is not None and teacher_weight is not None
@@ -258,7 +258,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.save_for_backward(*student, *((None, None, None) if keep else teacher), rows, *output)
     ctx.options = (temperature, weight, divergence)
     ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # no zeros of the size of the kept derivatives
+    ctx.set_materialize_grads(False)  # no zeros of the size of the stored derivatives
 
 
 def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:

@@ -1,7 +1,7 @@
 """Divergences between teacher and student logits over counted rows.
 
 The Triton kernels run one program per row: a first loop over the columns finds both log-sum-exps
-online, a second one sums the divergence; only three numbers a row are kept, and the backward
+online, a second one sums the divergence; only three numbers per row are stored, and the backward
 pass reads the logits again. So any upstream gradient, per row too, is exact.
 """
 

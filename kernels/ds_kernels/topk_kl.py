@@ -366,7 +366,7 @@ def topk_kl(
     reduction: str = "mean",
     denominator: float | Tensor | None = None,
 ) -> Tensor:
-    """KL divergence from a teacher's K kept probabilities and tail to the student, K + 1 buckets.
+    """KL divergence from a teacher's K stored probabilities and tail to the student, K + 1 buckets.
 
     Row loss = max(weight * T^2 * (sum_k p_k log(p_k / q_k) + p_r log(p_r / q_r)) - tolerance, 0):
     p is the teacher's, its K entries and tail renormalised in float32; q = softmax(student / T);

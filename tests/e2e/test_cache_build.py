@@ -202,7 +202,7 @@ def test_five_kills_change_nothing(builds, whole, tmp_path):
     assert contents(cache_of(tmp_path / "run")) == contents(cache_of(whole))
 
 
-def test_a_full_disk_is_said_and_the_same_command_does_the_rest(
+def test_a_full_disk_is_reported_and_the_same_command_continues(
     settings, whole, ds_distill, small_disk, tmp_path
 ):
     disk = small_disk(40)
@@ -226,7 +226,7 @@ def test_a_full_disk_is_said_and_the_same_command_does_the_rest(
 # --------------------------------------------------------------- a folder that is shared
 
 
-def test_runs_that_share_a_folder_ask_for_what_is_missing_alone(settings, ds_distill, tmp_path):
+def test_runs_that_share_a_folder_only_add_what_is_missing(settings, ds_distill, tmp_path):
     task = write_toy_task(
         tmp_path / "task", {"train": 9, "validation": 9, "test": 9, "transfer": 60}
     )
@@ -283,7 +283,7 @@ def test_runs_that_share_a_folder_ask_for_what_is_missing_alone(settings, ds_dis
         ("broken", "Its weights are damaged"),
     ],
 )
-def test_words_that_are_not_finite_are_refused_with_their_places(
+def test_signals_that_are_not_finite_are_refused_with_their_locations(
     teacher, mend, settings, classifiers, ds_distill, tmp_path
 ):
     task = write_toy_task(

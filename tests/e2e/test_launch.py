@@ -67,7 +67,9 @@ def test_stopped_by_signals_a_launch_leaves_no_process_and_goes_on(runs, tmp_pat
     check_same(folder, whole)
 
 
-def test_what_all_ranks_find_is_said_once(toy_settings, toy_task, command_environment, tmp_path):
+def test_what_all_ranks_find_is_reported_once(
+    toy_settings, toy_task, command_environment, tmp_path
+):
     """A teacher of which both ranks have examples that it answers with NaN."""
     sound = make_toy_classifier(tmp_path / "sound")
     broken = make_toy_classifier(tmp_path / "broken", broken_word="the")
@@ -82,11 +84,13 @@ def test_what_all_ranks_find_is_said_once(toy_settings, toy_task, command_enviro
     process = runs.start(tmp_path / "run", resume=False)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 2, output
-    assert output.splitlines()[-1].startswith("ds-distill: teachers.broken: what it says"), output
+    assert output.splitlines()[-1].startswith("ds-distill: teachers.broken: its outputs for"), (
+        output
+    )
     assert output.count("teachers.broken") == 1 and "exits with return code" not in output
     # Of the first step, of all ranks, and of them alone.
     lines = (toy_task / "train.jsonl").read_text().splitlines()
-    bad, of = map(int, re.findall(r"of (\d+) of (\d+) examples of a batch", output)[0])
+    bad, of = map(int, re.findall(r"for (\d+) of (\d+) examples of a batch", output)[0])
     assert 1 < bad < of == toy_settings["training"]["batch_size"]
     numbers = [int(number) for number in re.findall(r"train\.jsonl:(\d+) '", output)]
     assert len(numbers) == min(bad, 3)
@@ -103,7 +107,7 @@ def test_what_all_ranks_find_is_said_once(toy_settings, toy_task, command_enviro
         (0, "the launcher's exit code is 0"),
     ],
 )
-def test_the_launchers_exit_code_is_put_in_words(code, reason):
+def test_the_launchers_exit_code_is_explained(code, reason):
     """It leaves with the first failing rank's, as Python sees that."""
     done = subprocess.run([sys.executable, "-c", f"import sys; sys.exit({code})"])
     assert _reason(done.returncode) == reason

@@ -90,7 +90,7 @@ def test_epochs_tell_the_share_of_padding_and_validation_the_accuracy(events):
     assert all(0 <= event["accuracy"] <= 1 for event in events["validation"])
 
 
-def test_phases_and_evaluation_are_told(events, logged):
+def test_phases_and_evaluation_are_logged(events, logged):
     assert [event["phase"] for event in events["phase"]] == [
         *("teach-first", "teach-second", "expertise", "cache", "distil", "evaluate")
     ]

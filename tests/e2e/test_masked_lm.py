@@ -44,7 +44,7 @@ def losses(folder: Path) -> list[tuple[str, int, float, float]]:
     ]
 
 
-def test_teacher_and_student_learn_to_tell_the_hidden_tokens(
+def test_teacher_and_student_learn_to_predict_the_masked_tokens(
     runs: dict[int, Path], masked_lm_settings: dict[str, Any]
 ) -> None:
     found = results(runs[1])

@@ -73,14 +73,14 @@ def curve(run: Path, student: str, term: str) -> torch.Tensor:
     return torch.tensor(steps, dtype=torch.float64)
 
 
-def test_dense_words_train_as_the_live_teacher_does(run: Path) -> None:
+def test_dense_signals_train_as_the_live_teacher_does(run: Path) -> None:
     live = curve(run, "live", "loss")
     assert len(live) > 3 * (DRAWS + 1)
     # The teacher's batches were others, so that its sums were rounded in another order.
     torch.testing.assert_close(curve(run, "dense", "loss"), live, rtol=1e-4, atol=0)
 
 
-def test_the_cache_is_compared_with_the_teacher_asked_again(run: Path) -> None:
+def test_the_cache_is_compared_with_the_teacher_run_again(run: Path) -> None:
     """dense keeps float32: what is left is the teacher's own, from one batch to another."""
     near = {}
     for phase in ("02-whole", "04-top", "06-small"):
@@ -92,7 +92,7 @@ def test_the_cache_is_compared_with_the_teacher_asked_again(run: Path) -> None:
 
 
 @pytest.mark.parametrize(("codec", "error"), [("topk", 0.02), ("compact", 0.05)])
-def test_packed_words_train_within_the_codecs_error(run: Path, codec: str, error: float) -> None:
+def test_encoded_logits_train_within_the_codecs_error(run: Path, codec: str, error: float) -> None:
     """All entries of the toy vocabulary are kept, in 8 and 4 bits each."""
     live, packed = curve(run, "live", "kl"), curve(run, codec, "kl")
     cross_entropy = [curve(run, name, "cross_entropy")[0] for name in ("live", codec)]
@@ -101,7 +101,7 @@ def test_packed_words_train_within_the_codecs_error(run: Path, codec: str, error
     assert packed[-1] < 0.5 * packed[0]
 
 
-def test_ranks_with_a_sharded_teacher_and_padding_write_the_same_words(
+def test_ranks_with_a_sharded_teacher_and_padding_write_the_same_signals(
     run: Path, recipe: dict[str, Any], ds_distill: Any
 ) -> None:
     [teacher] = (run / "run" / "models").glob("00-*")

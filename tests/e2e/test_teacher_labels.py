@@ -119,7 +119,7 @@ def test_in_the_wrong_order_a_teacher_is_warned_of(bench: Bench) -> None:
             warning
         )
     assert (
-        "accuracy 33.3% on test, where always answering 'animal' has 33.3%"
+        "accuracy 33.3% on test, where always predicting 'animal' has 33.3%"
         in (evaluated["warnings"][0])
     )
     events = (bench.root / "silent" / "metrics.jsonl").read_text()

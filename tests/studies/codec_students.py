@@ -3,7 +3,7 @@
     python tests/studies/codec_students.py --work FOLDER [--losses kl-2 kl-1 both-2] [--seeds 0 1 2]
 
 The teacher is MiniLM with a masked-LM head, trained on docstrings. Its students have three of its
-layers, and differ in nothing but where the teacher's words come from: all take the same steps on
+layers, and differ only in where the teacher signals come from: all take the same steps on
 the same masks. Each is then set against the teacher on hidden tokens of a split that
 no training saw. Run it again after a stop: what is done is kept. It writes
 tests/results/codec-students.json, and the table in docs/codecs.md, after each seed.
@@ -252,10 +252,10 @@ def tables(runs: list[dict[str, Any]]) -> str:
         seeds = ", ".join(str(one["seed"]) for one in found)
         text += (
             f"\nKL at T = {temperature:g}{beside}, {found[0]['steps']} steps. Seeds: {seeds}.\n"
-            f"On {teacher['tokens']:,} hidden tokens the teacher's accuracy is "
+            f"On {teacher['tokens']:,} masked tokens the teacher's accuracy is "
             f"{teacher['accuracy']:.3f}, its loss {teacher['loss']:.3f},\n"
             f"its entropy at T = {temperature:g} is {codecs['topk']['entropy']:.2f} nats.\n\n"
-            "| teacher's words | bytes per token | codec's KL | accuracy | loss | "
+            "| teacher signals | bytes per token | codec's KL | accuracy | loss | "
             f"KL to the teacher, T = 1 | at T = {temperature:g} |\n"
             "|---|---:|---:|---:|---:|---:|---:|\n"
         )

@@ -186,7 +186,7 @@ def test_a_batch_holds_keys_labels_and_row_sets(tokenizers, tmp_path):
     assert batch.epoch == 5
 
 
-def test_no_examples_make_a_filler_that_is_counted_nowhere(tokenizers, tmp_path):
+def test_no_examples_make_a_dummy_row_that_is_counted_nowhere(tokenizers, tmp_path):
     split = make_split()
     tables = {name: make_table(split, tokenizers[name], tmp_path) for name in ("bert", "roberta")}
     asked = []
@@ -224,7 +224,7 @@ def test_a_fingerprint_knows_what_changes_the_tokens():
     assert len({tokenizer_fingerprint(plain), *prints.values()}) == len(prints) + 1
 
 
-def test_a_fingerprint_does_not_depend_on_use_or_place(tmp_path):
+def test_a_fingerprint_does_not_depend_on_use_or_location(tmp_path):
     tokenizer = small_bert()
     before = tokenizer_fingerprint(tokenizer)
     tokenizer(["a b", "b"], padding=True, truncation=True, max_length=8)

@@ -23,7 +23,7 @@ from cache_files import (
     contents,
     list_lengths,
     make_keys,
-    says,
+    signals_of,
     write_cache,
 )
 from hypothesis import given, settings
@@ -49,14 +49,14 @@ def cache(tmp_path: Path) -> tuple[Path, np.ndarray]:
 
 
 @st.composite
-def all_words(draw: st.DrawFn) -> dict[str, SignalSchema]:
-    draws = draw(st.none() | st.integers(1, 3))
+def all_schemas(draw: st.DrawFn) -> dict[str, SignalSchema]:
+    variants = draw(st.none() | st.integers(1, 3))
     return {
         name: SignalSchema(
             dtype=draw(st.sampled_from(["float32", "float16", "bfloat16"])),
             classes=draw(st.integers(1, 9)),
             hidden=draw(st.dictionaries(st.integers(-2, 1), st.integers(1, 5), max_size=2)),
-            mask_variants=draws,
+            mask_variants=variants,
         )
         for name in draw(st.sampled_from([["t"], ["t", "u"], ["a-b", "b"]]))
     }
@@ -64,20 +64,20 @@ def all_words(draw: st.DrawFn) -> dict[str, SignalSchema]:
 
 @settings(max_examples=20, deadline=None)
 @given(
-    words=all_words(),
+    schemas=all_schemas(),
     parts=st.lists(st.lists(st.integers(0, 20), max_size=3), min_size=1, max_size=3),
     block_rows=st.sampled_from([1, 2, 8, 64]),
     ranks=st.lists(st.integers(1, 3), min_size=3, max_size=3),
     data=st.data(),
 )
 def test_any_rows_in_any_order_read_what_was_written(
-    tmp_path_factory, words, parts, block_rows, ranks, data
+    tmp_path_factory, schemas, parts, block_rows, ranks, data
 ):
     """Built in several parts, each of several splits, by as many ranks as there are then."""
     path = tmp_path_factory.mktemp("round-trip") / "cache"
     for number, (sizes, rank) in enumerate(zip(parts, ranks, strict=False)):
         splits = [make_keys(size, f"{number}.{at} ") for at, size in enumerate(sizes)]
-        write_cache(path, splits, words, block_rows=block_rows, ranks=rank)
+        write_cache(path, splits, schemas, block_rows=block_rows, ranks=rank)
     every = [
         key
         for number, sizes in enumerate(parts)
@@ -88,26 +88,26 @@ def test_any_rows_in_any_order_read_what_was_written(
         assert contents(path) == {}
         return
     asked = data.draw(st.lists(st.integers(0, len(every) - 1), max_size=30))
-    check_rows(path, np.array(every)[asked], words)
-    assert CacheReader(path).teachers == list(words)
+    check_rows(path, np.array(every)[asked], schemas)
+    assert CacheReader(path).teachers == list(schemas)
     assert CacheReader(path).manifest.examples == len(every)
     CacheReader(path).verify()
-    if words["t" if "t" in words else "b"].mask_variants:
-        check_lists_one_by_one(path, np.array(every), words)
+    if schemas["t" if "t" in schemas else "b"].mask_variants:
+        check_lists_one_by_one(path, np.array(every), schemas)
 
 
-def check_lists_one_by_one(path: Path, keys: np.ndarray, words: dict[str, SignalSchema]) -> None:
-    """Against a plain dict of (teacher, draw, key) -> list."""
+def check_lists_one_by_one(path: Path, keys: np.ndarray, schemas: dict[str, SignalSchema]) -> None:
+    """Against a plain dict of (teacher, variant, key) -> list."""
     outputs = {
-        (name, draw, tuple(key)): says(name, kept, key[None], draw).logits
-        for name, kept in words.items()
-        for draw in range(kept.mask_variants or 1)
+        (name, variant, tuple(key)): signals_of(name, kept, key[None], variant).logits
+        for name, kept in schemas.items()
+        for variant in range(kept.mask_variants or 1)
         for key in keys
     }
     reader = CacheReader(path)
-    for (name, draw, key), wanted in outputs.items():
+    for (name, variant, key), wanted in outputs.items():
         row = reader.indices(torch.tensor([key]))
-        assert torch.equal(reader.read(name, row, draw).logits, wanted)
+        assert torch.equal(reader.read(name, row, variant).logits, wanted)
 
 
 def test_lists_may_be_empty(tmp_path):
@@ -125,17 +125,17 @@ def test_lists_may_be_empty(tmp_path):
 
 @pytest.mark.parametrize("hidden", [{}, {-1: 5}, {-1: 17_000}])
 @pytest.mark.parametrize("codec", ["dense", "topk", "compact"])
-def test_a_batch_without_a_chosen_token_is_no_rows_and_a_filler(codec, hidden, tmp_path):
+def test_a_batch_without_a_masked_token_has_no_rows_and_a_dummy(codec, hidden, tmp_path):
     """Rows from 32 KiB on are read one by one: dense words of a real vocabulary, or wide states."""
     classes = 20_000
     kept: dict[str, Any] = {}
     if codec != "dense":
         made = {"topk": TopKCodec(classes, 6), "compact": CompactCodec(classes, 0.1)}
         kept = {"codec": made[codec].to_json(), "temperature": 2.0}
-    words = SignalSchema(dtype="float16", classes=classes, hidden=hidden, mask_variants=2, **kept)
+    schema = SignalSchema(dtype="float16", classes=classes, hidden=hidden, mask_variants=2, **kept)
     keys = make_keys(40)
     none = keys[list_lengths(keys, 0) == 0][:3]
-    write_cache(tmp_path / "cache", keys, {"t": words}, block_rows=32)
+    write_cache(tmp_path / "cache", keys, {"t": schema}, block_rows=32)
     reader = CacheReader(tmp_path / "cache")
     outputs = reader.read("t", reader.indices(torch.from_numpy(none)), variant=0)
     assert len(outputs) == 0 and {
@@ -155,12 +155,12 @@ def test_a_batch_without_a_chosen_token_is_no_rows_and_a_filler(codec, hidden, t
 
 def test_rows_wider_than_a_page_of_addresses(tmp_path):
     """Dense words on a large vocabulary: a row of more than 64 KiB."""
-    keys, words = make_keys(5), {"wide": SignalSchema(dtype="float32", classes=50_001)}
-    write_cache(tmp_path / "cache", keys, words, block_rows=2)
-    check_rows(tmp_path / "cache", keys[[3, 0, 4]], words)
+    keys, schemas = make_keys(5), {"wide": SignalSchema(dtype="float32", classes=50_001)}
+    write_cache(tmp_path / "cache", keys, schemas, block_rows=2)
+    check_rows(tmp_path / "cache", keys[[3, 0, 4]], schemas)
 
 
-def test_keys_that_share_their_first_word_are_told_apart(tmp_path):
+def test_keys_that_share_their_first_half_are_distinguished(tmp_path):
     low, high = -(2**63), 2**63 - 1
     keys = np.array([[7, 5], [7, -5], [7, 0], [low, high], [high, low], [high, high], [low, low]])
     write_cache(tmp_path / "cache", keys, TWO)
@@ -171,11 +171,11 @@ def test_keys_that_share_their_first_word_are_told_apart(tmp_path):
             reader.indices(torch.tensor([missing]))
 
 
-@pytest.mark.parametrize("words", [TWO, LISTS])
-def test_files_are_arrow_streams_that_other_tools_open(words, tmp_path):
+@pytest.mark.parametrize("schemas", [TWO, LISTS])
+def test_files_are_arrow_streams_that_other_tools_open(schemas, tmp_path):
     keys = make_keys(20)
-    write_cache(tmp_path / "cache", keys, words, ranks=2)
-    for name, kept in words.items():
+    write_cache(tmp_path / "cache", keys, schemas, ranks=2)
+    for name, kept in schemas.items():
         files = sorted((tmp_path / "cache" / name).iterdir())
         assert len(files) == 2
         # Blocks of 8, 8 and 4 examples: the first and the last are the first rank's.
@@ -190,11 +190,11 @@ def test_files_are_arrow_streams_that_other_tools_open(words, tmp_path):
 # ------------------------------------------------------------- threads and processes
 
 
-@pytest.mark.parametrize("words", [TWO, LISTS])
-def test_threads_share_a_reader(words, tmp_path):
+@pytest.mark.parametrize("schemas", [TWO, LISTS])
+def test_threads_share_a_reader(schemas, tmp_path):
     """All touch the same blocks first at once."""
     keys = make_keys(64)
-    write_cache(tmp_path / "cache", keys, words, block_rows=4, ranks=2)
+    write_cache(tmp_path / "cache", keys, schemas, block_rows=4, ranks=2)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -205,8 +205,8 @@ def test_threads_share_a_reader(words, tmp_path):
                 order = np.random.default_rng(seed).permutation(len(keys))
                 rows = reader.indices(torch.from_numpy(keys[order]))
                 together.wait()
-                check_reads(reader, rows, keys[order], words)
-                check_reads(reader, rows[::-1].copy(), keys[order][::-1], words)
+                check_reads(reader, rows, keys[order], schemas)
+                check_reads(reader, rows[::-1].copy(), keys[order][::-1], schemas)
 
             with ThreadPoolExecutor(16) as threads:
                 list(threads.map(read, range(100 * attempt, 100 * attempt + 16)))
@@ -259,9 +259,9 @@ def test_a_missing_key_is_an_error_with_counts_and_an_example(cache):
 
 
 @pytest.mark.parametrize("block_rows", [1, 2, 8])
-@pytest.mark.parametrize("words", [TWO, LISTS])
-def test_rows_and_draws_that_are_not_there_are_never_read(block_rows, words, tmp_path):
-    write_cache(tmp_path / "cache", make_keys(21), words, block_rows=block_rows)
+@pytest.mark.parametrize("schemas", [TWO, LISTS])
+def test_missing_records_and_variants_are_never_read(block_rows, schemas, tmp_path):
+    write_cache(tmp_path / "cache", make_keys(21), schemas, block_rows=block_rows)
     last = 20 if block_rows < 8 else 2 * 8 + 4
     for checked_before in (False, True):
         reader = CacheReader(tmp_path / "cache")
@@ -270,9 +270,9 @@ def test_rows_and_draws_that_are_not_there_are_never_read(block_rows, words, tmp
         for row in (-1, -2, -8, last + 1, last + 4, 10**6, 2**62, -(2**63)):
             with pytest.raises(IndexError):
                 reader.read("first", np.array([0, row]))
-        for draw in (-1, 3, 1000) if words is LISTS else ():
+        for variant in (-1, 3, 1000) if schemas is LISTS else ():
             with pytest.raises(IndexError):
-                reader.read("first", np.array([0]), draw)
+                reader.read("first", np.array([0]), variant)
 
 
 @pytest.mark.parametrize(
@@ -294,25 +294,25 @@ def test_another_teacher_is_refused(cache):
         CacheReader(cache[0]).check("third", PRINT)
 
 
-def test_what_is_asked_for_must_have_been_written():
+def test_a_requested_layer_must_have_been_written():
     check_fingerprint(Path("cache"), "t", {**PRINT, "more": 1}, PRINT)
     with pytest.raises(UserError, match="None"):
         check_fingerprint(Path("cache"), "t", {}, PRINT)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_distributions_are_kept_at_the_temperature_and_say_so(temperature):
+def test_distributions_are_stored_at_the_temperature(temperature):
     """What is read is the softmax of logits / T, as entries and tail or as tempered logits."""
     vocabulary = 50
     logits = torch.randn(20, vocabulary, generator=torch.Generator().manual_seed(0))
     wanted = (logits / temperature).log_softmax(1)
     whole = CompactCodec(vocabulary, 1e-9, TailShape.even(vocabulary))
     for codec in (TopKCodec(vocabulary, entries=vocabulary), whole):
-        words = SignalSchema(
+        schema = SignalSchema(
             dtype="float16", classes=vocabulary, codec=codec.to_json(), temperature=temperature
         )
-        kept = words.encode(Signals(logits)).columns
-        read = words.decode(kept).to(torch.device("cpu"))
+        kept = schema.encode(Signals(logits)).columns
+        read = schema.decode(kept).to(torch.device("cpu"))
         if read.top is None:
             found = (read.logits / temperature).log_softmax(1)
         else:
@@ -324,13 +324,13 @@ def test_distributions_are_kept_at_the_temperature_and_say_so(temperature):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 70_000.0])
 @pytest.mark.parametrize("column", ["logits", "hidden"])
-def test_words_that_are_not_finite_are_not_kept(value, column):
-    words = SignalSchema(dtype="float16", classes=3, hidden={-1: 2})
+def test_signals_that_are_not_finite_are_not_stored(value, column):
+    schema = SignalSchema(dtype="float16", classes=3, hidden={-1: 2})
     parts = [Signals(torch.zeros(4, 3), {-1: torch.zeros(4, 2)}) for _ in range(3)]
     for part, row in ((1, 2), (2, 0)):
         (parts[part].logits if column == "logits" else parts[part].hidden[-1])[row, 1] = value
     with pytest.raises(NotFinite) as caught:
-        words.record_batch([words.encode(part) for part in parts])
+        schema.record_batch([schema.encode(part) for part in parts])
     assert caught.value.rows.tolist() == [6, 8]
     assert caught.value.overflow == (value == 70_000.0)
 

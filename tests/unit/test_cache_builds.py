@@ -61,9 +61,9 @@ def test_a_subset_and_another_order_add_nothing(cache):
 
 
 @pytest.mark.parametrize(
-    ("words", "fingerprint", "message"),
+    ("schemas", "fingerprint", "message"),
     [
-        ({"first": TWO["first"]}, PRINT, "holds teacher 'second' too"),
+        ({"first": TWO["first"]}, PRINT, "also has teacher 'second'"),
         ({**TWO, "third": TWO["first"]}, PRINT, "no teacher 'third', only first, second"),
         (TWO, {**PRINT, "weights": "w2"}, "weights 'w1', and the run has 'w2'"),
         (
@@ -83,11 +83,11 @@ def test_a_subset_and_another_order_add_nothing(cache):
         ),
     ],
 )
-def test_rows_of_others_are_not_added(cache, words, fingerprint, message):
+def test_rows_of_others_are_not_added(cache, schemas, fingerprint, message):
     path, _ = cache
     before = contents(path)
     with pytest.raises(UserError, match=message):
-        write_cache(path, make_keys(60), words, fingerprint=fingerprint)
+        write_cache(path, make_keys(60), schemas, fingerprint=fingerprint)
     assert contents(path) == before
 
 
@@ -95,7 +95,7 @@ def test_rows_are_added_by_the_same_attention_alone(cache):
     path, keys = cache
     write_cache(path.with_name("other"), keys, TWO, fingerprint={**PRINT, "attention": "kernel 1"})
     path = path.with_name("other")
-    now = {name: ({**PRINT, "attention": "padded"}, words) for name, words in TWO.items()}
+    now = {name: ({**PRINT, "attention": "padded"}, schemas) for name, schemas in TWO.items()}
 
     def split(keys: np.ndarray) -> Any:
         collate = SimpleNamespace(lengths=np.full(len(keys), 7))
@@ -105,20 +105,20 @@ def test_rows_are_added_by_the_same_attention_alone(cache):
     assert plan.examples == 0
     with pytest.raises(UserError, match="with attention 'kernel 1', and the run has 'padded'"):
         missing_from(path, [split(make_keys(51))], now)
-    same = {name: ({**PRINT, "attention": "kernel 1"}, words) for name, words in TWO.items()}
+    same = {name: ({**PRINT, "attention": "kernel 1"}, schemas) for name, schemas in TWO.items()}
     assert missing_from(path, [split(make_keys(51))], same)[0].examples == 1
 
 
 def test_class_logits_cost_two_bytes_each_and_at_most_24_more(tmp_path):
     examples, classes, teachers = 20_000, 6, 3
-    words = {
+    schemas = {
         f"teacher-{n}": SignalSchema(dtype="float16", classes=classes) for n in range(teachers)
     }
     rows = block_rows_for(examples, 2 * classes)
-    write_cache(tmp_path / "cache", make_keys(examples), words, block_rows=rows, ranks=8)
+    write_cache(tmp_path / "cache", make_keys(examples), schemas, block_rows=rows, ranks=8)
     size = sum(len(content) for content in contents(tmp_path / "cache").values())
     assert size <= examples * (2 * classes * teachers + 24)
-    check_rows(tmp_path / "cache", make_keys(examples)[::97], words)
+    check_rows(tmp_path / "cache", make_keys(examples)[::97], schemas)
 
 
 BUILDER = """
@@ -151,9 +151,9 @@ def test_a_second_builder_is_refused_until_the_first_one_is_gone(cache):
 
 
 def test_a_teacher_may_be_named_like_the_folder_of_a_build(tmp_path):
-    words = {BUILDING.strip("."): TWO["first"]}
-    write_cache(tmp_path / "cache", make_keys(9), words)
-    check_rows(tmp_path / "cache", make_keys(9), words)
+    schemas = {BUILDING.strip("."): TWO["first"]}
+    write_cache(tmp_path / "cache", make_keys(9), schemas)
+    check_rows(tmp_path / "cache", make_keys(9), schemas)
 
 
 FITTED = TailShape.fit([torch.randn(40, 50, generator=torch.Generator().manual_seed(0))], 0.1)
@@ -165,35 +165,35 @@ BEGUN: dict[str, SignalSchema] = {
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> tuple[Path, Plan]:
+def started(tmp_path: Path) -> tuple[Path, Plan]:
     """A cache with 20 examples, and an unfinished build of 20 others with one block written."""
     path = tmp_path / "cache"
     write_cache(path, make_keys(20), BEGUN)
     plan = Plan(3, 8, [make_keys(20, "more ")])
     with building(path):
-        assert start_build(path, plan, marked(BEGUN)) == 0
+        assert start_build(path, plan, with_fingerprint(BEGUN)) == 0
         writer = ShardWriter(path, plan, "first", BEGUN["first"], 0, 1)
         writer.append(0, block("first", BEGUN["first"], plan.keys[0][:8]), 8)
         writer.close()
-        assert start_build(path, plan, marked(BEGUN)) == 1
+        assert start_build(path, plan, with_fingerprint(BEGUN)) == 1
     return path, plan
 
 
-def marked(
-    words: dict[str, SignalSchema], **mark: Any
+def with_fingerprint(
+    schemas: dict[str, SignalSchema], **changes: Any
 ) -> dict[str, tuple[dict[str, Any], SignalSchema]]:
-    return {name: ({**PRINT, **mark}, kept) for name, kept in words.items()}
+    return {name: ({**PRINT, **changes}, kept) for name, kept in schemas.items()}
 
 
 @pytest.mark.parametrize(
-    ("keys", "first_block", "words", "mark", "message"),
+    ("keys", "first_block", "schemas", "changes", "message"),
     [
         (make_keys(19, "more "), 3, BEGUN, {}, "the number of examples: 20, not 19"),
         (make_keys(20, "other "), 3, BEGUN, {}, "the content keys of the examples: "),
         (None, 0, BEGUN, {}, "the number of blocks in the cache: 3, not 0"),
         (None, 3, BEGUN, {"max_length": 64}, "teacher 'first' with max_length 128, not 64"),
-        (None, 3, {"lm": BEGUN["lm"]}, {}, "begun with a teacher 'first'"),
-        (None, 3, {**BEGUN, "x": BEGUN["first"]}, {}, "begun with no teacher 'x'"),
+        (None, 3, {"lm": BEGUN["lm"]}, {}, "started with a teacher 'first'"),
+        (None, 3, {**BEGUN, "x": BEGUN["first"]}, {}, "started with no teacher 'x'"),
         (
             None,
             3,
@@ -211,15 +211,15 @@ def marked(
     ],
 )
 def test_an_unfinished_build_of_something_else_is_refused(
-    begun, keys, first_block, words, mark, message
+    started, keys, first_block, schemas, changes, message
 ):
-    path, plan = begun
+    path, plan = started
     before = contents(path)
     other = Plan(first_block, 8, [plan.keys[0] if keys is None else keys])
     with building(path), pytest.raises(UserError) as refused:
-        start_build(path, other, marked(words, **mark))
+        start_build(path, other, with_fingerprint(schemas, **changes))
     text = str(refused.value)
-    assert message in text and f"remove {path / BUILDING} to start anew" in text
+    assert message in text and f"remove {path / BUILDING} to start again" in text
     assert len(text) < 700
     assert contents(path) == before
     shutil.rmtree(path / BUILDING)  # as the message says
@@ -246,8 +246,8 @@ def unreadable(file: Path, how: str) -> None:
         ("shard", "ELOOP"),  # only its size is asked for
     ],
 )
-def test_a_read_that_fails_is_said_and_nothing_is_deleted(begun, which, how):
-    path, plan = begun
+def test_a_read_that_fails_is_reported_and_nothing_is_deleted(started, which, how):
+    path, plan = started
     files = {
         "plan": path / BUILDING / "plan.json",
         "journal": path / BUILDING / "first.00000-of-00001.jsonl",
@@ -259,13 +259,13 @@ def test_a_read_that_fails_is_said_and_nothing_is_deleted(begun, which, how):
     left = sorted(path.rglob("*"))
     with building(path), pytest.raises(OSError) as failed:
         known_teachers(path)
-        start_build(path, plan, marked(BEGUN))
+        start_build(path, plan, with_fingerprint(BEGUN))
     assert failed.value.errno == getattr(errno, how)
     assert sorted(path.rglob("*")) == left
     files[which].rmdir() if how == "EISDIR" else files[which].unlink()
     aside.replace(files[which])
     with building(path):
-        assert start_build(path, plan, marked(BEGUN)) == 1
+        assert start_build(path, plan, with_fingerprint(BEGUN)) == 1
     write_cache(path, np.concatenate([make_keys(20), *plan.keys]), BEGUN)
     check_rows(path, plan.keys[0], {"first": BEGUN["first"]})
 
@@ -273,24 +273,24 @@ def test_a_read_that_fails_is_said_and_nothing_is_deleted(begun, which, how):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "[" * 100_000, '{"teachers": 3}', '{"first_block": 3}', "\udcff"]
 )
-def test_a_damaged_plan_is_refused(begun, text):
-    path, plan = begun
+def test_a_damaged_plan_is_refused(started, text):
+    path, plan = started
     (path / BUILDING / "plan.json").write_text(text, errors="surrogateescape")
     before = contents(path)
-    for read in (known_teachers, lambda path: start_build(path, plan, marked(BEGUN))):
+    for read in (known_teachers, lambda path: start_build(path, plan, with_fingerprint(BEGUN))):
         with pytest.raises(UserError, match=f"damaged .* Remove {path / BUILDING} and build again"):
             read(path)
     assert contents(path) == before
 
 
-def test_what_a_finished_build_left_is_no_unfinished_one(begun):
+def test_what_a_finished_build_left_is_no_unfinished_one(started):
     """A kill after the manifest was written and before the build's folder was removed."""
-    path, plan = begun
+    path, plan = started
     keys = np.concatenate([make_keys(20), *plan.keys])
     shutil.copytree(path / BUILDING, path.with_name("left"))
     write_cache(path, keys, BEGUN)
     path.with_name("left").rename(path / BUILDING)
-    assert known_teachers(path) == marked(BEGUN)
+    assert known_teachers(path) == with_fingerprint(BEGUN)
     write_cache(path, np.concatenate([keys, make_keys(9, "third ")]), BEGUN)
     check_rows(path, np.concatenate([keys, make_keys(9, "third ")]), {"first": BEGUN["first"]})
     assert not (path / BUILDING).exists()

@@ -37,8 +37,8 @@ def read_all(path: Path) -> None:
     reader = CacheReader(path)
     rows = reader.indices(torch.from_numpy(KEYS))
     for teacher in reader.teachers:
-        for draw in range(reader.mask_variants or 1):
-            reader.read(teacher, rows, draw)
+        for variant in range(reader.mask_variants or 1):
+            reader.read(teacher, rows, variant)
 
 
 def refused(path: Path, call: Callable[[Path], None]) -> str | None:
@@ -137,8 +137,8 @@ def test_a_file_that_is_not_whole_is_refused(harm, cache):
 
 def test_another_teachers_shard_in_its_place_is_refused(tmp_path):
     """Its frame and its sizes fit, its numbers are another teacher's."""
-    words = {name: SignalSchema(dtype="float16", classes=3) for name in ("first", "second")}
-    write_cache(tmp_path / "cache", KEYS, words)
+    schemas = {name: SignalSchema(dtype="float16", classes=3) for name in ("first", "second")}
+    write_cache(tmp_path / "cache", KEYS, schemas)
     [file] = (tmp_path / "cache" / "first").iterdir()
     [other] = (tmp_path / "cache" / "second").iterdir()
     assert len(file.read_bytes()) == len(other.read_bytes())
@@ -163,7 +163,7 @@ def test_a_shard_that_changes_after_it_was_opened_is_refused(cache):
 @pytest.mark.parametrize("version", [FORMAT - 1, FORMAT + 1, "2", None])
 def test_another_format_is_refused_with_both_numbers(version, cache):
     write_manifest(cache, {**manifest_of(cache), "format": version})
-    with pytest.raises(UserError, match=rf"format {version}, .* reads format {FORMAT}"):
+    with pytest.raises(UserError, match=rf"format {version}; .* reads format {FORMAT}"):
         CacheReader(cache)
 
 
@@ -177,21 +177,21 @@ def test_a_manifest_that_is_none_is_refused(text, cache):
 
 
 def test_a_folder_without_a_manifest_is_no_cache(tmp_path):
-    with pytest.raises(UserError, match=r"no manifest.json, so no build of it was ever finished"):
+    with pytest.raises(UserError, match=r"no manifest.json, so no build of it has finished"):
         CacheReader(tmp_path)
 
 
 def test_a_reader_goes_on_while_rows_are_added(cache):
-    words = {
+    schemas = {
         name: SignalSchema.model_validate(held["signals"])
         for name, held in manifest_of(cache)["teachers"].items()
     }
     reader = CacheReader(cache)
     rows = reader.indices(torch.from_numpy(KEYS))
     more = np.concatenate([KEYS, make_keys(9, "more ")])
-    write_cache(cache, more, words)
+    write_cache(cache, more, schemas)
     for teacher in reader.teachers:
         reader.read(teacher, rows)
     reader.verify()
     assert not reader.holds(torch.from_numpy(more))[len(KEYS) :].any()
-    check_rows(cache, more, words)
+    check_rows(cache, more, schemas)

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from cache_files import block, check_rows, contents, make_keys, noted_blocks, write_cache
+from cache_files import block, check_rows, contents, journal_blocks, make_keys, write_cache
 
 from ds_distill.cache.build import ShardWriter, building, finish_build, start_build
 from ds_distill.cache.plan import BUILDING, Plan
@@ -16,7 +16,7 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.files import is_disk_full
 
-WORDS = {
+SCHEMAS = {
     "first": SignalSchema(dtype="float32", classes=40),
     "second": SignalSchema(dtype="float16", classes=9),
 }
@@ -38,13 +38,13 @@ def leave(disk: Path, space: int) -> Path:
 
 def test_a_full_disk_at_any_moment_loses_nothing(disk, tmp_path):
     """It is full again and again, at each attempt some pages later."""
-    write_cache(tmp_path / "whole", KEYS, WORDS, ranks=2)
-    path, draw, refused, noted = disk / "cache", random.Random(0), 0, {}
+    write_cache(tmp_path / "whole", KEYS, SCHEMAS, ranks=2)
+    path, draw, refused, journalled = disk / "cache", random.Random(0), 0, {}
     while True:
         space = sum(len(content) for content in contents(path).values()) if path.exists() else 0
         dummy = leave(disk, draw.choice([0, 1, 2, 3, 5]) * 4096)
         try:
-            write_cache(path, KEYS, WORDS, ranks=2)
+            write_cache(path, KEYS, SCHEMAS, ranks=2)
             break
         except OSError as error:
             assert error.errno == errno.ENOSPC and is_disk_full(error)
@@ -52,51 +52,51 @@ def test_a_full_disk_at_any_moment_loses_nothing(disk, tmp_path):
         dummy.unlink()
         assert refused < 200, space
         if (path / BUILDING / "plan.json").is_file():
-            now = noted_blocks(path, WORDS)
-            assert noted.items() <= now.items()
-            noted = now
+            now = journal_blocks(path, SCHEMAS)
+            assert journalled.items() <= now.items()
+            journalled = now
     dummy.unlink()
     assert refused >= 10
     assert contents(path) == contents(tmp_path / "whole")
-    check_rows(path, KEYS, WORDS)
+    check_rows(path, KEYS, SCHEMAS)
     CacheReader(path).verify()
 
 
 def test_a_full_disk_leaves_a_cache_that_is_there_as_it_is(disk):
     path = disk / "cache"
-    write_cache(path, KEYS[:100], WORDS)
+    write_cache(path, KEYS[:100], SCHEMAS)
     before = contents(path)
     dummy = leave(disk, 3 * 4096)
     with pytest.raises(OSError, match="No space left"):
-        write_cache(path, KEYS, WORDS)
+        write_cache(path, KEYS, SCHEMAS)
     after = contents(path)
     assert {name: after[name] for name in before} == before
-    check_rows(path, KEYS[:100], WORDS)
+    check_rows(path, KEYS[:100], SCHEMAS)
     dummy.unlink()
-    write_cache(path, KEYS, WORDS)
-    check_rows(path, KEYS, WORDS)
+    write_cache(path, KEYS, SCHEMAS)
+    check_rows(path, KEYS, SCHEMAS)
 
 
 def test_after_a_block_that_had_no_room_the_next_writer_goes_on(disk):
     """In the same process: what the first writer could not write must not come later."""
-    path, words = disk / "cache", WORDS["first"]
-    plan, teachers = Plan(0, 256, [KEYS]), {"first": ({}, WORDS["first"])}
-    blocks = [block("first", words, KEYS[part]) for _, part in plan.blocks]
+    path, schema = disk / "cache", SCHEMAS["first"]
+    plan, teachers = Plan(0, 256, [KEYS]), {"first": ({}, SCHEMAS["first"])}
+    blocks = [block("first", schema, KEYS[part]) for _, part in plan.blocks]
     sizes = [part.stop - part.start for _, part in plan.blocks]
     with building(path):
         start_build(path, plan, teachers)
-        failed = ShardWriter(path, plan, "first", words, 0, 1)
+        failed = ShardWriter(path, plan, "first", schema, 0, 1)
         failed.append(0, blocks[0], sizes[0])
         dummy = leave(disk, 2 * 4096)
         with pytest.raises(OSError, match="No space left"):
             failed.append(1, blocks[1], sizes[1])
         dummy.unlink()
-        writer = ShardWriter(path, plan, "first", words, 0, 1)
+        writer = ShardWriter(path, plan, "first", schema, 0, 1)
         for at in (1, 2):
             writer.append(at, blocks[at], sizes[at])
         failed.close()
         del failed
         writer.close()
         finish_build(path, plan, teachers)
-    check_rows(path, KEYS, {"first": words})
+    check_rows(path, KEYS, {"first": schema})
     CacheReader(path).verify()

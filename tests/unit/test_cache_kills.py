@@ -14,14 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_files import block_checksums, check_rows, contents, make_keys, noted_blocks, write_cache
+from cache_files import (
+    block_checksums,
+    check_rows,
+    contents,
+    journal_blocks,
+    make_keys,
+    write_cache,
+)
 
 from ds_distill.cache.format import MANIFEST, Manifest
 from ds_distill.cache.plan import BUILDING
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 
-WORDS = {
+SCHEMAS = {
     "first": SignalSchema(dtype="float32", classes=3),
     "second": SignalSchema(dtype="float16", classes=5, hidden={-1: 4}),
 }
@@ -37,7 +44,7 @@ def write_all(path: Path, ledger: Path, ranks: int = 2) -> None:
     def acknowledge(teacher: str, number: int) -> None:
         os.write(descriptor, f"{teacher} {number}\n".encode())
 
-    write_cache(path, ALL, WORDS, block_rows=BLOCK_ROWS, ranks=ranks, acknowledge=acknowledge)
+    write_cache(path, ALL, SCHEMAS, block_rows=BLOCK_ROWS, ranks=ranks, acknowledge=acknowledge)
 
 
 def die_at_call(count: int, draw: random.Random) -> None:
@@ -91,7 +98,7 @@ def stage(path: Path) -> str:
         return "cleaning up" if done else "before the plan"
     if (path / MANIFEST).is_file() and Manifest.read(path).examples == len(ALL):
         return "cleaning up"
-    todo = BLOCKS - len(noted_blocks(path, WORDS))
+    todo = BLOCKS - len(journal_blocks(path, SCHEMAS))
     if (path / MANIFEST).is_file():
         todo -= 2 * len(OLD) // BLOCK_ROWS
     return "blocks" if todo else "finishing"
@@ -104,7 +111,7 @@ class Series:
     def __init__(self, tmp_path: Path, seed: int) -> None:
         self.place, self.draw = tmp_path, random.Random(seed)
         self.stages: Counter[str] = Counter()
-        write_cache(tmp_path / "old", OLD, WORDS, block_rows=BLOCK_ROWS, ranks=2)
+        write_cache(tmp_path / "old", OLD, SCHEMAS, block_rows=BLOCK_ROWS, ranks=2)
         shutil.copytree(tmp_path / "old", tmp_path / "whole-added")
         self.seconds = [0.0, 0.0]
         for number, name in enumerate(("whole-new", "whole-added")):
@@ -128,7 +135,7 @@ class Series:
 
     def one(self, path: Path, ledger: Path, seconds: float | None, ranks: int) -> bool:
         """Write until the end or a kill. Returns whether it was killed."""
-        before = noted_blocks(path, WORDS)
+        before = journal_blocks(path, SCHEMAS)
         seed = self.draw.random()
         calls = self.draw.choice([10, 30, 60, 200])
 
@@ -144,7 +151,7 @@ class Series:
         lines = ledger.read_text().splitlines() if ledger.is_file() else []
         assert len(lines) == len(set(lines)), "a block that was acknowledged was written again"
         if (path / BUILDING / "plan.json").is_file() and stage(path) != "cleaning up":
-            noted = noted_blocks(path, WORDS)
+            noted = journal_blocks(path, SCHEMAS)
             assert {tuple(line.split()) for line in lines} <= {(t, str(n)) for t, n in noted}
             assert before.items() <= noted.items(), "a block that was noted is lost or elsewhere"
         return killed
@@ -181,7 +188,7 @@ def test_kills_between_other_numbers_of_ranks_keep_every_row(tmp_path):
     made = series.run(kills=20, by_time=False, ranks=lambda: series.draw.randint(1, 3))
     wanted = block_checksums(tmp_path / "whole-new")
     for number, path in enumerate(made):
-        check_rows(path, np.concatenate([ALL[::3], ALL[1::3]]), WORDS)
+        check_rows(path, np.concatenate([ALL[::3], ALL[1::3]]), SCHEMAS)
         CacheReader(path).verify()
         assert not (path / BUILDING).exists()
         if number % 2 == 0:
@@ -191,5 +198,5 @@ def test_kills_between_other_numbers_of_ranks_keep_every_row(tmp_path):
 @pytest.mark.parametrize("ranks", [1, 5])
 def test_the_number_of_ranks_does_not_change_a_rows_bytes(ranks, tmp_path):
     for count in (2, ranks):
-        write_cache(tmp_path / str(count), ALL, WORDS, block_rows=BLOCK_ROWS, ranks=count)
+        write_cache(tmp_path / str(count), ALL, SCHEMAS, block_rows=BLOCK_ROWS, ranks=count)
     assert block_checksums(tmp_path / "2") == block_checksums(tmp_path / str(ranks))

@@ -18,8 +18,8 @@ from ds_distill.errors import UserError
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     """Blocks of 8 and of 4 examples."""
-    words = {"t": SignalSchema(dtype="float32", classes=3)}
-    write_cache(tmp_path / "cache", make_keys(12), words, block_rows=8)
+    schemas = {"t": SignalSchema(dtype="float32", classes=3)}
+    write_cache(tmp_path / "cache", make_keys(12), schemas, block_rows=8)
     return tmp_path / "cache"
 
 

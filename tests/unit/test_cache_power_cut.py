@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from cache_files import check_rows, make_keys, noted_blocks, write_cache
+from cache_files import check_rows, journal_blocks, make_keys, write_cache
 
 from ds_distill.cache.format import MANIFEST
 from ds_distill.cache.plan import BUILDING
@@ -33,7 +33,7 @@ from ds_distill.errors import UserError
 EXT4_IOC_SHUTDOWN, NO_LOG_FLUSH = 0x8004587D, 2
 CLONE_NEWNS = 0x00020000
 
-WORDS = {
+SCHEMAS = {
     "first": SignalSchema(dtype="float32", classes=3),
     "second": SignalSchema(dtype="float16", classes=5),
 }
@@ -126,7 +126,7 @@ def write(path: Path, ledger: Path, syncs: bool) -> None:
     def acknowledge(teacher: str, number: int) -> None:
         os.write(descriptor, f"{teacher} {number}\n".encode())
 
-    write_cache(path, KEYS, WORDS, block_rows=4, ranks=2, acknowledge=acknowledge)
+    write_cache(path, KEYS, SCHEMAS, block_rows=4, ranks=2, acknowledge=acknowledge)
     os.write(descriptor, b"done\n")
 
 
@@ -135,13 +135,13 @@ def lost(path: Path, acknowledged: list[str]) -> int:
     if (path / MANIFEST).is_file():
         try:
             CacheReader(path).verify()
-            check_rows(path, KEYS, WORDS)
+            check_rows(path, KEYS, SCHEMAS)
         except UserError:
             return BLOCKS
         return 0
     if "done" in acknowledged or not (path / BUILDING).is_dir():
         return len(acknowledged)
-    noted = noted_blocks(path, WORDS)
+    noted = journal_blocks(path, SCHEMAS)
     missing = 0
     for line in acknowledged:
         teacher, number = line.split()
@@ -188,9 +188,9 @@ def trials(place: Path, count: int, seed: int, syncs: bool) -> list[tuple[int, i
             done = "done" in acknowledged
             outcomes.append((len(acknowledged) - done, lost(path, acknowledged), done))
             if syncs:  # and the same call goes on
-                write_cache(path, KEYS, WORDS, block_rows=4, ranks=2)
+                write_cache(path, KEYS, SCHEMAS, block_rows=4, ranks=2)
                 CacheReader(path).verify()
-                check_rows(path, KEYS, WORDS)
+                check_rows(path, KEYS, SCHEMAS)
                 assert not (path / BUILDING).exists()
             disk.unmount()
             (place / "outcomes").write_text(json.dumps(outcomes))

@@ -145,7 +145,7 @@ def test_matrices_alone_decay(engine: Engine) -> None:
         torch.testing.assert_close(after[name], kept * value, rtol=1e-6, atol=0, msg=name)
 
 
-def test_under_stage_3_the_student_stays_whole_unless_asked(world: World) -> None:
+def test_under_stage_3_the_student_stays_whole_by_default(world: World) -> None:
     for options, stays in (({}, True), ({"student_resident": False}, False)):
         made = make_engine(world, "zero3_fp32", **options)
         made.train_step([make_batch()])

@@ -271,7 +271,7 @@ def test_broken_logits_are_refused(bad):
     logits = make_logits("normal", 5, 30)
     logits[3, 7] = bad
     for codec in [*codecs_for(30), DenseCodec(30)]:
-        with pytest.raises(ValueError, match="first of them row 3"):
+        with pytest.raises(ValueError, match="first row 3"):
             codec.encode(logits)
         with pytest.raises(ValueError, match="row 0"):
             codec.encode(torch.full((1, 30), -math.inf))
@@ -325,7 +325,7 @@ def test_payloads_of_another_shape_are_refused():
         (compact, Encoded(rows.payload[:-1], rows.lengths)),
         (compact, Encoded(rows.payload, rows.lengths.flip(0) + torch.tensor([1, 0, -1]))),
     ]:
-        with pytest.raises(ValueError, match=r"bytes|length"):
+        with pytest.raises(ValueError, match=r"bytes|length|uint8"):
             codec.decode(wrong)
 
 

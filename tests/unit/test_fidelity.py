@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cache_files import PRINT, make_keys, says, write_cache
+from cache_files import PRINT, make_keys, signals_of, write_cache
 
 from ds_distill.cache.build import ShardWriter, building, finish_build, start_build
 from ds_distill.cache.codecs import CompactCodec, TopKCodec
@@ -28,10 +28,10 @@ KINDS = {
 }
 
 
-def decoded(words: SignalSchema, outputs: Signals, row: int) -> list[float]:
+def decoded(schema: SignalSchema, outputs: Signals, row: int) -> list[float]:
     """The distribution that a row was kept as: a top's tail lies evenly on all other entries."""
     if outputs.top is None:
-        logits = outputs.logits[row].double() / (words.temperature or 1.0)
+        logits = outputs.logits[row].double() / (schema.temperature or 1.0)
         return torch.softmax(logits, 0).tolist()
     top = outputs.top
     kept = {
@@ -45,21 +45,21 @@ def decoded(words: SignalSchema, outputs: Signals, row: int) -> list[float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_distances_are_those_of_whole_distributions(kind: str, tmp_path: Path) -> None:
-    words, keys = KINDS[kind], make_keys(12)
-    write_cache(tmp_path / "cache", keys, {"t": words})
+    schema, keys = KINDS[kind], make_keys(12)
+    write_cache(tmp_path / "cache", keys, {"t": schema})
     reader = CacheReader(tmp_path / "cache")
-    draw = 1 if words.mask_variants else 0
-    own = says("t", words, keys, draw).logits
+    variant = 1 if schema.mask_variants else 0
+    own = signals_of("t", schema, keys, variant).logits
     near = torch.roll(own, 1, dims=1)
-    measured = fidelity(Repeated(torch.from_numpy(keys), near, own, draw), reader, "t")
+    measured = fidelity(Repeated(torch.from_numpy(keys), near, own, variant), reader, "t")
     assert measured is not None and measured.rows == len(own)
 
-    temperature = words.temperature or 1.0
-    kept = reader.read("t", reader.indices(torch.from_numpy(keys)), draw).to(torch.device("cpu"))
+    temperature = schema.temperature or 1.0
+    kept = reader.read("t", reader.indices(torch.from_numpy(keys)), variant).to(torch.device("cpu"))
     batches, cached, kl, entropy = [], [], [], []
     for row in range(len(own)):
         p, q = (torch.softmax(x[row].double() / temperature, 0).tolist() for x in (own, near))
-        held = decoded(words, kept, row)
+        held = decoded(schema, kept, row)
         batches.append(sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2)
         cached.append(sum(abs(a - b) for a, b in zip(p, held, strict=True)) / 2)
         kl.append(sum(a * math.log(a / b) for a, b in zip(p, held, strict=True)))
@@ -81,14 +81,14 @@ def test_what_a_top_leaves_out_of_a_flat_distribution_is_lost(tmp_path: Path) ->
     keys, vocabulary = make_keys(1), 2000
     logits = torch.randn(1, vocabulary) * 3
     codec = TopKCodec(vocabulary, 64)
-    words = SignalSchema(
+    schema = SignalSchema(
         dtype="float16", classes=vocabulary, temperature=T, mask_variants=1, codec=codec.to_json()
     )
     with building(tmp_path / "cache"):
-        plan, teachers = Plan(0, 8, [keys]), {"t": (PRINT, words)}
+        plan, teachers = Plan(0, 8, [keys]), {"t": (PRINT, schema)}
         start_build(tmp_path / "cache", plan, teachers)
-        writer = ShardWriter(tmp_path / "cache", plan, "t", words, 0, 1)
-        writer.append(0, words.record_batch([words.encode(Signals(logits))], np.array([1])), 1)
+        writer = ShardWriter(tmp_path / "cache", plan, "t", schema, 0, 1)
+        writer.append(0, schema.record_batch([schema.encode(Signals(logits))], np.array([1])), 1)
         writer.close()
         finish_build(tmp_path / "cache", plan, teachers)
     reader = CacheReader(tmp_path / "cache")
@@ -103,19 +103,19 @@ def test_what_a_top_leaves_out_of_a_flat_distribution_is_lost(tmp_path: Path) ->
     assert 1 - seen / whole == pytest.approx(measured.lost, abs=0.01)
 
 
-def test_without_a_hidden_token_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    words, keys = KINDS["topk"], make_keys(12)
-    write_cache(tmp_path / "cache", keys, {"t": words})
+def test_without_a_masked_token_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    schema, keys = KINDS["topk"], make_keys(12)
+    write_cache(tmp_path / "cache", keys, {"t": schema})
     none = torch.zeros(0, V)
     again = Repeated(torch.from_numpy(keys), none, none)
     assert fidelity(again, CacheReader(tmp_path / "cache"), "t") is None
 
 
 def test_rows_of_other_examples_are_far(tmp_path: Path) -> None:
-    words, keys = KINDS["dense"], make_keys(12)
-    write_cache(tmp_path / "cache", keys, {"t": words})
+    schema, keys = KINDS["dense"], make_keys(12)
+    write_cache(tmp_path / "cache", keys, {"t": schema})
     reader = CacheReader(tmp_path / "cache")
-    own = says("t", words, keys).logits
+    own = signals_of("t", schema, keys).logits
     again = Repeated(torch.from_numpy(keys), own, own)
     near, far = (fidelity(a, reader, "t") for a in (again, Repeated(again.keys.flip(0), own, own)))
     assert near is not None and near.cached < 0.05 and near.lost < 0.01

@@ -115,7 +115,7 @@ def full_disk() -> Path:
     return path
 
 
-def test_full_disks_are_recognised_by_what_each_library_says(full_disk):
+def test_full_disks_are_recognised_by_each_librarys_message(full_disk):
     """Real errors, from a device that is always full."""
     weights = torch.zeros(100_000)
     writers = {
@@ -141,7 +141,7 @@ def test_full_disks_are_recognised_by_what_each_library_says(full_disk):
         (None, False),
     ],
 )
-def test_other_errors_are_told_apart(error, full):
+def test_other_errors_are_distinguished(error, full):
     assert is_disk_full(error) is full
     if error is not None:
         wrapped = RuntimeError("the save failed")

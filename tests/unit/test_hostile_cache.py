@@ -73,8 +73,8 @@ def read_rows(path: Path) -> None:
     reader = CacheReader(path)
     rows = reader.indices(torch.from_numpy(KEYS))
     for teacher in reader.teachers:
-        for draw in range(reader.mask_variants or 1):
-            signals = reader.read(teacher, rows, draw)
+        for variant in range(reader.mask_variants or 1):
+            signals = reader.read(teacher, rows, variant)
             parts = [*signals.hidden.values()]
             if reader.manifest.teachers[teacher].signals.codec is None:
                 parts.append(signals.logits)
@@ -264,8 +264,8 @@ def test_missing_values_are_refused(depth, column, cache):
 @pytest.mark.parametrize("value", [-1, 1, 1000, 2**31 - 1, -(2**31)])
 def test_lists_that_lie_outside_are_refused(value, cache):
     def change(content: bytes, number: int) -> bytes:
-        words = CacheReader(cache).manifest.teachers["t"].signals
-        batch = pa.ipc.read_record_batch(pa.py_buffer(content), words.arrow_schema())
+        schema = CacheReader(cache).manifest.teachers["t"].signals
+        batch = pa.ipc.read_record_batch(pa.py_buffer(content), schema.arrow_schema())
         offsets = batch.column(0).offsets.to_numpy()
         at = content.index(offsets.tobytes())
         for place in (4 * (len(offsets) - 1), 4 * (len(offsets) // 2)):
@@ -344,29 +344,29 @@ def test_rows_of_another_type_are_refused(cache):
 
 @pytest.mark.parametrize("classes", [2, 4, 10**6, 2**31 - 1, 2**31, 2**62, 2**70])
 @pytest.mark.parametrize("cache", ["rows", "lists"], indirect=True)
-def test_words_of_another_width_are_refused(classes, cache):
+def test_signals_of_another_width_are_refused(classes, cache):
     manifest = manifest_of(cache)
     manifest["teachers"]["t"]["signals"]["classes"] = classes
     write_manifest(cache, manifest)
     refused(cache, "t/shard-|manifest.json")
 
 
-@pytest.mark.parametrize("draws", [None, 1, 3, 10**9, 2**70])
+@pytest.mark.parametrize("variants", [None, 1, 3, 10**9, 2**70])
 @pytest.mark.parametrize("cache", ["lists"], indirect=True)
-def test_words_of_other_draws_are_refused(draws, cache):
+def test_signals_of_other_mask_variants_are_refused(variants, cache):
     manifest = manifest_of(cache)
-    manifest["teachers"]["t"]["signals"]["mask_variants"] = draws
+    manifest["teachers"]["t"]["signals"]["mask_variants"] = variants
     write_manifest(cache, manifest)
     refused(cache, "t/shard-|manifest.json")
 
 
 def test_a_block_is_what_the_tests_take_it_for(cache):
     """The forger's blocks begin as the real ones do."""
-    words = CacheReader(cache).manifest.teachers["t"].signals
+    schema = CacheReader(cache).manifest.teachers["t"].signals
     shard = manifest_of(cache)["teachers"]["t"]["shards"][0]
     content = (cache / "t" / shard["file"]).read_bytes()
     _, _, begin, length, _ = shard["blocks"][0]
-    assert content[begin : begin + length] == block("t", words, KEYS[:8]).serialize().to_pybytes()
+    assert content[begin : begin + length] == block("t", schema, KEYS[:8]).serialize().to_pybytes()
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_codecs_that_there_are_not_are_refused(changed, cache):
 
 
 @pytest.mark.parametrize("cache", ["packed"], indirect=True)
-def test_a_codec_without_draws_is_refused(cache):
+def test_a_codec_without_mask_variants_is_refused(cache):
     manifest = manifest_of(cache)
     manifest["teachers"]["t"]["signals"]["mask_variants"] = None
     write_manifest(cache, manifest)

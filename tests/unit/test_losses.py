@@ -233,7 +233,7 @@ def test_micro_batches_add_up_to_the_batch(cut, policy):
     torch.testing.assert_close(whole["loss"].detach(), shares)
 
 
-def test_a_batch_of_filler_is_counted_nowhere():
+def test_a_batch_of_dummy_rows_is_counted_nowhere():
     bundle, _ = make_bundle()
     real, dummy = classifier_batch(), part_of(classifier_batch(), 0, 1)
     for mask in dummy.row_sets.values():

@@ -152,7 +152,7 @@ def make_collator(folder: Path, model: Path, **options: object) -> MaskedLMColla
     return MaskedLMCollator(Examples.of(split), {"student": table}, masking, **options)  # type: ignore[arg-type]
 
 
-def test_a_fixed_number_of_draws_is_gone_through_again_and_again(
+def test_epochs_cycle_through_a_fixed_number_of_mask_variants(
     tmp_path: Path, tiny_models: dict[str, Path]
 ) -> None:
     everything = np.arange(len(TEXTS))
@@ -164,7 +164,7 @@ def test_a_fixed_number_of_draws_is_gone_through_again_and_again(
         assert torch.equal(three(everything, epoch).views["student"].input_ids, shown[epoch % 3])
 
 
-def test_cached_words_belong_to_the_batch_or_are_refused(
+def test_cached_signals_belong_to_the_batch_or_are_refused(
     tmp_path: Path, tiny_models: dict[str, Path]
 ) -> None:
     asked: list[tuple[list[int], int]] = []
@@ -319,7 +319,7 @@ def test_scores_are_those_of_a_plain_loop(
     assert report["perplexity"] == pytest.approx(math.exp(found["first"].loss.sum() / total))
 
 
-def test_nothing_hidden_is_nothing_to_measure() -> None:
+def test_without_masked_tokens_there_is_nothing_to_measure() -> None:
     nothing = np.zeros(3)
     with pytest.raises(UserError, match=r"task\.masking\.rate"):
         masked_lm_report(TokenScores(nothing, nothing, nothing))

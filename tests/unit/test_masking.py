@@ -62,7 +62,7 @@ def check_uniform(counts: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("rate", [RATE, 0.4])
-def test_tokens_are_hidden_at_the_rate_and_80_10_10(rate: float) -> None:
+def test_tokens_are_masked_at_the_rate_and_80_10_10(rate: float) -> None:
     view, keys = make_view()
     chosen, shown = chosen_of(view, keys, replace(MASKING, rate=rate))
     eligible = ~torch.isin(view.input_ids, torch.tensor(SPECIAL)) & (view.attention_mask == 1)

@@ -136,7 +136,7 @@ def test_no_figure_is_of_what_made_the_student(
     if judged is None:
         assert not {"model-index", "metrics", "model_name"} & metadata.keys()
         assert "72.0" not in text and "0.720" not in text
-        assert f"What it was evaluated on ({splits[0]}) had a part in making it" in text
+        assert f"It was evaluated only on data that was used to make it ({splits[0]})" in text
     else:
         [result] = metadata["model-index"][0]["results"]
         assert result["dataset"]["split"] == judged and f"## Accuracy on {judged}\n" in text

@@ -98,7 +98,7 @@ def test_evaluation_and_expertise(settings, task, tmp_path):
         file = task / f"{split}.jsonl"
         bad = sum(WORD in json.loads(line)["text"] for line in file.open())
         of = sum(1 for _ in file.open())
-        assert message.startswith(f"teachers.second: what it says of {bad} of {of} examples")
+        assert message.startswith(f"teachers.second: its outputs for {bad} of {of} examples")
         check_examples(message, file)
 
 

@@ -94,7 +94,7 @@ def difference(family, kind, view):
 
 @pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("family", CONFIGS)
-def test_packed_words_are_the_padded_ones(family, kind):
+def test_packed_outputs_are_the_padded_ones(family, kind):
     types = family in ("bert", "electra")
     view = padded_view([9, 1, 30, 12, 2], types=types, rows=kind is HEADS[1])
     assert difference(family, kind, view) < 1e-5
@@ -103,7 +103,7 @@ def test_packed_words_are_the_padded_ones(family, kind):
 @settings(max_examples=25, deadline=None)
 @given(lengths=st.lists(st.integers(1, 36), min_size=1, max_size=6), seed=st.integers(0, 99))
 @pytest.mark.parametrize("family", ["roberta", "deberta-v3"])
-def test_packed_words_are_the_padded_ones_for_all_lengths(family, lengths, seed):
+def test_packed_outputs_are_the_padded_ones_for_all_lengths(family, lengths, seed):
     view = padded_view(lengths, seed=seed, rows=True)
     assert difference(family, HEADS[1], view) < 1e-5
 

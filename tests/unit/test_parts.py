@@ -95,7 +95,7 @@ def test_a_split_of_its_own_fits_whole_and_all_of_validation_chooses_but_what_it
 
 
 def test_too_few_examples_are_refused_with_the_counts():
-    with pytest.raises(UserError, match=r"'train' has 19 labelled examples, and .* at least 20"):
+    with pytest.raises(UserError, match=r"'train' has 19 labelled examples, but .* at least 20"):
         fitting_part(numbered(19), "train", 0)
     assert len(fitting_part(numbered(20), "train", 0)) == 20
     with pytest.raises(UserError, match=r"'validation' has 25 .* of which 1\d may be fitted on"):

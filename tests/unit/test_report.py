@@ -216,18 +216,18 @@ def test_models_that_know_nothing_are_not_level():
     outputs = make_results(models, baseline=0.7)["verdict"]
     assert outputs == (
         "Student `average`: accuracy 71.0% on 2,000 examples of test, no better than always "
-        "answering 'green' (70.0%). Nor are `t` (70.0%) and `c` (69.0%) better than that."
+        "predicting 'green' (70.0%). Nor are `t` (70.0%) and `c` (69.0%) better than that."
     )
     models = {"t": ("teacher", 0.8), "average": ("student", 0.6)}
     outputs = make_results(models, baseline=0.7)["verdict"]
     assert outputs == (
-        "Student `average`: accuracy 60.0% on 2,000 examples of test, worse than always answering "
+        "Student `average`: accuracy 60.0% on 2,000 examples of test, worse than always predicting "
         "'green' (70.0%) and worse than the teacher (t 80.0%)."
     )
     models = {"t": ("teacher", 0.7), "average": ("student", 0.8)}
     outputs = make_results(models, baseline=0.7)["verdict"]
     assert outputs.endswith(
-        ", better than the teacher (t 70.0%). `t` (70.0%) is no better than always answering "
+        ", better than the teacher (t 70.0%). `t` (70.0%) is no better than always predicting "
         "'green' (70.0%)."
     )
 
@@ -326,7 +326,7 @@ def test_two_students_are_compared_once_and_the_shipped_one_comes_first():
     assert pairs == [("b", "a"), ("b", "t"), ("a", "t")]
 
 
-def test_the_page_says_what_chose_and_shows_no_accuracy_of_it():
+def test_the_page_lists_what_chose_and_shows_no_accuracy_of_it():
     results = make_results(ONE_OF_EACH)
     results["phases"][0]["trained"] = [
         {"output": "average", "choosing": {"split": "validation", "accuracy": 0.98765}}
@@ -335,7 +335,7 @@ def test_the_page_says_what_chose_and_shows_no_accuracy_of_it():
     use["warnings"] = ["average was trained on this split"]
     text = Page(render_report(results)).text
     assert "321" in text and "epoch of average, student to ship" in text
-    assert "Figures on these are too good: average was trained on this split." in text
+    assert "Figures on these are too optimistic: average was trained on this split." in text
     assert "98.8" not in text and "0.98" not in text
 
 
@@ -376,7 +376,7 @@ def test_a_page_shows_how_targets_compare():
     )
     page = Page(render_report(results)).text
     for part in (
-        "1,234 examples of validation; no result of a student",
+        "1,234 examples of validation; these are targets, not students",
         "gate (chosen)",
         "+10.0",
         "+4.0 to +16.0",

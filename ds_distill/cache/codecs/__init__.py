@@ -1,4 +1,4 @@
-"""Codecs of teachers' distributions over large vocabularies."""
+"""Codecs: compressed distributions over a vocabulary."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ def codec_from_json(values: dict[str, Any]) -> VocabularyCodec:
     try:
         return codec.from_json(given)
     except (KeyError, TypeError) as fault:
-        raise ValueError(f"codec {name!r} cannot be made of {sorted(given)}: {fault}") from None
+        raise ValueError(f"codec {name!r} cannot be built from {sorted(given)}: {fault}") from None

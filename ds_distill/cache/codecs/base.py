@@ -1,4 +1,4 @@
-"""What a codec of distributions over a vocabulary is, and what codecs share."""
+"""The base class of codecs for distributions over a vocabulary, and helpers that codecs share."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ds_distill.parts.codecs import CodecSettings
 from ds_distill.types import TopK
 
 _CHUNK_ELEMENTS = 1 << 24
-"""Float32 elements of logits that are worked on at once: 64 MiB a copy."""
+"""Float32 elements of logits that are processed at once: 64 MiB per copy."""
 
 
 @dataclass(slots=True)
 class Encoded:
-    """n rows as stored, on any device."""
+    """n encoded rows, on any device."""
 
     payload: Tensor
     """uint8 [n, W] of a codec with a fixed width, else uint8 [bytes]: the rows end to end."""
@@ -40,7 +40,7 @@ class Encoded:
 
 
 class VocabularyCodec(ABC):
-    """Distributions over V entries <-> bytes, a row at a time in meaning, a batch in work.
+    """Encodes distributions over V entries as bytes. Rows are independent; the work is batched.
 
     A codec is its JSON: `codec_from_json(codec.to_json())` decodes what `codec` encoded. Equal
     logits on the same device give equal bytes, whatever their batch. Decoding a payload that no
@@ -49,15 +49,15 @@ class VocabularyCodec(ABC):
     """
 
     name: ClassVar[str]
-    """As recipes and manifests call it."""
+    """The name in recipes and manifests."""
     shapes_tail: ClassVar[bool]
-    """Whether it knows more of the tail than its mass."""
+    """Whether it stores more of the tail than its mass."""
     fitted_keys: ClassVar[tuple[str, ...]] = ()
     """Keys of its JSON that `fit` finds; none: it is not fitted."""
 
     def __init__(self, vocabulary: int) -> None:
         if vocabulary < 2:
-            raise ValueError(f"a vocabulary has at least 2 entries, and {vocabulary} were given")
+            raise ValueError(f"vocabulary is {vocabulary}: at least 2 entries are needed")
         self.vocabulary = vocabulary
 
     @classmethod
@@ -79,32 +79,34 @@ class VocabularyCodec(ABC):
     @property
     @abstractmethod
     def width(self) -> int | None:
-        """Bytes of every row; None when they differ."""
+        """Bytes of a row; None when rows differ in length."""
 
     @abstractmethod
     def decode(self, encoded: Encoded) -> TopK:
-        """The likeliest entries and the mass of all others, on the device that holds `encoded`.
+        """The likeliest entries and the mass of all others, on the device of `encoded`.
 
-        The masses of the entries and the tail add up to 1. Raises ValueError when the bytes are
-        none of this codec.
+        The masses of the entries and the tail add up to 1. Raises ValueError when this codec
+        cannot have written the bytes.
         """
 
     @abstractmethod
     def log_probs(self, encoded: Encoded) -> Tensor:
-        """The whole distributions, the tail spread as the codec spreads it: float32 [n, V]."""
+        """The full distributions, with the tail spread over the other entries: float32 [n, V]."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """JSON values, `codec` the name among them: all that decoding needs."""
+        """All that decoding needs, as JSON values; `codec` is the name."""
 
     @abstractmethod
     def _encode(self, logits: Tensor, lse: Tensor) -> Encoded:
-        """`encode` for some rows: float32 [m, V], contiguous and free to be written to, and
-        its log-sum-exp [m, 1]."""
+        """`encode` for some rows. logits: float32 [m, V], contiguous, may be overwritten; lse: its
+        log-sum-exp [m, 1]."""
 
     def encode(self, logits: Tensor) -> Encoded:
-        """float [n, V], already divided by the temperature of the cache, -inf for an entry that
-        cannot be; any strides, any device, where the bytes will be too.
+        """Encode logits on their own device.
+
+        logits: float [n, V], any strides, already divided by the temperature of the cache; -inf
+            for an impossible entry.
 
         Raises ValueError for another width than V, and when a row is no distribution (NaN,
         +inf, or nothing but -inf).
@@ -122,7 +124,7 @@ class VocabularyCodec(ABC):
             if len(broken):
                 raise ValueError(
                     f"{len(broken)} rows of logits are no distribution (NaN, +inf or all -inf), "
-                    f"the first of them row {start + int(broken[0])}"
+                    f"first row {start + int(broken[0])}"
                 )
             parts.append(self._encode(own, lse))
         lengths = [part.lengths for part in parts if part.lengths is not None]
@@ -138,19 +140,19 @@ class VocabularyCodec(ABC):
 
 @dataclass(frozen=True)
 class StoredLogits:
-    """Distributions as stored, that are decoded on the device where they are needed."""
+    """Encoded distributions, decoded on the device where they are needed."""
 
     encoded: Encoded
     codec: VocabularyCodec
     temperature: float
-    """That they were taken at."""
+    """The temperature of the stored distributions."""
 
     def __len__(self) -> int:
         return len(self.encoded)
 
     def to(self, device: torch.device) -> TopK | Tensor:
-        """Entries and tail of a codec that keeps no more; else logits [n, V], which softmax at
-        the temperature takes to the distributions."""
+        """Top entries and tail mass where the codec stores no more; else logits [n, V], whose
+        softmax at `temperature` is the stored distribution."""
         encoded = self.encoded.to(device)
         if self.codec.shapes_tail:
             return self.temperature * self.codec.log_probs(encoded)
@@ -167,8 +169,8 @@ def top_of(logits: Tensor, lse: Tensor, entries: int) -> tuple[Tensor, Tensor, T
 
 
 def _complement(entries: Tensor, rest: Tensor) -> Tensor:
-    """The log mass of the rest: of two that should make 1, the smaller is known the better, and
-    a large one is what it leaves. Taken as 1 - sum, a small one would be all rounding."""
+    """The log mass of the rest. Of two masses that add up to 1 the smaller is the more exact, so a
+    large rest is computed from the entries. A small rest as 1 - sum would be all rounding."""
     head = torch.logsumexp(entries, 1)
     return torch.where(rest < head, rest, torch.log1p(-torch.exp(head.clamp(max=-0.5)))).clamp(
         max=0.0
@@ -176,9 +178,9 @@ def _complement(entries: Tensor, rest: Tensor) -> Tensor:
 
 
 def entry_log_probs(below_first: Tensor, tail: Tensor) -> Tensor:
-    """Scale entries so that they and the tail make 1; so the first's own need not be stored.
+    """Scale entries so that they and the tail add up to 1; the first one's value is not stored.
 
-    below_first: [n, K], log-probs less the first entry's, so 0 at most; -inf where absent;
+    below_first: [n, K], log-probs minus the first entry's, so at most 0; -inf where absent;
     overwritten. tail: [n]. Returns log-probs [n, K].
     """
     mass = torch.log(-torch.expm1(tail))

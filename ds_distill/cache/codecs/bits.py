@@ -1,8 +1,7 @@
-"""Fields of a few bits in rows of bytes, read and written by whole tensors.
+"""Bit fields in rows of bytes, read and written for whole tensors at once.
 
 Bit i of a row is bit i % 8, from the lowest, of its byte i // 8. A field's lowest bit comes
-first. Words are the rows' bytes as little-endian int32, as every machine that torch runs on
-has them.
+first. Rows are given as int32 words, little-endian on every machine that torch supports.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import torch
 from torch import Tensor
 
 LONGEST_FIELD = 31
-"""Bits: a field fits an int32 without its sign, and spans two words at most."""
+"""In bits: a field fits an int32 without its sign, and spans at most two int32."""
 
 
 def field_words(start: int, count: int, width: int) -> int:
-    """Words of a row that ends with `count` fields of `width` bits from bit `start`."""
+    """Number of int32 in a row that ends with `count` fields of `width` bits from bit `start`."""
     return -(-(start + count * width) // 32)
 
 
@@ -44,7 +43,7 @@ class Fields:
         return first.bitwise_or_(rest)
 
     def write(self, words: Tensor, values: Tensor) -> None:
-        """Set fields that are still 0. words: int32 [n, W]; values: int [n, count]."""
+        """Write fields that are still 0. words: int32 [n, W]; values: int [n, count]."""
         for column in range(values.shape[1]):
             value, word = values[:, column].int(), int(self._word[column])
             words[:, word] |= value << int(self._shift[column])
@@ -54,7 +53,7 @@ class Fields:
 
 
 def read_at(data: Tensor, position: Tensor, width: Tensor | int) -> Tensor:
-    """Fields of up to 24 bits anywhere: uint8 [bytes], int64 [m] bits -> int64 [m].
+    """Read fields of up to 24 bits at any bit positions: uint8 [bytes], int64 [m] -> int64 [m].
 
     Every position must lie in `data`; bits beyond its end are 0.
     """
@@ -67,8 +66,8 @@ def read_at(data: Tensor, position: Tensor, width: Tensor | int) -> Tensor:
 
 
 def write_at(data: Tensor, position: Tensor, value: Tensor) -> None:
-    """Set fields of up to 24 bits that are still 0. data: int32 [bytes], a byte in each;
-    position, value: int64 [m]. Different fields share no bit, so adding is setting."""
+    """Write fields of up to 24 bits that are still 0. data: int32 [bytes], a byte in each;
+    position, value: int64 [m]. Fields share no bit, so adding is the same as setting."""
     byte, shifted = position >> 3, value << (position & 7)
     for step in range(4):
         part = (shifted >> (8 * step)) & 255

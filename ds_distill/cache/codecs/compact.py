@@ -1,18 +1,18 @@
-"""As many entries of each row as it needs, in as few bytes.
+"""The `compact` codec: a variable number of entries per row, in few bytes.
 
-A row keeps the entries of at least `threshold`, k of them, in the order of their ids:
+A row stores its k entries of at least `threshold`, sorted by id:
 
     byte 0      k, from 1 to 255
     byte 1      step, in 1/128 nat
     bytes 2-3   float16 log of the tail's mass
-    D bytes     int8, the row's places along the directions of the tail's shape
+    D bytes     int8, the row's coordinates along the directions of the tail's shape
     then bits   k values of 4 bits: an entry is `value * step` nats below the likeliest
                 k times the lowest l bits of the id, l = floor(log2(V / k))
                 k + ((V - 1) >> l) bits: bit (id >> l) + j is set for the j-th entry
     then        zeros up to a whole byte
 
 The ids are coded as Elias and Fano did sorted sets (Vigna 2013, "Quasi-succinct indices"):
-2 + log2(V / k) bits an entry at most, against log2(V). A row's length follows from its k.
+at most 2 + log2(V / k) bits per entry, against log2(V). A row's length follows from its k.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ _MOST = 255
 _VALUE_BITS = 4
 _STEPS = 128.0
 _LEAST_TAIL = -(2.0**-24)
-"""Float16's number next to 0: a tail of exactly 1 would leave nothing for the entries."""
+"""The float16 next to 0: a tail of exactly 1 would leave no mass for the entries."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where fields of n rows are, N = sum of k: all int64."""
+    """Bit positions of the fields of n rows, N = sum of k: all int64."""
 
     k: Tensor  # [n]
-    first_bit: Tensor  # [n] of the row's values
-    row: Tensor  # [N]: of each entry
-    rank: Tensor  # [N]: j, in the row
+    first_bit: Tensor  # [n]: of each row's values
+    row: Tensor  # [N]: the row of each entry
+    rank: Tensor  # [N]: j, the entry's rank in its row
     low_bits: Tensor  # [n]: l
 
     @property
     def values(self) -> Tensor:
-        """Bit of each entry's value: [N]."""
+        """Position of each entry's value: [N]."""
         return self.first_bit[self.row] + _VALUE_BITS * self.rank
 
     @property
     def lows(self) -> Tensor:
-        """Bit of the low part of each entry's id: [N]."""
+        """Position of the low part of each entry's id: [N]."""
         start = self.first_bit + _VALUE_BITS * self.k
         return start[self.row] + self.low_bits[self.row] * self.rank
 
     @property
     def highs(self) -> Tensor:
-        """First bit of each row's high part: [n]."""
+        """Position of each row's high part: [n]."""
         return self.first_bit + (_VALUE_BITS + self.low_bits) * self.k
 
 
 class CompactCodec(VocabularyCodec):
-    """Entries above a threshold, and a tail that is spread by the teacher's own prior."""
+    """Stores entries above a threshold; spreads the tail by the teacher's own prior."""
 
     name: ClassVar[str] = "compact"
     shapes_tail: ClassVar[bool] = True
@@ -80,13 +80,16 @@ class CompactCodec(VocabularyCodec):
     def __init__(
         self, vocabulary: int, threshold: float = 1e-3, tail: TailShape | None = None
     ) -> None:
-        """threshold: the probability from which entries are kept; the likeliest always is, and
-        255 at most. tail: fitted to the teacher; None spreads evenly."""
+        """
+        threshold: entries of at least this probability are stored; always the likeliest one,
+            and 255 at most.
+        tail: fitted to the teacher; None spreads the tail evenly.
+        """
         super().__init__(vocabulary)
         if not 1e-9 <= threshold < 1:
             raise ValueError(f"threshold is {threshold}: a probability from 1e-9 is needed")
         if vocabulary > 1 << 24:
-            raise ValueError(f"vocabulary is {vocabulary}, and 2^24 entries are the most")
+            raise ValueError(f"vocabulary is {vocabulary}: at most 2^24 entries are possible")
         self.threshold = threshold
         self.tail = tail or TailShape.even(vocabulary)
         self._is_even = tail is None
@@ -98,7 +101,7 @@ class CompactCodec(VocabularyCodec):
         self._header = _FIXED + self.tail.num_directions
         self._most = min(_MOST, vocabulary)
         counts = range(1, self._most + 1)
-        # Entry 0 stands for no k at all.
+        # Index 0 is unused: k is at least 1.
         self._low_bits = torch.tensor([0, *((vocabulary // k).bit_length() - 1 for k in counts)])
         k = torch.arange(self._most + 1)
         self._high_bits = k + ((vocabulary - 1) >> self._low_bits)
@@ -129,22 +132,22 @@ class CompactCodec(VocabularyCodec):
     def _encode(self, logits: Tensor, lse: Tensor) -> Encoded:
         coordinates = self.tail.coordinates(logits - lse, self.threshold)
         log_probs, ids, rest = top_of(logits, lse, self._most)
-        kept = log_probs >= math.log(self.threshold)
-        kept[:, 0] = True
-        left_out = torch.cat((log_probs.masked_fill(kept, -math.inf), rest[:, None]), 1)
+        stored = log_probs >= math.log(self.threshold)
+        stored[:, 0] = True
+        left_out = torch.cat((log_probs.masked_fill(stored, -math.inf), rest[:, None]), 1)
         tail = torch.logsumexp(left_out, 1).clamp(max=_LEAST_TAIL).half()
 
-        below = (log_probs[:, :1] - log_probs).masked_fill(~kept, 0.0)
+        below = (log_probs[:, :1] - log_probs).masked_fill(~stored, 0.0)
         step = (below.amax(1) * _STEPS / (2**_VALUE_BITS - 1)).ceil().clamp(1, 255)
         values = (below * (_STEPS / step)[:, None]).round().clamp(max=2**_VALUE_BITS - 1).long()
-        ids, order = ids.masked_fill(~kept, self.vocabulary).sort(1)
+        ids, order = ids.masked_fill(~stored, self.vocabulary).sort(1)
         values = values.gather(1, order)
 
-        k = kept.sum(1)
+        k = stored.sum(1)
         lengths = self._bytes.to(k.device)[k]
         ends = lengths.cumsum(0)
         at = self._layout(k, ends - lengths)
-        # A byte in each int32, so that fields that share a byte can be added.
+        # One byte per int32, so that fields that share a byte can be added.
         data = torch.zeros(int(lengths.sum()), dtype=torch.int32, device=k.device)
         header = torch.stack((k, step.long()), 1)
         numbers = (tail[:, None].view(torch.uint8), coordinates.view(torch.uint8))
@@ -182,7 +185,7 @@ class CompactCodec(VocabularyCodec):
         return self.tail.spread(self.decode(encoded), coordinates)
 
     def _rows(self, encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
-        """Payload, k [n] and first byte [n] of each row, made sure to lie within the payload."""
+        """Payload, k [n] and first byte [n] of each row, checked to lie within the payload."""
         payload, lengths = encoded.payload, encoded.lengths
         if lengths is None or payload.dtype != torch.uint8 or payload.ndim != 1:
             raise ValueError("the compact codec reads uint8 [bytes] with the rows' lengths")
@@ -195,7 +198,7 @@ class CompactCodec(VocabularyCodec):
         starts = lengths.cumsum(0) - lengths
         k = payload[starts].long()
         if ((k < 1) | (k > self._most)).any() or (self._bytes.to(k.device)[k] != lengths).any():
-            raise ValueError("a row's length is not the one that its number of entries has")
+            raise ValueError("a row's length does not fit its number of entries")
         return payload, k, starts
 
     def _layout(self, k: Tensor, starts: Tensor) -> _Layout:
@@ -207,16 +210,16 @@ class CompactCodec(VocabularyCodec):
         """High parts of all ids: [N]."""
         sizes = self._high_bits.to(at.k.device)[at.k]
         row = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
-        place = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row]
-        position = at.highs[row] + place
+        offset = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row]
+        position = at.highs[row] + offset
         is_set = (payload[position >> 3] >> (position & 7).to(torch.uint8)) & 1
         found = is_set.nonzero().squeeze(1)
         if not torch.equal(row[found], at.row):
-            raise ValueError("a row's ids are not as many as it says")
-        return place[found] - at.rank
+            raise ValueError("a row's number of ids differs from its number of entries")
+        return offset[found] - at.rank
 
 
 def _halves(payload: Tensor, byte: Tensor) -> Tensor:
-    """float16 numbers at bytes [n] -> float32 [n]; a stranger's NaN as the least of tails."""
+    """float16 numbers at bytes [n] -> float32 [n]; NaN, from damaged bytes, becomes 0."""
     pair = torch.stack((payload[byte], payload[byte + 1]), 1)
     return pair.view(torch.float16).squeeze(1).float().nan_to_num(nan=0.0, neginf=-math.inf)

@@ -1,4 +1,4 @@
-"""How a tail's mass is spread over the entries that were not kept."""
+"""The tail's shape: how its mass is spread over the entries that a row does not store."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from ds_distill.types import TopK
 _LEVELS = 255
 _RAREST = 1e-12
 _FARTHEST = 16.0
-"""Nats from the prior: what is rarer still, -inf too, does not bend a row's shape further."""
+"""Nats from the prior at which distances are clamped, so that -inf cannot dominate the fit."""
 _DIRECTIONS = 16
 _FIT_ROWS = 1024
-"""Rows that directions are fitted to: their number squared is what the fit costs."""
+"""Rows that directions are fitted to: the fit costs their number squared."""
 
 
 @dataclass(frozen=True)
 class TailShape:
-    """The tail of row r is in proportion to exp(prior[v] + sum_j place[r, j] directions[v, j]).
+    """The shape of a teacher's tails: a prior, and directions in which rows differ from it.
 
-    One teacher has one prior, how likely each entry is on the average of rows that do not keep
-    it, and D directions, the principal components of how its rows differ from that. A row's
-    places are its coordinates: a byte each. Logits of a masked-LM are a projection from some
-    hundreds of dimensions, so that few directions go far.
+    Row r's tail is proportional to exp(prior[v] + sum_j coordinate[r, j] directions[v, j]).
+    A teacher has one prior (the mean probability of each entry over the rows that do not store
+    it) and D directions, the principal components of its rows' distances from the prior. A row
+    stores its D coordinates, one byte each. Logits of a masked-LM are a projection from some
+    hundreds of dimensions, so a few directions explain most of the distances.
     """
 
     codes: Tensor
@@ -39,7 +40,7 @@ class TailShape:
     directions: Tensor
     """int8 [V, D]."""
     scales: Tensor
-    """float32 [D]: of place times direction, both as integers."""
+    """float32 [D]: scale of coordinate times direction, both integers."""
 
     @property
     def log_prior(self) -> Tensor:
@@ -61,10 +62,10 @@ class TailShape:
 
     @staticmethod
     def fit(batches: Iterable[Tensor], threshold: float) -> TailShape:
-        """The shape of a teacher's tails, from some thousands of its rows.
+        """Fit the shape of a teacher's tails to some thousands of its rows.
 
         batches: float [n, V] logits at the temperature of the cache. threshold: the codec's.
-        Raises ValueError when there are none.
+        Raises ValueError when there are no batches.
         """
         mass: Tensor | None = None
         some: list[Tensor] = []
@@ -93,12 +94,14 @@ class TailShape:
         """Principal components of the rows' distances from the prior, entries weighted by it."""
         weights = torch.softmax(self.log_prior, 0).sqrt()
         distances = self._distances(log_probs, threshold) * weights
-        distances -= weights * (distances @ weights)[:, None]  # a constant is no shape
+        distances -= (
+            weights * (distances @ weights)[:, None]
+        )  # a constant does not change the shape
         strengths, rows = torch.linalg.eigh((distances @ distances.T).double())
         count = min(_DIRECTIONS, int((strengths > 1e-6 * strengths[-1]).sum()))
         strengths = strengths[-count:].flip(0).float() if count else strengths[:0].float()
         rows = rows[:, -count:].flip(1).float() if count else rows[:, :0].float()
-        # Of length 1 in the prior's weights, so that projecting on them is fitting.
+        # Of length 1 under the prior's weights, so that a projection is a least-squares fit.
         directions = (distances.T @ rows) / strengths.sqrt() / weights[:, None]
         largest = directions.abs().amax(0).clamp(min=1e-30)
         integers = (directions * (127 / largest)).round().to(torch.int8)
@@ -106,17 +109,17 @@ class TailShape:
         return TailShape(self.codes, self.step, integers, reach / 127 * (largest / 127))
 
     def _distances(self, log_probs: Tensor, threshold: float) -> Tensor:
-        """Log-probs of the tail less the prior's, 0 where an entry is kept: [n, V]."""
+        """Log-probs of the tail minus the prior's, 0 where an entry is stored: [n, V]."""
         log_prior = torch.log_softmax(self.log_prior, 0).to(log_probs.device)
         distances = (log_probs - log_prior).clamp_(-_FARTHEST, _FARTHEST)
         return distances.masked_fill_(log_probs >= math.log(threshold), 0.0)
 
     def coordinates(self, log_probs: Tensor, threshold: float) -> Tensor:
-        """The coordinates of rows: log-probs float32 [n, V] -> int8 [n, D]."""
+        """Coordinates of rows along the directions: log-probs float32 [n, V] -> int8 [n, D]."""
         device = log_probs.device
         directions = self.directions.to(device).float()
         weights = torch.softmax(self.log_prior, 0).to(device)
-        # Directions are integers of length `length`; scales are of integer places and directions.
+        # Directions are integers of length `length`; scales are for integer coordinates.
         length = (weights @ directions.square()).clamp(min=1e-30)
         weighted = self._distances(log_probs, threshold) * weights
         weighted -= weights * weighted.sum(1, keepdim=True)
@@ -124,20 +127,20 @@ class TailShape:
         return (projected / self.scales.to(device)).round_().clamp_(-127, 127).to(torch.int8)
 
     def spread(self, top: TopK, coordinates: Tensor | None = None) -> Tensor:
-        """Whole distributions: float32 [n, V]. places: int8 [n, D], if there are directions."""
+        """Full distributions, float32 [n, V]. coordinates: int8 [n, D], if there are directions."""
         device, size = top.ids.device, len(self.codes)
         shape = self.log_prior.to(device).expand(len(top.ids), -1)
         if coordinates is not None and self.num_directions:
             along = coordinates * self.scales.to(device)
             shape = shape + along @ self.directions.to(device).float().T
-        # Absent entries write to one column more.
+        # Absent entries are written to one extra column.
         columns = top.ids.masked_fill(top.ids < 0, size)
-        whole = torch.nn.functional.pad(shape, (0, 1), value=-math.inf)
-        whole.scatter_(1, columns, -math.inf)
-        others = torch.logsumexp(whole, 1)
-        # Where all entries are kept, there are no others to scale.
-        whole += torch.where(others.isfinite(), top.tail_log_prob - others, 0.0)[:, None]
-        return whole.scatter_(1, columns, top.log_probs)[:, :size]
+        log_probs = torch.nn.functional.pad(shape, (0, 1), value=-math.inf)
+        log_probs.scatter_(1, columns, -math.inf)
+        others = torch.logsumexp(log_probs, 1)
+        # Where a row stores all entries, there are no others to scale.
+        log_probs += torch.where(others.isfinite(), top.tail_log_prob - others, 0.0)[:, None]
+        return log_probs.scatter_(1, columns, top.log_probs)[:, :size]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -156,13 +159,13 @@ class TailShape:
             step = float(values["step"])
             scales = torch.tensor([float(scale) for scale in values["scales"]])
         except (KeyError, TypeError, binascii.Error) as fault:
-            raise ValueError(f"a tail's shape lacks a part or has a wrong one: {fault}") from None
+            raise ValueError(f"a tail's shape has a missing or wrong part: {fault}") from None
         if not 0 <= step < 1000 or not (scales.abs() < 1000).all():
             raise ValueError("a tail's step and scales are numbers from 0 to 1000")
         if len(directions) != len(codes) * len(scales) or len(scales) > _DIRECTIONS:
             raise ValueError(
-                f"a tail has {len(directions)} numbers of {len(scales)} directions for "
-                f"{len(codes)} entries; {_DIRECTIONS} directions are the most"
+                f"a tail has {len(directions)} numbers for {len(scales)} directions of "
+                f"{len(codes)} entries; at most {_DIRECTIONS} directions are possible"
             )
         return TailShape(codes, step, directions.view(len(codes), len(scales)), scales)
 

@@ -1,4 +1,4 @@
-"""The K likeliest entries of each row in a fixed width, made to be decoded fast.
+"""The `topk` codec: the K likeliest entries of each row, fixed width, fast to decode.
 
     bytes 0-3    float32 log of the tail's mass
     bytes 4-7    float32 step
@@ -7,8 +7,8 @@
     then         K ids of ceil(log2 V) bits
     then         zeros up to a multiple of 4 bytes
 
-Entries are in falling order. The likeliest needs no value of its own: the entries and the tail
-add up to 1.
+Entries are in descending order. The first one's value is not stored: the entries and the tail add
+up to 1.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from ds_distill.types import TopK
 _HEADER = 8
 _ABSENT = 255
 _DEEPEST = 25.0
-"""Nats below the likeliest entry. What is rarer than e^-25 goes to the tail, so that one
-impossible entry does not coarsen the steps of all others."""
+"""Nats below the likeliest entry. Rarer entries count as tail, so that one impossible entry does
+not make the steps of all others coarse."""
 _DECODED_ROWS = 1024
-"""Rows decoded at once: they stay in the processor's cache."""
+"""Rows decoded at once, so that they stay in the CPU's cache."""
 
 
 class TopKCodec(VocabularyCodec):
-    """K entries and the tail's mass. The tail has no shape: `log_probs` spreads it evenly."""
+    """Stores K entries and the tail's mass; `log_probs` spreads the tail evenly."""
 
     name: ClassVar[str] = "topk"
     shapes_tail: ClassVar[bool] = False
 
     def __init__(self, vocabulary: int, entries: int = 64) -> None:
-        """entries: K; all of a smaller vocabulary."""
+        """entries: K, at most the vocabulary."""
         super().__init__(vocabulary)
         if entries < 1:
-            raise ValueError(f"entries is {entries}, and at least 1 is kept")
+            raise ValueError(f"entries is {entries}: at least 1 is needed")
         self.entries = min(entries, vocabulary)
         bits = (vocabulary - 1).bit_length()
         start = 8 * (_HEADER + self.entries)
@@ -84,8 +84,8 @@ class TopKCodec(VocabularyCodec):
         payload = encoded.payload
         if payload.dtype != torch.uint8 or payload.ndim != 2 or payload.shape[1] != self.width:
             raise ValueError(
-                f"{payload.dtype} {tuple(payload.shape)} for rows of {self.width} bytes: "
-                f"uint8 [rows, {self.width}] is needed"
+                f"payload is {payload.dtype} {tuple(payload.shape)}: uint8 [rows, {self.width}] is "
+                "needed"
             )
         shape, device = (len(payload), self.entries), payload.device
         log_probs = torch.empty(shape, dtype=torch.float32, device=device)
@@ -99,7 +99,7 @@ class TopKCodec(VocabularyCodec):
 
     def _decode(self, payload: Tensor, log_probs: Tensor, ids: Tensor, tail: Tensor) -> None:
         header = payload.view(torch.float32)
-        # A stranger's NaN would pass through clamp.
+        # NaN, from damaged bytes, would pass through clamp.
         torch.clamp(header[:, 0].nan_to_num(nan=0.0, neginf=-math.inf), max=0.0, out=tail)
         values = payload[:, _HEADER : _HEADER + self.entries]
         absent = values == _ABSENT
