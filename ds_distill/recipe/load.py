@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.resources
 import math
 import re
@@ -13,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, did_you_mean
 from ds_distill.recipe.schema import Recipe
 
 KeyPath = tuple[str | int, ...]
@@ -174,10 +173,9 @@ def recipe_path(reference: str) -> Path:
     builtin = builtin_recipes()
     if reference in builtin:
         return builtin[reference]
-    nearest = difflib.get_close_matches(reference, builtin, n=1)
-    hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
     raise UserError(
-        f"recipe {reference!r} is neither a file nor a built-in recipe.{hint} "
+        f"recipe {reference!r} is neither a file nor a built-in recipe."
+        f"{did_you_mean(reference, builtin)} "
         f"Built-in: {', '.join(builtin)}."
     )
 
@@ -330,10 +328,9 @@ def _error_lines(tree: _Tree, error: Any, shared: Mapping[Any, Any]) -> list[str
     if error["type"] == "union_tag_invalid":
         tag = error["ctx"]["tag"]
         what, known = ("type", _TASKS) if at == ("task",) else ("phase", _PHASES)
-        nearest = difflib.get_close_matches(tag, known, n=1)
-        hint = f"Did you mean `{nearest[0]}`?" if nearest else f"Known: {', '.join(known)}."
+        hint = did_you_mean(str(tag), known) or f" Known: {', '.join(known)}."
         location = tree.location((*at, "type" if at == ("task",) else tag))
-        return [f"{location}  {where}: unknown {what} {tag!r}. {hint}"]
+        return [f"{location}  {where}: unknown {what} {tag!r}.{hint}"]
     given = error["input"]
     shown = f" (given: {given!r})" if not isinstance(given, dict | list) else ""
     return [f"{tree.location(at)}  {where}: {_rule(error)}{shown}."]
