@@ -178,7 +178,7 @@ def run_snippet(code: str) -> Any:
 
 def batches(finished: Finished, name: str) -> Any:
     run = finished.run
-    places = [run.place(model, len(run.recipe.phases)) for model in finished.models]
+    places = [run.reference(model, len(run.recipe.phases)) for model in finished.models]
     collate = inference_collator(run, run.examples("test"), "test", places)
     for indices in plan_once(collate.lengths, 16):
         batch = collate(indices)

@@ -179,7 +179,7 @@ def hidden_tokens(folder: Path) -> Iterator[Batch]:
         settings, RunFolder(folder), World.start(), cast(Any, None), open_source(settings.task)
     )
     examples = made.examples("test")
-    tables = made.tables("test", [made.place("student", 0)])
+    tables = made.tables("test", [made.reference("student", 0)])
     collate = made.collator(examples, tables)
     for chosen in plan_once(collate.lengths, BATCH):
         yield collate(chosen)

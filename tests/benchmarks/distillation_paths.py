@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from large_teachers import CLASSES, configurations
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForMaskedLM,
@@ -31,7 +32,6 @@ from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import load_classifier, load_masked_lm
 from ds_distill.models.packed import packed_attention, packed_backend
-from ds_distill.profiling.large_teachers import CLASSES, configurations
 from ds_distill.recipe.phases import Losses, Routing, Training
 from ds_distill.routing import Router
 from ds_distill.types import Batch, PackedView, PaddedView, Signals, View
