@@ -9,7 +9,6 @@ paragraphs of one file are so similar that a random split would leak.
 from __future__ import annotations
 
 import ast
-import difflib
 import gc
 import importlib.util
 import re
@@ -25,7 +24,7 @@ import xxhash
 
 from ds_distill.data.examples import EXAMPLES, build_once
 from ds_distill.data.keys import content_keys
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, did_you_mean
 from ds_distill.parts.sources import DOCSTRINGS as PREFIX
 
 SHARES = {"train": 0.25, "transfer": 0.25, "validation": 0.2, "test": 0.3}
@@ -168,8 +167,7 @@ def _files(package: str) -> list[tuple[str, Path]]:
     except (ImportError, ValueError):
         spec = None
     if spec is None:
-        nearest = difflib.get_close_matches(package, [*_DISTRIBUTIONS, *_ALIASES], n=1)
-        hint = f" Did you mean `{nearest[0]}`?" if nearest and nearest[0] != package else ""
+        hint = did_you_mean(package, [*_DISTRIBUTIONS, *_ALIASES])
         raise UserError(
             f"task.data.path: package {package!r} is not installed in {sys.prefix}.{hint} "
             f"Install it with `pip install {_DISTRIBUTIONS.get(package, package)}` or take it "

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from filelock import FileLock
 
 from ds_distill.data.keys import content_keys, hash_keys
-from ds_distill.data.readers import BATCH, Reader, kind_of, nearest
-from ds_distill.errors import UserError
+from ds_distill.data.readers import BATCH, Reader, kind_of
+from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import new_file
 from ds_distill.recipe.schema import Columns
 
@@ -188,7 +188,7 @@ class LabelIds:
         numbers = "" if type(value) is str else f" Class ids go from 0 to {len(self.labels) - 1}."
         raise UserError(
             f"{location}: label {given} (column {self.column!r}) is not one of the "
-            f"{len(self.labels)} labels: {shown}.{nearest(str(value), self.labels)}{numbers} "
+            f"{len(self.labels)} labels: {shown}.{did_you_mean(str(value), self.labels)}{numbers} "
             "Correct the row, or list all labels in their order with task.labels=[A, B]."
         )
 
@@ -263,7 +263,8 @@ def _text(row: dict[str, Any], name: str, location: str) -> str:
     if name not in row:
         present = ", ".join(map(repr, row)) or "nothing"
         raise UserError(
-            f"{location}: no {name!r}; it has {present}.{nearest(name, row)} Every row needs it."
+            f"{location}: no {name!r}; it has {present}."
+            f"{did_you_mean(name, row)} Every row needs it."
         )
     value = row[name]
     if not isinstance(value, str):

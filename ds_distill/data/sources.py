@@ -21,23 +21,14 @@ import xxhash
 from ds_distill.data import docstrings
 from ds_distill.data.examples import build_once, convert, distinct_labels, keep_per_class
 from ds_distill.data.keys import content_keys
-from ds_distill.data.readers import (
-    BATCH,
-    SUFFIXES,
-    HubSplit,
-    Reader,
-    file_suffix,
-    nearest,
-    open_file,
-)
-from ds_distill.errors import UserError
+from ds_distill.data.readers import BATCH, Reader, open_file
+from ds_distill.data.splits import folder_splits, hub_splits, wrong_split
+from ds_distill.errors import UserError, did_you_mean
 from ds_distill.parts.sources import source_of
 from ds_distill.recipe.schema import SingleLabel, Task
 
 VERSION = 1
 """Part of the converted files' names: raise it when the same input gives other rows."""
-
-USUAL_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
 
 
 def open_source(
@@ -71,7 +62,7 @@ def open_files(
     path = task.data.path
     local = Path(path).expanduser()
     if local.is_dir():
-        return ReaderSource(task, cache_folder, _folder_splits(task, local), local)
+        return ReaderSource(task, cache_folder, folder_splits(task, local), local)
     for split, name in task.data.splits.items():
         raise UserError(
             f"task.data.splits.{split}={name}: task.data.path={path} is one file, which is "
@@ -81,7 +72,7 @@ def open_files(
 
 
 def open_hub(task: Task, cache_folder: Path | None, progress: docstrings.Progress | None) -> Source:
-    return ReaderSource(task, cache_folder, _hub_splits(task, cache_folder), None)
+    return ReaderSource(task, cache_folder, hub_splits(task, cache_folder), None)
 
 
 class Source(ABC):
@@ -149,8 +140,8 @@ class Source(ABC):
             path = self.task.data.path
             raise UserError(
                 f"task.data.path={path}: there is no split {split!r}. It has: "
-                f"{', '.join(self.splits)}.{nearest(split, self.splits)} {fix}, or say where it "
-                f"is with task.data.splits.{split}=NAME."
+                f"{', '.join(self.splits)}.{did_you_mean(split, self.splits)} {fix}, or say "
+                f"where it is with task.data.splits.{split}=NAME."
             )
 
     def _check_named_splits(self) -> None:
@@ -168,7 +159,7 @@ class ReaderSource(Source):
         locations: Mapping[str, Path | Reader],
         folder: Path | None,
     ) -> None:
-        """places: split to a file's path or to a reader. folder: where labels.json may be."""
+        """locations: split to a file's path or to a reader. folder: where labels.json may be."""
         super().__init__(task, cache_folder)
         if folder is not None and task.data.config is not None:
             raise UserError(
@@ -283,7 +274,7 @@ class DocstringSource(Source):
         self._names = dict(data.splits) or {name: name for name in docstrings.SHARES}
         for split, name in self._names.items():
             if name not in docstrings.SHARES:
-                raise _wrong_split(split, name, list(docstrings.SHARES))
+                raise wrong_split(split, name, list(docstrings.SHARES))
         self.splits = list(self._names)
         self._check_named_splits()
 
@@ -316,89 +307,12 @@ class DocstringSource(Source):
         )
 
 
-# ------------------------------------------------------------------------ finding the splits
-
-
-def _folder_splits(task: Task, folder: Path) -> dict[str, Path]:
-    files = {
-        path.name: path
-        for path in sorted(folder.iterdir())
-        if file_suffix(path) and path.is_file() and path.name[0] != "."
-        if path.name != "labels.json"
-    }
-    if not files:
-        there = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
-        raise UserError(
-            f"task.data.path={folder}: no data file in this folder (it holds: {there}). Put one "
-            f"file per split there, e.g. train.jsonl; endings: {', '.join(SUFFIXES)}."
-        )
-    stems = {name: name[: -len(file_suffix(path) or "")] for name, path in files.items()}
-    found: dict[str, list[str]] = {}
-    if task.data.splits:
-        for split, wanted in task.data.splits.items():
-            found[split] = [name for name in files if wanted in (name, stems[name])]
-            if not found[split]:
-                raise _wrong_split(split, wanted, list(files), [*files, *stems.values()])
-    else:
-        for name, stem in stems.items():
-            usual = USUAL_NAMES.get(stem.lower(), stem)
-            found.setdefault(usual, []).append(name)
-    for split, names in found.items():
-        if len(names) > 1:
-            raise UserError(
-                f"task.data.path={folder}: several files could be split {split!r}: "
-                f"{', '.join(names)}. Choose with task.data.splits.{split}={names[0]}."
-            )
-    order = ("train", "validation", "test")  # these first, then the others as they come
-    ordered = [s for s in order if s in found] + [s for s in found if s not in order]
-    return {split: files[found[split][0]] for split in ordered}
-
-
-def _hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
-    path, config = task.data.path, task.data.config
-    no_hub_id = path.startswith((".", "/", "~")) or path.count("/") > 1 or ":" in path
-    # `csv` and the like are loaders of `datasets`, which would take files of this folder.
-    loaders = getattr(datasets.packaged_modules, "_PACKAGED_DATASETS_MODULES", ())
-    if no_hub_id or path in loaders or file_suffix(Path(path)):
-        parent = Path(path).expanduser().parent
-        there = [str(item) for item in parent.iterdir()] if parent.is_dir() else []
-        raise UserError(
-            f"task.data.path={path}: no such file or folder.{nearest(path, there)} "
-            "Give a folder, a file, the id of a hub data set, or docstrings:PACKAGE,PACKAGE."
-        )
-    try:
-        splits = datasets.load_dataset(
-            path, config, cache_dir=str(cache_folder) if cache_folder else None
-        )
-    except Exception as error:  # many kinds: connection, authentication, not found, config
-        reason = " ".join(str(error).split())[:300].rstrip(".")
-        name = f"{path} (configuration {config})" if config else path
-        raise UserError(
-            f"task.data.path={path}: this is no local file or folder, and the hub data set "
-            f"{name} could not be loaded: {reason}. Check the name and the connection, or give "
-            "a local path."
-        ) from error
-    names = dict(task.data.splits) or {USUAL_NAMES.get(name, name): name for name in splits}
-    for split, name in names.items():
-        if name not in splits:
-            raise _wrong_split(split, name, list(splits))
-    return {split: HubSplit(splits[name], f"{path}, split {name}") for split, name in names.items()}
-
-
-def _wrong_split(
-    split: str, wanted: str, there: list[str], accepted: list[str] | None = None
-) -> UserError:
-    return UserError(
-        f"task.data.splits.{split}={wanted}: not there.{nearest(wanted, accepted or there)} "
-        f"Choose one of: {', '.join(there)}."
-    )
-
-
 def _missing_column(reader: Reader, key: str, name: str) -> UserError:
     present = reader.columns()
     return UserError(
-        f"{reader.name}: no column {name!r} (task.data.columns.{key}).{nearest(name, present)} "
-        f"It has: {', '.join(present)}. Choose one with task.data.columns.{key}=NAME."
+        f"{reader.name}: no column {name!r} (task.data.columns.{key})."
+        f"{did_you_mean(name, present)} It has: {', '.join(present)}. "
+        f"Choose one with task.data.columns.{key}=NAME."
     )
 
 

@@ -17,7 +17,7 @@ import deepspeed.comm as dist
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from ds_distill.run.environment import free_port
+from ds_distill.engine.ports import free_port
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.resources
 import math
 import re
@@ -13,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, did_you_mean
 from ds_distill.parts.kinds import KINDS
 from ds_distill.parts.one_of import chosen_by
 from ds_distill.recipe.schema import Recipe
@@ -173,10 +172,9 @@ def recipe_path(reference: str) -> Path:
     builtin = builtin_recipes()
     if reference in builtin:
         return builtin[reference]
-    nearest = difflib.get_close_matches(reference, builtin, n=1)
-    hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
     raise UserError(
-        f"recipe {reference!r} is neither a file nor a built-in recipe.{hint} "
+        f"recipe {reference!r} is neither a file nor a built-in recipe."
+        f"{did_you_mean(reference, builtin)} "
         f"Built-in: {', '.join(builtin)}."
     )
 
@@ -375,11 +373,10 @@ def _unknown_part(tree: _Tree, at: KeyPath, error: Any) -> str:
     if key not in given:
         return f"{tree.location(at)}  {where}.{key}: is required and missing."
     name = given[key]
-    nearest = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"Did you mean `{nearest[0]}`?" if nearest else f"Known: {', '.join(known)}."
+    hint = did_you_mean(str(name), known) or f" Known: {', '.join(known)}."
     location = tree.location((*at, str(name) if kind == "phase" else key))
     where = where if kind == "phase" else f"{where}.{key}"
-    return f"{location}  {where}: unknown {kind} {name!r}. {hint}"
+    return f"{location}  {where}: unknown {kind} {name!r}.{hint}"
 
 
 def _rule(error: Any) -> str:

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from ds_distill.cache.codecs import VocabularyCodec
-from ds_distill.cache.compare import CodecScore, candidates, compare_codecs, markdown_table, plot
+from ds_distill.cache.compare import CodecScore, candidates, compare_codecs, markdown_table
 from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.files import write_text
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.phases import Cache
+from ds_distill.reporting.figures import plot_codecs
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.inference import inference_collator, inference_engine
 
@@ -87,5 +88,6 @@ def compare(run: Run, number: int, examples: int) -> dict[str, list[CodecScore]]
         scores[teacher] = compare_codecs(held_out, candidates(fitted))
         folder = run.folder.path / "figures"
         write_text(folder / f"codecs-{teacher}.md", markdown_table(scores[teacher]))
-        plot(scores[teacher], folder / f"codecs-{teacher}.svg", f"{run.recipe.name}: {teacher}")
+        file = folder / f"codecs-{teacher}.svg"
+        plot_codecs(scores[teacher], file, f"{run.recipe.name}: {teacher}")
     return scores

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import socket
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,13 +36,6 @@ def describe_environment(num_ranks: int, device: str) -> dict[str, Any]:
         "ranks": num_ranks,
         "device": device,
     }
-
-
-def free_port() -> int:
-    """A TCP port that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _version(package: str) -> str | None:

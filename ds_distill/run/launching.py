@@ -16,9 +16,9 @@ import torch
 
 from ds_distill.check.recipe import check_data, check_recipe
 from ds_distill.data.sources import open_source
+from ds_distill.engine.ports import free_port
 from ds_distill.errors import UserError
 from ds_distill.recipe import Recipe
-from ds_distill.run.environment import free_port
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.stopping import LAUNCHED, exit_on_signal, print_error
 

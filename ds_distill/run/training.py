@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from ds_distill.models.load import save_model
 from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.events import Bar
 from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal
 from ds_distill.run.validation import Validation
 from ds_distill.types import Batch
@@ -60,101 +60,152 @@ class Progress:
 def train(job: Job, run: Run) -> dict[str, Any]:
     """Train a bundle's student and put it into the run's folder; continues from the last
     whole checkpoint. Returns what the phase's record says of it."""
-    settings, world, log = job.settings, run.world, run.log
-    epochs = settings.epochs
-    steps_per_epoch = -(-len(job.examples) // settings.batch_size)
-    total_steps = steps_per_epoch * epochs
-    _, micro_steps = batch_shape(settings, world.size)
-    engine = start_engine(job, run, total_steps)
-    checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.output), world)
-    saved = checkpoints.load(engine)
-    progress = Progress(**saved) if saved else Progress()
-    log.forget_after(job.output, progress.step)
-    if saved:
-        log.info(f"  {job.output}: continues at step {progress.step} of {total_steps}")
-    meter = _Meter()
+    training = _Training(job, run)
+    with run.log.bar(job.output, training.total_steps) as bar:
+        bar.advance(training.progress.step)
+        for epoch in training.epochs_left():
+            training.run_epoch(epoch, bar)
+    return training.finish()
 
-    def collated(epoch: int, batch: np.ndarray) -> list[Batch]:
-        shares = split_batch(batch, micro_steps, world.size, world.rank)
-        return [job.collate(share, epoch) for share in shares]
 
-    with log.bar(job.output, total_steps) as bar:
-        bar.advance(progress.step)
-        for epoch in range(progress.step // steps_per_epoch, epochs):
-            plan = plan_epoch(
-                job.collate.lengths,
-                job.examples.keys,
-                settings.batch_size,
-                run.recipe.seed,
-                epoch,
+class _Training:
+    """A job's engine, its checkpoints, and where it stands."""
+
+    def __init__(self, job: Job, run: Run) -> None:
+        """Continues from the last whole checkpoint, where there is one."""
+        settings = job.settings
+        self.job, self.run = job, run
+        self.steps_per_epoch = -(-len(job.examples) // settings.batch_size)
+        self.total_steps = self.steps_per_epoch * settings.epochs
+        _, self._micro_steps = batch_shape(settings, run.world.size)
+        self.engine = start_engine(job, run, self.total_steps)
+        self._checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.output), run.world)
+        saved = self._checkpoints.load(self.engine)
+        self.progress = Progress(**saved) if saved else Progress()
+        run.log.forget_after(job.output, self.progress.step)
+        if saved:
+            at = f"step {self.progress.step} of {self.total_steps}"
+            run.log.info(f"  {job.output}: continues at {at}")
+        self._meter = _Meter()
+        self._unreported: list[np.ndarray] = []
+        """Global batches since the last reading of the meter, all of one epoch."""
+
+    def epochs_left(self) -> range:
+        return range(self.progress.step // self.steps_per_epoch, self.job.settings.epochs)
+
+    def run_epoch(self, epoch: int, bar: Bar) -> None:
+        """The steps of an epoch that are still to do."""
+        batches = self._batches(epoch)
+        ready = prefetch(partial(self._collate, epoch), batches)
+        for batch, micro_batches in zip(batches, ready, strict=True):
+            losses = self.engine.train_step(micro_batches)
+            self.progress = replace(self.progress, step=self.progress.step + 1)
+            self._meter.add(losses, self.job.collate.lengths[batch])
+            self._unreported.append(batch)
+            self._after_step(epoch, bar)
+
+    def _batches(self, epoch: int) -> list[np.ndarray]:
+        """Global batches of an epoch that are still to do; announces an epoch that begins."""
+        job, step = self.job, self.progress.step
+        lengths, seed = job.collate.lengths, self.run.recipe.seed
+        plan = plan_epoch(lengths, job.examples.keys, job.settings.batch_size, seed, epoch)
+        done = step - epoch * self.steps_per_epoch
+        if done == 0:  # an epoch that a kill interrupted is announced once
+            share = padding_share(lengths, plan, self._micro_steps * self.run.world.size)
+            share = round(share, 4)
+            self.run.log.event(
+                "epoch", phase=job.output, step=step, epoch=epoch, padding_share=share
             )
-            todo = plan[progress.step - epoch * steps_per_epoch :]
-            if len(todo) == len(plan):  # an epoch that a kill interrupted is announced once
-                share = padding_share(job.collate.lengths, plan, micro_steps * world.size)
-                log.event(
-                    "epoch",
-                    phase=job.output,
-                    step=progress.step,
-                    epoch=epoch,
-                    padding_share=round(share, 4),
-                )
-            ready = prefetch(partial(collated, epoch), todo)
-            since: list[np.ndarray] = []
-            for batch, micro_batches in zip(todo, ready, strict=True):
-                since.append(batch)
-                losses = engine.train_step(micro_batches)
-                progress = replace(progress, step=progress.step + 1)
-                meter.add(losses, job.collate.lengths[batch])
-                epoch_ends = progress.step == (epoch + 1) * steps_per_epoch
-                saves = (epoch_ends and progress.step < total_steps) or (
-                    settings.save_every is not None and progress.step % settings.save_every == 0
-                )
-                # Also before a checkpoint: a resumed run then takes its means over the same steps.
-                if progress.step % run.recipe.logging.every == 0 or epoch_ends or saves:
-                    values = meter.read(world)
-                    if not math.isfinite(values["loss"]):
-                        again = (micro for step in since for micro in collated(epoch, step))
-                        raise _astray(job, run, engine, progress.step, values["loss"], again)
-                    since.clear()
-                    log.event(
-                        "train",
-                        phase=job.output,
-                        step=progress.step,
-                        learning_rate=engine.learning_rate,
-                        **values,
-                    )
-                    bar.advance(0, f"loss {values['loss']:.4f}")
-                bar.advance()
-                if epoch_ends:
-                    progress = _validate(job, run, engine, progress, epoch)
-                if saves:
-                    checkpoints.save(engine, progress.step, asdict(progress))
-    if job.validation is None or settings.keep == "last":
-        _keep_weights(job, run, engine)
-    record = {
-        "output": job.output,
-        "split": settings.split,
-        "examples": len(job.examples),
-        "steps": total_steps,
-        "choosing": _choosing(job, progress),
-    }
-    if world.is_main:
-        run.folder.publish_model(job.number, job.output, record)
-    world.barrier()
-    engine.close()
-    return record
+        return plan[done:]
 
+    def _collate(self, epoch: int, batch: np.ndarray) -> list[Batch]:
+        """This rank's micro-batches of a global batch."""
+        world = self.run.world
+        shares = split_batch(batch, self._micro_steps, world.size, world.rank)
+        return [self.job.collate(share, epoch) for share in shares]
 
-def _astray(
-    job: Job, run: Run, engine: Engine, step: int, loss: float, batches: Iterable[Batch]
-) -> UserError:
-    """Why a loss is not finite. batches: this rank's since the last one that was."""
-    if found := find_in_batches(engine, batches):
-        return refusal(run, [job.settings.split], found)
-    return damaged_weights(run, job.start) or UserError(
-        f"{job.output}: the loss is {loss} by step {step}. Training went astray: set a lower "
-        f"learning_rate than {job.settings.learning_rate}, or a longer warmup."
-    )
+    def _after_step(self, epoch: int, bar: Bar) -> None:
+        """Report, validate and save where a step is one for it."""
+        step, every = self.progress.step, self.job.settings.save_every
+        epoch_ends = step == (epoch + 1) * self.steps_per_epoch
+        saves = (epoch_ends and step < self.total_steps) or (
+            every is not None and step % every == 0
+        )
+        # Also before a checkpoint: a resumed run then takes its means over the same steps.
+        if step % self.run.recipe.logging.every == 0 or epoch_ends or saves:
+            self._report(epoch, bar)
+        bar.advance()
+        if epoch_ends:
+            self._validate(epoch)
+        if saves:
+            self._checkpoints.save(self.engine, step, asdict(self.progress))
+
+    def _report(self, epoch: int, bar: Bar) -> None:
+        """Means since the last report. Raises UserError where the loss is not finite."""
+        values = self._meter.read(self.run.world)
+        if not math.isfinite(values["loss"]):
+            raise self._astray(epoch, values["loss"])
+        self._unreported.clear()
+        step, rate = self.progress.step, self.engine.learning_rate
+        self.run.log.event("train", phase=self.job.output, step=step, learning_rate=rate, **values)
+        bar.advance(0, f"loss {values['loss']:.4f}")
+
+    def _astray(self, epoch: int, loss: float) -> UserError:
+        """Why a loss is not finite: looks at the batches since the last one that was."""
+        job, run = self.job, self.run
+        batches = (micro for batch in self._unreported for micro in self._collate(epoch, batch))
+        if found := find_in_batches(self.engine, batches):
+            return refusal(run, [job.settings.split], found)
+        return damaged_weights(run, job.start) or UserError(
+            f"{job.output}: the loss is {loss} by step {self.progress.step}. Training went astray: "
+            f"set a lower learning_rate than {job.settings.learning_rate}, or a longer warmup."
+        )
+
+    def _validate(self, epoch: int) -> None:
+        """Validation at the end of an epoch; the weights of the epoch with the best accuracy are
+        kept."""
+        job, progress = self.job, self.progress
+        if job.validation is None:
+            return
+        scores = job.validation.score(self.engine)
+        self.run.log.event(
+            "validation", phase=job.output, step=progress.step, epoch=epoch, **scores
+        )
+        result = scores["accuracy"]
+        if job.settings.keep != "last":
+            if not (progress.best_accuracy is None or result > progress.best_accuracy):
+                return
+            self._keep_weights()
+        self.progress = replace(progress, best_accuracy=result, best_epoch=epoch)
+
+    def _keep_weights(self) -> None:
+        """Write the student as transformers would, aside, to be published when training ends."""
+        job, run = self.job, self.run
+        weights = self.engine.student_weights()
+        if run.world.is_main:
+            assert job.bundle.student is not None
+            with run.folder.new_model(job.number, job.output) as folder:
+                save_model(job.bundle.student, weights, folder)
+                load_tokenizer(job.start.model, job.start.revision).save_pretrained(folder)
+        run.world.barrier()
+
+    def finish(self) -> dict[str, Any]:
+        """Publish the trained model and close the engine. Returns the phase's record of it."""
+        job, run = self.job, self.run
+        if job.validation is None or job.settings.keep == "last":
+            self._keep_weights()
+        record = {
+            "output": job.output,
+            "split": job.settings.split,
+            "examples": len(job.examples),
+            "steps": self.total_steps,
+            "choosing": _choosing(job, self.progress),
+        }
+        if run.world.is_main:
+            run.folder.publish_model(job.number, job.output, record)
+        run.world.barrier()
+        self.engine.close()
+        return record
 
 
 def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
@@ -175,22 +226,6 @@ def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
     )
 
 
-def _validate(job: Job, run: Run, engine: Engine, progress: Progress, epoch: int) -> Progress:
-    """Validation at the end of an epoch; the weights of the epoch with the best accuracy are
-    kept."""
-    if job.validation is None:
-        return progress
-    scores = job.validation.score(engine)
-    run.log.event("validation", phase=job.output, step=progress.step, epoch=epoch, **scores)
-    result = scores["accuracy"]
-    keep_last = job.settings.keep == "last"
-    if not keep_last and (progress.best_accuracy is None or result > progress.best_accuracy):
-        _keep_weights(job, run, engine)
-    elif not keep_last:
-        return progress
-    return replace(progress, best_accuracy=result, best_epoch=epoch)
-
-
 def _choosing(job: Job, progress: Progress) -> dict[str, Any] | None:
     """The examples that chose the epoch, and will choose the student to ship, with the accuracy on
     them: of what was chosen by it, so no measure of the model."""
@@ -203,17 +238,6 @@ def _choosing(job: Job, progress: Progress) -> dict[str, Any] | None:
         "accuracy": progress.best_accuracy,
         "epoch": progress.best_epoch,
     }
-
-
-def _keep_weights(job: Job, run: Run, engine: Engine) -> None:
-    """Write the student as transformers would, aside, to be published when training ends."""
-    weights = engine.student_weights()
-    if run.world.is_main:
-        assert job.bundle.student is not None
-        with run.folder.new_model(job.number, job.output) as folder:
-            save_model(job.bundle.student, weights, folder)
-            load_tokenizer(job.start.model, job.start.revision).save_pretrained(folder)
-    run.world.barrier()
 
 
 class _Meter:

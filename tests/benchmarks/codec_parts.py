@@ -58,7 +58,7 @@ def ablation(batches: Sequence[Tensor], sample: Sequence[Tensor]) -> list[dict[s
     tail = TailShape.fit(sample, THRESHOLD)
     codec = CompactCodec(vocabulary, THRESHOLD, tail)
     budget = sum(codec.encode(b).num_bytes for b in batches) / sum(map(len, batches))
-    rows = []
+    rows: list[dict[str, float | str]] = []
     for variant in VARIANTS:
         knob = _knob(variant, batches, tail, budget)
         parts = [_apply(variant, logits, tail, knob) for logits in batches]

@@ -9,10 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import large_teachers
 import psutil
 import pytest
-
-from ds_distill.profiling.large_teachers import parse
 
 RESULTS = Path(__file__).parents[1] / "results" / "large-teachers.json"
 
@@ -21,7 +20,7 @@ NEEDED_BYTES = 15 * 2**30
 
 def test_the_launchers_own_argument_is_taken() -> None:
     """deepspeed gives each rank its number, in front of the module's arguments."""
-    assert parse(["--local_rank=1", "--layers", "2"]).layers == 2
+    assert large_teachers.parse(["--local_rank=1", "--layers", "2"]).layers == 2
 
 
 @pytest.mark.slow
@@ -37,7 +36,7 @@ def test_three_large_teachers_are_sharded(tmp_path: Path) -> None:
         [
             *[str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2"],
             *["--master_port", str(port)],
-            *["--module", "ds_distill.profiling.large_teachers", "--output", str(output)],
+            *[large_teachers.__file__, "--output", str(output)],
         ],
         env={**os.environ, "DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "2", "OMP_NUM_THREADS": "1"},
         capture_output=True,

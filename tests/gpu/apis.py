@@ -19,8 +19,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).with_name("apis.txt")
 FILES = (
-    "ds_distill/**/*.py", "kernels/ds_kernels/*.py", "kernels/benchmarks/*.py", "tests/gpu/*.py",
-    "tests/kernels/*.py",
+    "ds_distill/**/*.py", "kernels/ds_kernels/*.py", "kernels/benchmarks/*.py",
+    "tests/benchmarks/*.py", "tests/gpu/*.py", "tests/kernels/*.py",
 )  # fmt: skip
 PACKAGES = (
     "torch", "triton", "deepspeed", "transformers", "liger_kernel", "textbrewer", "flashdeberta",

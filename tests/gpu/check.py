@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "tests" / "benchmarks"
 SHOWN = (
     "torch", "triton", "deepspeed", "transformers", "tokenizers", "huggingface_hub", "accelerate",
     "datasets", "numpy", "pyarrow", "pydantic", "flashdeberta", "liger-kernel", "textbrewer",
@@ -88,6 +89,7 @@ def imports() -> str:
     for package in ("ds_distill", "ds_kernels"):
         path = importlib.import_module(package).__path__
         names += [module.name for module in pkgutil.walk_packages(path, f"{package}.")]
+    names += [file.stem for file in sorted(BENCHMARKS.glob("*.py"))]
     failed = []
     for name in names:
         if name.endswith("__main__"):  # would run it
@@ -164,10 +166,10 @@ def kernels() -> str:
 def packed_attention() -> str:
     """Both kernels of packed views, as `packed.py` and `packed_deberta.py` call them."""
     import torch
+    from large_teachers import configurations
 
     from ds_distill.models.packed import attend
     from ds_distill.models.packed_deberta import flash_attention, plain_attention
-    from ds_distill.profiling.large_teachers import configurations
     from ds_distill.types import PackedView, PaddedView
 
     mask = torch.arange(70) < torch.tensor([[70], [3], [33]])
@@ -212,9 +214,9 @@ def engine() -> str:
     """Two steps of one DeepSpeed engine, three tiny teachers and a student, at stage 3."""
     import torch
     import transformers
+    from distillation_paths import Setting, live, live_batch, prepare
 
     from ds_distill.engine.world import World
-    from ds_distill.profiling.distillation_paths import Setting, live, live_batch, prepare
 
     name = "zero3_bf16" if torch.cuda.is_available() else "zero3_fp32"
     setting = Setting("classification", "tiny", batch=4, length=20, steps=2, config=name)

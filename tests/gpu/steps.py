@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BENCHMARK = "kernels/benchmarks/run.py"
-PROFILING = "ds_distill.profiling"
-ONE_ENGINE = f"{PROFILING}.large_teachers"
+MODELS = "tests/benchmarks"
+"""Where what 24-layer teachers, steps and builds cost is measured."""
 SHARE_OF_CORES = 4
 """Cores for each of pytest's processes, which wait for Triton's compiler most of the time."""
 
@@ -143,7 +143,7 @@ def _model_steps(folder: Path, texts: Path, tokenizer: str, toy: bool) -> list[S
     return [
         # Four rounds of three paths: seconds each, but DeBERTa padded to 512.
         Step("teacher-speed", 240, 60, "teacher-speed.json",
-             ["-m", f"{PROFILING}.teacher_speed", "--resume", *read,
+             [f"{MODELS}/teacher_speed.py", "--resume", *read,
               *(few if toy else ["--examples", "1024", "--rounds", "3"]),
               "--output", str(folder / "teacher-speed.json")]),
         # Models written once, then each path in a process: import, load, 23 steps, largest batch.
@@ -158,7 +158,7 @@ def _distillation(
     config: str = "zero1_auto",
 ) -> Step:  # fmt: skip
     file = folder / f"{name}.json"
-    command = ["-m", f"{PROFILING}.distillation_step", "--resume", "--task", task]
+    command = [f"{MODELS}/distillation_step.py", "--resume", "--task", task]
     command += ["--config", config, "--output", str(file), "--paths", *paths]
     small = ["--size", "tiny", "--batch", "4", "--length", "16", "--steps", "2"]
     command += small if toy else ["--largest"]
@@ -181,7 +181,8 @@ def no_path_failed(file: Path) -> str:
 def _one_engine(folder: Path, stage: int, toy: bool) -> Step:
     """Three 24-layer teachers are made at random on one GPU: most of its time."""
     file = folder / f"one-engine-zero{stage}.json"
-    command = ["-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--module", ONE_ENGINE]
+    command = ["-m", "deepspeed.launcher.runner", "--num_gpus", "1"]
+    command += [f"{MODELS}/large_teachers.py"]
     shape = ["--batch", "2", "--length", "16", "--layers", "1"]
     command += shape if toy else ["--batch", "32", "--length", "128"]
     command += ["--config", f"zero{stage}_bf16", "--output", str(file)]
@@ -231,7 +232,7 @@ def _remaining_steps(folder: Path, texts: Path, tokenizer: str, toy: bool) -> li
     made = [
         # 17 times the kit's texts are 100 MB: some minute to ask, and as long to build.
         Step("cache-build", 480, 240, "cache-build.json",
-             ["-m", f"{PROFILING}.build_speed", *read, *text,
+             [f"{MODELS}/build_speed.py", *read, *text,
               "--output", str(folder / "cache-build.json")]),
         replace(
             _distillation(
@@ -246,7 +247,7 @@ def _remaining_steps(folder: Path, texts: Path, tokenizer: str, toy: bool) -> li
         _tests(folder, "tests-packed", 120, 45, "packed", "packed", packed),
         # Per teacher five models of 24 layers, two of them asked in fp32.
         Step("packed-fidelity", 300, 90, "packed-fidelity.json",
-             ["-m", f"{PROFILING}.packed_fidelity", "--resume", *read, *few,
+             [f"{MODELS}/packed_fidelity.py", "--resume", *read, *few,
               "--output", str(folder / "packed-fidelity.json")]),
         _tests(folder, "tests-others", 200, 60, device, f"{device} and not ({done})"),
     ]  # fmt: skip

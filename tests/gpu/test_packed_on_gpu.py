@@ -50,8 +50,9 @@ def test_an_example_does_not_see_its_neighbours(family):
 
 @pytest.mark.skipif(find_spec("flashdeberta") is None, reason="flashdeberta is not installed")
 def test_flashdebertas_kernel_is_the_plain_attention_at_real_widths():
+    from large_teachers import configurations
+
     from ds_distill.models import packed_deberta
-    from ds_distill.profiling.large_teachers import configurations
 
     config = configurations()["deberta-v3-large"]
     config.num_hidden_layers = 1

@@ -1,9 +1,8 @@
 """What `cache compare` measures, and the rivals it was measured against."""
 
-import importlib.util
 import math
-from pathlib import Path
 
+import codec_rivals
 import pytest
 import torch
 from dense_codec import DenseCodec
@@ -15,23 +14,14 @@ from ds_distill.cache.compare import (
     compare_codecs,
     divergence,
     markdown_table,
-    plot,
 )
+from ds_distill.reporting.figures import plot_codecs
 
 
 def make_logits(rows, vocabulary, seed):
     generator = torch.Generator().manual_seed(seed)
     frequent = -torch.log(torch.arange(1, vocabulary + 1).float())
     return frequent + 1.5 * torch.randn(rows, vocabulary, generator=generator)
-
-
-@pytest.fixture(scope="module")
-def rivals():
-    path = Path(__file__).parents[1] / "benchmarks" / "codec_rivals.py"
-    spec = importlib.util.spec_from_file_location("codec_rivals", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_scores():
@@ -78,7 +68,7 @@ def test_candidates_get_better_as_they_grow(tmp_path):
 def test_plot(tmp_path):
     pytest.importorskip("matplotlib")
     scores = [CodecScore(f"topk {n}", 9, 3.0 * n, 1 / n, 2 / n, 1.0, 1.0) for n in (8, 16)]
-    plot(scores, tmp_path / "plot.svg", "A teacher")
+    plot_codecs(scores, tmp_path / "plot.svg", "A teacher")
     drawn = (tmp_path / "plot.svg").read_text()
     assert drawn.count("bytes per token") == 2 and "A teacher" in drawn
 
@@ -87,8 +77,8 @@ def test_plot(tmp_path):
     ("vocabulary", "recommended", "budget", "top"),
     [(30_522, 296, 108, 124), (50_265, 312, 114, 128), (128_100, 328, 121, 132)],
 )
-def test_distillkit_takes_the_bytes_it_says(rivals, vocabulary, recommended, budget, top):
-    codecs = rivals.rivals(vocabulary)
+def test_distillkit_takes_the_bytes_it_says(vocabulary, recommended, budget, top):
+    codecs = codec_rivals.rivals(vocabulary)
     logits = make_logits(2, vocabulary, 0)
     for name, size in (("recommended", recommended), ("budget", budget), ("top-32", top)):
         for kind in ("distillkit", "distillkit+tail"):
@@ -96,12 +86,12 @@ def test_distillkit_takes_the_bytes_it_says(rivals, vocabulary, recommended, bud
             assert codec.width == size == codec.encode(logits).payload.shape[1]
 
 
-def test_distillkit_gives_back_what_it_was_given(rivals):
+def test_distillkit_gives_back_what_it_was_given():
     """With as many terms as places its fit is exact, and bfloat16 has 8 bits."""
     logits = make_logits(5, 300, 0)
     truth = torch.log_softmax(logits, 1)
     wanted, ids = truth.topk(8, 1)
-    codec = rivals.DistillKit(300, 8, 4, (0, 1, 2, 3))
+    codec = codec_rivals.DistillKit(300, 8, 4, (0, 1, 2, 3))
     encoded = codec.encode(logits)
     decoded = codec.decode(encoded)
     assert torch.equal(decoded.ids, ids)

@@ -9,19 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import growing
 import pytest
 import torch
-
-from ds_distill.engine.world import World
-from ds_distill.profiling import growing
-from ds_distill.profiling.distillation_paths import (
+from distillation_paths import (
     COUNTED,
     Setting,
     cached_batch,
     make_batch,
     prepare,
 )
-from ds_distill.profiling.distillation_step import (
+from distillation_step import (
     PATHS,
     compare,
     finished,
@@ -32,6 +30,8 @@ from ds_distill.profiling.distillation_step import (
     record,
     table,
 )
+
+from ds_distill.engine.world import World
 from ds_distill.types import PaddedView
 
 TINY = Setting("classification", "tiny", batch=4, length=20, steps=2, config="zero1_fp32")

@@ -173,16 +173,14 @@ def check_command(line: str, written: dict[str, str]) -> None:
             check_make(words)
         elif first == "pip":
             check_pip(words)
-        elif first == "deepspeed":
-            check_module(words[words.index("--module") + 1 :])
         elif first == "python" and words[0] == "-m":
             check_module(words[1:])
         else:
             scripts = [first, *words] if "/" in first else words
             script = next(word for word in scripts if "/" in word)
             assert (ROOT / script).is_file(), script
-            if first == "python":
-                check_options(ROOT / script, words)
+            if first in ("python", "deepspeed"):
+                check_options(ROOT / script, words[words.index(script) :])
             if script.startswith("launchers/"):
                 subprocess.run(["bash", "-n", ROOT / script], check=True)
                 assert os.access(ROOT / script, os.X_OK) or first == "sbatch", script

@@ -6,17 +6,17 @@ import gzip
 from collections.abc import Iterator
 from pathlib import Path
 
+import growing
 import numpy as np
 import pytest
 import torch
+from flops import encoder_flops
+from large_teachers import configurations
+from teacher_speed import measure, padded, read_texts
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
 from ds_distill.engine.world import World
-from ds_distill.profiling import growing
-from ds_distill.profiling.flops import encoder_flops
-from ds_distill.profiling.large_teachers import configurations
-from ds_distill.profiling.teacher_speed import measure, padded, read_texts
 from ds_distill.run.environment import describe_environment
 
 NAMES = list(configurations())

@@ -1,7 +1,7 @@
 """Training from the cache, against labels alone and against live teachers.
 
-    python -m ds_distill.profiling.training_speed --output docs/results/training-speed.json
-    python -m ds_distill.profiling.training_speed --teachers large --student tinybert
+    python tests/benchmarks/training_speed.py --output docs/results/training-speed.json
+    python tests/benchmarks/training_speed.py --teachers large --student tinybert
 
 The same student takes the same batches in turn: on labels, on cached words, on live teachers.
 Text is the quickstart's; heads, and the weights of `large`, are random.
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from large_teachers import configurations
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
@@ -32,7 +33,6 @@ from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import load_classifier
 from ds_distill.parts.phases import Distil, FineTune
 from ds_distill.phases import distil, fine_tune
-from ds_distill.profiling.large_teachers import configurations
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.context import Run

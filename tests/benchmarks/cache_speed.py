@@ -1,6 +1,6 @@
 """How fast the cache is, against named rivals in the same run.
 
-    python -m ds_distill.profiling.cache_speed --output docs/results/cache-speed.json
+    python tests/benchmarks/cache_speed.py --output docs/results/cache-speed.json
 
 - reading class logits: batches of random rows, against the same rows of a numpy memory map;
 - reading top-64 words of a masked-LM teacher, as stored and decoded on the CPU;

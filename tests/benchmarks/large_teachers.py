@@ -1,6 +1,6 @@
 """Three 24-layer teachers and a student in one engine: what each rank holds.
 
-    deepspeed --num_gpus 2 --module ds_distill.profiling.large_teachers --output held.json
+    deepspeed --num_gpus 2 tests/benchmarks/large_teachers.py --output held.json
 
 BERT-large, RoBERTa-large and DeBERTa-v3-large at their real sizes and vocabularies, random
 weights, sharded by ZeRO stage 3 beside a DistilBERT-sized student; two distillation steps.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +114,6 @@ def distil_two_steps(
         parts = engine.train_step([own])
         loss = float(world.sum(parts["loss"].clone()))
         steps.append({"loss": loss, "seconds": round(time.perf_counter() - started, 2)})
-    held = torch.zeros(world.size, len(teachers) + 2, dtype=torch.float64)
-    held[world.rank] = torch.tensor(
-        [*map(held_bytes, teachers.values()), held_bytes(student), _peak_bytes(world)],
-        dtype=torch.float64,
-    )
-    held = world.sum(held.to(world.device)).cpu().long()
     numel = {name: _numel(teacher) for name, teacher in teachers.items()}
     return {
         "config": config_name,
@@ -130,15 +124,28 @@ def distil_two_steps(
         "parameters": {**numel, "student": _numel(student)},
         "loading_seconds": round(loading, 1),
         "steps": steps,
-        "ranks": [
-            {
-                "teacher_bytes": dict(zip(teachers, row[:-2], strict=True)),
-                "student_bytes": row[-2],
-                "peak_bytes": row[-1],
-            }
-            for row in held.tolist()
-        ],
+        "ranks": _held_by_ranks(world, student, teachers),
     }
+
+
+def _held_by_ranks(
+    world: World, student: torch.nn.Module, teachers: Mapping[str, torch.nn.Module]
+) -> list[dict[str, Any]]:
+    """Bytes that each rank holds of the models, and its largest memory so far."""
+    held = torch.zeros(world.size, len(teachers) + 2, dtype=torch.float64)
+    held[world.rank] = torch.tensor(
+        [*map(held_bytes, teachers.values()), held_bytes(student), _peak_bytes(world)],
+        dtype=torch.float64,
+    )
+    held = world.sum(held.to(world.device)).cpu().long()
+    return [
+        {
+            "teacher_bytes": dict(zip(teachers, row[:-2], strict=True)),
+            "student_bytes": row[-2],
+            "peak_bytes": row[-1],
+        }
+        for row in held.tolist()
+    ]
 
 
 def _batch(size: int, length: int, seed: int, packed: Collection[str]) -> Batch:

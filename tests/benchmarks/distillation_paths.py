@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from large_teachers import CLASSES, configurations
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForMaskedLM,
@@ -34,7 +35,6 @@ from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.parts.phases import Training
 from ds_distill.parts.policies import routing_of
 from ds_distill.parts.terms import losses_of
-from ds_distill.profiling.large_teachers import CLASSES, configurations
 from ds_distill.routing import Router
 from ds_distill.types import Batch, PackedView, PaddedView, Signals, View
 

@@ -1,6 +1,6 @@
 """A masked-LM teacher's cache from text to disk, against its bare forward pass.
 
-    python -m ds_distill.profiling.build_speed --texts biomed.txt.gz --output build.json
+    python tests/benchmarks/build_speed.py --texts biomed.txt.gz --output build.json
 
 The phase `cache` as a run does it: reading and tokenising the text, loading the teacher, asking it
 at the hidden tokens, encoding the top 64 and writing them. Against it the same batches are asked
@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 import yaml
+from large_teachers import configurations
+from teacher_speed import read_texts
 from transformers import AutoModelForMaskedLM
 
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
@@ -26,8 +28,6 @@ from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.config import is_bf16
 from ds_distill.files import write_json
 from ds_distill.models.configuration import load_tokenizer
-from ds_distill.profiling.large_teachers import configurations
-from ds_distill.profiling.teacher_speed import read_texts
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.context import Run

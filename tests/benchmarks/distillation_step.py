@@ -1,6 +1,6 @@
 """One distillation step: ours, from the cache, and as rivals do it.
 
-    python -m ds_distill.profiling.distillation_step --output step.json --task masked-lm
+    python tests/benchmarks/distillation_step.py --output step.json --task masked-lm
 
 classification: BERT-large, RoBERTa-large and DeBERTa-v3-large teach a DistilBERT-sized student
 by the average of their logits. masked-lm: BERT-large teaches it at 15% of the tokens. KL at
@@ -31,14 +31,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import growing
 import numpy as np
 import torch
-
-from ds_distill.engine.config import resolved_name
-from ds_distill.engine.world import World
-from ds_distill.files import read_json, write_json
-from ds_distill.profiling import growing
-from ds_distill.profiling.distillation_paths import (
+from distillation_paths import (
     DISTINCT,
     TEMPERATURE,
     Runner,
@@ -50,6 +46,10 @@ from ds_distill.profiling.distillation_paths import (
     make_batch,
     prepare,
 )
+
+from ds_distill.engine.config import resolved_name
+from ds_distill.engine.world import World
+from ds_distill.files import read_json, write_json
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Batch
 
@@ -59,13 +59,13 @@ PREPARE = "prepare"
 
 
 def start_two_engines(setting: Setting, folder: Path, world: World) -> Runner:
-    from ds_distill.profiling.two_engines_rival import two_engines
+    from two_engines_rival import two_engines
 
     return two_engines(setting, folder, world)
 
 
 def start_textbrewer(setting: Setting, folder: Path, world: World) -> Runner:
-    from ds_distill.profiling.textbrewer_rival import text_brewer  # may not be installed
+    from textbrewer_rival import text_brewer  # may not be installed
 
     return text_brewer(setting, folder, world)
 
@@ -188,7 +188,7 @@ def in_own_process(
     arguments = [f"--{key}={value}" for key, value in asdict(setting).items()]
     alone = ["--alone", name, "--output", str(folder)]
     process = subprocess.Popen(
-        [sys.executable, "-m", __spec__.name, *arguments, *alone, *["--largest"][: int(largest)]],
+        [sys.executable, __file__, *arguments, *alone, *["--largest"][: int(largest)]],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

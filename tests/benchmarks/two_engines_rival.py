@@ -14,13 +14,7 @@ from typing import Any
 import deepspeed  # nowhere else outside of `engine`: a run of ours has one engine
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel, get_linear_schedule_with_warmup
-
-from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import OptimizerSettings
-from ds_distill.engine.placement import sharded_loading
-from ds_distill.engine.world import World, no_chatter
-from ds_distill.profiling.distillation_paths import (
+from distillation_paths import (
     TEMPERATURE,
     Runner,
     Setting,
@@ -29,6 +23,12 @@ from ds_distill.profiling.distillation_paths import (
     optimizer_settings,
     run_steps,
 )
+from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+
+from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.engine import OptimizerSettings
+from ds_distill.engine.placement import sharded_loading
+from ds_distill.engine.world import World, no_chatter
 from ds_distill.types import Batch, PaddedView
 
 _GUIDE: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Frozen 24-layer teachers: ours against a plain Hugging Face loop, in real tokens a second.
 
-    python -m ds_distill.profiling.teacher_speed --texts biomed.txt.gz --output speed.json
+    python tests/benchmarks/teacher_speed.py --texts biomed.txt.gz --output speed.json
 
 The texts' lengths are real; weights are random, at the published sizes. In bf16 on a GPU, in
 fp32 on a CPU. `plain` pads every text to the maximum length; `padded` is what a run does where a
@@ -19,8 +19,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import growing
 import numpy as np
 import torch
+from flops import encoder_flops
+from large_teachers import configurations
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
@@ -31,9 +34,6 @@ from ds_distill.engine.world import World
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.packed import packed_attention, packed_backend
-from ds_distill.profiling import growing
-from ds_distill.profiling.flops import encoder_flops
-from ds_distill.profiling.large_teachers import configurations
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Batch, PackedView, PaddedView, View

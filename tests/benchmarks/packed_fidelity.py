@@ -1,6 +1,6 @@
 """What bf16 without padding costs in exactness: against padded fp32, on real texts.
 
-    python -m ds_distill.profiling.packed_fidelity --texts biomed.txt.gz --output fidelity.json
+    python tests/benchmarks/packed_fidelity.py --texts biomed.txt.gz --output fidelity.json
 
 24-layer classifiers with random weights; the classifier is scaled so that logits spread as a
 trained one's. KL(padded fp32 || other), per text: of packed bf16, and of padded bf16, which shows
@@ -13,9 +13,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import growing
 import numpy as np
 import torch
 import torch.nn.functional as F
+from large_teachers import configurations
+from teacher_speed import our_loop, read_texts, token_ids
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from ds_distill.engine.config import deepspeed_config
@@ -23,9 +26,6 @@ from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import packed_attention, packed_backend
-from ds_distill.profiling import growing
-from ds_distill.profiling.large_teachers import configurations
-from ds_distill.profiling.teacher_speed import our_loop, read_texts, token_ids
 from ds_distill.run.environment import describe_environment
 
 SPREAD = 3.0

@@ -24,12 +24,7 @@ from typing import Any
 
 import textbrewer
 import torch
-from torch import nn
-from transformers import PreTrainedModel, get_linear_schedule_with_warmup
-
-from ds_distill.engine.world import World
-from ds_distill.parts.phases import Training
-from ds_distill.profiling.distillation_paths import (
+from distillation_paths import (
     TEMPERATURE,
     Runner,
     Setting,
@@ -39,7 +34,12 @@ from ds_distill.profiling.distillation_paths import (
     now,
     optimizer_settings,
 )
-from ds_distill.profiling.two_engines_rival import adamw
+from torch import nn
+from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+from two_engines_rival import adamw
+
+from ds_distill.engine.world import World
+from ds_distill.parts.phases import Training
 from ds_distill.types import Batch, PaddedView
 
 

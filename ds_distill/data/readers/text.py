@@ -1,92 +1,24 @@
-"""Rows of data files, strict about types.
-
-Each reader gives its rows in two ways. `tables` is fast: Arrow, in batches. `rows` is exact:
-one Python dict per row with its line number. `examples.py` takes the fast way first and the
-exact one only when something is odd, to say what is wrong and where.
-"""
+"""Formats of lines: JSON Lines, plain text, CSV, TSV; plain or gzip."""
 
 from __future__ import annotations
 
 import csv
-import difflib
 import gzip
 import json
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
-import pyarrow.parquet
 
+from ds_distill.data.readers.base import BATCH, FileReader, kind_of
 from ds_distill.errors import UserError
 
-BATCH = 10_000
 
-SUFFIXES = (
-    *(".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".tsv", ".tsv.gz"),
-    *(".parquet", ".txt", ".txt.gz"),
-)
-
-
-class Reader(ABC):
-    """The rows of one split."""
-
-    name: str
-    """What messages call it: the file's path, or the data set and its split."""
-    numbers_are_text = False
-    """Whether the format has no numbers, so that `3` may be meant as one."""
-
-    @abstractmethod
-    def columns(self) -> list[str]:
-        """Names of the columns. Raises UserError when the file is empty or unreadable."""
-
-    @abstractmethod
-    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
-        """Batches with those of `columns` that are there.
-
-        Raises pyarrow.ArrowException, OSError or ValueError on anything odd.
-        """
-
-    @abstractmethod
-    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(place, row) for each row, where place names the file and line in messages.
-
-        Raises UserError on a row that cannot be read.
-        """
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Changes when the rows do."""
-
-    def label_names(self, column: str) -> list[str] | None:
-        """Names of the class ids in `column`, where the format declares them."""
-        return None
-
-
-class _File(Reader):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = str(path)
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
-        if size == 0:
-            raise UserError(f"{path}: the file is empty (0 bytes). Put at least one row in it.")
-
-    def fingerprint(self) -> str:
-        status = self.path.stat()
-        return f"{self.path.resolve()} {status.st_size} {status.st_mtime_ns}"
-
-    def _no_rows(self) -> UserError:
-        return UserError(f"{self.path}: the file has no rows. Put at least one example in it.")
-
+class _LinesFile(FileReader):
     def _lines(self) -> Iterator[tuple[int, str]]:
         """(line number, line) of a text file, counted from 1.
 
@@ -111,7 +43,7 @@ class _File(Reader):
             ) from error
 
 
-class JsonLines(_File):
+class JsonLines(_LinesFile):
     """One JSON object a line, plain or gzip."""
 
     def columns(self) -> list[str]:
@@ -120,7 +52,7 @@ class JsonLines(_File):
     def _first(self) -> dict[str, Any]:
         for _, row in self.rows([]):
             return row
-        raise self._no_rows()
+        raise self.no_rows()
 
     def tables(self, columns: list[str]) -> Iterator[pa.Table]:
         first = self._first()
@@ -175,7 +107,7 @@ class JsonLines(_File):
             yield location, row
 
 
-class TextLines(_File):
+class TextLines(_LinesFile):
     """One text a line, plain or gzip: the column `text`. Blank lines are left out, and white
     space around a text."""
 
@@ -194,7 +126,7 @@ class TextLines(_File):
                 yield f"{self.path}:{number}", {"text": text}
 
 
-class Csv(_File):
+class Csv(_LinesFile):
     """Comma-separated values with a header, plain or gzip; all values are text."""
 
     numbers_are_text = True
@@ -208,7 +140,7 @@ class Csv(_File):
     def columns(self) -> list[str]:
         for _, names in self._records():
             return names
-        raise self._no_rows()
+        raise self.no_rows()
 
     def tables(self, columns: list[str]) -> Iterator[pa.Table]:
         header = self.columns()
@@ -288,132 +220,3 @@ class Tsv(Csv):
     delimiter = "\t"
     quoted = False
     advice = "Take tabs and line breaks out of the texts; quotes do not hide them here."
-
-
-class Parquet(_File):
-    """A parquet file; class names that `datasets` wrote into it are used."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        try:
-            self._schema = pa.parquet.read_schema(path)
-        except (pa.ArrowException, OSError) as error:
-            raise self._unreadable(error) from error
-
-    def columns(self) -> list[str]:
-        return list(self._schema.names)
-
-    def label_names(self, column: str) -> list[str] | None:
-        return _class_names(datasets.Features.from_arrow_schema(self._schema), column)
-
-    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
-        present = [name for name in columns if name in self._schema.names]
-        with pa.parquet.ParquetFile(self.path) as file:
-            for batch in file.iter_batches(batch_size=BATCH, columns=present):
-                yield pa.Table.from_batches([batch])
-
-    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        try:
-            yield from _table_rows(self.name, self.tables(columns))
-        except (pa.ArrowException, OSError) as error:
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: Exception) -> UserError:
-        reason = " ".join(str(error).split())[:200].rstrip(".")
-        return UserError(
-            f"{self.path}: not readable as parquet: {reason}. Copy or make the file again."
-        )
-
-
-class HubSplit(Reader):
-    """A split of a hub data set that `datasets` has loaded."""
-
-    def __init__(self, data: datasets.Dataset, name: str) -> None:
-        self.data = data
-        self.name = name
-
-    def columns(self) -> list[str]:
-        return list(self.data.column_names)
-
-    def label_names(self, column: str) -> list[str] | None:
-        return _class_names(self.data.features, column)
-
-    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
-        present = [name for name in columns if name in self.data.column_names]
-        yield from self.data.select_columns(present).with_format("arrow").iter(BATCH)
-
-    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        yield from _table_rows(self.name, self.tables(columns))
-
-    def fingerprint(self) -> str:
-        return str(self.data._fingerprint)
-
-
-def open_file(path: Path) -> Reader:
-    """The reader of a data file, by its name's ending.
-
-    Raises UserError for other endings, and for empty or unreadable files.
-    """
-    ending = file_suffix(path)
-    if ending is None:
-        raise UserError(
-            f"{path}: not a kind of data file that is known. Its name must end in "
-            f"{', '.join(SUFFIXES)}."
-        )
-    kinds: dict[str, Callable[[Path], Reader]] = {
-        ".jsonl": JsonLines,
-        ".json": JsonLines,
-        ".csv": Csv,
-        ".tsv": Tsv,
-        ".parquet": Parquet,
-        ".txt": TextLines,
-    }
-    return kinds[ending.removesuffix(".gz")](path)
-
-
-def file_suffix(path: Path) -> str | None:
-    """The ending of a data file's name (`.jsonl.gz`), or None for other files."""
-    endings = [ending for ending in SUFFIXES if path.name.lower().endswith(ending)]
-    return max(endings, key=len, default=None)
-
-
-def nearest(value: str, known: Iterable[str]) -> str:
-    """` Did you mean ...?` for a message, or nothing."""
-    by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(value.lower(), by_lower, n=1)
-    return f" Did you mean `{by_lower[close[0]]}`?" if close else ""
-
-
-def _class_names(features: datasets.Features, column: str) -> list[str] | None:
-    feature = features.get(column)
-    return list(feature.names) if isinstance(feature, datasets.ClassLabel) else None
-
-
-def _table_rows(name: str, tables: Iterator[pa.Table]) -> Iterator[tuple[str, dict[str, Any]]]:
-    count = 0
-    for table in tables:
-        try:
-            rows = table.to_pylist()
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name}, rows {count + 1} to {count + len(table)}: a text is not UTF-8 "
-                f"({error.reason}). Write the data again with UTF-8 texts."
-            ) from error
-        for row in rows:
-            count += 1
-            yield f"{name}, row {count}", row
-
-
-def kind_of(value: object) -> str:
-    """What a JSON or Arrow value is, in words."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return f"{str(value).lower()} (true or false)"
-    if isinstance(value, int | float):
-        return f"the number {value}"
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, dict):
-        return "an object"
-    return f"{str(value)[:40]!r} ({type(value).__name__})"

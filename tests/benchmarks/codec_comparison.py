@@ -2,7 +2,7 @@
 is worth; time them.
 
     ds-distill run tests/benchmarks/codecs.yaml task.data.path=TEXT --folder runs/codecs
-    python tests/benchmarks/codecs.py runs/codecs --output tests/results/codecs.json
+    python tests/benchmarks/codec_comparison.py runs/codecs --output tests/results/codecs.json
 
 TEXT is a folder with train and validation, a document a line. Tails are fitted to training rows,
 and all figures are of validation rows.
@@ -27,13 +27,14 @@ from codec_rivals import rivals
 from torch import Tensor
 
 from ds_distill.cache.codecs import Encoded, TopKCodec
-from ds_distill.cache.compare import candidates, compare_codecs, markdown_table, plot
+from ds_distill.cache.compare import candidates, compare_codecs, markdown_table
 from ds_distill.data.plan import plan_epoch
 from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.models.encoder import read_signals
 from ds_distill.recipe import load_recipe
+from ds_distill.reporting.figures import plot_codecs
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
@@ -106,7 +107,7 @@ def main() -> None:
         for temperature, part in result["temperatures"].items():
             scores = part.pop("scores")
             title = f"MiniLM, masked-LM on Wikipedia, T = {temperature}"
-            plot(scores, options.output.with_name(f"codecs-T{temperature}.svg"), title)
+            plot_codecs(scores, options.output.with_name(f"codecs-T{temperature}.svg"), title)
             part["codecs"] = [asdict(score) for score in scores]
     write_json(options.output, result)
     print(json.dumps(result["decode_topk_64"], indent=1))

@@ -1,0 +1,91 @@
+"""What a reader is. It gives its rows in two ways.
+
+`tables` is fast: Arrow, in batches. `rows` is exact: one Python dict per row with its line
+number. `examples.py` takes the fast way first and the exact one only when something is odd, to
+say what is wrong and where.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ds_distill.errors import UserError
+
+BATCH = 10_000
+
+
+class Reader(ABC):
+    """The rows of one split."""
+
+    name: str
+    """What messages call it: the file's path, or the data set and its split."""
+    numbers_are_text = False
+    """Whether the format has no numbers, so that `3` may be meant as one."""
+
+    @abstractmethod
+    def columns(self) -> list[str]:
+        """Names of the columns. Raises UserError when the file is empty or unreadable."""
+
+    @abstractmethod
+    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
+        """Batches with those of `columns` that are there.
+
+        Raises pyarrow.ArrowException, OSError or ValueError on anything odd.
+        """
+
+    @abstractmethod
+    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(place, row) for each row, where place names the file and line in messages.
+
+        Raises UserError on a row that cannot be read.
+        """
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Changes when the rows do."""
+
+    def label_names(self, column: str) -> list[str] | None:
+        """Names of the class ids in `column`, where the format declares them."""
+        return None
+
+
+class FileReader(Reader):
+    """The rows of one file. Raises UserError when it is empty or unreadable."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = str(path)
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
+        if size == 0:
+            raise UserError(f"{path}: the file is empty (0 bytes). Put at least one row in it.")
+
+    def fingerprint(self) -> str:
+        status = self.path.stat()
+        return f"{self.path.resolve()} {status.st_size} {status.st_mtime_ns}"
+
+    def no_rows(self) -> UserError:
+        """The file holds nothing but a header, or blank lines."""
+        return UserError(f"{self.path}: the file has no rows. Put at least one example in it.")
+
+
+def kind_of(value: object) -> str:
+    """What a JSON or Arrow value is, in words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"{str(value).lower()} (true or false)"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dict):
+        return "an object"
+    return f"{str(value)[:40]!r} ({type(value).__name__})"

@@ -1,0 +1,93 @@
+"""Formats that know their columns' types: parquet, and splits that `datasets` has loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet
+
+from ds_distill.data.readers.base import BATCH, FileReader, Reader
+from ds_distill.errors import UserError
+
+
+class Parquet(FileReader):
+    """A parquet file; class names that `datasets` wrote into it are used."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            self._schema = pa.parquet.read_schema(path)
+        except (pa.ArrowException, OSError) as error:
+            raise self._unreadable(error) from error
+
+    def columns(self) -> list[str]:
+        return list(self._schema.names)
+
+    def label_names(self, column: str) -> list[str] | None:
+        return _class_names(datasets.Features.from_arrow_schema(self._schema), column)
+
+    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
+        present = [name for name in columns if name in self._schema.names]
+        with pa.parquet.ParquetFile(self.path) as file:
+            for batch in file.iter_batches(batch_size=BATCH, columns=present):
+                yield pa.Table.from_batches([batch])
+
+    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        try:
+            yield from _table_rows(self.name, self.tables(columns))
+        except (pa.ArrowException, OSError) as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> UserError:
+        reason = " ".join(str(error).split())[:200].rstrip(".")
+        return UserError(
+            f"{self.path}: not readable as parquet: {reason}. Copy or make the file again."
+        )
+
+
+class HubSplit(Reader):
+    """A split of a hub data set that `datasets` has loaded."""
+
+    def __init__(self, data: datasets.Dataset, name: str) -> None:
+        self.data = data
+        self.name = name
+
+    def columns(self) -> list[str]:
+        return list(self.data.column_names)
+
+    def label_names(self, column: str) -> list[str] | None:
+        return _class_names(self.data.features, column)
+
+    def tables(self, columns: list[str]) -> Iterator[pa.Table]:
+        present = [name for name in columns if name in self.data.column_names]
+        yield from self.data.select_columns(present).with_format("arrow").iter(BATCH)
+
+    def rows(self, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        yield from _table_rows(self.name, self.tables(columns))
+
+    def fingerprint(self) -> str:
+        return str(self.data._fingerprint)
+
+
+def _class_names(features: datasets.Features, column: str) -> list[str] | None:
+    feature = features.get(column)
+    return list(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+
+
+def _table_rows(name: str, tables: Iterator[pa.Table]) -> Iterator[tuple[str, dict[str, Any]]]:
+    count = 0
+    for table in tables:
+        try:
+            rows = table.to_pylist()
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}, rows {count + 1} to {count + len(table)}: a text is not UTF-8 "
+                f"({error.reason}). Write the data again with UTF-8 texts."
+            ) from error
+        for row in rows:
+            count += 1
+            yield f"{name}, row {count}", row

@@ -1,0 +1,100 @@
+"""The splits of a data set: the files of a folder, or what the hub has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import datasets
+
+from ds_distill.data.readers import SUFFIXES, HubSplit, Reader, file_suffix
+from ds_distill.errors import UserError, did_you_mean
+from ds_distill.recipe.schema import Task
+
+USUAL_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
+
+
+def folder_splits(task: Task, folder: Path) -> dict[str, Path]:
+    """The file of each split in a folder: as `task.data.splits` says, else by the files' names.
+
+    Raises UserError where a split has no file, or several.
+    """
+    files = {
+        path.name: path
+        for path in sorted(folder.iterdir())
+        if file_suffix(path) and path.is_file() and path.name[0] != "."
+        if path.name != "labels.json"
+    }
+    if not files:
+        there = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
+        raise UserError(
+            f"task.data.path={folder}: no data file in this folder (it holds: {there}). Put one "
+            f"file per split there, e.g. train.jsonl; endings: {', '.join(SUFFIXES)}."
+        )
+    stems = {name: name[: -len(file_suffix(path) or "")] for name, path in files.items()}
+    found: dict[str, list[str]] = {}
+    if task.data.splits:
+        for split, wanted in task.data.splits.items():
+            found[split] = [name for name in files if wanted in (name, stems[name])]
+            if not found[split]:
+                raise wrong_split(split, wanted, list(files), [*files, *stems.values()])
+    else:
+        for name, stem in stems.items():
+            usual = USUAL_NAMES.get(stem.lower(), stem)
+            found.setdefault(usual, []).append(name)
+    for split, names in found.items():
+        if len(names) > 1:
+            raise UserError(
+                f"task.data.path={folder}: several files could be split {split!r}: "
+                f"{', '.join(names)}. Choose with task.data.splits.{split}={names[0]}."
+            )
+    order = ("train", "validation", "test")  # these first, then the others as they come
+    ordered = [s for s in order if s in found] + [s for s in found if s not in order]
+    return {split: files[found[split][0]] for split in ordered}
+
+
+def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
+    """The splits of a hub data set, which `datasets` loads or downloads.
+
+    Raises UserError where it cannot be loaded, or has no such split.
+    """
+    path, config = task.data.path, task.data.config
+    no_hub_id = path.startswith((".", "/", "~")) or path.count("/") > 1 or ":" in path
+    # `csv` and the like are loaders of `datasets`, which would take files of this folder.
+    loaders = getattr(datasets.packaged_modules, "_PACKAGED_DATASETS_MODULES", ())
+    if no_hub_id or path in loaders or file_suffix(Path(path)):
+        parent = Path(path).expanduser().parent
+        there = [str(item) for item in parent.iterdir()] if parent.is_dir() else []
+        raise UserError(
+            f"task.data.path={path}: no such file or folder.{did_you_mean(path, there)} "
+            "Give a folder, a file, the id of a hub data set, or docstrings:PACKAGE,PACKAGE."
+        )
+    try:
+        splits = datasets.load_dataset(
+            path, config, cache_dir=str(cache_folder) if cache_folder else None
+        )
+    except Exception as error:  # many kinds: connection, authentication, not found, config
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        name = f"{path} (configuration {config})" if config else path
+        raise UserError(
+            f"task.data.path={path}: this is no local file or folder, and the hub data set "
+            f"{name} could not be loaded: {reason}. Check the name and the connection, or give "
+            "a local path."
+        ) from error
+    names = dict(task.data.splits) or {USUAL_NAMES.get(name, name): name for name in splits}
+    for split, name in names.items():
+        if name not in splits:
+            raise wrong_split(split, name, list(splits))
+    return {split: HubSplit(splits[name], f"{path}, split {name}") for split, name in names.items()}
+
+
+def wrong_split(
+    split: str, wanted: str, there: list[str], accepted: list[str] | None = None
+) -> UserError:
+    """A split that the recipe names and the data do not have.
+
+    there: what may be named; accepted: all that would be understood, to find the nearest in.
+    """
+    return UserError(
+        f"task.data.splits.{split}={wanted}: not there.{did_you_mean(wanted, accepted or there)} "
+        f"Choose one of: {', '.join(there)}."
+    )

@@ -1,0 +1,13 @@
+"""Ports at which processes meet; here and not in `world`, so that a launcher need not import
+deepspeed."""
+
+from __future__ import annotations
+
+import socket
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
