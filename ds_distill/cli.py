@@ -8,10 +8,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-# Two processes on few cores lose half their speed to spinning; must be set before torch.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns and disables itself in forks
-
 import typer
 
 from ds_distill import __version__
@@ -319,6 +315,11 @@ def _quiet_libraries() -> None:
 def main() -> None:
     """Exit codes: 0 done, 2 the user's input is wrong, 1 a fault of ours; 130 after Ctrl-C, 143
     after SIGTERM."""
+    # Two processes on few cores lose half their speed to spinning; must be set before torch.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault(
+        "TOKENIZERS_PARALLELISM", "false"
+    )  # it warns and disables itself in forks
     if is_rank():
         end_as_rank()
     try:

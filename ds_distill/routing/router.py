@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from ds_distill.recipe.phases import Routing
 from ds_distill.routing.fitted import STATES, Fitted, states_of
@@ -17,21 +21,37 @@ class Router:
 
     def __init__(
         self,
-        routing: Routing,
+        routing: Routing | str | Mapping[str, Any],
         *,
         temperature: float = 1.0,
         seed: int = 0,
-        fitted: Fitted | None = None,
+        fitted: Fitted | str | Path | None = None,
     ) -> None:
         """
+        routing: a policy's name, e.g. "average", or the settings that a recipe has for it, e.g.
+            {"policy": "expertise", "conflict": "best-expert"}.
         temperature: of the KL term; probabilities are mixed at it.
-        fitted: for the policies that need it (`routing.needs_expertise`).
+        seed: of the policies that choose at random.
+        fitted: for the policies that read what an expertise phase has fitted: the file
+            routing.safetensors of its run's folder, or what it holds.
+
+        Raises ValueError when the policy is unknown, is `chosen` (the name of the best policy is
+        in the run's routing.json), or needs `fitted` and has none; OSError when there is no such
+        file.
         """
+        routing = _settings(routing)
+        if isinstance(fitted, str | Path):
+            fitted = Fitted.load(Path(fitted))
+        if routing.needs_expertise and fitted is None:
+            raise ValueError(
+                f"the policy {routing.policy} reads what an expertise phase has fitted: give its "
+                "run's routing.safetensors as `fitted`"
+            )
         self._policy = POLICIES[routing.policy]
         self._routing = routing
         self._temperature = temperature
         self._seed = seed
-        self._fitted = fitted
+        self._fitted = fitted if routing.needs_expertise else None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -41,7 +61,23 @@ class Router:
 
     @torch.no_grad()
     def __call__(self, teachers: Mapping[str, Signals], batch: Batch) -> Target:
-        """The target of each row of the batch."""
+        """The target of each of the batch's n rows.
+
+        teachers: by name, with logits [n, C].
+
+        Raises ValueError when the policy needs labels and the batch was made without, or when
+        `fitted` is of other teachers.
+        """
+        if self._routing.needs_labels and "labelled" not in batch.row_sets:
+            raise ValueError(
+                f"the policy {self._routing.policy} weighs the teachers by the labels, and the "
+                "batch was made without labels: give labels, or take another policy"
+            )
+        if self._fitted is not None and set(self._fitted.table.teachers) != set(teachers):
+            raise ValueError(
+                f"`fitted` is of the teachers {', '.join(self._fitted.table.teachers)}, and the "
+                f"batch has {', '.join(teachers)}: fit the policy on the same teachers"
+            )
         if self._fitted is not None and self._fitted.prior.device != batch.labels.device:
             self._fitted = self._fitted.to(batch.labels.device)
         inputs = PolicyInputs(
@@ -55,3 +91,22 @@ class Router:
             batch.epoch,
         )
         return self._policy(inputs, self._routing)
+
+
+def _settings(given: Routing | str | Mapping[str, Any]) -> Routing:
+    """A routing's settings. Raises ValueError when there is no such policy."""
+    if isinstance(given, str):
+        given = {"policy": given}
+    if isinstance(given, Mapping):
+        name = given.get("policy")
+        if name not in POLICIES and name != "chosen":
+            nearest = difflib.get_close_matches(str(name), POLICIES, n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"known: {', '.join(POLICIES)}"
+            raise ValueError(f"there is no policy {name!r}: {hint}")
+        given = TypeAdapter(Routing).validate_python(dict(given))
+    if given.policy == "chosen":
+        raise ValueError(
+            "`chosen` stands for the policy that an expertise phase found best: give the name of "
+            "that policy, `choice` in its run's routing.json"
+        )
+    return given

@@ -65,6 +65,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     wanted = [
         *(ROOT / "ds_distill").rglob("*.py"),
         *(ROOT / "ds_distill").rglob("*.jinja"),
+        ROOT / "ds_distill" / "py.typed",
         *(ROOT / "ds_configs").rglob("*.json"),
         *(ROOT / "ds_configs").rglob("*.yaml"),
     ]
