@@ -135,8 +135,16 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 @app.command(epilog="Example: ds-distill recipes quickstart > my.yaml")
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this recipe.", metavar="NAME")] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of recipes, for editors.")
+    ] = False,
 ) -> None:
     """List the built-in recipes, or print one to start your own from."""
+    if schema:
+        from ds_distill.recipe.json_schema import schema_text
+
+        typer.echo(schema_text(), nl=False)
+        return
     from ds_distill.recipe import builtin_recipes, load_recipe, recipe_path
 
     if name is not None:

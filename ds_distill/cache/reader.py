@@ -47,6 +47,12 @@ class CacheReader:
         return list(self.manifest.teachers)
 
     @property
+    def labels(self) -> list[str] | None:
+        """Class names, in the order of the logits' columns; None of masked-LM teachers."""
+        labels = next(iter(self.manifest.teachers.values())).fingerprint.get("labels")
+        return labels["labels"] if isinstance(labels, dict) else labels
+
+    @property
     def mask_variants(self) -> int | None:
         """Mask variants of each example; None where signals are of whole sequences."""
         return next(iter(self.manifest.teachers.values())).signals.mask_variants

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -13,7 +14,7 @@ from ds_distill.evaluation.metrics import classification_report
 @torch.no_grad()
 def evaluate(
     model: PreTrainedModel, batches: Iterable[Mapping[str, torch.Tensor]]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """How well a classifier predicts labelled examples.
 
     model: of transformers, with a head for sequence classification. It runs in eval mode, on its

@@ -14,17 +14,22 @@ class Training(Section):
     may differ."""
 
     epochs: Count = 3
+    """Passes over the split."""
     batch_size: Count = 32
     """Examples per optimizer step, all ranks and micro-steps together."""
     micro_batch_size: Count | None = None
     """Examples per rank and forward pass. Default: batch_size divided by the ranks."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    """The highest one, of AdamW."""
     warmup: Share = 0.1
     """Share of all steps in which the learning rate rises linearly; then it falls linearly
     to 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Of AdamW, on matrices alone."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients whose norm is larger are scaled down to it."""
     freeze_embeddings: bool = False
+    """Do not train the embeddings of words, positions and types, and their layer norm."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     """Dropout of the trained model, everywhere in it. Default: the model's own."""
     keep: Literal["best", "last"] = "best"
@@ -37,7 +42,9 @@ class Focus(Section):
     """Makes an expert: all examples of some classes and a share of the others."""
 
     classes: list[str]
+    """The classes of which it sees all examples."""
     share_of_others: Share = 0.0
+    """Share of the examples of the other classes that it sees."""
 
 
 class FineTune(Training):
@@ -45,9 +52,12 @@ class FineTune(Training):
 
     kind: Literal["fine-tune"] = "fine-tune"
     name: Name | None = None
+    """Name of the phase, in the run's folder and in overrides. Default: its kind, numbered where
+    that repeats."""
     models: list[Name]
     """Teachers' names or `student`; one after the other with the same settings."""
     split: Name = "train"
+    """The split that it trains on."""
     focus: Focus | None = None
     per_class: Count | None = None
     """Examples of each class to train on. Default: all."""
@@ -77,7 +87,11 @@ class Expertise(Section):
 
     kind: Literal["expertise"] = "expertise"
     name: Name | None = None
+    """Name of the phase, in the run's folder and in overrides. Default: its kind, numbered where
+    that repeats."""
     split: Name = "validation"
+    """The labelled split. Of `validation` it reads one half: the other chooses epochs and the
+    student to ship."""
     states: bool = True
     """Let the gate read the teachers' last states beside their logits. A gate in a cached
     distillation then needs them in the cache (`hidden: [-1]`)."""
@@ -104,11 +118,15 @@ class Cache(Section):
 
     kind: Literal["cache"] = "cache"
     name: Name | None = None
+    """Name of the phase, in the run's folder and in overrides. Default: its kind, numbered where
+    that repeats."""
     splits: list[Name]
+    """The splits whose examples the teachers are run on."""
     folder: str | None = None
     """Where the cache lies, for runs that share one: what it lacks is added, what it holds is
     not asked again. Default: in the run's folder."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+    """Of logits and hidden states as they are stored."""
     hidden: list[int] = Field(default_factory=list)
     """Layers whose states are kept beside the logits, for terms and policies that read them:
     -1 is the last one. Of a sequence-level task it is the first token's state."""
@@ -186,13 +204,16 @@ class CrossEntropyLoss(Section):
     hidden token, and its label the token itself."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the term in the phase's loss."""
 
 
 class KLLoss(Section):
     """T^2 * KL(teacher || student) at temperature T, against the routed target."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the term in the phase's loss."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """T: logits are divided by it before the softmax."""
     tolerance: Annotated[float, Field(ge=0)] = 0.0
     """Hinge per row: max(weight * T^2 * KL - tolerance, 0)."""
 
@@ -201,6 +222,7 @@ class LogitMSELoss(Section):
     """Mean squared error between student and routed teacher logits."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the term in the phase's loss."""
 
 
 class HiddenMSELoss(Section):
@@ -208,6 +230,7 @@ class HiddenMSELoss(Section):
     (MT-BERT's hidden loss)."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the term in the phase's loss."""
 
 
 class Losses(Section):
@@ -236,12 +259,17 @@ class Distil(Training):
 
     kind: Literal["distil"] = "distil"
     name: Name | None = None
+    """Name of the phase, in the run's folder and in overrides. Default: its kind, numbered where
+    that repeats."""
     split: Name = "train"
+    """The split that it trains on; its labels are read by the terms and policies that need them."""
     start: Name = "student"
     """The model it starts from: `student` or the name of an earlier trained model."""
     teachers: Literal["live", "cached"] = "live"
     """Teachers in the engine, or their words from an earlier cache phase."""
     routing: list[Routing] = Field(default_factory=lambda: [Routing(policy="average")])
+    """Which teacher each example follows: a policy, by its name or with settings, or a list of them
+    for one student each. Default: average."""
     losses: Losses
     save_as: Name | None = None
     """Name of the student. Default: `student`, or with several routings the policy's."""
@@ -276,7 +304,10 @@ class Evaluate(Section):
 
     kind: Literal["evaluate"] = "evaluate"
     name: Name | None = None
+    """Name of the phase, in the run's folder and in overrides. Default: its kind, numbered where
+    that repeats."""
     split: Name = "test"
+    """The split on which the models are evaluated."""
     batch_size: Count = 64
     """Examples per rank and forward pass."""
 
