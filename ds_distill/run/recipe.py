@@ -62,14 +62,14 @@ def run_recipe(recipe: Recipe, folder: str | Path, *, resume: bool = False) -> F
 def _restored_environment() -> Iterator[None]:
     """Ends the group of processes that is begun within, unless a launcher's, and restores the
     environment variables."""
-    before = dict(os.environ)
-    import torch.distributed as dist
+    import torch
 
-    began = dist.is_initialized()
+    before = dict(os.environ)
+    began = torch.distributed.is_initialized()
     try:
         yield
     finally:
-        if not began and "RANK" not in before and dist.is_initialized():
+        if not began and "RANK" not in before and torch.distributed.is_initialized():
             from ds_distill.engine.world import World
 
             World.stop()
@@ -83,8 +83,9 @@ def _restored_libraries() -> Iterator[None]:
     """Restores torch's random state, and how much transformers and datasets print."""
     import datasets
     import torch
-    from transformers.utils import logging
+    import transformers
 
+    logging = transformers.utils.logging
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     verbosity, model_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     data_bars = not datasets.are_progress_bars_disabled()

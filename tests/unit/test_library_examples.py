@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, ds_distill: Any) -> Path:
         "student": {"model": str(teacher), "layers": [0]},
         "phases": [
             {"cache": {"splits": "train"}},
-            {"distil": {"teachers": "cached", "losses": {"kl": {}}}},
+            {"distil": {"teachers": "cached", "losses": {"kl": {}}, "keep": "last"}},
             {"evaluate": {"split": "test"}},
         ],
     }
