@@ -79,7 +79,7 @@ _MODULES = {
 """Name -> the module of this package that has it, and its name there where that differs."""
 
 
-def __getattr__(name: str) -> Any:
+def _imported(name: str) -> Any:
     """Import a public name when it is first used (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -87,6 +87,10 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute or name)
     globals()[name] = value
     return value
+
+
+if not TYPE_CHECKING:  # type checkers would take any name for one that is there
+    __getattr__ = _imported
 
 
 def __dir__() -> list[str]:

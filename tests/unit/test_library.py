@@ -108,7 +108,7 @@ def overrides(kind: type, method: str) -> bool:
 def test_editors_see_the_names_that_there_are() -> None:
     """The imports under TYPE_CHECKING and the lazy ones are the same."""
     tree = ast.parse(Path(str(ds_distill.__file__)).read_text(encoding="utf-8"))
-    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    block = next(node for node in tree.body if isinstance(node, ast.If))
     typed = {
         alias.asname or alias.name: (node.module, alias.name)
         for node in block.body
