@@ -1,3 +1,97 @@
-"""Distil large encoder teachers into small students, in one DeepSpeed engine."""
+"""Distil large encoder teachers into small students, in one DeepSpeed engine.
+
+The names of `__all__` are for programs of your own; docs/library.md shows how. Each is imported
+when it is first used: `import ds_distill` alone imports neither torch nor deepspeed, and only
+`run_recipe` imports deepspeed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ds_distill.cache.reader import CacheReader
+    from ds_distill.check.recipe import check_all as check_recipe
+    from ds_distill.data.keys import content_keys
+    from ds_distill.errors import UserError
+    from ds_distill.evaluation.evaluate import evaluate
+    from ds_distill.losses import KL, CrossEntropy, HiddenMSE, LogitMSE, Term
+    from ds_distill.models.bundle import Bundle
+    from ds_distill.models.encoder import read_signals
+    from ds_distill.recipe import Recipe, load_recipe
+    from ds_distill.routing import Router, Target
+    from ds_distill.run.recipe import FinishedRun, run_recipe
+    from ds_distill.types import Batch, PackedView, PaddedView, Signals
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "KL",
+    "Batch",
+    "Bundle",
+    "CacheReader",
+    "CrossEntropy",
+    "FinishedRun",
+    "HiddenMSE",
+    "LogitMSE",
+    "PackedView",
+    "PaddedView",
+    "Recipe",
+    "Router",
+    "Signals",
+    "Target",
+    "Term",
+    "UserError",
+    "__version__",
+    "check_recipe",
+    "content_keys",
+    "evaluate",
+    "load_recipe",
+    "read_signals",
+    "run_recipe",
+]
+
+_MODULES = {
+    "KL": "losses",
+    "Batch": "types",
+    "Bundle": "models.bundle",
+    "CacheReader": "cache.reader",
+    "CrossEntropy": "losses",
+    "FinishedRun": "run.recipe",
+    "HiddenMSE": "losses",
+    "LogitMSE": "losses",
+    "PackedView": "types",
+    "PaddedView": "types",
+    "Recipe": "recipe",
+    "Router": "routing",
+    "Signals": "types",
+    "Target": "routing",
+    "Term": "losses",
+    "UserError": "errors",
+    "check_recipe": "check.recipe:check_all",
+    "content_keys": "data.keys",
+    "evaluate": "evaluation.evaluate",
+    "load_recipe": "recipe",
+    "read_signals": "models.encoder",
+    "run_recipe": "run.recipe",
+}
+"""Name -> the module of this package that has it, and its name there where that differs."""
+
+
+def _imported(name: str) -> Any:
+    """Import a public name when it is first used (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _MODULES[name].partition(":")
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), attribute or name)
+    globals()[name] = value
+    return value
+
+
+if not TYPE_CHECKING:  # type checkers would take any name for one that is there
+    __getattr__ = _imported
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

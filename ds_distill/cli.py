@@ -8,10 +8,6 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-# Two processes on few cores lose half their speed to spinning; must be set before torch.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns and disables itself in forks
-
 import typer
 
 from ds_distill import __version__
@@ -139,8 +135,16 @@ def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 @app.command(epilog="Example: ds-distill recipes quickstart > my.yaml")
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Print this recipe.", metavar="NAME")] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of recipes, for editors.")
+    ] = False,
 ) -> None:
     """List the built-in recipes, or print one to start your own from."""
+    if schema:
+        from ds_distill.recipe.json_schema import schema_text
+
+        typer.echo(schema_text(), nl=False)
+        return
     from ds_distill.recipe import builtin_recipes, load_recipe, recipe_path
 
     if name is not None:
@@ -319,6 +323,11 @@ def _quiet_libraries() -> None:
 def main() -> None:
     """Exit codes: 0 done, 2 the user's input is wrong, 1 a fault of ours; 130 after Ctrl-C, 143
     after SIGTERM."""
+    # Two processes on few cores lose half their speed to spinning; must be set before torch.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault(
+        "TOKENIZERS_PARALLELISM", "false"
+    )  # it warns and disables itself in forks
     if is_rank():
         end_as_rank()
     try:

@@ -16,8 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
+import numpy as np
 import torch
 from torch import nn
+
+from ds_distill.data.keys import token_keys
 
 
 @dataclass(frozen=True)
@@ -33,19 +36,40 @@ class PaddedView:
     positions: torch.Tensor | None = None
     """int64 [n]: flattened positions b * S + s of the rows. None: each example is a row."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError when the shapes do not fit each other."""
+        shape = self.input_ids.shape
+        if len(shape) != 2 or self.attention_mask.shape != shape:
+            raise ValueError(
+                f"input_ids and attention_mask of a padded view are both [B, S]; they are "
+                f"{list(shape)} and {list(self.attention_mask.shape)}"
+            )
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.input_ids)
+
     @property
     def example_indices(self) -> torch.Tensor:
-        """int64 [n]: the index of each row's example."""
-        assert self.positions is not None
+        """int64 [n]: the example of each row."""
+        if self.positions is None:
+            return torch.arange(self.num_examples, device=self.input_ids.device)
         return self.positions // self.input_ids.shape[1]
 
+    def tokens(self) -> list[np.ndarray]:
+        """The token ids of each of the B examples, without padding: int64 [length]."""
+        real = self.attention_mask.cpu().bool()
+        return [ids[mask].numpy() for ids, mask in zip(self.input_ids.cpu(), real, strict=True)]
+
     def model_inputs(self) -> dict[str, torch.Tensor]:
+        """The arguments of a transformers model's forward."""
         inputs = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
         if self.token_type_ids is not None:
             inputs["token_type_ids"] = self.token_type_ids
         return inputs
 
-    def to(self, device: torch.device) -> PaddedView:
+    def to(self, device: torch.device | str) -> PaddedView:
+        """A copy on a device."""
         return PaddedView(
             self.input_ids.to(device, non_blocking=True),
             self.attention_mask.to(device, non_blocking=True),
@@ -94,12 +118,23 @@ class PackedView:
         )
 
     @property
+    def num_examples(self) -> int:
+        return len(self.cu_seqlens) - 1
+
+    def tokens(self) -> list[np.ndarray]:
+        """The token ids of each of the B examples: int64 [length]."""
+        ends = self.cu_seqlens[1:-1].cpu().long()
+        return [ids.numpy() for ids in self.input_ids.cpu().tensor_split(ends)]
+
+    @property
     def example_indices(self) -> torch.Tensor:
-        """int64 [n]: the index of each row's example."""
-        assert self.positions is not None
+        """int64 [n]: the example of each row."""
+        if self.positions is None:
+            return torch.arange(self.num_examples, device=self.input_ids.device)
         return torch.searchsorted(self.cu_seqlens[1:].long(), self.positions, right=True)
 
-    def to(self, device: torch.device) -> PackedView:
+    def to(self, device: torch.device | str) -> PackedView:
+        """A copy on a device."""
         return PackedView(
             self.input_ids.to(device, non_blocking=True),
             self.position_ids.to(device, non_blocking=True),
@@ -155,7 +190,7 @@ class TopK:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def to(self, device: torch.device) -> TopK:
+    def to(self, device: torch.device | str) -> TopK:
         return TopK(
             self.log_probs.to(device, non_blocking=True),
             self.ids.to(device, non_blocking=True),
@@ -172,8 +207,8 @@ class EncodedLogits(Protocol):
 
 
 class Signals:
-    """A model's outputs for a batch: logits and hidden states of its rows. A student's have
-    gradients, a teacher's do not. Live and cached teachers give the same type."""
+    """A model's outputs on a batch: logits, and hidden states. A student's carry gradients, a
+    teacher's do not; a cached teacher's are the same type as a live one's."""
 
     def __init__(
         self,
@@ -198,23 +233,31 @@ class Signals:
         """float [n, C]; computed once where a head gives them, in the engine's forward."""
         if self.head is not None and self._logits is self.head:
             self._logits = self.head.logits()
-        assert isinstance(self._logits, torch.Tensor), "top entries are no logits"
+        if self.top is not None:
+            raise ValueError(
+                "these signals hold the likeliest entries of distributions (`top`), which have no "
+                "logits; a cache with the codec compact or dense has them"
+            )
+        if not isinstance(self._logits, torch.Tensor):
+            raise ValueError(
+                "these signals are as a cache stores them: decode them with to(device)"
+            )
         return self._logits
 
     def __len__(self) -> int:
-        """n; only for cached signals."""
-        assert not isinstance(self._logits, VocabularyHead)
-        return len(self._logits)
+        """n."""
+        logits = self._logits
+        return len(logits.features if isinstance(logits, VocabularyHead) else logits)
 
-    def to(self, device: torch.device) -> Signals:
-        """Move, and decode, cached signals; a live model's are on its device already."""
+    def to(self, device: torch.device | str) -> Signals:
+        """For cached signals; a live model's are where the model is."""
         assert not isinstance(self._logits, VocabularyHead)
         states = {
             layer: state.to(device, non_blocking=True) for layer, state in self.hidden.items()
         }
         if isinstance(self._logits, torch.Tensor):
             return Signals(self._logits.to(device, non_blocking=True), states)
-        return Signals(self._logits.to(device), states)
+        return Signals(self._logits.to(torch.device(device)), states)
 
     def dummy(self) -> Signals:
         """One dummy row like these cached signals, for a batch in which no row counts."""
@@ -240,16 +283,78 @@ class Batch:
     labels: torch.Tensor
     """int64 [n]: class or token id; -100 where unknown."""
     row_sets: dict[str, torch.Tensor]
-    """Named sets of rows that losses count: bool [n]. `all` excludes dummy rows, which keep ranks
-    in step when there are too few examples; `labelled` has the labelled rows."""
+    """Named sets of rows that losses count: bool [n]. `all` leaves out dummy rows, which keep
+    ranks in step when there are too few examples; `labelled` has the labelled rows, and is not
+    there where no labels were given."""
     epoch: int = 0
     signals: dict[str, Signals] = field(default_factory=dict)
-    """Cached teacher signals, by teacher; empty when teachers are live."""
+    """Cached teachers' signals, by teacher; empty when teachers are live."""
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
     """Number of rows of each set in the optimizer step, over all ranks and micro-steps: float
     scalars on the device, so that a division needs no sync."""
 
-    def to(self, device: torch.device) -> Batch:
+    @staticmethod
+    def from_views(
+        views: Mapping[str, View],
+        labels: torch.Tensor | None = None,
+        *,
+        keys: torch.Tensor | np.ndarray | None = None,
+        signals: Mapping[str, Signals] | None = None,
+        row_sets: Mapping[str, torch.Tensor] | None = None,
+        epoch: int = 0,
+    ) -> Batch:
+        """A batch of data of your own, on which `Bundle.forward` gives the mean loss of its rows.
+
+        views: by model name, of the same B examples with n rows in each; `student` is the
+            student's. What a tokenizer returns is a view: `PaddedView(**inputs)`.
+        labels: int [n], the class or token id of each row; negative where unknown. None: no row
+            has a label, so a term or policy that needs labels raises ValueError.
+        keys: int64 [B, 2], as `content_keys` makes them of the texts. None: of the tokens.
+        signals: cached teachers' signals by teacher, n rows each; without them teachers run.
+        row_sets: bool [n] by name, for terms that count rows of their own, or an `all` that
+            leaves rows out. Default: `all` has every row, and `labelled` those with a label.
+        epoch: number of the epoch, on which random policies depend.
+
+        The rows of this batch are all that the loss is divided by. Over several micro-batches or
+        ranks, replace `counts` by their sums (`dataclasses.replace`).
+
+        Raises TypeError or ValueError that names the argument and the shape it must have.
+        """
+        _check_views(views)
+        first = next(iter(views.values()))
+        example = first.example_indices
+        n, device = len(example), first.input_ids.device
+        if keys is None:
+            keys = token_keys(first.tokens())
+        keys = torch.as_tensor(keys).to(device)
+        _check("keys", keys, torch.int64, (first.num_examples, 2))
+        sets = {"all": torch.ones(n, dtype=torch.bool, device=device)}
+        if labels is None:
+            labels = torch.full((n,), -100, device=device)
+        else:
+            _check("labels", labels, labels.dtype, (n,))
+            if labels.is_floating_point() or labels.dtype == torch.bool:
+                raise ValueError(f"labels must be class or token ids; they are {labels.dtype}")
+            sets["labelled"] = labels >= 0
+            labels = torch.where(labels < 0, -100, labels).long()
+        for name, mask in (row_sets or {}).items():
+            _check(f"row_sets[{name!r}]", mask, torch.bool, (n,))
+            sets[name] = mask
+        for name, outputs in (signals or {}).items():
+            if len(outputs) != n:
+                raise ValueError(f"signals[{name!r}] has {len(outputs)} rows, and the views {n}")
+        return Batch(
+            keys=keys[example],
+            views=dict(views),
+            labels=labels,
+            row_sets=sets,
+            epoch=epoch,
+            signals=dict(signals or {}),
+            counts={name: mask.sum().float() for name, mask in sets.items()},
+        )
+
+    def to(self, device: torch.device | str) -> Batch:
+        """A copy on a device; models that shared a view still do."""
         moved: dict[int, View] = {}  # views are shared between models: move each once
         for view in self.views.values():
             if id(view) not in moved:
@@ -265,5 +370,30 @@ class Batch:
         )
 
 
-def _to(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+def _to(tensor: torch.Tensor | None, device: torch.device | str) -> torch.Tensor | None:
     return None if tensor is None else tensor.to(device, non_blocking=True)
+
+
+def _check_views(views: Mapping[str, View]) -> None:
+    """Raises TypeError or ValueError unless all views have the same number of rows."""
+    if not views:
+        raise ValueError("views is empty: give one view for each model, e.g. {'student': view}")
+    for name, view in views.items():
+        if not isinstance(view, PaddedView | PackedView):
+            raise TypeError(
+                f"views[{name!r}] is a {type(view).__name__}, not a view: give PaddedView(**inputs)"
+            )
+    rows = {name: len(view.example_indices) for name, view in views.items()}
+    examples = {name: view.num_examples for name, view in views.items()}
+    if len(set(rows.values())) > 1 or len(set(examples.values())) > 1:
+        raise ValueError(
+            "all views must have the same examples and rows; they have "
+            + ", ".join(f"{name}: {examples[name]} and {rows[name]}" for name in views)
+        )
+
+
+def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if tensor.dtype != dtype or tensor.shape != shape:
+        raise ValueError(
+            f"{name} must be {dtype} {list(shape)}; it is {tensor.dtype} {list(tensor.shape)}"
+        )

@@ -1,4 +1,4 @@
-"""Read cached teacher signals by content key."""
+"""Read cached teacher signals, by content key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ds_distill.cache.blocks import TeacherBlocks
 from ds_distill.cache.codecs import Encoded
-from ds_distill.cache.format import Fingerprint, Manifest, check_fingerprint, damaged
+from ds_distill.cache.format import Fingerprint, Manifest, Teacher, check_fingerprint, damaged
 from ds_distill.cache.index import KeyIndex
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError
@@ -18,14 +18,21 @@ from ds_distill.types import Signals
 
 
 class CacheReader:
-    """Reads a cache folder, memory-mapped, from any number of threads, forks and ranks at once."""
+    """A cache folder, memory-mapped, for any number of threads, forks and ranks at once.
 
-    def __init__(self, path: Path, *, checks: bool = True) -> None:
+    reader = CacheReader("runs/my/cache/00-cache")
+    indices = reader.indices(content_keys(texts))
+    logits = reader.read("bert", indices).logits
+    """
+
+    def __init__(self, path: str | Path, *, checks: bool = True) -> None:
         """
-        checks: verify each block's checksum when it is first read.
+        path: the folder that holds manifest.json.
+        checks: compare each block's checksum when it is first touched.
 
         Raises UserError when the folder is not a finished cache of this format.
         """
+        path = Path(path)
         self._path, self._checks = path, checks
         self.manifest = Manifest.read(path)
         index = self.manifest.index
@@ -36,24 +43,33 @@ class CacheReader:
 
     @property
     def teachers(self) -> list[str]:
+        """Names of the teachers whose signals it holds."""
         return list(self.manifest.teachers)
 
     @property
+    def labels(self) -> list[str] | None:
+        """Class names, in the order of the logits' columns; None of masked-LM teachers."""
+        labels = next(iter(self.manifest.teachers.values())).fingerprint.get("labels")
+        return labels["labels"] if isinstance(labels, dict) else labels
+
+    @property
     def mask_variants(self) -> int | None:
-        """Mask variants of each example; None for sequence-level signals."""
+        """Mask variants of each example; None where signals are of whole sequences."""
         return next(iter(self.manifest.teachers.values())).signals.mask_variants
 
     def check(self, teacher: str, fingerprint: Fingerprint) -> None:
-        """Raises UserError when the cache lacks a teacher, or the teacher has changed since."""
+        """Refuse signals of a teacher that has changed since. Raises UserError."""
+        check_fingerprint(self._path, teacher, self._teacher(teacher).fingerprint, fingerprint)
+
+    def _teacher(self, teacher: str) -> Teacher:
+        """Raises UserError when the cache does not hold it."""
         if teacher not in self.manifest.teachers:
             raise UserError(
                 f"cache {self._path}: has no teacher {teacher!r}, only "
                 f"{', '.join(self.teachers)}. Name another folder (phases.cache.folder), or "
                 "remove this one and build the cache again."
             )
-        check_fingerprint(
-            self._path, teacher, self.manifest.teachers[teacher].fingerprint, fingerprint
-        )
+        return self.manifest.teachers[teacher]
 
     def check_same(self, teachers: Mapping[str, tuple[Fingerprint, SignalSchema]]) -> None:
         """Raises UserError unless the cache has exactly these teachers, with these signals."""
@@ -70,35 +86,38 @@ class CacheReader:
                 "(phases.cache.folder)."
             )
 
-    def holds(self, keys: torch.Tensor) -> np.ndarray:
-        """Which content keys are in the cache: int64 [B, 2] -> bool [B]."""
-        return self._index.find(keys.numpy()) >= 0
+    def holds(self, keys: torch.Tensor | np.ndarray) -> np.ndarray:
+        """Whether each content key is in the cache: int64 [B, 2] -> bool [B]."""
+        return self._index.find(torch.as_tensor(keys).numpy()) >= 0
 
-    def indices(self, keys: torch.Tensor) -> np.ndarray:
+    def indices(self, keys: torch.Tensor | np.ndarray) -> np.ndarray:
         """Record indices of content keys: int64 [B, 2] -> int64 [B].
 
-        Raises UserError when a key is missing.
+        keys: as `content_keys` makes them, on the CPU.
+
+        Raises UserError when a key is not in the cache: a missing record is never guessed.
         """
-        indices = self._index.indices(keys)
+        indices = self._index.indices(torch.as_tensor(keys))
         blocks = self._blocks_of(self.teachers[0])
         if not blocks.has(indices).all():
             raise damaged(self._path, self.manifest.index.file)
         return indices
 
     def read(self, teacher: str, indices: np.ndarray, variant: int = 0) -> Signals:
-        """A teacher's signals of the records `indices`, int64 [n], on the CPU: logits float32
-        [n, C] and the stored hidden states.
+        """A teacher's signals at `indices`, int64 [B], on the CPU: for whole sequences logits
+        float32 [B, C]; for masked tokens n rows, those of each example's masked tokens one after
+        the other, encoded until `Signals.to(device)`; and the hidden states that were cached.
 
-        variant: the mask variant of token-level signals, which have one row per masked token.
-        Raises UserError when a block that is read is damaged.
+        variant: mask variant, of a masked-LM teacher.
+
+        Raises UserError when the cache does not hold the teacher, or a block that is touched is
+        damaged.
         """
-        return self.manifest.teachers[teacher].signals.decode(self._read(teacher, indices, variant))
+        return self._teacher(teacher).signals.decode(self._read(teacher, indices, variant))
 
     def log_probs(self, teacher: str, indices: np.ndarray, variant: int = 0) -> torch.Tensor:
-        """Full distributions of the same records: float32 [n, C]; see `SignalSchema.log_probs`."""
-        return self.manifest.teachers[teacher].signals.log_probs(
-            self._read(teacher, indices, variant)
-        )
+        """Whole distributions of the same records: float32 [n, C]; see `SignalSchema.log_probs`."""
+        return self._teacher(teacher).signals.log_probs(self._read(teacher, indices, variant))
 
     def _read(self, teacher: str, indices: np.ndarray, variant: int) -> dict[str, Encoded]:
         blocks = self._blocks_of(teacher)

@@ -8,6 +8,7 @@ worker or order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -37,6 +38,14 @@ def content_keys(texts: list[str], texts_b: list[str] | None = None) -> np.ndarr
             second = texts_b[index].encode("utf-8", "surrogatepass")
             raw = len(raw).to_bytes(8, "big") + raw + b"\0" + second
         keys[index] = np.frombuffer(xxhash.xxh3_128_digest(raw), dtype=">u8")
+    return keys.astype(np.uint64).view(np.int64)
+
+
+def token_keys(examples: Iterable[np.ndarray]) -> np.ndarray:
+    """Keys of examples of which only the token ids are known, int64 [length] each: int64 [N, 2].
+    They differ from the `content_keys` of the texts."""
+    digests = [xxhash.xxh3_128_digest(np.ascontiguousarray(ids).tobytes()) for ids in examples]
+    keys = np.frombuffer(b"".join(digests), dtype=">u8").reshape(-1, 2)
     return keys.astype(np.uint64).view(np.int64)
 
 

@@ -1,11 +1,18 @@
-"""Environment variables that deepspeed reads when it is imported: import this module before it."""
+"""Has deepspeed choose its accelerator on a machine without a GPU: to be imported before it.
+
+It would look for an accelerator of every kind. It remembers what it chose, so the environment is
+afterwards as it was.
+"""
 
 import os
 
 import torch
 
-if not torch.cuda.is_available():
-    # Without LOCAL_SIZE deepspeed would use the number of NUMA nodes as the number of devices.
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
-os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")  # its INFO lines would hide the run's own
+if not torch.cuda.is_available() and "DS_ACCELERATOR" not in os.environ:
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    try:
+        from deepspeed.accelerator import get_accelerator
+
+        get_accelerator()
+    finally:
+        del os.environ["DS_ACCELERATOR"]

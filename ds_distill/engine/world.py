@@ -43,6 +43,8 @@ class World:
         local_rank = int(os.environ["LOCAL_RANK"])
         accelerator = get_accelerator()
         on_cpu = accelerator.device_name() == "cpu"
+        if on_cpu:  # DeepSpeed would take the number of NUMA nodes for the number of ranks
+            os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if on_cpu and "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_SIZE", "1"))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,10 +21,17 @@ class HiddenMSE(Term):
     layers = (-1,)
 
     def __init__(
-        self, settings: HiddenMSELoss, student_width: int, teacher_widths: Mapping[str, int]
+        self,
+        settings: HiddenMSELoss | Mapping[str, Any],
+        student_width: int,
+        teacher_widths: Mapping[str, int],
     ) -> None:
+        """
+        settings: as a recipe has them, e.g. {"weight": 0.5}.
+        student_width, teacher_widths: hidden sizes, of the teachers by name.
+        """
         super().__init__()
-        self._weight = settings.weight
+        self._weight = HiddenMSELoss.model_validate(settings).weight
         self.projections = nn.ModuleDict(
             {
                 name: nn.Linear(student_width, width, bias=False)

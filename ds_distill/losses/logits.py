@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ds_distill.losses.term import Term, target_loss
+from ds_distill.losses.term import DEFAULTS, Term, only_teacher, target_loss
 from ds_distill.parts.terms import CrossEntropyLoss, KLLoss, LogitMSELoss
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals, VocabularyHead
@@ -20,9 +20,10 @@ class CrossEntropy(Term):
 
     rows = "labelled"
 
-    def __init__(self, settings: CrossEntropyLoss) -> None:
+    def __init__(self, settings: CrossEntropyLoss | Mapping[str, Any] = DEFAULTS) -> None:
+        """settings: as a recipe has them, e.g. {"weight": 0.5}."""
         super().__init__()
-        self._weight = settings.weight
+        self._weight = CrossEntropyLoss.model_validate(settings).weight
 
     def forward(
         self,
@@ -39,9 +40,10 @@ class KL(Term):
     """max(weight * T^2 * KL(softmax(z_t / T) || softmax(z_s / T)) - tolerance, 0) per row
     (Hinton et al. 2015; the tolerance is VE-KD's, per row)."""
 
-    def __init__(self, settings: KLLoss) -> None:
+    def __init__(self, settings: KLLoss | Mapping[str, Any] = DEFAULTS) -> None:
+        """settings: as a recipe has them, e.g. {"temperature": 2.0}."""
         super().__init__()
-        self._settings = settings
+        self._settings = KLLoss.model_validate(settings)
 
     def forward(
         self,
@@ -62,7 +64,7 @@ class KL(Term):
             return _linear(linear_kl, *heads, mask, options)
 
         if target is None:
-            [teacher] = teachers.values()
+            teacher = only_teacher(teachers)
             if teacher.top is not None:
                 top = teacher.top
                 return topk_kl(
@@ -81,7 +83,7 @@ def _vocabulary_heads(
     """Heads of the student and of the only teacher, where a loss can be taken on them."""
     if target is not None or student.head is None:
         return None
-    [teacher] = teachers.values()
+    teacher = only_teacher(teachers)
     return None if teacher.head is None else (student.head, teacher.head)
 
 
@@ -109,9 +111,10 @@ def _linear(
 class LogitMSE(Term):
     """mean over classes of (z_t - z_s)^2."""
 
-    def __init__(self, settings: LogitMSELoss) -> None:
+    def __init__(self, settings: LogitMSELoss | Mapping[str, Any] = DEFAULTS) -> None:
+        """settings: as a recipe has them, e.g. {"weight": 0.5}."""
         super().__init__()
-        self._weight = settings.weight
+        self._weight = LogitMSELoss.model_validate(settings).weight
 
     def forward(
         self,

@@ -12,6 +12,9 @@ from torch import nn
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 
+DEFAULTS: Mapping[str, Any] = {}
+"""Settings of which none is given."""
+
 
 class Term(nn.Module, ABC):
     """A weighted loss per row. A module, because some terms have weights of their own.
@@ -59,9 +62,24 @@ def target_loss(
     there is one teacher.
     """
     if target is None:
-        [teacher] = teachers.values()
-        return loss(teacher.logits)
+        return loss(only_teacher(teachers).logits)
     if target.logits is not None:
         return loss(target.logits)
     per_teacher = torch.stack([loss(signals.logits) for signals in teachers.values()])
     return (target.weights * per_teacher).sum(dim=0)
+
+
+def only_teacher(teachers: Mapping[str, Signals]) -> Signals:
+    """The teacher of a bundle without a router. Raises ValueError unless it is one."""
+    if not teachers:
+        raise ValueError(
+            "a loss against teachers needs one: give the bundle a teacher, or the batch cached "
+            "signals"
+        )
+    if len(teachers) > 1:
+        raise ValueError(
+            f"a bundle without a router has one teacher, and here are {', '.join(teachers)}: give "
+            'it a router, e.g. Router("average")'
+        )
+    [teacher] = teachers.values()
+    return teacher

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ds_distill.losses import Term
 from ds_distill.models.encoder import read_signals
 from ds_distill.routing import Router
-from ds_distill.types import Batch, Signals
+from ds_distill.types import Batch, Signals, View
 
 
 class Bundle(nn.Module):
@@ -37,10 +37,12 @@ class Bundle(nn.Module):
         teacher_autocast: bool = False,
     ) -> None:
         """
-        student: the model to train; None to only ask teachers.
-        teachers: frozen here; they run in this order on every rank.
-        terms: the loss is their sum.
-        router: turns several teachers into one target. None with one teacher, whose words are
+        student: the model to train, of transformers with a head for sequence classification or
+            masked-LM; None only to run teachers.
+        teachers: by name, likewise; frozen here. They run in this order on every rank. Empty
+            where the batches bring cached signals.
+        terms: by name; the loss is their sum.
+        router: turns several teachers into one target. None with one teacher, whose outputs are
             the target then, or without teachers.
         columns: of teachers whose classes are in another order than the task's, by name: which of
             their outputs are the task's labels.
@@ -69,23 +71,31 @@ class Bundle(nn.Module):
     def forward(
         self, batch: Batch, predict: tuple[str, ...] | None = None, layers: tuple[int, ...] = ()
     ) -> dict[str, Any]:
-        """One micro-step's loss, or the words of the models in `predict`.
+        """One micro-step's loss, or the outputs of the models in `predict`.
 
         Training (`predict` is None) returns `loss` and each term's weighted share of it, detached:
-        scalars that add up, over ranks and micro-steps, to the mean over the optimizer step's
-        rows. Asking returns {model: Signals with logits [n, C] and the states of `layers`} and
-        computes no loss.
+        float32 scalars that add up, over ranks and micro-steps, to the mean over the optimizer
+        step's rows. With `predict` it returns {model: Signals with logits [n, C] and the states of
+        `layers`} and computes no loss; `student` is the student's name.
+
+        Raises ValueError when the batch lacks what a model, a term or the router needs.
         """
         if predict is not None:
             answers = {name: self._signals_of(name, batch, layers) for name in predict}
             return {
                 name: Signals(outputs.logits, outputs.hidden) for name, outputs in answers.items()
             }
+        if self.student is None or not self.terms:
+            lacking = "terms" if self.student is not None else "a student"
+            raise ValueError(
+                f"a bundle without {lacking} has no loss: name the models in `predict`"
+            )
+        for name, term in self.terms.items():
+            _check_rows(name, cast(Term, term), batch)
         teachers = batch.signals or {
             name: self._signals_of(name, batch, self._teacher_layers) for name in self.teachers
         }
-        assert self.student is not None, "a bundle without a student has no loss"
-        student = read_signals(self.student, batch.views["student"], self._layers)
+        student = read_signals(self.student, _view_of("student", batch), self._layers)
         target = self._router(teachers, batch) if self._router else None
         parts = {}
         for name, term in self.terms.items():
@@ -98,10 +108,13 @@ class Bundle(nn.Module):
         return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
 
     def _signals_of(self, name: str, batch: Batch, layers: Collection[int]) -> Signals:
-        # Without a student to train, a trained student may stand among the models to ask.
+        view = _view_of(name, batch)
+        # Without a student to train, a trained student may stand among the models to run.
         if name == "student" and self.student is not None:
-            return read_signals(self.student, batch.views[name], layers)
-        view = batch.views[name]
+            return read_signals(self.student, view, layers)
+        if name not in self.teachers:
+            names = [*(["student"] if self.student is not None else []), *self.teachers]
+            raise ValueError(f"the bundle has no model {name!r}: it has {', '.join(names)}")
         # Not inference_mode: ZeRO-3 may prefetch a student's weight inside this block, and a
         # tensor made in inference mode cannot be part of the backward pass.
         with (
@@ -113,6 +126,30 @@ class Bundle(nn.Module):
             return (
                 outputs if columns is None else Signals(outputs.logits[:, columns], outputs.hidden)
             )
+
+
+def _view_of(name: str, batch: Batch) -> View:
+    if name not in batch.views:
+        raise ValueError(
+            f"the batch has no view for model {name!r}, only for {', '.join(batch.views)}: every "
+            "model that runs needs one, made by its own tokenizer"
+        )
+    return batch.views[name]
+
+
+def _check_rows(name: str, term: Term, batch: Batch) -> None:
+    """Raises ValueError unless the batch has the rows that a term counts, and their number."""
+    if term.rows not in batch.row_sets:
+        why = "no labels were given" if term.rows == "labelled" else "add it to `row_sets`"
+        raise ValueError(
+            f"term {name!r} counts the rows {term.rows!r}, and the batch has no row set of that "
+            f"name, only {', '.join(batch.row_sets)}: {why}"
+        )
+    if term.rows not in batch.counts:
+        raise ValueError(
+            f"the batch does not say how many rows {term.rows!r} has in the whole optimizer step "
+            "(`counts`), by which the loss is divided: Batch.from_views does"
+        )
 
 
 def _columns_of(teacher: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,21 +95,21 @@ def _load(
     attention: str | None,
     **options: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """A model of an auto class, and the names of its head's randomly initialised weights."""
-    load_config(reference, revision)  # raises for models that must not be loaded
-    torch.manual_seed(seed)  # the same random head on every rank and in every run
+    """A model of an auto class, and the weights of its head that were left at random."""
+    load_config(reference, revision)  # refuses what must not be loaded
     try:
-        model, info = kind.from_pretrained(
-            reference,
-            revision=revision,
-            dtype=torch.float32,
-            attn_implementation=attention,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # checked below, by name
-            output_loading_info=True,
-            **options,
-            **SAFE,
-        )
+        with seeded(seed):  # the head's random start is the same on every rank and run
+            model, info = kind.from_pretrained(
+                reference,
+                revision=revision,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                use_safetensors=True,
+                ignore_mismatched_sizes=True,  # they are judged below, by name
+                output_loading_info=True,
+                **options,
+                **SAFE,
+            )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"model {reference!r}: its weights cannot be loaded: {first_line(error)} Use complete "
@@ -124,6 +126,17 @@ def _load(
             f"of the right name and size for {_some(lost)}. Use the files of one model."
         )
     return model, missing
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within, torch's random numbers follow from `seed`; afterwards its state is as before."""
+    on_gpu = torch.cuda.is_initialized()
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:  # else torch would keep the seed for when a GPU is first used
+            torch.cuda.manual_seed_all(seed)
+        yield
 
 
 def save_model(model: PreTrainedModel, weights: dict[str, torch.Tensor], folder: Path) -> None:

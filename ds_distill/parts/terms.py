@@ -17,12 +17,14 @@ class TermSettings(Section):
     """What the settings of all terms have."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the term in the phase's loss."""
 
 
 class SoftenedTerm(TermSettings):
     """Settings of a term on softened distributions, softmax(logits / temperature)."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """T: logits are divided by it before the softmax."""
 
 
 class CrossEntropyLoss(TermSettings):

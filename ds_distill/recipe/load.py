@@ -161,7 +161,7 @@ def builtin_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def recipe_path(reference: str) -> Path:
+def recipe_path(reference: str | Path) -> Path:
     """The file of a recipe given as a path or as a built-in's name.
 
     Raises UserError when it is neither.
@@ -169,7 +169,7 @@ def recipe_path(reference: str) -> Path:
     path = Path(reference)
     if path.is_file():
         return path
-    builtin = builtin_recipes()
+    reference, builtin = str(reference), builtin_recipes()
     if reference in builtin:
         return builtin[reference]
     raise UserError(
@@ -179,7 +179,7 @@ def recipe_path(reference: str) -> Path:
     )
 
 
-def load_recipe(reference: str, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(reference: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe (file or built-in name) and apply `key=value` overrides.
 
     Keys are dotted (`task.data.path`); a phase is addressed by its name, kind or number

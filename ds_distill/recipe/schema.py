@@ -54,6 +54,7 @@ class _Task(Section):
 
     type: str
     data: Data
+    """Where the examples come from."""
     max_length: Annotated[int, Field(ge=8, le=4096)] = 128
     """Longest input in tokens of each model; what is longer is cut."""
 
@@ -64,6 +65,7 @@ class SingleLabel(_Task):
     has_classes: ClassVar[bool] = True
 
     type: Literal["single-label"] = "single-label"
+    """The kind of task."""
     labels: list[str] | None = None
     """Label names in the order of the class ids. Default: what the data declare
     (labels.json in the folder, the hub's features), else the sorted names in train."""
@@ -102,6 +104,7 @@ class MaskedLM(_Task):
     has_classes: ClassVar[bool] = False
 
     type: Literal["masked-lm"] = "masked-lm"
+    """The kind of task."""
     masking: MaskSettings = MaskSettings()
 
 
@@ -147,6 +150,7 @@ class Student(Section):
     model: str
     """Reference as for a teacher: the weights it starts from."""
     revision: str | None = None
+    """Commit of a hub model."""
     layers: list[Annotated[int, Field(ge=0)]] | None = None
     """Layers of `model` that it keeps, counted from 0, e.g. [0, 2, 4, 7, 9, 11]. Default:
     all."""
@@ -172,13 +176,18 @@ class Recipe(Section):
     name: Name
     """Part of the run's folder, runs/NAME. Default: the recipe file's name without its ending."""
     description: str = ""
+    """One line, which the report and `ds-distill recipes` show."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of all random choices: weights of new heads, batches, dropout, random policies."""
     task: Task
+    """What is learnt, and from which data."""
     teachers: dict[Name, Teacher] = Field(default_factory=dict)
+    """The teachers, each under a name of your choice."""
     student: Student
     training: Training = Training()
     """Settings that every training phase starts from."""
     phases: Annotated[list[Phase], Field(min_length=1)]
+    """What is done, in this order. Each is one key, the phase's kind, with its settings."""
     deepspeed: str = "zero1_fp32"
     """A config of ds_configs/deepspeed by name, or the path of a DeepSpeed JSON file. A name with
     `_auto` in place of `_bf16` is in bf16 where the device computes in it, else in fp32."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from ds_distill.errors import did_you_mean
+from ds_distill.parts.outside import load_outside
 from ds_distill.parts.policies import POLICIES, Routing
 from ds_distill.routing.fitted import STATES, Fitted, states_of
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
@@ -17,22 +21,38 @@ class Router:
 
     def __init__(
         self,
-        routing: Routing,
+        routing: Routing | str | Mapping[str, Any],
         *,
         temperature: float = 1.0,
         seed: int = 0,
-        fitted: Fitted | None = None,
+        fitted: Fitted | str | Path | None = None,
     ) -> None:
         """
+        routing: a policy's name, e.g. "average", or the settings that a recipe has for it, e.g.
+            {"policy": "expertise", "conflict": "best-expert"}.
         temperature: of the KL term; probabilities are mixed at it.
-        fitted: for the policies that need it (`needs.expertise` of their entry).
+        seed: of the policies that choose at random.
+        fitted: for the policies that read what an expertise phase has fitted: the file
+            routing.safetensors of its run's folder, or what it holds.
+
+        Raises ValueError when the policy is unknown, is `chosen` (the name of the best policy is
+        in the run's routing.json), or needs `fitted` and has none; OSError when there is no such
+        file.
         """
+        routing = _settings(routing)
         self._entry = POLICIES[routing.policy]
+        if isinstance(fitted, str | Path):
+            fitted = Fitted.load(Path(fitted))
+        if self._entry.needs.expertise and fitted is None:
+            raise ValueError(
+                f"the policy {routing.policy} reads what an expertise phase has fitted: give its "
+                "run's routing.safetensors as `fitted`"
+            )
         self._policy: Policy = self._entry.load()
         self._routing = routing
         self._temperature = temperature
         self._seed = seed
-        self._fitted = fitted
+        self._fitted = fitted if self._entry.needs.expertise else None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -43,7 +63,23 @@ class Router:
 
     @torch.no_grad()
     def __call__(self, teachers: Mapping[str, Signals], batch: Batch) -> Target:
-        """The target of each row of the batch."""
+        """The target of each of the batch's n rows.
+
+        teachers: by name, with logits [n, C].
+
+        Raises ValueError when the policy needs labels and the batch was made without, or when
+        `fitted` is of other teachers.
+        """
+        if self._entry.needs.labels and "labelled" not in batch.row_sets:
+            raise ValueError(
+                f"the policy {self._routing.policy} weighs the teachers by the labels, and the "
+                "batch was made without labels: give labels, or take another policy"
+            )
+        if self._fitted is not None and set(self._fitted.table.teachers) != set(teachers):
+            raise ValueError(
+                f"`fitted` is of the teachers {', '.join(self._fitted.table.teachers)}, and the "
+                f"batch has {', '.join(teachers)}: fit the policy on the same teachers"
+            )
         if self._fitted is not None and self._fitted.prior.device != batch.labels.device:
             self._fitted = self._fitted.to(batch.labels.device)
         inputs = PolicyInputs(
@@ -57,3 +93,24 @@ class Router:
             batch.epoch,
         )
         return self._policy(inputs, self._routing)
+
+
+def _settings(given: Routing | str | Mapping[str, Any]) -> Routing:
+    """A routing's settings. Raises ValueError when there is no such policy."""
+    if isinstance(given, str):
+        given = {"policy": given}
+    if isinstance(given, Mapping):
+        load_outside()
+        name = given.get("policy")
+        if name not in POLICIES:
+            hint = did_you_mean(str(name), POLICIES) or f" Known: {', '.join(POLICIES)}."
+            raise ValueError(f"there is no policy {name!r}.{hint}")
+        settings = POLICIES[name].settings.model_validate(dict(given))
+        assert isinstance(settings, Routing)
+        given = settings
+    if given.policy == "chosen":
+        raise ValueError(
+            "`chosen` stands for the policy that an expertise phase found best: give the name of "
+            "that policy, `choice` in its run's routing.json"
+        )
+    return given

@@ -58,6 +58,12 @@ def logits() -> torch.Tensor:
     return torch.randn(2, 4, 30, requires_grad=True)
 
 
+RUN_ELSEWHERE = {
+    "README.md": "tests/unit/test_library_examples.py",
+    "docs/library.md": "tests/unit/test_library_examples.py",
+}
+"""Documents whose Python needs more than names, and the test that runs it."""
+
 KNOWN_NAMES = {
     "docs/extending.md": vars(policies),
     "kernels/README.md": {
@@ -112,7 +118,9 @@ def test_there_are_documents_with_blocks() -> None:
 def test_a_block_holds(block: Block, tmp_path: Path, toy_settings: dict) -> None:
     if block.language in NOT_CODE:
         return
-    if block.language == "python":
+    if block.language == "python" and block.document in RUN_ELSEWHERE:
+        assert (ROOT / RUN_ELSEWHERE[block.document]).is_file()
+    elif block.language == "python":
         exec(compile(block.text, block.place, "exec"), dict(KNOWN_NAMES.get(block.document, {})))
     elif block.language == "yaml" or block.text.startswith("- "):
         check_yaml(block, tmp_path, toy_settings)

@@ -65,12 +65,13 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     wanted = [
         *(ROOT / "ds_distill").rglob("*.py"),
         *(ROOT / "ds_distill").rglob("*.jinja"),
+        ROOT / "ds_distill" / "py.typed",
         *(ROOT / "ds_configs").rglob("*.json"),
         *(ROOT / "ds_configs").rglob("*.yaml"),
     ]
     assert {str(path.relative_to(ROOT)) for path in wanted} <= names
     kernels = (ROOT / "kernels" / "ds_kernels").glob("*.py")
-    assert {f"ds_kernels/{path.name}" for path in kernels} <= names
+    assert {f"ds_kernels/{path.name}" for path in [*kernels, Path("py.typed")]} <= names
     assert not [name for name in names if "test" in name.lower()]
     assert "License-Expression: Apache-2.0" in description
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -16,6 +16,8 @@ class PhaseSettings(Section):
 
     kind: str
     name: Name | None = None
+    """Name of the phase, in the run's folder and in overrides. Default: its kind, numbered where
+    that repeats."""
 
     @property
     def starts(self) -> list[str]:
@@ -66,17 +68,22 @@ class Training(Section):
     may differ."""
 
     epochs: Count = 3
+    """Passes over the split."""
     batch_size: Count = 32
     """Examples per optimizer step, all ranks and micro-steps together."""
     micro_batch_size: Count | None = None
     """Examples per rank and forward pass. Default: batch_size divided by the ranks."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    """The highest one, of AdamW."""
     warmup: Share = 0.1
     """Share of all steps in which the learning rate rises linearly; then it falls linearly
     to 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Of AdamW, on matrices alone."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients whose norm is larger are scaled down to it."""
     freeze_embeddings: bool = False
+    """Do not train the embeddings of words, positions and types, and their layer norm."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     """Dropout of the trained model, everywhere in it. Default: the model's own."""
     keep: Literal["best", "last"] = "best"

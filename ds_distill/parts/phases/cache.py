@@ -30,10 +30,12 @@ class Cache(PhaseSettings):
 
     kind: Literal["cache"] = "cache"
     splits: list[Name]
+    """The splits whose examples the teachers are run on."""
     folder: str | None = None
     """Where the cache lies, for runs that share one: what it lacks is added, and teachers are not
     run again on what it holds. Default: in the run's folder."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+    """Of logits and hidden states as they are stored."""
     hidden: list[int] = Field(default_factory=list)
     """Layers whose states are stored beside the logits, for terms and policies that read them:
     -1 is the last one. Of a sequence-level task it is the first token's state."""

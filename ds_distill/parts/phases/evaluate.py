@@ -15,6 +15,7 @@ class Evaluate(PhaseSettings):
 
     kind: Literal["evaluate"] = "evaluate"
     split: Name = "test"
+    """The split on which the models are evaluated."""
     batch_size: Count = 64
     """Examples per rank and forward pass."""
 

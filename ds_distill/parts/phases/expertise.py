@@ -15,6 +15,8 @@ class Expertise(PhaseSettings):
 
     kind: Literal["expertise"] = "expertise"
     split: Name = "validation"
+    """The labelled split. Of `validation` it reads one half: the other chooses epochs and the
+    student to ship."""
     states: bool = True
     """Let the gate read the teachers' last states beside their logits. A gate in a cached
     distillation then needs them in the cache (`hidden: [-1]`)."""

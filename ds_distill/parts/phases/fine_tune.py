@@ -17,7 +17,9 @@ class Focus(Section):
     """Makes an expert: all examples of some classes and a share of the others."""
 
     classes: list[str]
+    """The classes of which it sees all examples."""
     share_of_others: Share = 0.0
+    """Share of the examples of the other classes that it sees."""
 
 
 class FineTune(TrainingPhase):

@@ -1,0 +1,116 @@
+"""The JSON schema of recipes, for editors: of a recipe as it is written.
+
+pydantic's own schema is of a recipe as it is after loading, where a phase holds its kind and a list
+is a list. What a file may leave out or write shorter is added here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ds_distill.parts.section import Section
+from ds_distill.recipe.schema import Recipe
+
+Schema = dict[str, Any]
+
+
+def recipe_json_schema() -> Schema:
+    """JSON schema (draft 2020-12) of a recipe file, with the parts of other packages that are
+    installed."""
+    schema: Schema = _plain(Recipe.model_json_schema())
+    sections: dict[str, Schema] = schema["$defs"]
+    for name, section in sections.items():
+        for key in _short_lists(name):
+            _allow_one(section["properties"][key], sections)
+    phases = schema["properties"]["phases"]
+    phases["items"] = _one_key(phases["items"], sections)
+    schema["required"].remove("name")  # the file's name is its default
+    for section in (schema, *sections.values()):
+        for value in section["properties"].values():
+            texts = [sections[name].get("description", "") for name in choices(value)]
+            if len(texts) == 1:  # what the section says of itself
+                value.setdefault("description", texts[0])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Recipe", **schema}
+
+
+def schema_text() -> str:
+    """The schema as a file has it."""
+    return json.dumps(recipe_json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def choices(schema: Schema) -> list[str]:
+    """Names of the sections that a schema stands for: one, those of a union, or none."""
+    if "$ref" in schema:
+        return [schema["$ref"].rpartition("/")[2]]
+    return [name for each in schema.get("anyOf", []) for name in choices(each)]
+
+
+def _plain(schema: Any, keyword: str = "") -> Any:
+    """Without the titles that pydantic makes of names, with descriptions on one line, and with
+    `anyOf` for `oneOf`: a task without a type fits more than one of its kinds.
+
+    keyword: what the schema stands under; keys of a recipe stand under `properties`.
+    """
+    if isinstance(schema, list):
+        return [_plain(item) for item in schema]
+    if not isinstance(schema, dict) or keyword in ("default", "const", "enum"):
+        return schema
+    if keyword in ("properties", "patternProperties", "$defs"):
+        return {name: _plain(value) for name, value in schema.items()}
+    plain = {
+        {"oneOf": "anyOf"}.get(key, key): _plain(value, key)
+        for key, value in schema.items()
+        if key not in ("title", "discriminator")
+    }
+    if "description" in plain:
+        plain["description"] = " ".join(plain["description"].split())
+    return plain
+
+
+def _one_key(phases: Schema, sections: dict[str, Schema]) -> Schema:
+    """An item of `phases`: one key with its settings; the key alone where none is required."""
+    kinds: dict[str, Schema] = {}
+    bare = []
+    for name in choices(phases):
+        section = sections[name]
+        kind = section["properties"].pop("kind")["const"]
+        required = [key for key in section.pop("required", []) if key != "kind"]
+        if required:
+            section["required"] = required
+            kinds[kind] = {"$ref": f"#/$defs/{name}"}
+        else:
+            bare.append(kind)
+            kinds[kind] = {"anyOf": [{"$ref": f"#/$defs/{name}"}, {"type": "null"}]}
+        kinds[kind]["description"] = section.get("description", "")
+    one = {"type": "object", "properties": kinds, "additionalProperties": False}
+    return {"anyOf": [{**one, "minProperties": 1, "maxProperties": 1}, {"enum": bare}]}
+
+
+def _short_lists(section: str) -> Iterator[str]:
+    """Keys of a section that take a list, or one item instead of it."""
+    for kind in _subclasses(Section):
+        if kind.__name__ == section:
+            for validator in kind.__pydantic_decorators__.field_validators.values():
+                if validator.info.mode == "before":
+                    for key in validator.info.fields:
+                        if str(kind.model_fields[key].annotation).startswith("list"):
+                            yield key
+
+
+def _subclasses(kind: type[Section]) -> Iterator[type[Section]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _allow_one(schema: Schema, sections: dict[str, Schema]) -> None:
+    """Let a list be written as one item; and an item that is a policy, as the policy's name."""
+    item = schema.pop("items")
+    if named := choices(item):
+        policies = [sections[name]["properties"]["policy"] for name in named]
+        names = [name for policy in policies for name in policy.get("enum", [policy.get("const")])]
+        item = {"anyOf": [*item.get("anyOf", [item]), {"enum": names}]}
+    del schema["type"]
+    schema["anyOf"] = [item, {"type": "array", "items": item}]

@@ -1,0 +1,460 @@
+"""`from ds_distill import ...`: what it names, what it leaves alone, and what it refuses."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tr
+from toys import TOY_LABELS, make_toy_classifier
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import ds_distill
+from ds_distill import (
+    KL,
+    Batch,
+    Bundle,
+    CacheReader,
+    CrossEntropy,
+    PackedView,
+    PaddedView,
+    Router,
+    Signals,
+    Term,
+    UserError,
+    content_keys,
+    evaluate,
+    load_recipe,
+    run_recipe,
+)
+from ds_distill.models.load import load_classifier
+from ds_kernels import masked_kl
+
+TEXTS = ["the cat saw a dog", "rain and snow", "bread with soup and old cheese", "fog"]
+
+# --------------------------------------------------------------------------------- names
+
+
+def python(code: str) -> None:
+    """Run code in a process of its own, which must end well."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_leaves_the_process_alone() -> None:
+    python(
+        """
+import os, random, sys, warnings
+before = dict(os.environ), random.getstate(), list(warnings.filters)
+import ds_distill
+assert (dict(os.environ), random.getstate(), list(warnings.filters)) == before
+loaded = {"torch", "deepspeed", "numpy", "transformers", "pydantic"} & {*sys.modules}
+assert not loaded, loaded
+"""
+    )
+
+
+def test_models_and_losses_need_no_deepspeed() -> None:
+    python(
+        """
+import os, sys
+import torch
+before = dict(os.environ), torch.get_rng_state()
+from ds_distill import *
+from ds_distill import Bundle, evaluate, run_recipe
+assert "deepspeed" not in sys.modules
+assert dict(os.environ) == before[0] and torch.equal(torch.get_rng_state(), before[1])
+"""
+    )
+
+
+def test_recipes_load_without_torch() -> None:
+    python(
+        """
+import sys
+from ds_distill import UserError, load_recipe
+load_recipe("quickstart")
+assert "torch" not in sys.modules
+"""
+    )
+
+
+def test_every_name_is_there_and_documented() -> None:
+    assert set(ds_distill.__all__) <= set(dir(ds_distill))
+    for name in set(ds_distill.__all__) - {"__version__"}:
+        value = getattr(ds_distill, name)
+        assert inspect.getdoc(value), name
+        if inspect.isclass(value):
+            for method, function in vars(value).items():
+                public = not method.startswith("_") and inspect.isfunction(function)
+                assert not public or function.__doc__ or overrides(value, method), (name, method)
+    with pytest.raises(AttributeError, match="no attribute 'Bundel'"):
+        ds_distill.Bundel  # noqa: B018
+
+
+def overrides(kind: type, method: str) -> bool:
+    return any(getattr(base, method, None) is not None for base in kind.__mro__[1:])
+
+
+def test_editors_see_the_names_that_there_are() -> None:
+    """The imports under TYPE_CHECKING and the lazy ones are the same."""
+    tree = ast.parse(Path(str(ds_distill.__file__)).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert sorted([*typed, "__version__"]) == sorted(ds_distill.__all__)
+    for name, (module, original) in typed.items():
+        found = getattr(__import__(str(module), fromlist=[original]), original)
+        assert getattr(ds_distill, name) is found
+
+
+# --------------------------------------------------------------------------------- models
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of the toy task."""
+    return make_toy_classifier(tmp_path_factory.mktemp("library") / "toy")
+
+
+@pytest.fixture(scope="module")
+def inputs(toy: Path) -> Any:
+    return AutoTokenizer.from_pretrained(toy)(TEXTS, padding=True, return_tensors="pt")
+
+
+def classifier(toy: Path, seed: int = 0) -> Any:
+    model = AutoModelForSequenceClassification.from_pretrained(toy).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model.classifier.reset_parameters()
+    return model
+
+
+def bundle(toy: Path, teachers: int = 1, terms: Any = None, router: Router | None = None) -> Bundle:
+    named = {name: classifier(toy, 1 + n) for n, name in enumerate(("a", "b", "c")[:teachers])}
+    return Bundle(classifier(toy), named, terms or {"kl": KL({"temperature": 2.0})}, router).eval()
+
+
+def batch_for(models: int, inputs: Any, **given: Any) -> Batch:
+    view = PaddedView(**inputs)
+    return Batch.from_views(dict.fromkeys(["student", "a", "b", "c"][: 1 + models], view), **given)
+
+
+def test_a_loss_is_the_mean_over_the_batch(toy: Path, inputs: Any) -> None:
+    models = bundle(
+        toy, terms={"kl": KL({"temperature": 2.0}), "ce": CrossEntropy({"weight": 0.5})}
+    )
+    labels = torch.tensor([0, 2, -1, 1])
+    parts = models(batch_for(1, inputs, labels=labels))
+    student, teacher = models.student(**inputs).logits, models.teachers["a"](**inputs).logits
+    known = labels >= 0
+    entropy = 0.5 * torch.nn.functional.cross_entropy(student[known], labels[known])
+    torch.testing.assert_close(parts["kl"], masked_kl(student, teacher, temperature=2.0).detach())
+    torch.testing.assert_close(parts["ce"], entropy.detach())
+    torch.testing.assert_close(parts["loss"], parts["kl"] + parts["ce"])
+    parts["loss"].backward()
+    assert all(p.grad is not None for p in models.student.classifier.parameters())
+    assert all(p.grad is None for p in models.teachers.parameters())
+
+
+def test_several_teachers_and_a_policy(toy: Path, inputs: Any) -> None:
+    models = bundle(toy, 2, router=Router("average"))
+    loss = models(batch_for(2, inputs))["loss"]
+    mean = (models.teachers["a"](**inputs).logits + models.teachers["b"](**inputs).logits) / 2
+    expected = masked_kl(models.student(**inputs).logits, mean, temperature=2.0)
+    torch.testing.assert_close(loss, expected)
+
+
+def test_signals_take_the_place_of_teachers(toy: Path, inputs: Any) -> None:
+    live = bundle(toy)
+    signals = live(batch_for(1, inputs), predict=("a",))
+    cached = Bundle(live.student, {}, {"kl": KL({"temperature": 2.0})}).eval()
+    batch = batch_for(0, inputs, signals=signals)
+    torch.testing.assert_close(cached(batch)["loss"], live(batch_for(1, inputs))["loss"])
+
+
+def test_masked_tokens_are_rows(toy: Path, inputs: Any) -> None:
+    config = tr.BertConfig.from_pretrained(toy)
+    models = [tr.BertForMaskedLM(config).eval() for _ in range(2)]
+    view = PaddedView(**inputs, positions=torch.tensor([1, 3, 9]))
+    labels = torch.tensor([7, 8, 9])
+    batch = Batch.from_views({"student": view, "a": view}, labels)
+    length = inputs["input_ids"].shape[1]
+    assert batch.keys.tolist() == [
+        Batch.from_views({"student": PaddedView(**inputs)}).keys[position // length].tolist()
+        for position in (1, 3, 9)
+    ]
+    terms = {"kl": KL(), "ce": CrossEntropy()}
+    loss = Bundle(models[0], {"a": models[1]}, terms).eval()(batch)["loss"]
+    rows = [model(**inputs).logits.flatten(0, 1)[[1, 3, 9]] for model in models]
+    entropy = torch.nn.functional.cross_entropy(rows[0], labels)
+    torch.testing.assert_close(loss, masked_kl(*rows) + entropy)
+
+
+class Shortest(Term):
+    """A term from outside, with rows of its own."""
+
+    rows = "short"
+
+    def forward(self, student: Signals, *others: Any) -> torch.Tensor:
+        return student.logits.square().mean(dim=1)
+
+
+def test_a_term_of_your_own_counts_rows_of_its_own(toy: Path, inputs: Any) -> None:
+    models = bundle(toy, 0, {"mine": Shortest()})
+    short = torch.tensor([False, True, False, True])
+    loss = models(batch_for(0, inputs, row_sets={"short": short}))["loss"]
+    expected = models.student(**inputs).logits.square().mean(dim=1)[short].mean()
+    torch.testing.assert_close(loss, expected)
+
+
+# ---------------------------------------------------------------------------------- batches
+
+
+def test_keys_follow_the_tokens_not_the_padding(inputs: Any, toy: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(toy)
+    keys = batch_for(0, inputs).keys
+    assert keys.dtype == torch.int64 and len({tuple(key) for key in keys.tolist()}) == len(TEXTS)
+    turned = tokenizer(TEXTS[::-1], padding="max_length", max_length=20, return_tensors="pt")
+    assert batch_for(0, turned).keys.flip(0).equal(keys)
+    packed = PackedView.of(PaddedView(**inputs))
+    assert Batch.from_views({"student": packed}).keys.equal(keys)
+    given = content_keys(TEXTS)
+    assert batch_for(0, inputs, keys=given).keys.equal(torch.from_numpy(given))
+
+
+def test_labels_and_counts(inputs: Any) -> None:
+    batch = batch_for(0, inputs, labels=torch.tensor([1, -1, -100, 0], dtype=torch.int32))
+    assert batch.labels.tolist() == [1, -100, -100, 0] and batch.labels.dtype == torch.int64
+    assert {name: int(count) for name, count in batch.counts.items()} == {"all": 4, "labelled": 2}
+    assert "labelled" not in batch_for(0, inputs).row_sets
+
+
+def refusals(inputs: Any) -> dict[str, tuple[str, Callable[[], object]]]:
+    view = PaddedView(**inputs)
+    short = PaddedView(**{name: value[:2] for name, value in inputs.items()})
+    views = {"student": view}
+    return {
+        "no views": ("views is empty", lambda: Batch.from_views({})),
+        "no view": (
+            r"views\['student'\] is a BatchEncoding.*PaddedView\(\*\*inputs\)",
+            lambda: Batch.from_views({"student": inputs}),
+        ),
+        "two sizes": (
+            "same examples and rows.*student: 4 and 4, bert: 2 and 2",
+            lambda: Batch.from_views({"student": view, "bert": short}),
+        ),
+        "too few labels": (
+            r"labels must be torch\.int64 \[4\]; it is torch\.int64 \[2\]",
+            lambda: Batch.from_views(views, torch.tensor([0, 1])),
+        ),
+        "labels that are shares": (
+            r"class or token ids; they are torch\.float32",
+            lambda: Batch.from_views(views, torch.rand(4)),
+        ),
+        "keys of rows": (
+            r"keys must be torch\.int64 \[4, 2\]",
+            lambda: Batch.from_views(views, keys=torch.zeros(4, dtype=torch.int64)),
+        ),
+        "a mask of numbers": (
+            r"row_sets\['mine'\] must be torch\.bool \[4\]",
+            lambda: Batch.from_views(views, row_sets={"mine": torch.ones(4)}),
+        ),
+        "other signals": (
+            r"signals\['a'\] has 3 rows, and the views 4",
+            lambda: Batch.from_views(views, signals={"a": Signals(torch.zeros(3, 3))}),
+        ),
+        "one example": (
+            r"both \[B, S\]; they are \[7\] and \[7\]",
+            lambda: PaddedView(torch.ones(7).long(), torch.ones(7).long()),
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["no views", "no view", "two sizes", "too few labels", "labels that are shares", "keys of rows",
+     "a mask of numbers", "other signals", "one example"],
+)  # fmt: skip
+def test_a_batch_that_cannot_be_is_refused(case: str, inputs: Any) -> None:
+    rule, make = refusals(inputs)[case]
+    with pytest.raises((TypeError, ValueError), match=rule):
+        make()
+
+
+# --------------------------------------------------------------------------- errors with rules
+
+
+def test_a_row_set_that_is_not_there(toy: Path, inputs: Any) -> None:
+    with pytest.raises(ValueError, match=r"'mine' counts the rows 'short'.*only all: add it to"):
+        bundle(toy, 0, {"mine": Shortest()})(batch_for(0, inputs))
+    with pytest.raises(ValueError, match=r"'ce' counts the rows 'labelled'.*no labels were given"):
+        bundle(toy, 0, {"ce": CrossEntropy()})(batch_for(0, inputs))
+
+
+def test_counts_that_are_not_there(toy: Path, inputs: Any) -> None:
+    with pytest.raises(ValueError, match=r"how many rows 'all'.*Batch\.from_views"):
+        bundle(toy)(replace(batch_for(1, inputs), counts={}))
+
+
+@pytest.mark.parametrize("term", ["kl", "logit_mse"])
+def test_two_teachers_and_no_router(toy: Path, inputs: Any, term: str) -> None:
+    kind = KL if term == "kl" else ds_distill.LogitMSE
+    with pytest.raises(ValueError, match=r'here are a, b.*Router\("average"\)'):
+        bundle(toy, 2, {term: kind()})(batch_for(2, inputs))
+    with pytest.raises(ValueError, match="needs one: give the bundle a teacher"):
+        bundle(toy, 0, {term: kind()})(batch_for(0, inputs))
+
+
+@pytest.mark.parametrize("policy", ["gate", "expertise", "best", "calibrated", "posterior"])
+def test_a_policy_without_its_file(policy: str) -> None:
+    with pytest.raises(ValueError, match=rf"policy {policy} reads .*routing\.safetensors"):
+        Router(policy)
+
+
+def test_policies_that_are_none() -> None:
+    with pytest.raises(ValueError, match=r"`chosen` stands for.*routing\.json"):
+        Router("chosen")
+    with pytest.raises(ValueError, match="no policy 'averge': did you mean average"):
+        Router("averge")
+    with pytest.raises(ValueError, match="no policy 'x': known: average, "):
+        Router({"policy": "x"})
+
+
+@pytest.mark.parametrize("policy", ["ca-mkd", "mt-bert"])
+def test_a_policy_that_needs_labels(toy: Path, inputs: Any, policy: str) -> None:
+    models = bundle(toy, 2, router=Router(policy))
+    with pytest.raises(ValueError, match=rf"policy {policy} weighs .* made without labels"):
+        models(batch_for(2, inputs))
+    models(batch_for(2, inputs, labels=torch.tensor([0, 1, -1, 2])))
+
+
+def test_a_view_that_is_not_there(toy: Path, inputs: Any) -> None:
+    with pytest.raises(ValueError, match="no view for model 'b', only for student, a"):
+        bundle(toy, 2, router=Router("average"))(batch_for(1, inputs))
+
+
+def test_a_bundle_that_cannot_train(toy: Path, inputs: Any) -> None:
+    models = Bundle(None, {"a": classifier(toy)}, {"kl": KL()})
+    with pytest.raises(ValueError, match="without a student has no loss"):
+        models(batch_for(1, inputs))
+    with pytest.raises(ValueError, match="no model 'student': it has a"):
+        models(batch_for(1, inputs), predict=("student",))
+    with pytest.raises(ValueError, match="without terms has no loss"):
+        Bundle(classifier(toy), {})(batch_for(0, inputs))
+
+
+# ------------------------------------------------------------------------- recipes and their runs
+
+
+@pytest.fixture(scope="module")
+def finished(toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a short run returned, beside what the process was before and after it."""
+    import os
+
+    import yaml
+
+    from ds_distill import FinishedRun
+
+    folder = tmp_path_factory.mktemp("run")
+    settings = {**toy_settings, "training": {**toy_settings["training"], "epochs": 1}}
+    (folder / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    before = dict(os.environ), torch.get_rng_state(), tr.utils.logging.get_verbosity()
+    done = run_recipe(load_recipe(folder / "toy.yaml"), folder / "run")
+    after = dict(os.environ), torch.get_rng_state(), tr.utils.logging.get_verbosity()
+    assert isinstance(done, FinishedRun)
+    return done, before, after
+
+
+def test_a_run_leaves_the_process_alone(finished: Any) -> None:
+    _, before, after = finished
+    assert after[0] == before[0] and after[2] == before[2]
+    assert torch.equal(after[1], before[1])
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_run_returns_what_it_wrote(finished: Any, toy_task: Path) -> None:
+    done, _, _ = finished
+    assert done.report.is_file() and done.results["student"] in ("average", "expertise")
+    student = AutoModelForSequenceClassification.from_pretrained(done.student)
+    assert list(student.config.id2label.values()) == TOY_LABELS
+    again = run_recipe(load_recipe(done.folder / "recipe.yaml"), str(done.folder), resume=True)
+    assert again.results["phases"] == done.results["phases"]
+
+
+def test_a_router_reads_a_runs_file(finished: Any, toy: Path, inputs: Any) -> None:
+    folder = finished[0].folder
+    for path in (folder / "routing.safetensors", str(folder / "routing.safetensors")):
+        router = Router({"policy": "expertise", "conflict": "best-expert"}, fitted=path)
+    with pytest.raises(ValueError, match=r"is of the teachers first, second, and .* a, b"):
+        bundle(toy, 2, router=router)(batch_for(2, inputs))
+
+
+def test_a_cache_without_the_teacher(finished: Any, toy_task: Path) -> None:
+    import json
+
+    [manifest] = finished[0].folder.glob("cache/*/manifest.json")
+    lines = (toy_task / "transfer.jsonl").read_text().splitlines()[:5]
+    texts = [json.loads(line)["text"] for line in lines]
+    for path in (manifest.parent, str(manifest.parent)):
+        reader = CacheReader(path)
+        assert reader.teachers == ["first", "second"]
+        indices = reader.indices(content_keys(texts))
+        assert reader.read("first", indices).logits.shape == (5, 3)
+    with pytest.raises(UserError, match="holds no teacher 'third', only first, second"):
+        reader.read("third", indices)
+    with pytest.raises(UserError, match="1 of 1 examples asked for are not in it"):
+        reader.indices(content_keys(["never seen"]))
+
+
+# --------------------------------------------------------------------------------- evaluation
+
+
+def test_evaluation_counts_what_is_right(toy: Path, inputs: Any) -> None:
+    model = classifier(toy).train()
+    with torch.no_grad():
+        predicted = model.eval()(**inputs).logits.argmax(dim=1)
+    labels = predicted.clone()
+    labels[0] = (labels[0] + 1) % 3
+    labels[3] = -100
+    model.train()
+    batches = [{**{k: v[at] for k, v in inputs.items()}, "labels": labels[at]}
+               for at in (slice(0, 3), slice(3, 4))]  # fmt: skip
+    scores = evaluate(model, batches)
+    assert scores["examples"] == 3 and scores["accuracy"] == pytest.approx(2 / 3)
+    assert list(scores["per_class"]) == TOY_LABELS  # type: ignore[call-overload]
+    assert np.sum(scores["confusion"]) == 3
+    assert model.training, "the model is as it was"
+
+
+def test_evaluation_needs_labels(toy: Path, inputs: Any) -> None:
+    with pytest.raises(ValueError, match="each batch needs `labels`"):
+        evaluate(classifier(toy), [dict(inputs)])
+    with pytest.raises(ValueError, match=r"one for each example: those of a batch are \[4, 2\]"):
+        evaluate(classifier(toy), [{**inputs, "labels": torch.zeros(4, 2).long()}])
+    with pytest.raises(ValueError, match="none of the examples has a label"):
+        evaluate(classifier(toy), [{**inputs, "labels": torch.full((4,), -1)}])
+
+
+def test_loading_leaves_the_random_state_alone(toy: Path, tiny_models: dict[str, Path]) -> None:
+    before = torch.get_rng_state()
+    heads = [
+        load_classifier(str(tiny_models["toy"]), TOY_LABELS, new_head=True, seed=seed)
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(torch.get_rng_state(), before)
+    first, same, other = (head.classifier.weight for head in heads)
+    assert torch.equal(first, same) and not torch.equal(first, other)

@@ -1,0 +1,123 @@
+"""The programs of README.md and docs/library.md as they stand, on a cache that a command built."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from toys import TOY_LABELS, make_tiny_bert, make_toy_classifier, toy_vocabulary, write_toy_task
+from transformers import AutoModelForSequenceClassification
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, ds_distill: Any) -> Path:
+    """A folder in which what the examples name is there: data, models, a recipe and its cache."""
+    folder = write_toy_task(tmp_path_factory.mktemp("examples"), {"train": 80, "test": 30})
+    teacher = make_toy_classifier(folder / "models" / "bert")
+    for name in ("models/roberta", "models/small"):
+        shutil.copytree(teacher, folder / name)
+    make_tiny_bert(folder / "google" / "bert_uncased_L-4_H-256_A-4", toy_vocabulary())
+    recipe = {
+        "task": {"data": {"path": str(folder)}, "max_length": 32},
+        "teachers": {"bert": {"model": str(teacher)}},
+        "student": {"model": str(teacher), "layers": [0]},
+        "phases": [
+            {"cache": {"splits": "train"}},
+            {"distil": {"teachers": "cached", "losses": {"kl": {}}, "keep": "last"}},
+            {"evaluate": {"split": "test"}},
+        ],
+    }
+    (folder / "my.yaml").write_text(yaml.safe_dump(recipe))
+    done = ds_distill("cache", "build", "my.yaml", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def blocks(document: str) -> list[str]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def run(code: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(place)
+    names: dict[str, Any] = {}
+    exec(compile(code, "example", "exec"), names)
+    return names
+
+
+def test_the_readmes_example_trains_on_the_teachers_logits(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [code] = blocks("README.md")
+    names = run(code, place, monkeypatch)
+    assert sum(1 for line in code.splitlines() if line.strip()) <= 25
+    assert torch.isfinite(names["loss"]) and names["student"].num_labels == len(TOY_LABELS)
+    bert = AutoModelForSequenceClassification.from_pretrained(place / "models" / "bert")
+    inputs = names["tokenizer"](names["chosen"], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = bert.eval()(**inputs).logits
+    torch.testing.assert_close(names["teacher"].logits, expected, atol=2e-3, rtol=2e-3)
+
+
+def test_the_page_on_teachers_in_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run(blocks("docs/library.md")[0], place, monkeypatch)
+    assert set(names["parts"]) == {"loss", "kl", "cross_entropy"}
+    assert names["signals"]["student"].logits.shape == (2, 3)
+
+
+def test_the_page_on_recipes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run(blocks("docs/library.md")[1], place, monkeypatch)
+    assert (place / names["done"].student / "model.safetensors").is_file()
+
+
+def test_the_page_names_what_the_package_names() -> None:
+    import ds_distill
+
+    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    table = "".join(line for line in page.splitlines() if line.startswith("| `"))
+    named = {name.partition(".")[0] for name in re.findall(r"`([A-Za-z_.]+)`", table)}
+    assert set(ds_distill.__all__) - {"__version__"} <= named
+    tree = ast.parse("".join(blocks("docs/library.md")))
+    imported = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "ds_distill"
+        for alias in node.names
+    }
+    assert imported <= set(ds_distill.__all__)
+
+
+def test_the_script_learns_from_the_cache_alone(
+    place: Path, command_environment: dict[str, str]
+) -> None:
+    """The labels are taken away; the student comes nearer to the teacher all the same."""
+    lines = (place / "train.jsonl").read_text().splitlines()
+    texts = [{"text": json.loads(line)["text"]} for line in lines]
+    (place / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    [cache] = (place / "runs" / "my" / "cache").iterdir()
+    given = ["google/bert_uncased_L-4_H-256_A-4", "texts.jsonl", "test.jsonl", "out/student"]
+    given += ["--epochs", "6", "--learning-rate", "1e-2", "--batch-size", "16"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "library.py", cache, *given],
+        cwd=place,
+        env=command_environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if "loss" in line]
+    assert len(losses) == 6 and losses[-1] < 0.5 * losses[0]
+    assert "accuracy 0." in done.stdout
+    student = AutoModelForSequenceClassification.from_pretrained(place / "out" / "student")
+    assert list(student.config.id2label.values()) == TOY_LABELS
