@@ -375,8 +375,8 @@ def _unknown_part(tree: _Tree, at: KeyPath, error: Any) -> str:
     if key not in given:
         return f"{tree.location(at)}  {where}.{key}: is required and missing."
     name = given[key]
-    nearest = difflib.get_close_matches(str(name), known, n=1)
-    hint = f"Did you mean `{nearest[0]}`?" if nearest else f"Known: {', '.join(known)}."
+    nearest = difflib.get_close_matches(str(name), known.split(", "), n=1)
+    hint = f"Did you mean `{nearest[0]}`?" if nearest else f"Known: {known}."
     location = tree.location((*at, str(name) if kind == "phase" else key))
     where = where if kind == "phase" else f"{where}.{key}"
     return f"{location}  {where}: unknown {kind} {name!r}. {hint}"
