@@ -25,6 +25,12 @@ from ds_distill.parts.terms import TERMS, TermSettings
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 
+# Its value stands beside these in records, results and events.
+_METRIC_NAME = (
+    r"(?!(answer|confusion|event|examples|model|number|per_class|phase|role|split|step|time|"
+    r"to_baseline|tokens)$)[a-z][a-z0-9_]{0,63}"
+)
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -48,6 +54,6 @@ KINDS = (
     Kind("term", TermEntry, TERMS, TermSettings, names=r"[a-z][a-z0-9_]{0,63}"),
     Kind("policy", PolicyEntry, POLICIES, Routing, "policy"),
     Kind("codec", CodecEntry, CODECS, CodecSettings, "name"),
-    Kind("metric", MetricEntry, METRICS, names=r"[a-z][a-z0-9_]{0,63}"),
+    Kind("metric", MetricEntry, METRICS, names=_METRIC_NAME),
     Kind("source", SourceEntry, SOURCES),
 )

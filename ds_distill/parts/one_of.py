@@ -43,12 +43,15 @@ class OneOf:
         load_outside()
         sections = self._sections()
         choices = tuple(Annotated[s, Tag(tag(self._kind, name))] for name, s in sections.items())
-        context: dict[str, Any] = {"kind": self._kind, "key": self._key, "known": [*sections]}
         choose = Discriminator(
             self._tag_of,
             custom_error_type="unknown_part",
             custom_error_message="unknown part",
-            custom_error_context=context,
+            custom_error_context={
+                "kind": self._kind,
+                "key": self._key,
+                "known": ", ".join(sections),
+            },
         )
         # mypy takes what is subscripted for a type, and these are known at run time only.
         return handler.generate_schema(Annotated[Union[choices], choose])  # noqa: UP007

@@ -15,10 +15,13 @@ import functools
 import re
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ds_distill.errors import UserError
 from ds_distill.parts.entry import ConfiguredEntry, Entry, MetricEntry
+
+if TYPE_CHECKING:
+    from ds_distill.parts.kinds import Kind
 
 GROUP = "ds_distill.parts"
 
@@ -30,13 +33,13 @@ def load_outside() -> None:
     Raises UserError that names package and entry for what is no entry, for a name that is taken,
     and for a package whose parts cannot be imported.
     """
-    found: dict[tuple[str, str], tuple[dict[str, Any], Entry]] = {}
+    found: dict[tuple[int, str], tuple[dict[str, Any], Entry]] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.value, point.name)):
         for entry in _entries(point):
             table = _table(point, entry)
-            if entry.name in table or (type(entry).__name__, entry.name) in found:
+            if entry.name in table or (id(table), entry.name) in found:
                 raise _refused(point, f"the name {entry.name!r} is taken. Rename the part.")
-            found[type(entry).__name__, entry.name] = table, entry
+            found[id(table), entry.name] = table, entry
     for table, entry in found.values():
         table[entry.name] = entry
 
@@ -59,26 +62,33 @@ def _table(point: EntryPoint, entry: Any) -> dict[str, Any]:
         known = ", ".join(kind.entry.__name__ for kind in KINDS)
         raise _refused(point, f"{entry!r} is no entry. Give one of {known}, or a list of them.")
     if not re.fullmatch(kind.names, entry.name):
+        raise _refused(point, f"a {kind.name} cannot be called {entry.name!r}. Rename the part.")
+    if isinstance(entry, ConfiguredEntry):
+        _check_settings(point, entry, kind)
+    table: dict[str, Any] = kind.table
+    if not isinstance(entry, MetricEntry):
+        return table
+    if entry.over not in table:
+        raise _refused(point, f"{entry.name!r} is over {entry.over!r}. Take one of {[*table]}.")
+    found: dict[str, Any] = table[entry.over]
+    return found
+
+
+def _check_settings(point: EntryPoint, entry: ConfiguredEntry, kind: Kind) -> None:
+    section = entry.settings
+    if not issubclass(section, kind.settings):
         raise _refused(
             point,
-            f"the name {entry.name!r} is not made of letters, digits, - and _ "
-            "(of a term: letters, digits and _). Rename the part.",
+            f"the settings of {entry.name!r}, {section.__name__}, are no {kind.settings.__name__}. "
+            "Derive them from it.",
         )
-    if isinstance(entry, ConfiguredEntry):
-        field = entry.settings.model_fields.get(kind.key) if kind.key else None
-        if not issubclass(entry.settings, kind.settings):
-            raise _refused(
-                point,
-                f"the settings of {entry.name!r} are no {kind.settings.__name__}. Derive "
-                f"{entry.settings.__name__} from it.",
-            )
-        if kind.key and (field is None or field.default != entry.name):
-            raise _refused(
-                point,
-                f"the settings of {entry.name!r} need the field {kind.key}: "
-                f'Literal["{entry.name}"] = "{entry.name}". Add it to {entry.settings.__name__}.',
-            )
-    return kind.table[entry.over] if isinstance(entry, MetricEntry) else kind.table
+    field = section.model_fields.get(kind.key) if kind.key else None
+    if field is not None and field.default != entry.name:
+        raise _refused(
+            point,
+            f"the settings of {entry.name!r}, {section.__name__}, do not name it. Add the field "
+            f'{kind.key}: Literal["{entry.name}"] = "{entry.name}".',
+        )
 
 
 def _refused(point: EntryPoint, why: str) -> UserError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,12 +48,12 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     if routing.policy == "chosen":
         routing = routing_of_candidate(read_json(run.folder.comparison)["choice"])
         run.log.info(f"  {output}: the chosen policy is {routing.policy}")
-    policy = POLICIES[routing.policy]
-    router = Router(
+    router = router_of(
         routing,
+        len(teachers),
         temperature=phase.temperature,
         seed=run.recipe.seed,
-        fitted=Fitted.load(run.folder.fitted) if policy.needs.expertise else None,
+        fitted=run.folder.fitted,
     )
     widths = {
         reference.name: load_config(reference.model, reference.revision).hidden_size
@@ -74,13 +75,11 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
             reference.name: run.model(reference, packed=reference.name in packed)
             for reference in running
         }
-    # One teacher's signals are the target as they are: over a vocabulary, without logits.
-    alone = len(teachers) == 1 and policy.keeps_lone_teacher
     bundle = Bundle(
         student,
         loaded,
         terms,
-        None if alone else router,
+        router,
         columns=columns_of(running),
         teacher_autocast=autocast,
     )
@@ -97,4 +96,23 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         examples=examples,
         collate=run.collator(examples, tables, cached, packed),
         validation=validation_of(run, start),
+    )
+
+
+def router_of(
+    routing: Routing, teachers: int, *, temperature: float, seed: int, fitted: Path
+) -> Router | None:
+    """What makes one target of the teachers; None where a lone teacher's signals are the target as
+    they are: over a vocabulary, without logits.
+
+    fitted: the file of what the expertise phase fitted, for the policies that need it.
+    """
+    entry = POLICIES[routing.policy]
+    if teachers == 1 and entry.keeps_lone_teacher:
+        return None
+    return Router(
+        routing,
+        temperature=temperature,
+        seed=seed,
+        fitted=Fitted.load(fitted) if entry.needs.expertise else None,
     )

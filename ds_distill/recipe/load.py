@@ -373,7 +373,7 @@ def _unknown_part(tree: _Tree, at: KeyPath, error: Any) -> str:
     if key not in given:
         return f"{tree.location(at)}  {where}.{key}: is required and missing."
     name = given[key]
-    hint = did_you_mean(str(name), known) or f" Known: {', '.join(known)}."
+    hint = did_you_mean(str(name), known.split(", ")) or f" Known: {known}."
     location = tree.location((*at, str(name) if kind == "phase" else key))
     where = where if kind == "phase" else f"{where}.{key}"
     return f"{location}  {where}: unknown {kind} {name!r}.{hint}"

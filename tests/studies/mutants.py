@@ -109,7 +109,7 @@ NAMED: list[tuple[str, str, str]] = [
     (_GATE, "BIAS_PENALTY = 1e-3", "BIAS_PENALTY = 1.0"),
     (_GATE, ".clamp(-100.0, 100.0)", ""),
     (_COMPARISON, "folds_of(group_keys, seed, HELD_OUT)", "folds_of(group_keys, seed)"),
-    (_POLICIES, "in sorted(question.logits)", "in list(question.logits)"),
+    (_POLICIES, "in sorted(inputs.logits)", "in list(inputs.logits)"),
     (_WORDS, "logits.float() / self.temperature", "logits.float()"),
     (_WORDS, "self._codec, self.temperature)", "self._codec, 1.0)"),
     (_DIVERGENCES, "_NEAR = 16.0", "_NEAR = 1000.0"),

@@ -1,0 +1,85 @@
+"""What ds_distill knows of the parts before they run. Imports no torch: `check` reads this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ds_distill.parts import (
+    Candidate,
+    Context,
+    MetricEntry,
+    Name,
+    PhaseEntry,
+    PhaseSettings,
+    PolicyEntry,
+    Routing,
+    SoftenedTerm,
+    TermEntry,
+)
+
+
+class ReverseKL(SoftenedTerm):
+    """T^2 * KL(student || teacher): the student leaves out what it cannot model."""
+
+
+class Confident(Routing):
+    """The mean of the teachers' logits, each weighted by its largest probability to a power."""
+
+    policy: Literal["confident"] = "confident"
+    power: Annotated[float, Field(ge=0)] = 1.0
+
+
+class Soup(PhaseSettings):
+    """The mean of the weights of several models of one architecture."""
+
+    kind: Literal["soup"] = "soup"
+    models: list[Name]
+    save_as: Name = "soup"
+
+    @property
+    def starts(self) -> list[str]:
+        return self.models
+
+    @property
+    def outputs(self) -> list[str]:
+        return [self.save_as]
+
+    def lists(self) -> dict[str, list[str]]:
+        return {"models": self.models}
+
+
+def soup_mistakes(settings: Soup, context: Context) -> Iterator[str]:
+    for model in settings.models:
+        if model not in context.models:
+            known = ", ".join(sorted(context.models))
+            yield f"{context.location}.models: no model {model!r} before this phase, only {known}."
+
+
+ENTRIES = [
+    TermEntry(
+        name="reverse_kl", settings=ReverseKL, implementation="example_parts.parts:ReverseKLTerm"
+    ),
+    PolicyEntry(
+        name="confident",
+        settings=Confident,
+        implementation="example_parts.parts:confident",
+        keeps_lone_teacher=True,
+        candidates=(Candidate("confident", Confident(), "the mean, weighted by confidence"),),
+    ),
+    MetricEntry(
+        name="worst_class",
+        over="classes",
+        implementation="example_parts.parts:worst_class",
+        title="worst class",
+    ),
+    PhaseEntry(
+        name="soup",
+        settings=Soup,
+        implementation="example_parts.parts:soup",
+        mistakes=soup_mistakes,
+        makes="student",
+    ),
+]

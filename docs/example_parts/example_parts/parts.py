@@ -1,0 +1,75 @@
+"""What the parts do. Imported when they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ds_distill.files import new_folder
+from ds_distill.losses.term import Term, target_loss
+from ds_distill.models.configuration import load_tokenizer
+from ds_distill.routing import PolicyInputs, Target
+from ds_distill.routing.policies import mixed
+from ds_distill.run.context import Run
+from ds_distill.types import Batch, Signals
+from example_parts.entries import Confident, ReverseKL, Soup
+
+
+class ReverseKLTerm(Term):
+    """weight * T^2 * KL(softmax(z_s / T) || softmax(z_t / T)) per row."""
+
+    def __init__(self, settings: ReverseKL) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def forward(
+        self,
+        student: Signals,
+        teachers: Mapping[str, Signals],
+        target: Target | None,
+        batch: Batch,
+    ) -> torch.Tensor:
+        temperature, weight = self._settings.temperature, self._settings.weight
+        own = torch.log_softmax(student.logits.float() / temperature, dim=-1)
+
+        def loss(teacher_logits: torch.Tensor) -> torch.Tensor:
+            other = torch.log_softmax(teacher_logits.float() / temperature, dim=-1)
+            return weight * temperature**2 * (own.exp() * (own - other)).sum(dim=-1)
+
+        return target_loss(loss, teachers, target)
+
+
+def confident(inputs: PolicyInputs, settings: Confident) -> Target:
+    """Weights [T, n] that sum to 1 in each row."""
+    largest = torch.stack([z.float().softmax(-1).amax(-1) for z in inputs.logits.values()])
+    weights = largest**settings.power
+    return mixed(inputs, weights / weights.sum(dim=0), "logits")
+
+
+def worst_class(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The accuracy of the class with the lowest. logits: float [N, C]; labels: int [N]."""
+    right = logits.argmax(axis=1) == labels
+    return min(float(right[labels == label].mean()) for label in np.unique(labels))
+
+
+def soup(settings: Soup, number: int, name: str, run: Run) -> dict[str, Any]:
+    """Average the models' weights and put the result where later phases find it."""
+    if run.world.is_main:
+        references = [run.reference(model, number) for model in settings.models]
+        models = [run.model(reference) for reference in references]
+        states = [model.state_dict() for model in models]
+        mean = {
+            key: torch.stack([state[key] for state in states]).mean(dim=0)
+            if value.is_floating_point()
+            else value
+            for key, value in states[0].items()
+        }
+        models[0].load_state_dict(mean)
+        with new_folder(run.folder.model(number, settings.save_as)) as folder:
+            models[0].save_pretrained(folder)
+            load_tokenizer(references[0].model, references[0].revision).save_pretrained(folder)
+    run.world.barrier()
+    return {"averaged": settings.models}

@@ -1,0 +1,308 @@
+"""Entries: one makes a part, its needs are checked, and one from outside is as good as ours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from pydantic import TypeAdapter
+from transformers import BertConfig, BertForSequenceClassification
+
+from ds_distill.check.needs import phase_mistakes
+from ds_distill.data.sources import open_source
+from ds_distill.errors import UserError
+from ds_distill.evaluation.metrics import classification_report
+from ds_distill.losses import build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.parts import (
+    Candidate,
+    MetricEntry,
+    Needs,
+    PhaseEntry,
+    PhaseSettings,
+    PolicyEntry,
+    Routing,
+    SourceEntry,
+    TermEntry,
+    TermSettings,
+    outside,
+)
+from ds_distill.parts.codecs import CODECS
+from ds_distill.parts.entry import ConfiguredEntry
+from ds_distill.parts.kinds import KINDS
+from ds_distill.parts.metrics import METRICS
+from ds_distill.parts.phases.distil import Policy
+from ds_distill.parts.policies import POLICIES, candidates
+from ds_distill.parts.sources import SOURCES
+from ds_distill.parts.terms import TERMS, losses_of
+from ds_distill.phases.distil import router_of
+from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+from ds_distill.recipe.schema import Data, SingleLabel
+from ds_distill.routing import PolicyInputs, Target
+from ds_distill.types import Batch, PaddedView
+
+ENTRIES = [
+    (kind, name, entry)
+    for kind in KINDS
+    for table in (kind.table.values() if kind.entry is MetricEntry else [kind.table])
+    for name, entry in table.items()
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "entry"), ENTRIES, ids=[f"{kind.name}-{name}" for kind, name, _ in ENTRIES]
+)
+def test_an_entry_is_whole(kind, name, entry):
+    assert entry.name == name
+    assert entry.implementation is None or callable(entry.load())
+    if isinstance(entry, ConfiguredEntry):
+        assert issubclass(entry.settings, kind.settings) and entry.settings.__doc__
+        if kind.key:
+            assert entry.settings.model_fields[kind.key].default == name
+
+
+def test_what_an_entry_says_of_a_codec_is_what_the_codec_says():
+    for entry in CODECS.values():
+        if entry.implementation is not None:
+            codec = entry.load()
+            assert codec.name == entry.name and codec.shapes_tail == entry.mixes
+            settings = entry.settings()
+            assert codec.of(settings, 100).to_json()["codec"] == entry.name
+
+
+# ------------------------------------------------------------------ a policy is its entry alone
+
+
+class Uniform(Routing):
+    """All classes alike, whatever the teachers predict."""
+
+    policy: Literal["uniform"] = "uniform"
+
+
+def uniform(inputs: PolicyInputs, settings: Uniform) -> Target:
+    logits = next(iter(inputs.logits.values())).float()
+    return Target(torch.zeros_like(logits), torch.ones(len(inputs.logits), len(logits)))
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of somebody's, that entries can name."""
+    made = ModuleType("somebodys_parts")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    return made
+
+
+@pytest.fixture
+def uniform_policy(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> PolicyEntry:
+    module.uniform = uniform  # type: ignore[attr-defined]
+    entry = PolicyEntry(
+        name="uniform",
+        settings=Uniform,
+        implementation="somebodys_parts:uniform",
+        candidates=(Candidate("uniform", Uniform(), "nothing"),),
+    )
+    monkeypatch.setitem(POLICIES, entry.name, entry)
+    return entry
+
+
+def lone_teacher_loss(routing: Routing) -> float:
+    def tiny(seed: int) -> BertForSequenceClassification:
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+        return BertForSequenceClassification(
+            BertConfig(vocab_size=20, intermediate_size=8, num_labels=3, **sizes)
+        ).eval()
+
+    ids = torch.arange(12).view(4, 3)
+    view = PaddedView(ids, torch.ones_like(ids))
+    everything = torch.ones(4, dtype=torch.bool)
+    batch = Batch(
+        torch.arange(8).view(4, 2),
+        views={"student": view, "only": view},
+        labels=torch.zeros(4, dtype=torch.int64),
+        row_sets={"all": everything},
+        counts={"all": torch.tensor(4.0)},
+    )
+    router = router_of(routing, 1, temperature=1.0, seed=0, fitted=Path("none"))
+    terms = build_terms(losses_of({"kl": {}}), 8, {"only": 8})
+    bundle = Bundle(tiny(0), {"only": tiny(1)}, terms, router)
+    with torch.no_grad():
+        return float(bundle(batch)["loss"])
+
+
+def test_a_policy_that_changes_a_lone_teachers_target_is_not_skipped(uniform_policy):
+    """Its entry says nothing of lone teachers: what is forgotten must not skip it."""
+    settings = TypeAdapter(Policy).validate_python({"policy": "uniform"})
+    assert isinstance(settings, Uniform)
+    average = lone_teacher_loss(POLICIES["average"].candidates[0].settings)
+    assert lone_teacher_loss(settings) != average
+    assert router_of(Uniform(), 1, temperature=1.0, seed=0, fitted=Path("none")) is not None
+    assert "uniform" in candidates()
+
+
+def test_a_metric_is_its_entry_alone(module, monkeypatch):
+    module.half = lambda logits, labels: len(labels) / 2  # type: ignore[attr-defined]
+    entry = MetricEntry(
+        name="half", over="classes", implementation="somebodys_parts:half", title="half"
+    )
+    monkeypatch.setitem(METRICS["classes"], "half", entry)
+    report = classification_report(np.eye(3), np.array([0, 1, -1]), ["a", "b", "c"])
+    assert report["half"] == 1.0 and report["accuracy"] == 1.0
+
+
+def test_a_source_is_its_entry_alone(module, monkeypatch):
+    module.opened = lambda task, folder, progress: task.data.path  # type: ignore[attr-defined]
+    entry = SourceEntry(
+        name="rows",
+        implementation="somebodys_parts:opened",
+        recognises=lambda path: path.startswith("rows:"),
+    )
+    monkeypatch.setitem(SOURCES, "rows", entry)
+    assert open_source(SingleLabel(data=Data(path="rows:a"))) == "rows:a"
+    with pytest.raises(UserError, match="no such file or folder"):
+        open_source(SingleLabel(data=Data(path="other:a")))
+
+
+def test_an_implementation_that_is_not_there_is_the_parts_mistake():
+    for where in ("no_such_module:f", "ds_distill.losses:NoTerm", "nothing"):
+        entry = TermEntry(name="mine", settings=TermSettings, implementation=where)
+        with pytest.raises(UserError, match="part 'mine': its implementation"):
+            entry.load()
+
+
+# ------------------------------------------------------------------------------- what parts need
+
+
+@pytest.fixture
+def mistakes(tmp_path: Path, toy_settings: dict[str, Any]) -> Callable[..., list[str]]:
+    """What is wrong with the toy recipe under overrides."""
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+    return lambda *overrides: list(phase_mistakes(load_recipe(str(path), overrides)))
+
+
+@pytest.mark.parametrize(
+    ("needs", "override", "says"),
+    [
+        (Needs(live_teachers=True), [], ["phases.distil.losses.kl: reads", "teachers=live"]),
+        (Needs(live_teachers=True), ["phases.distil.teachers=live"], []),
+        (Needs(states=(-1, 2)), [], ["losses.kl", "layer(s) -1, 2", "hidden: [-1, 2]"]),
+        (Needs(states=(-1, 2)), ["phases.cache.hidden=[2]"], ["layer(s) -1,", "hidden: [-1, 2]"]),
+        (Needs(states=(-1, 2)), ["phases.cache.hidden=[2, -1]"], []),
+        (Needs(at_most=1), [], ["losses.kl: kl takes at most 1 teacher(s)", "has 2"]),
+        (Needs(teachers=3), [], ["losses.kl: kl needs at least 3 teachers", "has 2"]),
+        (Needs(teachers=2), [], []),
+        (Needs(logits=True), [], []),  # class logits are stored as they are
+        (Needs(expertise=True), [], []),
+        (Needs(classes=True), ["task.type=masked-lm"], ["losses.kl", "no classes", "Take kl out"]),
+    ],
+)
+def test_what_a_part_needs_is_checked(needs, override, says, mistakes, monkeypatch):
+    monkeypatch.setitem(TERMS, "kl", replace(TERMS["kl"], needs=needs))
+    found = [text for text in mistakes(*override) if ".losses.kl" in text]
+    assert len(found) == bool(says), found
+    assert all(part in found[0] for part in says)
+
+
+def test_a_part_that_needs_expertise_comes_after_it(mistakes, monkeypatch):
+    monkeypatch.setitem(TERMS, "kl", replace(TERMS["kl"], needs=Needs(expertise=True)))
+    assert mistakes() == []
+    first = ["phases.2={cache: {splits: transfer}}", "phases.3={evaluate: {}}"]
+    found = mistakes(*first, "phases.distil.routing=average")
+    assert len(found) == 1 and "kl needs what an expertise phase learns" in found[0]
+
+
+def test_a_part_of_one_teacher_that_a_policy_changes_reads_no_tops(mistakes):
+    """topk stores no logits that a policy could change, of one teacher either."""
+    masked = ["task.type=masked-lm", "task.masking.variants=2", "phases.cache.codec.name=topk"]
+    masked += ["teachers={first: {model: m}}", "phases.distil.routing=mt-bert"]
+    text = "\n".join(mistakes(*masked, "phases.distil.losses={kl: {}}"))
+    assert "the policy cannot change them" in text and "{name: compact} or {name: dense}" in text
+
+
+def test_a_rule_of_an_entry_is_asked_with_its_location(mistakes, monkeypatch):
+    def rule(settings, context):
+        yield f"{context.location}: {settings.temperature} of {sorted(context.models)}"
+
+    monkeypatch.setitem(TERMS, "kl", replace(TERMS["kl"], mistakes=rule))
+    names = ["first", "second", "student"]
+    assert mistakes() == [f"phases.distil.losses.kl: 2.0 of {names}"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_recipe_of_every_policy_loads_again(policy, toy_settings, tmp_path):
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+    recipe = load_recipe(str(path), [f"phases.distil.routing={policy}"])
+    path.write_text(dump_recipe(recipe))
+    assert load_recipe(str(path)) == recipe
+    assert isinstance(recipe, Recipe)
+
+
+# ----------------------------------------------------------------------------- parts from outside
+
+
+class Named(PhaseSettings):
+    """A phase that does nothing."""
+
+    kind: Literal["named"] = "named"
+
+
+GOOD = PhaseEntry(name="named", settings=Named, implementation="somebodys_parts:f")
+KL_AGAIN = TermEntry(name="kl", settings=TermSettings, implementation="a:b")
+METRIC = MetricEntry(name="tokens", over="classes", implementation="a:b", title="t")
+BAD: dict[str, tuple[Any, list[str]]] = {
+    "no entry": ("hello", ["'hello' is no entry", "PhaseEntry", "SourceEntry"]),
+    "a name of ours": ([KL_AGAIN], ["'kl' is taken"]),
+    "a name twice": ([GOOD, GOOD], ["'named' is taken"]),
+    "a name with a space": (replace(GOOD, name="a b"), ["phase cannot be called 'a b'"]),
+    "a key of records": (METRIC, ["metric cannot be called 'tokens'"]),
+    "over nothing": (replace(METRIC, name="m", over="sums"), ["over 'sums'", "masked tokens"]),
+    "other settings": (replace(GOOD, settings=TermSettings), ["TermSettings", "no PhaseSettings"]),
+    "another kind": (replace(GOOD, name="n"), ['kind: Literal["n"] = "n"', "Named"]),
+}
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    point = EntryPoint("parts", value, outside.GROUP)
+    vars(point)["dist"] = SimpleNamespace(name="somebodys-package")
+    monkeypatch.setattr(outside, "entry_points", lambda group: [point])
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_entry_is_refused_with_its_package(case, module, monkeypatch):
+    module.ENTRIES, says = BAD[case]  # type: ignore[attr-defined]
+    installed(monkeypatch, "somebodys_parts:ENTRIES")
+    before = [dict(kind.table) for kind in KINDS]
+    with pytest.raises(UserError) as refusal:
+        outside.load_outside.__wrapped__()
+    text = str(refusal.value)
+    for part in ("package 'somebodys-package', entry point 'parts'", "pip uninstall", *says):
+        assert part in text, text
+    assert [dict(kind.table) for kind in KINDS] == before
+
+
+def test_a_package_that_cannot_be_imported_is_named(monkeypatch):
+    installed(monkeypatch, "no_such_module:ENTRIES")
+    with pytest.raises(UserError, match=r"s-package'.* cannot be imported: ModuleNotFound"):
+        outside.load_outside.__wrapped__()
+
+
+def test_a_good_entry_is_added(module, monkeypatch):
+    module.ENTRIES = GOOD  # type: ignore[attr-defined]
+    installed(monkeypatch, "somebodys_parts:ENTRIES")
+    phases = KINDS[0].table
+    try:
+        outside.load_outside.__wrapped__()
+        assert phases["named"] is GOOD
+    finally:
+        phases.pop("named", None)
