@@ -12,13 +12,12 @@ from ds_distill.files import read_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config
-from ds_distill.models.load import freeze_embeddings, set_dropout
 from ds_distill.recipe.phases import Distil, Routing
 from ds_distill.routing import Fitted, Router
 from ds_distill.routing.comparison import CANDIDATES
 from ds_distill.run.caches import cached_signals
 from ds_distill.run.context import ModelReference, Run, columns_of
-from ds_distill.run.training import Job, train
+from ds_distill.run.training import Job, train, trainable_model
 from ds_distill.run.validation import validation_of
 
 
@@ -38,20 +37,10 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     """All that one student's training needs: models, terms, data and the teachers' words."""
     teachers = [run.reference(teacher, number) for teacher in run.recipe.teachers]
     start = run.reference(phase.start, number)
-    student = run.model(start, new_head=True)
-    if phase.freeze_embeddings:
-        freeze_embeddings(student)
-    if phase.dropout is not None:
-        set_dropout(student, phase.dropout)
+    student = trainable_model(run, start, phase)
     if routing.policy == "chosen":
         routing = CANDIDATES[read_json(run.folder.comparison)["choice"]]
         run.log.say(f"  {output}: the chosen policy is {routing.policy}")
-    router = Router(
-        routing,
-        temperature=phase.losses.kl.temperature if phase.losses.kl else 1.0,
-        seed=run.recipe.seed,
-        fitted=Fitted.load(run.folder.fitted) if routing.needs_expertise else None,
-    )
     widths = {
         reference.name: load_config(reference.model, reference.revision).hidden_size
         for reference in teachers
@@ -78,7 +67,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         student,
         loaded,
         terms,
-        None if alone else router,
+        None if alone else router_of(phase, routing, run),
         columns=columns_of(asked),
         teacher_autocast=autocast,
     )
@@ -95,4 +84,14 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         examples=examples,
         collate=run.collator(examples, tables, cached, packed),
         validation=validation_of(run, start),
+    )
+
+
+def router_of(phase: Distil, routing: Routing, run: Run) -> Router:
+    """A policy with what it needs of the run: the temperature, and what was fitted for it."""
+    return Router(
+        routing,
+        temperature=phase.losses.kl.temperature if phase.losses.kl else 1.0,
+        seed=run.recipe.seed,
+        fitted=Fitted.load(run.folder.fitted) if routing.needs_expertise else None,
     )
