@@ -1,8 +1,11 @@
-"""One teacher's blocks: memory-mapped, checked on first touch, gathered by address."""
+"""One teacher's blocks: memory-mapped, checked on first touch, gathered from their files."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,47 +16,36 @@ from ds_distill.cache.codecs import Encoded
 from ds_distill.cache.format import END_OF_STREAM, Block, Shard, Teacher, damaged
 
 
-class _AddressSpace:
-    """This process's memory as one array of items of some bytes at any address.
+class MappedShard:
+    """A shard's file, mapped into memory."""
 
-    A batch's rows lie in many blocks of many files. One gather by address takes them all at
-    the speed of memory; a gather per block would cost a Python call for each. Every address
-    that is asked for comes from a block that is mapped and was checked.
-    """
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self.buffer = _map_file(path)
+        self.bytes = memoryview(self.buffer)
+        self._items: dict[int, np.ndarray] = {}
 
-    _ORIGIN = 64  # numpy takes address 0 for no data at all
-    _END = 2**48  # of user space on x86-64 and arm64
+    def items(self, size: int) -> np.ndarray:
+        """The items of `size` bytes that begin at each offset of the file, one dtype item each.
+        An offset beyond the end is an IndexError, as of any array."""
+        if size not in self._items:
+            shape = (max(0, len(self.bytes) - size + 1),)
+            self._items[size] = np.ndarray(shape, f"|V{size}", buffer=self.buffer, strides=(1,))
+        return self._items[size]
 
-    def __init__(self, item_bytes: int) -> None:
-        self._item_bytes = item_bytes
-        # numpy counts an array's bytes, were its items side by side, in 63 bits.
-        self._item_wise = item_bytes * self._END < 2**63
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": f"|V{item_bytes}" if self._item_wise else "|u1",
-            "data": (self._ORIGIN, True),
-            "shape": (self._END - self._ORIGIN,),
-            "strides": (1,),
-        }
-        self._items = np.asarray(self)
 
-    def take(self, addresses: np.ndarray) -> np.ndarray:
-        """Items at int64 places [n]: uint8 [n, bytes of an item]."""
-        if self._item_wise:
-            return self._items[addresses].view(np.uint8).reshape(len(addresses), self._item_bytes)
-        taken = np.empty((len(addresses), self._item_bytes), dtype=np.uint8)
-        for item, address in zip(taken, addresses.tolist(), strict=True):
-            item[:] = self._items[address : address + self._item_bytes]
-        return taken
+class _ByShard(NamedTuple):
+    """A batch's records, those of a shard together."""
 
-    @classmethod
-    def address(cls, buffer: pa.Buffer) -> int:
-        """Where a buffer begins."""
-        return int(buffer.address) - cls._ORIGIN
+    order: np.ndarray
+    """int64 [n]: what puts them so."""
+    back: np.ndarray
+    """int64 [n]: what undoes it."""
+    parts: list[tuple[MappedShard, slice]]
 
 
 class TeacherBlocks:
-    """Rows of a teacher's words, as bytes."""
+    """A teacher's signals by record, as bytes."""
 
     def __init__(
         self, cache: Path, name: str, teacher: Teacher, block_rows: int, blocks: int, checks: bool
@@ -70,33 +62,30 @@ class TeacherBlocks:
         self._block_rows, self._shift = block_rows, np.uint64(block_rows.bit_length() - 1)
         self._checks = checks
         self._shards = teacher.shards
-        self._maps: dict[int, pa.Buffer] = {}
-        address: dict[int, tuple[int, Block]] = {}
+        self._maps: dict[int, MappedShard] = {}
+        found: dict[int, tuple[int, Block]] = {}
         for number, shard in enumerate(teacher.shards):
             file = cache / name / shard.file
             if not file.is_file() or file.stat().st_size != shard.bytes:
                 raise self._damaged(shard)
-            address |= {block.number: (number, block) for block in shard.blocks}
-        self._where = [address[number] for number in range(blocks)]
+            found |= {block.number: (number, block) for block in shard.blocks}
+        self._where = [found[number] for number in range(blocks)]
+        self._shard_of = np.array(
+            [shard for shard, _ in self._where], dtype=np.min_scalar_type(len(teacher.shards))
+        )
         self._rows = np.array([block.rows for _, block in self._where], dtype=np.int64)
         # Where each block's rows end, and that once it was touched: until then no row is there.
         self._ends = (np.arange(blocks) * block_rows + self._rows).astype(np.uint64)
         self._ready = np.zeros(blocks, dtype=np.uint64)
         self._item_bytes = teacher.signals.items
-        self._fixed = {name: size for name, size in self._item_bytes.items() if size is not None}
-        self._space = {size: _AddressSpace(size) for size in {*self._fixed.values(), 1, 8}}
 
-        def addresses() -> dict[str, np.ndarray]:
+        def offsets() -> dict[str, np.ndarray]:
             return {column: np.zeros(blocks, dtype=np.int64) for column in self._item_bytes}
 
-        # Where a block's value number 0 lies, or would lie: rows are numbered through all blocks,
-        # the values of lists within one. Then the offsets of lists, and of items of any length.
-        self._values, self._lists, self._items = addresses(), addresses(), addresses()
-        # What a read needs of each column, at hand: in a small batch the calls are what costs.
-        self._row_columns = [
-            (column, size, self._values[column], self._space[size])
-            for column, size in self._fixed.items()
-        ]
+        # Where in its shard a block's value number 0 lies, or would lie: rows are numbered through
+        # all blocks, the values of lists within one. Then the offsets of lists, and of items of
+        # any length.
+        self._values, self._lists, self._items = offsets(), offsets(), offsets()
 
     def has(self, indices: np.ndarray) -> np.ndarray:
         """Whether row numbers int64 [n] are rows of the teacher: bool [n]."""
@@ -108,10 +97,14 @@ class TeacherBlocks:
     def read(self, indices: np.ndarray) -> dict[str, Encoded]:
         """Each row's item, by column: int64 [n] -> bytes [n, bytes of an item]."""
         blocks = self._blocks_of(indices)
-        return {
-            column: Encoded(torch.from_numpy(space.take(values[blocks] + indices * size)))
-            for column, size, values, space in self._row_columns
-        }
+        shards = self._by_shard(blocks)
+        columns = {}
+        for column, size in self._item_bytes.items():
+            assert size is not None  # `_touch` refuses others where there are no lists
+            offsets = self._values[column][blocks] + indices * size
+            items = self._gather(offsets, size, shards)
+            columns[column] = Encoded(torch.from_numpy(items))
+        return columns
 
     def read_lists(self, indices: np.ndarray, variant: int) -> dict[str, Encoded]:
         """Items of each row's list in one mask draw, one list after the other, by column.
@@ -122,28 +115,54 @@ class TeacherBlocks:
             raise IndexError("no such mask draw in the cache")
         blocks = self._blocks_of(indices)
         at = variant * self._rows[blocks] + (indices & (self._block_rows - 1))
+        shards = self._by_shard(blocks)
+        files = [self._maps[shard].bytes for shard in self._shard_of[blocks].tolist()]
         columns = {}
         for column, size in self._item_bytes.items():
-            starts, lengths = self._spans(self._lists[column][blocks] + 4 * at)
+            ends = self._gather(self._lists[column][blocks] + 4 * at, 8, shards)
+            starts, stops = ends.view(np.int32).astype(np.int64).T
             values = self._values[column][blocks]
             if size is not None:
-                columns[column] = self._take(column, _runs(values + starts * size, lengths, size))
+                payload = _spans(files, values + starts * size, values + stops * size)
+                columns[column] = Encoded(torch.from_numpy(payload.reshape(-1, size)))
                 continue
-            # Items of any length: where each begins and ends stands in offsets of its own.
-            offsets = _runs(self._items[column][blocks] + 4 * starts, lengths, 4)
-            first, sizes = self._spans(offsets)
-            addresses = _runs(np.repeat(values, lengths) + first, sizes, 1)
-            payload = torch.from_numpy(self._space[1].take(addresses)[:, 0])
-            columns[column] = Encoded(payload, torch.from_numpy(sizes))
+            # Items of any length: where each begins and ends stands in offsets of its own, one
+            # more than a list has items.
+            first = self._items[column][blocks]
+            ends = _spans(files, first + 4 * starts, first + 4 * (stops + 1)).view(np.int32)
+            last = np.cumsum(stops - starts + 1) - 1
+            sizes = np.delete(np.diff(ends), last[:-1])
+            begin = last - (stops - starts)
+            payload = _spans(files, values + ends[begin], values + ends[last])
+            columns[column] = Encoded(
+                torch.from_numpy(payload), torch.from_numpy(sizes.astype(np.int64))
+            )
         return columns
 
-    def _take(self, column: str, addresses: np.ndarray) -> Encoded:
-        return Encoded(torch.from_numpy(self._space[self._fixed[column]].take(addresses)))
+    def _by_shard(self, blocks: np.ndarray) -> _ByShard:
+        shards = self._shard_of[blocks]
+        order = np.argsort(shards, kind="stable")
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        ends = np.cumsum(np.bincount(shards)).tolist()
+        parts = [
+            (self._maps[shard], slice(start, end))
+            for shard, (start, end) in enumerate(pairwise([0, *ends]))
+            if start < end
+        ]
+        return _ByShard(order, back, parts)
 
-    def _spans(self, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Start and length that Arrow offsets at some places give: int64 [n] each."""
-        ends = self._space[8].take(addresses).view(np.int32).astype(np.int64)
-        return ends[:, 0], ends[:, 1] - ends[:, 0]
+    @staticmethod
+    def _gather(offsets: np.ndarray, size: int, shards: _ByShard) -> np.ndarray:
+        """Items at offsets int64 [n] of their shards: uint8 [n, size]."""
+        if len(shards.parts) == 1:
+            items = shards.parts[0][0].items(size)[offsets]
+            return items.view(np.uint8).reshape(len(offsets), size)
+        ordered = offsets[shards.order]
+        items = np.empty(len(offsets), dtype=f"|V{size}")
+        for shard, part in shards.parts:
+            items[part] = shard.items(size)[ordered[part]]
+        return items.view(np.uint8).reshape(len(offsets), size).take(shards.back, axis=0)
 
     def _blocks_of(self, indices: np.ndarray) -> np.ndarray:
         """Block of each row, all touched. Raises IndexError for a row that is not there."""
@@ -178,27 +197,29 @@ class TeacherBlocks:
                 if lists is not None and not column.offsets.equals(lists):
                     raise self._damaged(shard)  # columns with different numbers of tokens
                 lists, values = column.offsets, column.values
-                self._lists[name][number] = self._address(lists.buffers()[1], message, shard)
+                self._lists[name][number] = self._offset(lists.buffers()[1], message, shard, block)
             if column.null_count or column.offset or values.null_count or values.offset:
                 raise self._damaged(shard)
             items = values.values if isinstance(values, pa.FixedSizeListArray) else values
             size = self._item_bytes[name]
             if size is None:
-                self._items[name][number] = self._address(values.buffers()[1], message, shard)
+                self._items[name][number] = self._offset(values.buffers()[1], message, shard, block)
             elif len(items) * items.type.byte_width != len(values) * size:
                 raise self._damaged(shard)
             if items.null_count or items.offset:
                 raise self._damaged(shard)
-            address = self._address(items.buffers()[-1], message, shard)
+            offset = self._offset(items.buffers()[-1], message, shard, block)
             if lists is None:
                 if size is None:  # items of any length are kept in lists alone
                     raise self._damaged(shard)
-                address -= number * self._block_rows * size
-            self._values[name][number] = address
+                offset -= number * self._block_rows * size
+            self._values[name][number] = offset
         self._ready[number] = self._ends[number]
 
-    def _address(self, buffer: pa.Buffer | None, message: pa.Buffer, shard: Shard) -> int:
-        """Where an array's values begin, in `_AddressSpace`'s terms; 0 for no values.
+    def _offset(
+        self, buffer: pa.Buffer | None, message: pa.Buffer, shard: Shard, block: Block
+    ) -> int:
+        """Where in its shard an array's values begin; 0 for no values.
 
         Raises UserError when they are not a part of the block's own bytes: Arrow unpacks
         compressed ones to memory that it frees, and no build compresses.
@@ -208,23 +229,22 @@ class TeacherBlocks:
         before = buffer.address - message.address
         if before < 0 or before + buffer.size > message.size:
             raise self._damaged(shard)
-        return _AddressSpace.address(buffer)
+        return block.offset + before
 
     def _message(self, number: int, block: Block) -> pa.Buffer:
         """A block's bytes. Raises OSError where the system cannot map the shard: no damage."""
         shard = self._shards[number]
         if number not in self._maps:
             try:
-                mapped = _map_file(self._cache / self._name / shard.file)
+                mapped = MappedShard(self._cache / self._name / shard.file)
             except FileNotFoundError as error:
                 raise self._damaged(shard) from error
-            # Of threads that come here together all go on with the same one: the addresses that
-            # they note must be of a file that stays mapped.
+            # Of threads that come here together all go on with the same one.
             self._maps.setdefault(number, mapped)
-        mapped = self._maps[number]
-        if mapped.size != shard.bytes:
+        buffer = self._maps[number].buffer
+        if buffer.size != shard.bytes:
             raise self._damaged(shard)
-        return mapped.slice(block.offset, block.length)
+        return buffer.slice(block.offset, block.length)
 
     def verify(self) -> None:
         """Check every byte of every shard. Raises UserError that names the first bad one."""
@@ -252,8 +272,8 @@ def _map_file(path: Path) -> pa.Buffer:
         return pa.foreign_buffer(first.address, source.size(), base=first)
 
 
-def _runs(first: np.ndarray, lengths: np.ndarray, step: int) -> np.ndarray:
-    """first[i], first[i] + step, ... lengths[i] of them, for each i in turn: int64."""
-    before = np.cumsum(lengths) - lengths
-    within = np.arange(int(lengths.sum())) - np.repeat(before, lengths)
-    return np.repeat(first, lengths) + within * step
+def _spans(files: Iterable[memoryview], starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """Bytes starts[i] to stops[i] of each file, one after the other: uint8."""
+    spans = zip(files, starts.tolist(), stops.tolist(), strict=True)
+    joined = bytearray().join([file[start:stop] for file, start, stop in spans])
+    return np.frombuffer(joined, dtype=np.uint8)

@@ -13,14 +13,13 @@ from ds_distill.files import read_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config
-from ds_distill.models.load import freeze_embeddings, set_dropout
 from ds_distill.parts.phases import Distil
 from ds_distill.parts.policies import POLICIES, Routing
 from ds_distill.routing import Fitted, Router
 from ds_distill.routing.comparison import routing_of_candidate
 from ds_distill.run.caches import cached_signals
 from ds_distill.run.context import ModelReference, Run, columns_of
-from ds_distill.run.training import Job, train
+from ds_distill.run.training import Job, train, trainable_model
 from ds_distill.run.validation import validation_of
 
 
@@ -40,11 +39,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     """All that one student's training needs: models, terms, data and the teacher signals."""
     teachers = [run.reference(teacher, number) for teacher in run.recipe.teachers]
     start = run.reference(phase.start, number)
-    student = run.model(start, new_head=True)
-    if phase.freeze_embeddings:
-        freeze_embeddings(student)
-    if phase.dropout is not None:
-        set_dropout(student, phase.dropout)
+    student = trainable_model(run, start, phase)
     if routing.policy == "chosen":
         routing = routing_of_candidate(read_json(run.folder.comparison)["choice"])
         run.log.info(f"  {output}: the chosen policy is {routing.policy}")

@@ -76,14 +76,7 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         asked = np.ones(known.sum(), dtype=np.int64)
         groups = examples.group_keys[torch.from_numpy(known)]
     difference = partial(_difference, right, asked, numbered(groups))
-    for model, role in roles.items():
-        numbers = {metric: reports[model][metric] for metric in metrics_of(run.recipe.task)}
-        run.log.event("evaluation", phase=name, model=model, split=phase.split, **numbers)
-        run.log.info(f"  {model:<16} {role:<8} {JUDGED} {numbers[JUDGED]:.3f}")
-    run.log.info(
-        f"  always {baseline['answer']!r} (most frequent in {baseline['split']}): {JUDGED} "
-        f"{reports[BASELINE][JUDGED]:.3f}"
-    )
+    _log(run, name, phase.split, roles, reports, baseline)
     return {
         "split": phase.split,
         "models": {
@@ -100,6 +93,25 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         ],
         "warnings": warnings,
     }
+
+
+def _log(
+    run: Run,
+    phase: str,
+    split: str,
+    roles: dict[str, str],
+    reports: dict[str, dict[str, Any]],
+    baseline: dict[str, Any],
+) -> None:
+    """An event and a line for each model, and a line for the baseline."""
+    for model, role in roles.items():
+        numbers = {metric: reports[model][metric] for metric in metrics_of(run.recipe.task)}
+        run.log.event("evaluation", phase=phase, model=model, split=split, **numbers)
+        run.log.info(f"  {model:<16} {role:<8} {JUDGED} {numbers[JUDGED]:.3f}")
+    run.log.info(
+        f"  always {baseline['answer']!r} (most frequent in {baseline['split']}): {JUDGED} "
+        f"{reports[BASELINE][JUDGED]:.3f}"
+    )
 
 
 BASELINE = ""

@@ -11,11 +11,10 @@ from ds_distill.data.examples import keep_per_class
 from ds_distill.data.plan import keep_share_of_others
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import freeze_embeddings, set_dropout
 from ds_distill.parts.phases import FineTune
 from ds_distill.parts.terms import CrossEntropyLoss
 from ds_distill.run.context import Run
-from ds_distill.run.training import Job, train
+from ds_distill.run.training import Job, train, trainable_model
 from ds_distill.run.validation import validation_of
 
 
@@ -34,11 +33,7 @@ def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, An
 def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run) -> Job:
     """All that one model's training needs."""
     reference = run.reference(model_name, number)
-    model = run.model(reference, new_head=True)
-    if phase.freeze_embeddings:
-        freeze_embeddings(model)
-    if phase.dropout is not None:
-        set_dropout(model, phase.dropout)
+    model = trainable_model(run, reference, phase)
     terms = build_terms({"cross_entropy": CrossEntropyLoss()}, 0, {})
     examples = run.examples(phase.split)
     chosen = np.arange(len(examples))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.plan import padding_share, plan_epoch, split_batch
@@ -19,7 +20,7 @@ from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.errors import UserError
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_tokenizer
-from ds_distill.models.load import save_model
+from ds_distill.models.load import freeze_embeddings, save_model, set_dropout
 from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.run.context import ModelReference, Run
@@ -206,6 +207,18 @@ class _Training:
         run.world.barrier()
         self.engine.close()
         return record
+
+
+def trainable_model(
+    run: Run, reference: ModelReference, settings: TrainingPhase
+) -> PreTrainedModel:
+    """The model that a phase trains, with the task's head."""
+    model = run.model(reference, new_head=True)
+    if settings.freeze_embeddings:
+        freeze_embeddings(model)
+    if settings.dropout is not None:
+        set_dropout(model, settings.dropout)
+    return model
 
 
 def start_engine(job: Job, run: Run, total_steps: int) -> Engine:

@@ -306,21 +306,8 @@ def backward_scores(
     if not losses.numel():
         return query_gradient, key_gradient
     if not use_triton(query_s):
-        # Spans of one head add up: in float32, rounded once.
-        sums = [torch.zeros_like(query_gradient, dtype=losses.dtype)] * 2
-        if not symmetric:
-            sums[1] = torch.zeros_like(sums[0])
-        with torch.autocast(device.type, enabled=False):
-            for span in _spans(valid, heads):
-                example, head, queries, keys = span
-                s = _reference_scores(query_s, key_s, bias_s, scale_s, span, losses.dtype)
-                t = _reference_scores(query_t, key_t, bias_t, scale_t, span, losses.dtype)
-                s_lse, t_lse = stats[:, example, head, queries][..., None]
-                change = s.sub_(s_lse).exp_().sub_(t.sub_(t_lse).exp_())
-                change = change * (scale[example, head, queries][..., None] * scale_s)
-                q, k = query_s[example, head][:, queries], key_s[example, head][:, keys]
-                sums[0][example, head, queries] += change @ k.to(change)
-                sums[1][example, head, keys] += change.mT @ q.to(change)
+        student, teacher = (query_s, key_s, bias_s, scale_s), (query_t, key_t, bias_t, scale_t)
+        sums = _reference_backward(student, teacher, valid, scale, stats, symmetric)
         return query_gradient.copy_(sums[0]), key_gradient.copy_(sums[1])
     # Taken out, so that float16 slopes do not underflow where the loss is a mean.
     largest = scale.abs().amax()
@@ -344,6 +331,35 @@ def backward_scores(
             MODE=mode, **launch,
         )  # fmt: skip
     return query_gradient, key_gradient
+
+
+def _reference_backward(
+    student: tuple[Tensor, Tensor, Tensor | None, float],
+    teacher: tuple[Tensor, Tensor, Tensor | None, float],
+    valid: Tensor,
+    scale: Tensor,
+    stats: Tensor,
+    symmetric: bool,
+) -> list[Tensor]:
+    """The same in plain PyTorch, in the dtype of `stats`. student, teacher: query, key, bias and
+    the factor of their scores; scale: of each row's loss, [B, A, S]."""
+    query, key, _, scale_s = student
+    # Spans of one head add up: in float32, rounded once.
+    sums = [torch.zeros_like(empty_like_heads(query), dtype=stats.dtype)] * 2
+    if not symmetric:
+        sums[1] = torch.zeros_like(sums[0])
+    with torch.autocast(query.device.type, enabled=False):
+        for span in _spans(valid, query.shape[1]):
+            example, head, queries, keys = span
+            s = _reference_scores(*student, span, stats.dtype)
+            t = _reference_scores(*teacher, span, stats.dtype)
+            s_lse, t_lse = stats[:, example, head, queries][..., None]
+            change = s.sub_(s_lse).exp_().sub_(t.sub_(t_lse).exp_())
+            change = change * (scale[example, head, queries][..., None] * scale_s)
+            q, k = query[example, head][:, queries], key[example, head][:, keys]
+            sums[0][example, head, queries] += change @ k.to(change)
+            sums[1][example, head, keys] += change.mT @ q.to(change)
+    return sums
 
 
 def empty_like_heads(x: Tensor) -> Tensor:

@@ -127,6 +127,57 @@ _forward_op.register_autograd(_autograd, setup_context=_setup_context)
 forbid_double_backward(_backward_op, "attention_kl")
 
 
+def _check_inputs(
+    op: str,
+    student_query: Tensor,
+    student_key: Tensor,
+    teacher_query: Tensor,
+    teacher_key: Tensor,
+    student_bias: Tensor | None,
+) -> None:
+    """Raises ValueError on shapes, dtypes or devices that do not fit, and on a bias that wants a
+    gradient."""
+    check_heads(
+        op,
+        {
+            "student_query": student_query,
+            "student_key": student_key,
+            "teacher_query": teacher_query,
+            "teacher_key": teacher_key,
+        },
+    )
+    for role, query, key in (
+        ("student", student_query, student_key),
+        ("teacher", teacher_query, teacher_key),
+    ):
+        if query.shape != key.shape or query.dtype != key.dtype:
+            raise ValueError(
+                f"{op}: {role}_query {list(query.shape)} {query.dtype} and {role}_key "
+                f"{list(key.shape)} {key.dtype} differ"
+            )
+    if student_bias is not None and student_bias.requires_grad:
+        raise ValueError(
+            f"{op}: student_bias requires a gradient, which is not computed, since it has the "
+            "size of the attention map; detach it, or distil relations instead (relation_kl)"
+        )
+
+
+def _expanded(op: str, role: str, bias: Tensor | None, query: Tensor) -> Tensor | None:
+    """A bias as [B, A, S, S], without a copy. Raises ValueError where it is no such thing."""
+    if bias is None:
+        return None
+    if bias.device != query.device:
+        raise ValueError(f"{op}: the inputs are on different devices")
+    batch, heads, length, _ = query.shape
+    try:
+        return bias.detach().expand(batch, heads, length, length)
+    except RuntimeError:
+        raise ValueError(
+            f"{op}: {role}_bias {list(bias.shape)} does not broadcast to "
+            f"{[batch, heads, length, length]}"
+        ) from None
+
+
 def attention_kl(
     student_query: Tensor,
     student_key: Tensor,
@@ -174,44 +225,13 @@ def attention_kl(
     """
     op = "attention_kl"
     check_options(op, weight, tolerance, reduction)
-    check_heads(
-        op,
-        {
-            "student_query": student_query,
-            "student_key": student_key,
-            "teacher_query": teacher_query,
-            "teacher_key": teacher_key,
-        },
-    )
-    for role, query, key in (
-        ("student", student_query, student_key),
-        ("teacher", teacher_query, teacher_key),
-    ):
-        if query.shape != key.shape or query.dtype != key.dtype:
-            raise ValueError(
-                f"{op}: {role}_query {list(query.shape)} {query.dtype} and {role}_key "
-                f"{list(key.shape)} {key.dtype} differ"
-            )
-    if student_bias is not None and student_bias.requires_grad:
-        raise ValueError(
-            f"{op}: student_bias requires a gradient, which is not computed, since it has the "
-            "size of the attention map; detach it, or distil relations instead (relation_kl)"
-        )
+    _check_inputs(op, student_query, student_key, teacher_query, teacher_key, student_bias)
     refuse_transforms(op, student_query, student_key, student_bias)
     batch, heads, length, width = student_query.shape
-    biases: list[Tensor | None] = []
-    for role, bias in (("student", student_bias), ("teacher", teacher_bias)):
-        if bias is not None:
-            if bias.device != student_query.device:
-                raise ValueError(f"{op}: the inputs are on different devices")
-            try:
-                bias = bias.detach().expand(batch, heads, length, length)
-            except RuntimeError:
-                raise ValueError(
-                    f"{op}: {role}_bias {list(bias.shape)} does not broadcast to "
-                    f"{[batch, heads, length, length]}"
-                ) from None
-        biases.append(bias)
+    biases = [
+        _expanded(op, role, bias, student_query)
+        for role, bias in (("student", student_bias), ("teacher", teacher_bias))
+    ]
     valid = valid_positions(op, mask, batch, length, student_query.device)
     losses, _ = _forward_op(
         contiguous_rows(student_query),

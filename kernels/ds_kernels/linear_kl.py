@@ -123,35 +123,45 @@ def _forward(
     return losses, unit
 
 
-def _unit_buffer(hidden: Tensor, num_rows: int, width: int) -> Tensor:
-    return hidden.new_empty((num_rows, -(-width // _ALIGN) * _ALIGN))
-
-
-def _backward(
-    upstream: Tensor,
-    student_hidden: Tensor,
-    student_weight: Tensor,
-    student_bias: Tensor | None,
-    teacher_hidden: Tensor | None,
-    teacher_weight: Tensor | None,
-    teacher_bias: Tensor | None,
-    rows: Tensor | None,
-    losses: Tensor,
-    unit: Tensor,
-    temperature: float,
-    weight: float,
-    divergence: int,
-    wanted: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    use_triton(student_hidden)
-    device, dtype, acc = student_hidden.device, student_hidden.dtype, losses.dtype
-    width = student_weight.shape[0]
+def _refuse_released(student_weight: Tensor, teacher_weight: Tensor | None) -> None:
     for name, head in (("student", student_weight), ("teacher", teacher_weight)):
         if head is not None and head.numel() == 0:
             raise RuntimeError(
                 f"linear_kl: {name}_weight is empty in the backward pass: it was released after "
                 "the forward pass (ZeRO stage 3). Call the op inside the wrapped module's forward"
             )
+
+
+def _add_rows(target: Tensor, rows: Tensor | None, start: int, end: int, values: Tensor) -> None:
+    """Add to the counted rows `start` to `end` of a tensor of zeros."""
+    if rows is None:
+        target[start:end] = values
+    else:  # a row may stand twice; each address gets equal addends, in any order
+        target.index_add_(0, rows[start:end], values)
+
+
+def _unscaled(total: Tensor | None, largest: Tensor | None, weight: Tensor) -> Tensor:
+    """A gradient of the weight from its sum over chunks, None where no row counts. largest: the
+    factor that was taken out, if one was."""
+    if total is None:
+        return torch.zeros_like(weight)
+    return (total if largest is None else total.mul_(largest)).to(weight.dtype)
+
+
+def _unit_buffer(hidden: Tensor, num_rows: int, width: int) -> Tensor:
+    return hidden.new_empty((num_rows, -(-width // _ALIGN) * _ALIGN))
+
+
+def _backward(
+    upstream: Tensor, student_hidden: Tensor, student_weight: Tensor,
+    student_bias: Tensor | None, teacher_hidden: Tensor | None, teacher_weight: Tensor | None,
+    teacher_bias: Tensor | None, rows: Tensor | None, losses: Tensor, unit: Tensor,
+    temperature: float, weight: float, divergence: int, wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    use_triton(student_hidden)
+    device, dtype, acc = student_hidden.device, student_hidden.dtype, losses.dtype
+    width = student_weight.shape[0]
+    _refuse_released(student_weight, teacher_weight)
     factor = gradient_factor(temperature, weight, divergence)
     scale = torch.where(above_tolerance(losses), upstream * factor, 0)
     # A power of ten or more below 1 as a rule: taken out, so that float16 does not underflow.
@@ -182,10 +192,7 @@ def _backward(
                 )  # fmt: skip
             if wanted[0]:
                 product = _mm(part, student_weight).mul_(scale[start:end, None]).to(dtype)
-                if rows is None:
-                    grad_hidden[start:end] = product
-                else:  # a row may stand twice; each address gets equal addends, in any order
-                    grad_hidden.index_add_(0, rows[start:end], product)
+                _add_rows(grad_hidden, rows, start, end, product)
             if wanted[1]:
                 scaled = (hidden * ratio[start:end]).to(dtype)
                 if len(spans) == 1 and device.type == "cuda":  # summed and rounded in one go
@@ -195,10 +202,7 @@ def _backward(
             if sum_bias is not None:
                 sum_bias.add_(_mm(part.t(), ratio[start:end].to(dtype))[:, 0])
         if wanted[1]:
-            if sum_weight is None:  # no row counts
-                sum_weight = torch.zeros_like(student_weight)
-            grad_weight = sum_weight.mul_(largest) if low else sum_weight
-            grad_weight = grad_weight.to(student_weight.dtype)
+            grad_weight = _unscaled(sum_weight, largest if low else None, student_weight)
         if sum_bias is not None and student_bias is not None:
             grad_bias = sum_bias.mul_(largest).to(student_bias.dtype)
     return grad_hidden, grad_weight, grad_bias

@@ -353,6 +353,43 @@ _forward_op.register_autograd(_autograd, setup_context=_setup_context)
 forbid_double_backward(_backward_op, "topk_kl")
 
 
+def _check_inputs(
+    op: str,
+    student_logits: Tensor,
+    teacher_log_probs: Tensor,
+    teacher_ids: Tensor,
+    teacher_tail_log_prob: Tensor,
+) -> None:
+    """Raises ValueError on shapes, dtypes or devices that do not fit."""
+    lead = student_logits.shape[:-1]
+    if (
+        student_logits.dim() < 1
+        or student_logits.shape[-1] == 0
+        or teacher_ids.dim() != student_logits.dim()
+        or teacher_ids.shape[:-1] != lead
+        or teacher_ids.shape[-1] == 0
+        or teacher_log_probs.shape != teacher_ids.shape
+        or teacher_tail_log_prob.shape != lead
+    ):
+        raise ValueError(
+            f"{op}: student_logits {list(student_logits.shape)}, teacher_log_probs "
+            f"{list(teacher_log_probs.shape)}, teacher_ids {list(teacher_ids.shape)} and "
+            f"teacher_tail_log_prob {list(teacher_tail_log_prob.shape)} do not fit; "
+            "[..., V], [..., K], [..., K] and [...] wanted"
+        )
+    floats = (student_logits, teacher_log_probs, teacher_tail_log_prob)
+    if any(t.dtype not in FLOATS for t in floats) or teacher_ids.dtype not in (
+        torch.int64,
+        torch.int32,
+    ):
+        raise ValueError(
+            f"{op}: dtypes {[str(t.dtype) for t in floats]} and ids {teacher_ids.dtype}; "
+            "float32, float16 or bfloat16 and int64 or int32 wanted"
+        )
+    if any(t.device != student_logits.device for t in (*floats, teacher_ids)):
+        raise ValueError(f"{op}: the inputs are on different devices")
+
+
 def topk_kl(
     student_logits: Tensor,
     teacher_log_probs: Tensor,
@@ -394,33 +431,8 @@ def topk_kl(
     op = "topk_kl"
     check_options(op, weight, tolerance, reduction, temperature)
     refuse_transforms(op, student_logits)
+    _check_inputs(op, student_logits, teacher_log_probs, teacher_ids, teacher_tail_log_prob)
     lead = student_logits.shape[:-1]
-    if (
-        student_logits.dim() < 1
-        or student_logits.shape[-1] == 0
-        or teacher_ids.dim() != student_logits.dim()
-        or teacher_ids.shape[:-1] != lead
-        or teacher_ids.shape[-1] == 0
-        or teacher_log_probs.shape != teacher_ids.shape
-        or teacher_tail_log_prob.shape != lead
-    ):
-        raise ValueError(
-            f"{op}: student_logits {list(student_logits.shape)}, teacher_log_probs "
-            f"{list(teacher_log_probs.shape)}, teacher_ids {list(teacher_ids.shape)} and "
-            f"teacher_tail_log_prob {list(teacher_tail_log_prob.shape)} do not fit; "
-            "[..., V], [..., K], [..., K] and [...] wanted"
-        )
-    floats = (student_logits, teacher_log_probs, teacher_tail_log_prob)
-    if any(t.dtype not in FLOATS for t in floats) or teacher_ids.dtype not in (
-        torch.int64,
-        torch.int32,
-    ):
-        raise ValueError(
-            f"{op}: dtypes {[str(t.dtype) for t in floats]} and ids {teacher_ids.dtype}; "
-            "float32, float16 or bfloat16 and int64 or int32 wanted"
-        )
-    if any(t.device != student_logits.device for t in (*floats, teacher_ids)):
-        raise ValueError(f"{op}: the inputs are on different devices")
     width, num_entries = student_logits.shape[-1], teacher_ids.shape[-1]
     check_range(op, "teacher_ids", teacher_ids, width - 1, least=-1)
     rows = flat_rows(op, mask, lead, student_logits.device)

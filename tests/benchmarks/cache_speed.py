@@ -78,6 +78,7 @@ def fill(
     kept: Callable[[slice], EncodedSignals],
     keys: np.ndarray,
     each: int = 0,
+    ranks: int = 4,
 ) -> None:
     """Write a cache of one teacher. kept: rows of the plan -> their words. each: rows of an
     example, under mask draws."""
@@ -86,11 +87,11 @@ def fill(
     teachers: dict[str, Any] = {"teacher": ({}, schema)}
     with building(path):
         start_build(path, plan, teachers)
-        writers = [ShardWriter(path, plan, "teacher", schema, rank, 4) for rank in range(4)]
+        writers = [ShardWriter(path, plan, "teacher", schema, rank, ranks) for rank in range(ranks)]
         for at, (_, part) in enumerate(plan.blocks):
             rows = part.stop - part.start
             counts = np.full(rows, each) if each else None
-            writers[at % 4].append(at, schema.record_batch([kept(part)], counts), rows)
+            writers[at % ranks].append(at, schema.record_batch([kept(part)], counts), rows)
         for writer in writers:
             writer.close()
         finish_build(path, plan, teachers)

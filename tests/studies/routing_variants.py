@@ -16,66 +16,104 @@ from ds_distill.routing.fitted import folds_of, states_of
 from ds_distill.routing.gate import calibrated_average, features, fit_gate
 from ds_distill.types import Signals
 
-SignalSchema = Mapping[str, Signals]
+TeacherSignals = Mapping[str, Signals]
+Logits = Mapping[str, torch.Tensor]
 
 
 def variants(
-    signals: SignalSchema,
+    signals: TeacherSignals,
     truth: np.ndarray,
     group_keys: torch.Tensor,
-    words_test: SignalSchema,
+    signals_test: TeacherSignals,
     truth_test: np.ndarray,
 ) -> dict[str, float]:
     """Fitted on the routing split, right on test. group_keys: int64 [N, 2], see `Examples`."""
     known = torch.from_numpy(truth).long()
-    names = sorted(signals)
-    logits, logits_test = logits_of(signals), logits_of(words_test)
-    classes = logits[names[0]].shape[1]
-    temperatures = {name: fit_temperature(logits[name], known) for name in names}
+    logits, logits_test = logits_of(signals), logits_of(signals_test)
+    temperatures = {name: fit_temperature(logits[name], known) for name in sorted(signals)}
+    found = from_probabilities(logits, logits_test, temperatures, known)
+    if logits_test[min(signals)].shape[1] > 2:  # decision_function has one column with 2 classes
+        found["logistic regression, without the average as offset"] = regression(
+            signals, signals_test, temperatures, truth
+        )
+    found |= gates_of(signals, signals_test, group_keys, known)
+    found["calibrated average"] = calibrated_average(logits_test, temperatures)
+    return {
+        name: float((target.argmax(dim=1).numpy() == truth_test).mean())
+        for name, target in found.items()
+    }
 
-    def probabilities(scores: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+
+def from_probabilities(
+    logits: Logits, logits_test: Logits, temperatures: Mapping[str, float], known: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Targets [N, C] on test, of the teachers' probabilities and confusions alone."""
+    names = list(temperatures)
+    classes = logits[names[0]].shape[1]
+
+    def probabilities(scores: Logits) -> list[torch.Tensor]:
         return [torch.softmax(scores[name].double() / temperatures[name], dim=1) for name in names]
 
-    outputs, said_test = probabilities(logits), probabilities(logits_test)
+    outputs, outputs_test = probabilities(logits), probabilities(logits_test)
     prior = prior_of(known, classes)
     is_class = F.one_hot(known, classes).double()
     found: dict[str, torch.Tensor] = {
         "average of probabilities": sum(
             (torch.softmax(scores, dim=1) for scores in logits_test.values()), torch.zeros(())
         ),
-        "product of calibrated probabilities": sum((p.log() for p in said_test), torch.zeros(())),
+        "product of calibrated probabilities": sum(
+            (p.log() for p in outputs_test), torch.zeros(())
+        ),
     }
     hard, soft, columns = prior.log(), prior.log(), prior.log()
-    for p, asked in zip(outputs, said_test, strict=True):
+    for p, on_test in zip(outputs, outputs_test, strict=True):
         counts = is_class.T @ F.one_hot(p.argmax(dim=1), classes).double() + 1 / classes
-        hard = hard + (counts / counts.sum(dim=1, keepdim=True)).log()[:, asked.argmax(dim=1)].T
+        hard = hard + (counts / counts.sum(dim=1, keepdim=True)).log()[:, on_test.argmax(dim=1)].T
         counts = is_class.T @ p + 1 / classes
-        soft = soft + asked @ (counts / counts.sum(dim=1, keepdim=True)).log().T
+        soft = soft + on_test @ (counts / counts.sum(dim=1, keepdim=True)).log().T
         counts = is_class.T @ p + prior[:, None]
-        columns = columns + (asked @ (counts / counts.sum(dim=0)).T).log() - prior.log()
+        columns = columns + (on_test @ (counts / counts.sum(dim=0)).T).log() - prior.log()
     found["posterior, hard predictions"] = hard
     found["posterior, expected log-likelihood"] = soft
     found["posterior, product of corrected probabilities"] = columns
-    predicted = torch.stack([p.argmax(dim=1) for p in said_test])
+    predicted = torch.stack([p.argmax(dim=1) for p in outputs_test])
     for name, doubts in (
         ("surest teacher, as it is", [torch.softmax(logits_test[n], 1).amax(1) for n in names]),
-        ("surest teacher, calibrated", [p.amax(dim=1) for p in said_test]),
+        ("surest teacher, calibrated", [p.amax(dim=1) for p in outputs_test]),
         ("teacher of the largest energy", [logits_test[n].logsumexp(dim=1) for n in names]),
     ):
         choice = torch.stack(doubts).argmax(dim=0)
         found[name] = F.one_hot(predicted.gather(0, choice[None])[0], classes)
+    return found
 
-    states, states_test = states_of(signals), states_of(words_test)
-    x = features(logits, states, temperatures)
+
+def regression(
+    signals: TeacherSignals,
+    signals_test: TeacherSignals,
+    temperatures: Mapping[str, float],
+    truth: np.ndarray,
+) -> torch.Tensor:
+    """Logistic regression on the gate's features: scores [N, C] on test."""
+    x = features(logits_of(signals), states_of(signals), temperatures)
     scaler = StandardScaler().fit(x.numpy())
     plain = LogisticRegression(C=10 / len(truth), max_iter=200)
     plain.fit(scaler.transform(x.numpy()), truth)
-    asked = scaler.transform(features(logits_test, states_test, temperatures).numpy())
-    found["logistic regression, without the average as offset"] = torch.from_numpy(
-        plain.decision_function(asked).reshape(len(asked), -1)
-    )
+    test = features(logits_of(signals_test), states_of(signals_test), temperatures)
+    scores = plain.decision_function(scaler.transform(test.numpy()))
+    return torch.from_numpy(scores)
 
-    def gate(rows: torch.Tensor, there: dict[str, torch.Tensor]) -> torch.Tensor:
+
+def gates_of(
+    signals: TeacherSignals,
+    signals_test: TeacherSignals,
+    group_keys: torch.Tensor,
+    known: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """Gates with less to learn from, or of other inputs: logits [N, C] on test."""
+    logits, states = logits_of(signals), states_of(signals)
+    logits_test, states_test = logits_of(signals_test), states_of(signals_test)
+
+    def gate(rows: torch.Tensor, there: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """A gate fitted on some rows of validation."""
         some = {name: scores[rows] for name, scores in logits.items()}
         own = {name: fit_temperature(scores, known[rows]) for name, scores in some.items()}
@@ -88,25 +126,19 @@ def variants(
         )
         return fitted.logits(logits_test, states_test, own)
 
-    everything = torch.arange(len(truth))
-    shuffled = torch.randperm(len(truth), generator=torch.Generator().manual_seed(0))
-    found["gate of logits and energies"] = gate(everything, {})
+    everything = torch.arange(len(known))
+    shuffled = torch.randperm(len(known), generator=torch.Generator().manual_seed(0))
+    found = {"gate of logits and energies": gate(everything, {})}
     for share in (2, 4, 8):
-        some = shuffled[: len(truth) // share]
+        some = shuffled[: len(known) // share]
         found[f"gate, 1/{share} of validation ({len(some)})"] = gate(some, states)
     before = gates.COMPONENTS
     for count in (16, 64):
         gates.COMPONENTS = count
         found[f"gate, {count} components of the states"] = gate(everything, states)
     gates.COMPONENTS = before
-    found["calibrated average"] = calibrated_average(logits_test, temperatures)
-    if classes == 2:  # decision_function has one column then
-        found.pop("logistic regression, without the average as offset")
-    return {
-        name: float((target.argmax(dim=1).numpy() == truth_test).mean())
-        for name, target in found.items()
-    }
+    return found
 
 
-def logits_of(signals: SignalSchema) -> dict[str, torch.Tensor]:
+def logits_of(signals: TeacherSignals) -> dict[str, torch.Tensor]:
     return {name: outputs.logits.float() for name, outputs in signals.items()}

@@ -1,7 +1,7 @@
 """A stranger's cache, whose checksums fit, can do no more than fail.
 
-What is read is read in a forked child, which must not die of a signal: rows are gathered by
-address, so what the reader does not check would be a read outside of the file.
+What is read is read in a forked child, which must not die of a signal: files are mapped, so a
+read of what is not there would be one.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 import xxhash
 from cache_files import block, make_keys, manifest_of, write_cache, write_manifest
 
+from ds_distill.cache.blocks import MappedShard
 from ds_distill.cache.codecs import CompactCodec
 from ds_distill.cache.format import END_OF_STREAM, file_checksum
 from ds_distill.cache.index import SCHEMA
@@ -226,7 +227,7 @@ def forge_batch(path: Path, change: Callable[[pa.RecordBatch], pa.RecordBatch], 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
 def test_compressed_blocks_are_refused(codec, cache):
-    """Arrow unpacks them to memory that it frees: addresses in it would be of no use."""
+    """Arrow unpacks them to memory of its own: they have no place in the file."""
     forge_batch(cache, lambda batch: batch, compression=codec)
     refused(cache, "t/shard-")
 
@@ -398,3 +399,14 @@ def test_a_codec_without_mask_variants_is_refused(cache):
     manifest["teachers"]["t"]["signals"]["mask_variants"] = None
     write_manifest(cache, manifest)
     refused(cache, "manifest.json", CacheReader)
+
+
+def test_nothing_beyond_a_file_can_be_read(tmp_path):
+    """Whatever the checks let through: the last item ends with the file."""
+    (tmp_path / "shard").write_bytes(bytes(range(10)))
+    shard = MappedShard(tmp_path / "shard")
+    assert shard.items(4)[np.array([6, 0])].tobytes() == bytes([6, 7, 8, 9, 0, 1, 2, 3])
+    for offset in (7, 10, 2**40):
+        with pytest.raises(IndexError):
+            shard.items(4)[np.array([offset])]
+    assert len(shard.items(11)) == 0

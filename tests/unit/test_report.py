@@ -30,7 +30,31 @@ def make_results(
     baseline=0.3,
 ):
     """models: {name: (role, accuracy)}. All intervals are the difference and 2 points around."""
+    phases = [{"phase": "distil", "kind": "distil", "seconds": 12.34}]
+    if evaluated:
+        evaluation = make_evaluation(models, labels, baseline)
+        phases.append({"phase": "evaluate", "kind": "evaluate", "seconds": 1.0, **evaluation})
+    results = {
+        "run": "a-run",
+        "description": description,
+        "student": shipped,
+        "seconds": 13.3,
+        "uses": [
+            {
+                "use": "choose",
+                "split": "validation",
+                "examples": 321,
+                "of": ["epoch of average", "student to ship"],
+                "warnings": [],
+            }
+        ],
+        "phases": phases,
+        "environment": ENVIRONMENT,
+    }
+    return {**results, "verdict": verdict(results)}
 
+
+def make_evaluation(models, labels, baseline):
     def difference(first, second):
         return {
             "difference": first - second,
@@ -56,7 +80,7 @@ def make_results(
         for other in models
         if other != student
     ]
-    evaluation = {
+    return {
         "models": reports,
         "baseline": {
             "answer": "green",
@@ -68,27 +92,6 @@ def make_results(
         "comparisons": comparisons,
         "split": "test",
     }
-    phases = [{"phase": "distil", "kind": "distil", "seconds": 12.34}]
-    if evaluated:
-        phases.append({"phase": "evaluate", "kind": "evaluate", "seconds": 1.0, **evaluation})
-    results = {
-        "run": "a-run",
-        "description": description,
-        "student": shipped,
-        "seconds": 13.3,
-        "uses": [
-            {
-                "use": "choose",
-                "split": "validation",
-                "examples": 321,
-                "of": ["epoch of average", "student to ship"],
-                "warnings": [],
-            }
-        ],
-        "phases": phases,
-        "environment": ENVIRONMENT,
-    }
-    return {**results, "verdict": verdict(results)}
 
 
 class Page(html.parser.HTMLParser):
