@@ -24,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "tests" / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
 SHOWN = (
     "torch", "triton", "deepspeed", "transformers", "tokenizers", "huggingface_hub", "accelerate",
     "datasets", "numpy", "pyarrow", "pydantic", "flashdeberta", "liger-kernel", "textbrewer",
