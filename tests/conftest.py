@@ -86,8 +86,8 @@ def toy_recipe(tmp_path: Path, toy_settings: dict[str, Any]) -> Path:
 def masked_lm_settings(
     tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path]
 ) -> dict[str, Any]:
-    """A masked-LM recipe as data. A text says one word again and again, so that a hidden token
-    can be told by its neighbours."""
+    """A masked-LM recipe as data. A text repeats one word, so that a masked token
+    can be predicted from its neighbours."""
     folder = tmp_path_factory.mktemp("texts")
     words = " ".join(TOY_WORDS.values()).split()
     draw = random.Random(0)

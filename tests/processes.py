@@ -61,7 +61,7 @@ def kill_all(process: subprocess.Popen[str]) -> None:
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    """What a run's folder says happened so far."""
+    """What happened so far, by a run's folder."""
     found = []
     file = folder / "metrics.jsonl"
     for line in file.read_text().splitlines() if file.is_file() else []:

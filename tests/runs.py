@@ -105,9 +105,9 @@ class Runs:
         return process.returncode, b"".join(shown).decode()
 
     def continue_with(self, folder: Path) -> str:
-        """How a stopped run says that it goes on."""
-        words = ["ds-distill", *self.arguments, "--folder", str(folder), "--resume"]
-        return f"Continue with: {shlex.join(words)}\n"
+        """The line that a stopped run prints."""
+        command = ["ds-distill", *self.arguments, "--folder", str(folder), "--resume"]
+        return f"Continue with: {shlex.join(command)}\n"
 
     def left(self) -> list[psutil.Process]:
         return left_of(self.environment)
@@ -188,7 +188,7 @@ def curves(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def others(folder: Path) -> list[tuple[Any, ...]]:
-    """The other events, but for what the clock says."""
+    """The other events, without times."""
     names = ("step", "epoch", "accuracy", "model")
     return [
         (event["event"], event["number"], event["phase"], *(event.get(name) for name in names))

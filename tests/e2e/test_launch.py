@@ -1,5 +1,5 @@
-"""`ds-distill launch` on two ranks of one machine: nothing in the working folder is in its way,
-nothing is compiled, and told to stop it ends all that it started and goes on later."""
+"""`ds-distill launch` on two ranks of one machine: no file in the working folder disturbs it,
+nothing is compiled, and on a signal it ends all its processes and can continue later."""
 
 from __future__ import annotations
 

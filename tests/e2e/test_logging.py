@@ -1,4 +1,4 @@
-"""What a run says: metrics.jsonl, wandb, TensorBoard, and the console with and without a
+"""The logs of a run: metrics.jsonl, wandb, TensorBoard, and the console with and without a
 terminal."""
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ def test_phases_and_evaluation_are_logged(events, logged):
         *("teach-first", "teach-second", "expertise", "cache", "distil", "evaluate")
     ]
     assert all(event["seconds"] > 0 for event in events["phase"])
-    told = {event["model"]: event["accuracy"] for event in events["evaluation"]}
+    logged_accuracy = {event["model"]: event["accuracy"] for event in events["evaluation"]}
     results = json.loads((logged[0] / "results.json").read_text())
-    assert told == {
+    assert logged_accuracy == {
         name: model["accuracy"] for name, model in results["phases"][-1]["models"].items()
     }
 

@@ -1,5 +1,5 @@
-"""What a masked-LM teacher says is cached per mask draw, and a student trains on it as on the
-live teacher."""
+"""A masked-LM teacher's signals are cached per mask variant, and a student trains from the cache as
+from the live teacher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import BertForMaskedLM
 from ds_distill.cache.reader import CacheReader
 from ds_distill.run.fidelity import MUCH
 
-DRAWS = 2
+VARIANTS = 2
 CODECS_AND_STATES: list[tuple[str, list[int]]] = [
     ("dense", []),
     ("dense", [-1]),
@@ -35,14 +35,14 @@ def cache(phase: str, /, **codec: Any) -> dict[str, Any]:
 def distil(name: str, teachers: str) -> dict[str, Any]:
     return {
         "distil": {"name": f"distil-{name}", "teachers": teachers, "losses": LOSSES}
-        | {"save_as": name, "epochs": DRAWS + 1}
+        | {"save_as": name, "epochs": VARIANTS + 1}
     }
 
 
 @pytest.fixture(scope="module")
 def recipe(masked_lm_settings: dict[str, Any]) -> dict[str, Any]:
     data = copy.deepcopy(masked_lm_settings)
-    data["task"]["masking"] = {**data["task"].get("masking", {}), "variants": DRAWS}
+    data["task"]["masking"] = {**data["task"].get("masking", {}), "variants": VARIANTS}
     data["phases"] = [
         {"fine-tune": {"models": "bert", "epochs": 2}},
         distil("live", "live"),
@@ -75,7 +75,7 @@ def curve(run: Path, student: str, term: str) -> torch.Tensor:
 
 def test_dense_signals_train_as_the_live_teacher_does(run: Path) -> None:
     live = curve(run, "live", "loss")
-    assert len(live) > 3 * (DRAWS + 1)
+    assert len(live) > 3 * (VARIANTS + 1)
     # The teacher's batches were others, so that its sums were rounded in another order.
     torch.testing.assert_close(curve(run, "dense", "loss"), live, rtol=1e-4, atol=0)
 
@@ -117,17 +117,19 @@ def test_ranks_with_a_sharded_teacher_and_padding_write_the_same_signals(
     two = CacheReader(run / "two" / "cache" / "00-whole")
     keys = torch.from_numpy(one._index.keys)
     assert two.holds(keys).all() and len(keys) == two.manifest.examples
-    asked = [reader.manifest.teachers["bert"].fingerprint["attention"] for reader in (one, two)]
-    assert asked == ["example by example", "padded"]
-    for draw in range(DRAWS):
-        outputs = [reader.read("bert", reader.indices(keys), draw).logits for reader in (one, two)]
+    attention = [reader.manifest.teachers["bert"].fingerprint["attention"] for reader in (one, two)]
+    assert attention == ["example by example", "padded"]
+    for variant in range(VARIANTS):
+        outputs = [
+            reader.read("bert", reader.indices(keys), variant).logits for reader in (one, two)
+        ]
         torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-4)
 
 
 def test_ranks_without_a_chosen_token_train_from_every_codec(
     recipe: dict[str, Any], ds_distill: Any, tmp_path: Path
 ) -> None:
-    """One text a micro-step, and some have no hidden token in either draw. Words are as wide as a
+    """One text per micro-step; some have no masked token in either variant. Logits are as wide as a
     real vocabulary's, with states beside them and without."""
     words = [*toy_vocabulary(), *(f"filler{number}" for number in range(9000))]
     model = make_tiny_bert(tmp_path / "wide", words)
@@ -162,7 +164,7 @@ def test_ranks_without_a_chosen_token_train_from_every_codec(
         name = f"{codec}-{len(hidden)}"
         assert torch.equal(curve(tmp_path, name, "cross_entropy"), first)
         assert curve(tmp_path, name, "loss").isfinite().all()
-    # A top of 64 drops most of so flat a teacher, and the build says so.
+    # A top of 64 loses most of so flat a teacher, and the build warns.
     lost = {
         record.stem[3:]: json.loads(record.read_text())["fidelity"]["bert"]["lost"]
         for record in (tmp_path / "run" / "phases").glob("*-keep-*.json")

@@ -1,4 +1,4 @@
-"""What a run ships is what it measured: loaded by transformers alone, with nothing said."""
+"""What a run ships is what it measured: loaded by transformers alone, without arguments."""
 
 from __future__ import annotations
 

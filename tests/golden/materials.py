@@ -54,7 +54,7 @@ def write_single_label(folder: Path, draw: random.Random) -> None:
 
 
 def write_masked_lm(folder: Path, draw: random.Random) -> None:
-    """A text says one word again and again, so that a hidden token can be told by the others."""
+    """A text repeats one word, so that a masked token can be predicted from the others."""
     folder.mkdir(parents=True)
     words = " ".join(TOPICS.values()).split()
     for split, size in MASKED_LM.items():

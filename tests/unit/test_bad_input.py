@@ -188,7 +188,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("kib", [300, *(pytest.param(kib, marks=SLOW) for kib in (60, 200, 600))])
-def test_no_space_left_is_said_and_can_be_mended(kib, desk, ds_distill, small_disk):
+def test_no_space_left_is_reported_and_can_be_fixed(kib, desk, ds_distill, small_disk):
     place = small_disk(kib)
     arguments = ["run", "toy.yaml", "training.epochs=2", "--folder", place / "run"]
     done = ds_distill(*arguments, cwd=desk.root)

@@ -189,17 +189,17 @@ def test_a_batch_holds_keys_labels_and_row_sets(tokenizers, tmp_path):
 def test_no_examples_make_a_dummy_row_that_is_counted_nowhere(tokenizers, tmp_path):
     split = make_split()
     tables = {name: make_table(split, tokenizers[name], tmp_path) for name in ("bert", "roberta")}
-    asked = []
+    calls = []
 
     def cached(indices, epoch):
-        asked.append(indices)
+        calls.append(indices)
         return {"roberta": Signals(torch.zeros(len(indices), 3))}
 
     batch = SequenceCollator(Examples.of(split), tables, cached)(np.array([], dtype=np.int64))
     assert [len(view.input_ids) for view in batch.views.values()] == [1, 1]
     assert len(batch.keys) == len(batch.labels) == len(batch.signals["roberta"].logits) == 1
     assert [mask.tolist() for mask in batch.row_sets.values()] == [[False], [False]]
-    assert asked[0].tolist() == [0]  # an example that the cache holds
+    assert calls[0].tolist() == [0]  # an example that the cache holds
 
 
 # ------------------------------------------------------------------------- fingerprints

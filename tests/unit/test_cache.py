@@ -112,7 +112,7 @@ def check_lists_one_by_one(path: Path, keys: np.ndarray, schemas: dict[str, Sign
 
 def test_lists_may_be_empty(tmp_path):
     keys = make_keys(400)
-    keys = keys[list_lengths(keys, 0) == 0][:8]  # nobody has a token in draw 0, all in draw 1
+    keys = keys[list_lengths(keys, 0) == 0][:8]  # no masked token in variant 0, some in variant 1
     write_cache(tmp_path / "cache", keys, LISTS)
     reader = CacheReader(tmp_path / "cache")
     rows = reader.indices(torch.from_numpy(keys))
@@ -126,7 +126,7 @@ def test_lists_may_be_empty(tmp_path):
 @pytest.mark.parametrize("hidden", [{}, {-1: 5}, {-1: 17_000}])
 @pytest.mark.parametrize("codec", ["dense", "topk", "compact"])
 def test_a_batch_without_a_masked_token_has_no_rows_and_a_dummy(codec, hidden, tmp_path):
-    """Rows from 32 KiB on are read one by one: dense words of a real vocabulary, or wide states."""
+    """Rows from 32 KiB on are read singly: dense logits of a real vocabulary, or wide states."""
     classes = 20_000
     kept: dict[str, Any] = {}
     if codec != "dense":
@@ -154,7 +154,7 @@ def test_a_batch_without_a_masked_token_has_no_rows_and_a_dummy(codec, hidden, t
 
 
 def test_rows_wider_than_a_page_of_addresses(tmp_path):
-    """Dense words on a large vocabulary: a row of more than 64 KiB."""
+    """Dense logits of a large vocabulary: a row of more than 64 KiB."""
     keys, schemas = make_keys(5), {"wide": SignalSchema(dtype="float32", classes=50_001)}
     write_cache(tmp_path / "cache", keys, schemas, block_rows=2)
     check_rows(tmp_path / "cache", keys[[3, 0, 4]], schemas)
@@ -251,9 +251,9 @@ def test_open_files_do_not_grow_with_the_shards(tmp_path):
 def test_a_missing_key_is_an_error_with_counts_and_an_example(cache):
     path, keys = cache
     strange = make_keys(2, "strange ")
-    asked = np.concatenate([keys[:3], strange, keys[4:5]])
+    wanted = np.concatenate([keys[:3], strange, keys[4:5]])
     with pytest.raises(UserError, match="2 of 6 examples") as caught:
-        CacheReader(path).indices(torch.from_numpy(asked))
+        CacheReader(path).indices(torch.from_numpy(wanted))
     assert str(strange[0].tolist()) in str(caught.value)
     assert str(path) in str(caught.value)
 

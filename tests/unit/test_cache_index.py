@@ -1,4 +1,4 @@
-"""The index at ten million keys: built in one process, asked in a fresh one."""
+"""The index at ten million keys: built in one process, searched in a fresh one."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ begin = time.perf_counter()
 index = KeyIndex(file.parent, file.name, checksum)
 opened = time.perf_counter() - begin
 # The same keys again, a part at a time, so that little memory is taken beside the index.
-draw, seconds = np.random.default_rng(0), []
+rng, seconds = np.random.default_rng(0), []
 for part in range(200):
-    keys = draw.integers(-2**63, 2**63, size=(256, 2), dtype=np.int64)
+    keys = rng.integers(-2**63, 2**63, size=(256, 2), dtype=np.int64)
     begin = time.perf_counter()
     rows = index.find(keys)
     seconds.append(time.perf_counter() - begin)

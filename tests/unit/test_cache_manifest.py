@@ -26,13 +26,13 @@ def cache(tmp_path: Path) -> Path:
 HUGE = 2**70
 
 
-def at(*place: str | int) -> Callable[[Any, Any], None]:
-    """Sets the value at a place of a manifest."""
+def at(*path: str | int) -> Callable[[Any, Any], None]:
+    """Sets the value at a path of a manifest."""
 
     def put(content: Any, value: Any) -> None:
-        for step in place[:-1]:
+        for step in path[:-1]:
             content = content[step]
-        content[place[-1]] = value
+        content[path[-1]] = value
 
     return put
 

@@ -1,5 +1,5 @@
-"""Checkpoints of a training engine in this process: which are kept, which is whole, what of the
-training they hold."""
+"""Checkpoints of a training engine in this process: which ones stay, which are complete, and what
+they contain of the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which student is shipped, by what, and what the run says of it."""
+"""Which student is shipped, what chooses it, and what the run reports about it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ KINDS = {
 
 
 def decoded(schema: SignalSchema, outputs: Signals, row: int) -> list[float]:
-    """The distribution that a row was kept as: a top's tail lies evenly on all other entries."""
+    """The distribution of a stored row: a top's tail is spread evenly over all other entries."""
     if outputs.top is None:
         logits = outputs.logits[row].double() / (schema.temperature or 1.0)
         return torch.softmax(logits, 0).tolist()
@@ -55,11 +55,13 @@ def test_distances_are_those_of_whole_distributions(kind: str, tmp_path: Path) -
     assert measured is not None and measured.rows == len(own)
 
     temperature = schema.temperature or 1.0
-    kept = reader.read("t", reader.indices(torch.from_numpy(keys)), variant).to(torch.device("cpu"))
+    stored = reader.read("t", reader.indices(torch.from_numpy(keys)), variant).to(
+        torch.device("cpu")
+    )
     batches, cached, kl, entropy = [], [], [], []
     for row in range(len(own)):
         p, q = (torch.softmax(x[row].double() / temperature, 0).tolist() for x in (own, near))
-        held = decoded(schema, kept, row)
+        held = decoded(schema, stored, row)
         batches.append(sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2)
         cached.append(sum(abs(a - b) for a, b in zip(p, held, strict=True)) / 2)
         kl.append(sum(a * math.log(a / b) for a, b in zip(p, held, strict=True)))

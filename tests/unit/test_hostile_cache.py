@@ -340,7 +340,7 @@ def test_rows_of_another_type_are_refused(cache):
         refused(copy, "index-2.arrow", CacheReader)
 
 
-# ----------------------------------------------------------------------------- words
+# --------------------------------------------------------------------------- signals
 
 
 @pytest.mark.parametrize("classes", [2, 4, 10**6, 2**31 - 1, 2**31, 2**62, 2**70])

@@ -167,11 +167,11 @@ def test_epochs_cycle_through_a_fixed_number_of_mask_variants(
 def test_cached_signals_belong_to_the_batch_or_are_refused(
     tmp_path: Path, tiny_models: dict[str, Path]
 ) -> None:
-    asked: list[tuple[list[int], int]] = []
+    calls: list[tuple[list[int], int]] = []
     too_many = 0
 
     def cached(numbers: np.ndarray, epoch: int) -> dict[str, Signals]:
-        asked.append((numbers.tolist(), epoch))
+        calls.append((numbers.tolist(), epoch))
         chosen = plain(numbers, epoch)
         rows = int(chosen.row_sets["all"].sum())
         return {"bert": Signals(torch.ones(rows + too_many, 3), {-1: torch.ones(rows, 2)})}
@@ -179,10 +179,10 @@ def test_cached_signals_belong_to_the_batch_or_are_refused(
     plain = make_collator(tmp_path, tiny_models["toy"], variants=3)
     collate = make_collator(tmp_path, tiny_models["toy"], variants=3, cached=cached)
     batch = collate(np.array([3, 0, 2]), 7)
-    assert asked == [([3, 0, 2], 7)]
+    assert calls == [([3, 0, 2], 7)]
     assert len(batch.signals["bert"]) == len(batch.labels) == len(batch.keys) > 1
     assert batch.row_sets["all"].all()
-    # No example: one row of filler, that is counted nowhere.
+    # No example: one dummy row, which is counted nowhere.
     batch = collate(np.array([], dtype=np.int64), 7)
     assert not batch.row_sets["all"].any()
     # Of an example in which no token was chosen, too.

@@ -22,9 +22,9 @@ MASKING = Masking(RATE, mask_id=MASK, special_ids=SPECIAL, vocabulary=VOCABULARY
 def make_view(examples: int = EXAMPLES) -> tuple[PaddedView, torch.Tensor]:
     """Texts of unlike lengths between [CLS] and [SEP], with specials in between; what stands
     after the end is no special id, so that the attention mask alone tells it apart."""
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(len(SPECIAL), VOCABULARY, (examples, LENGTH), generator=draw)
-    ids[torch.rand(ids.shape, generator=draw) < 0.03] = 1  # [UNK]
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(len(SPECIAL), VOCABULARY, (examples, LENGTH), generator=generator)
+    ids[torch.rand(ids.shape, generator=generator) < 0.03] = 1  # [UNK]
     ids[:, 0], ids[:, 20] = 2, MASK
     lengths = LENGTH - torch.arange(examples) % 4
     inside = torch.arange(LENGTH) < lengths[:, None]
@@ -48,7 +48,7 @@ def chosen_of(
 
 
 def check_share(found: torch.Tensor, share: float) -> None:
-    """found: bool, of independent draws that are true with this probability."""
+    """found: bool, of independent trials that are true with this probability."""
     error = math.sqrt(share * (1 - share) / found.numel())
     assert found.double().mean().item() == pytest.approx(share, abs=5 * error)
 
@@ -113,19 +113,19 @@ def test_neighbours_epochs_seeds_and_texts_draw_independently() -> None:
         "far epoch": chosen_of(view, keys, epoch=1_000_003),
         "seed": chosen_of(view, keys, replace(MASKING, seed=1)),
         "text": chosen_of(view, keys.roll(1, 0)),
-        "same words of a key": chosen_of(view, keys.flip(1)),
+        "swapped halves of a key": chosen_of(view, keys.flip(1)),
     }
     for name, (other, other_shown) in others.items():
         both = chosen & other
         check_share(both[view.attention_mask == 1], RATE**2)
-        # Of tokens that both choose: two draws from 80, 10, 10.
+        # Of tokens that both choose: two samples from 80, 10, 10.
         same = shown[both] == other_shown[both]
         check_share(same, 0.8**2 + 0.1**2 + 2 * 0.8 * 0.1 / VOCABULARY + 0.1**2 / VOCABULARY)
         assert len(same) > 3000, name
 
 
 def test_a_mask_belongs_to_the_text() -> None:
-    """Not to its place in the batch, its neighbours, or the padding that they make."""
+    """Not to its position in the batch, its neighbours, or the padding that they make."""
     view, keys = make_view(200)
     chosen, shown = chosen_of(view, keys, epoch=3)
     order = torch.randperm(200, generator=torch.Generator().manual_seed(0))[:70]

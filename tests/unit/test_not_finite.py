@@ -1,4 +1,4 @@
-"""A model that says NaN of some examples is refused, with their places, wherever it is asked."""
+"""A model with NaN outputs for some examples is refused, with their locations, in every phase."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def refused(settings: dict[str, Any], phases: list[Any], folder: Path) -> str:
 
 
 def named(message: str) -> list[tuple[str, str]]:
-    """(place, first words) of the examples that a message names."""
+    """(location, first words) of the examples that a message names."""
     found = re.findall(r"(\S+:\d+) '([^']*)'", message)
     assert 1 <= len(found) <= 3, message
     return found
@@ -76,8 +76,8 @@ def named(message: str) -> list[tuple[str, str]]:
 def check_examples(message: str, file: Path) -> None:
     """It names lines of a file with the broken word."""
     lines = [json.loads(line)["text"] for line in file.read_text().splitlines()]
-    for place, words in named(message):
-        name, _, number = place.rpartition(":")
+    for location, words in named(message):
+        name, _, number = location.rpartition(":")
         text = lines[int(number) - 1]
         assert name == str(file) and WORD in text.split(), message
         assert text.startswith(words.removesuffix(" ..."))
@@ -137,8 +137,8 @@ def test_masked_lms(masked_lm_settings, tmp_path):
     message = refused(made, [{"evaluate": {"split": "test"}}], tmp_path)
     assert message.startswith("teachers.bert: ") and "of 60 examples of split test" in message
     lines = (texts / "test.txt").read_text().splitlines()
-    for place, words in named(message):  # the word is among all answers: all are NaN
-        name, _, number = place.rpartition(":")
+    for location, words in named(message):  # the word is in every batch: all outputs are NaN
+        name, _, number = location.rpartition(":")
         assert Path(name) == texts / "test.txt"
         assert lines[int(number) - 1].startswith(words.removesuffix(" ..."))
     (tmp_path / "live").mkdir()

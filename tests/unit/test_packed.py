@@ -1,4 +1,4 @@
-"""Packed views: without padding, and with the same words as padded ones."""
+"""Packed views: without padding, and with the same outputs as padded ones."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_packed_outputs_are_the_padded_ones_for_all_lengths(family, lengths, see
 
 
 def before_and_after(model, device=CPU):
-    """Logits of three examples, twice: the words of the second one change between."""
+    """Logits of three examples, twice: the tokens of the second one change between."""
     view = PackedView.of(padded_view([7, 12, 5])).to(device)
     ids = view.input_ids.clone()
     ids[7:19] = 5 + (ids[7:19] - 4) % (VOCABULARY - 5)

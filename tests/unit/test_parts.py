@@ -1,4 +1,4 @@
-"""What fits does not choose: a split that both read is dealt in two."""
+"""The fitting part does not choose: a split that both read is split in two."""
 
 from __future__ import annotations
 
@@ -137,14 +137,14 @@ def test_a_gate_that_memorised_does_not_win_on_the_part_that_chooses(seed):
     examples that choose it does not."""
     signals, truth = noise(600, 200, seed)
     examples = numbered(600, labels=truth)
-    dealt = {
+    split_parts = {
         "fits": fitting_part(examples, CHOOSING, seed),
         "chooses": choosing_part(examples, {CHOOSING: examples}, seed),
     }
-    rows = torch.from_numpy(dealt["fits"])
-    fitted = fit(at(signals, rows), truth[dealt["fits"]], examples.keys[rows], list("abcd"))
+    rows = torch.from_numpy(split_parts["fits"])
+    fitted = fit(at(signals, rows), truth[split_parts["fits"]], examples.keys[rows], list("abcd"))
     intervals = {}
-    for what, part in dealt.items():
+    for what, part in split_parts.items():
         here = at(signals, torch.from_numpy(part))
         inputs = PolicyInputs(
             {name: outputs.logits for name, outputs in here.items()},

@@ -23,8 +23,8 @@ def make_keys(count):
 
 def realistic_lengths(count, seed=0):
     """Tokens of short texts: log-normal with a median of 40, cut at 128."""
-    draws = np.random.default_rng(seed).lognormal(np.log(40), 0.6, count)
-    return draws.clip(3, 128).astype(np.int32)
+    lengths = np.random.default_rng(seed).lognormal(np.log(40), 0.6, count)
+    return lengths.clip(3, 128).astype(np.int32)
 
 
 def content_of(plan, keys):
@@ -91,13 +91,13 @@ def test_dealing_covers_a_batch_in_even_shares(count, micro_steps, num_ranks):
 def test_optimizer_steps_hold_the_same_examples_for_any_number_of_ranks(micro_steps, num_ranks):
     plan = plan_epoch(realistic_lengths(500), make_keys(500), 32, 0, 0)
     for batch in plan:
-        dealt = [
+        shares = [
             example
             for rank in range(num_ranks)
             for part in split_batch(batch, micro_steps, num_ranks, rank)
             for example in part
         ]
-        assert sorted(dealt) == sorted(batch)
+        assert sorted(shares) == sorted(batch)
 
 
 def test_the_order_of_the_file_does_not_matter():
@@ -112,8 +112,8 @@ def test_the_order_of_the_file_does_not_matter():
 def plan_by_hand(lengths, keys, batch_size, seed, epoch):
     """Shuffled; cut into pools of 50 batches; each pool longest first, cut into batches; these
     shuffled by a stream of their own, each by its first example."""
-    draws = uniform(keys, seed, epoch, 1).tolist()
-    order = sorted(range(len(lengths)), key=lambda i: draws[i])
+    uniforms = uniform(keys, seed, epoch, 1).tolist()
+    order = sorted(range(len(lengths)), key=lambda i: uniforms[i])
     batches = []
     while order:
         pool, order = order[: 50 * batch_size], order[50 * batch_size :]
@@ -135,7 +135,7 @@ def test_the_plan_is_the_same_in_every_version(count, batch_size):
 
 
 def test_batches_of_all_pools_mix():
-    """Examples that were dealt to the first pool are met as late as any."""
+    """Examples of the first pool may come as late as any."""
     count, batch_size = 8000, 4  # 40 pools
     keys = make_keys(count)
     plan = plan_epoch(realistic_lengths(count), keys, batch_size, 0, 0)
