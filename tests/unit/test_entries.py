@@ -293,7 +293,7 @@ def test_a_bad_entry_is_refused_with_its_package(case, module, monkeypatch):
 
 def test_a_package_that_cannot_be_imported_is_named(monkeypatch):
     installed(monkeypatch, "no_such_module:ENTRIES")
-    with pytest.raises(UserError, match="s-package'.* cannot be imported: ModuleNotFound"):
+    with pytest.raises(UserError, match=r"s-package'.* cannot be imported: ModuleNotFound"):
         outside.load_outside.__wrapped__()
 
 
