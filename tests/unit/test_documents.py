@@ -7,6 +7,7 @@ command would do is not done here; PARSED_ONLY says why.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
@@ -28,7 +29,6 @@ from ds_distill.check.needs import phase_mistakes
 from ds_distill.check.recipe import check_recipe, name_mistakes
 from ds_distill.cli import app
 from ds_distill.recipe import Recipe, builtin_recipes, load_recipe
-from ds_distill.routing import policies
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("ds_distill", "ds_configs", "kernels", "launchers", "tests", "docs")
@@ -50,8 +50,20 @@ PARSED_ONLY = {
 }
 """First words of the commands in the documents, and why they do not run here."""
 
-NOT_CODE = {"mermaid", "text", "json", "bibtex"}
+NOT_CODE = {"mermaid", "text", "json", "bibtex", "toml"}
 """Languages of blocks that nothing can run."""
+
+
+def example_names() -> dict[str, Any]:
+    """What the modules of the example package import; its blocks define the rest."""
+    names: dict[str, Any] = {}
+    for file in ("entries.py", "parts.py"):
+        source = (ROOT / "docs/example_parts/example_parts" / file).read_text(encoding="utf-8")
+        for node in ast.parse(source).body:
+            imports = isinstance(node, ast.Import | ast.ImportFrom)
+            if imports and getattr(node, "module", "") != "example_parts.entries":
+                exec(compile(ast.Module([node], []), file, "exec"), names)
+    return names
 
 
 def logits() -> torch.Tensor:
@@ -65,7 +77,7 @@ RUN_ELSEWHERE = {
 """Documents whose Python needs more than names, and the test that runs it."""
 
 KNOWN_NAMES = {
-    "docs/extending.md": vars(policies),
+    "docs/extending.md": example_names(),
     "kernels/README.md": {
         "student_logits": logits(),
         "teacher_logits": logits().detach(),
@@ -112,6 +124,14 @@ SPANS = [block for block in BLOCKS if block.is_span]
 def test_there_are_documents_with_blocks() -> None:
     assert {"README.md", "docs/recipes.md"} <= {block.document for block in FENCED}
     assert len(FENCED) >= 8 and len(SPANS) > 100
+
+
+def test_the_code_of_the_example_package_is_that_of_its_files() -> None:
+    files = (ROOT / "docs/example_parts/example_parts").glob("*.py")
+    sources = [" ".join(path.read_text(encoding="utf-8").split()) for path in files]
+    [block] = [b for b in FENCED if b.document == "docs/extending.md" and b.language == "python"]
+    for part in block.text.split("\n\n\n"):
+        assert any(" ".join(part.split()) in source for source in sources), part
 
 
 @pytest.mark.parametrize("block", FENCED, ids=lambda block: block.place)
