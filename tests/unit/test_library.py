@@ -77,6 +77,25 @@ assert dict(os.environ) == before[0] and torch.equal(torch.get_rng_state(), befo
     )
 
 
+def test_the_engine_and_the_command_line_change_no_variable_when_imported() -> None:
+    """But for one that deepspeed sets itself."""
+    python(
+        """
+import os
+os.environ.pop("DS_ACCELERATOR", None)
+before = dict(os.environ)
+import ds_distill.cli
+assert dict(os.environ) == before
+import ds_distill.engine.engine
+from deepspeed.accelerator import get_accelerator
+import torch
+assert get_accelerator().device_name() == ("cuda" if torch.cuda.is_available() else "cpu")
+changed = {name for name in {**before, **os.environ} if before.get(name) != os.environ.get(name)}
+assert changed <= {"PYTORCH_NVML_BASED_CUDA_CHECK"}, changed
+"""
+    )
+
+
 def test_recipes_load_without_torch() -> None:
     python(
         """
