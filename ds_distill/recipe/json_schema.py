@@ -90,7 +90,7 @@ def _one_key(phases: Schema, sections: dict[str, Schema]) -> Schema:
 
 def _short_lists(section: str) -> Iterator[str]:
     """Keys of a section that take a list, or one item instead of it."""
-    for kind in _subclasses(Section):
+    for kind in dict.fromkeys(_subclasses(Section)):  # each once: a phase has two parents
         if kind.__name__ == section:
             for validator in kind.__pydantic_decorators__.field_validators.values():
                 if validator.info.mode == "before":
