@@ -57,7 +57,6 @@ class SingleLabel(_Task):
     """Classify texts, or pairs of texts; each has one label."""
 
     type: Literal["single-label"] = "single-label"
-    """The kind of task."""
     labels: list[str] | None = None
     """Label names in the order of the class ids. Default: what the data declare
     (labels.json in the folder, the hub's features), else the sorted names in train."""
@@ -94,7 +93,6 @@ class MaskedLM(_Task):
     token that was hidden. All models must have the same vocabulary."""
 
     type: Literal["masked-lm"] = "masked-lm"
-    """The kind of task."""
     masking: MaskSettings = MaskSettings()
 
 
