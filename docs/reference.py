@@ -42,7 +42,7 @@ def page() -> str:
     parts = [INTRODUCTION]
     training = schema["$defs"]["Training"]["properties"]
     found = list(sections(schema))
-    links = {name: anchor(title) for title, name, _ in found}
+    links = {name: link(title) for title, name, _ in found}
     for title, _, section in found:
         shared = {} if title == "training" else training
         parts.append(f"\n## {title}\n\n{section.get('description', '')}\n")
@@ -58,9 +58,11 @@ def page() -> str:
     return "".join(parts)
 
 
-def anchor(title: str) -> str:
-    """The link to a heading."""
-    return "#" + re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+def link(title: str) -> str:
+    """A link to a heading: of one of several sections by its name, e.g. [masked-lm](#...)."""
+    anchor = re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
+    _, several, name = title.partition(", ")
+    return f"[{name.rpartition(' ')[2] if several else 'section'}](#{anchor})"
 
 
 def own_keys(section: Schema, shared: Schema) -> Iterator[tuple[str, Schema]]:
@@ -127,7 +129,7 @@ def type_of(value: Schema, links: dict[str, str]) -> str:
     """A type in words: `integer ≥ 1`, `text, or a list of them`, a link to a section."""
     if "$ref" in value:
         [name] = choices(value)
-        return f"[section]({links[name]})"
+        return links[name]
     if "const" in value:
         return f"`{value['const']}`"
     if "enum" in value:
@@ -136,7 +138,11 @@ def type_of(value: Schema, links: dict[str, str]) -> str:
         item, *more = (each for each in value["anyOf"] if each.get("type") != "null")
         if more and more[0].get("items") == item:
             return f"{type_of(item, links)}; or a list of them"
-        return " or ".join(dict.fromkeys(type_of(each, links) for each in (item, *more)))
+        sections = len(choices(value))
+        if sections > 1:  # a name alone, which stands for a section, is among the links
+            more = [each for each in more if "enum" not in each]
+        kinds = dict.fromkeys(type_of(each, links) for each in (item, *more))
+        return (", " if sections > 1 else " or ").join(kinds)
     if value.get("type") == "array":
         sections = value.get("minItems") and "anyOf" in value["items"]
         return "list of sections" if sections else f"list of: {type_of(value['items'], links)}"

@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ds_distill.parts.section import Section
-from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.schema import Recipe, Section
 
 Schema = dict[str, Any]
 
@@ -32,6 +31,8 @@ def recipe_json_schema() -> Schema:
             texts = [sections[name].get("description", "") for name in choices(value)]
             if len(texts) == 1:  # what the section says of itself
                 value.setdefault("description", texts[0])
+            elif "const" in value:
+                value.setdefault("description", "Chooses this section.")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Recipe", **schema}
 
 
@@ -88,15 +89,18 @@ def _one_key(phases: Schema, sections: dict[str, Schema]) -> Schema:
     return {"anyOf": [{**one, "minProperties": 1, "maxProperties": 1}, {"enum": bare}]}
 
 
-def _short_lists(section: str) -> Iterator[str]:
-    """Keys of a section that take a list, or one item instead of it."""
-    for kind in dict.fromkeys(_subclasses(Section)):  # each once: a phase has two parents
-        if kind.__name__ == section:
-            for validator in kind.__pydantic_decorators__.field_validators.values():
-                if validator.info.mode == "before":
-                    for key in validator.info.fields:
-                        if str(kind.model_fields[key].annotation).startswith("list"):
-                            yield key
+def _short_lists(section: str) -> set[str]:
+    """Keys of a section that take a list, or one item instead of it: lists that a validator sees
+    before pydantic does."""
+    return {
+        key
+        for kind in _subclasses(Section)
+        if kind.__name__ == section
+        for validator in kind.__pydantic_decorators__.field_validators.values()
+        if validator.info.mode == "before"
+        for key in validator.info.fields
+        if str(kind.model_fields[key].annotation).startswith("list")
+    }
 
 
 def _subclasses(kind: type[Section]) -> Iterator[type[Section]]:

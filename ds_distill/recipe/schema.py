@@ -65,7 +65,6 @@ class SingleLabel(_Task):
     has_classes: ClassVar[bool] = True
 
     type: Literal["single-label"] = "single-label"
-    """The kind of task."""
     labels: list[str] | None = None
     """Label names in the order of the class ids. Default: what the data declare
     (labels.json in the folder, the hub's features), else the sorted names in train."""
@@ -104,7 +103,6 @@ class MaskedLM(_Task):
     has_classes: ClassVar[bool] = False
 
     type: Literal["masked-lm"] = "masked-lm"
-    """The kind of task."""
     masking: MaskSettings = MaskSettings()
 
 
