@@ -55,6 +55,11 @@ class HiddenMSE(Term):
         state = student.hidden[-1]
         total = torch.zeros(len(state), device=state.device)
         for name, projection in self.projections.items():
+            if name not in teachers or -1 not in teachers[name].hidden:
+                raise ValueError(
+                    f"hidden_mse reads the last layer's states of teacher {name!r}, and the batch "
+                    "has none: cache them (hidden: [-1]), or give the bundle the teacher"
+                )
             difference = projection(state).float() - teachers[name].hidden[-1].float()
             total = total + difference.square().mean(dim=-1)
         return self._weight * total

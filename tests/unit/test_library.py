@@ -338,6 +338,15 @@ def test_two_teachers_and_no_router(toy: Path, inputs: Any, term: str) -> None:
         bundle(toy, 0, {term: kind()})(batch_for(0, inputs))
 
 
+def test_states_that_are_not_there(toy: Path, inputs: Any) -> None:
+    width = 32
+    term = ds_distill.HiddenMSE({"weight": 0.5}, width, {"a": width})
+    signals = bundle(toy)(batch_for(1, inputs), predict=("a",))
+    with pytest.raises(ValueError, match=r"states of teacher 'a'.*hidden: \[-1\]"):
+        bundle(toy, 0, {"h": term})(batch_for(0, inputs, signals=signals))
+    assert bundle(toy, 1, {"h": term})(batch_for(1, inputs))["loss"] > 0
+
+
 @pytest.mark.parametrize("policy", ["gate", "expertise", "best", "calibrated", "posterior"])
 def test_a_policy_without_its_file(policy: str) -> None:
     with pytest.raises(ValueError, match=rf"policy {policy} reads .*routing\.safetensors"):
