@@ -169,7 +169,7 @@ def test_a_vocabulary_must_fit_its_embeddings():
     check_vocabulary("m", tr.BertConfig(vocab_size=6), tokenizer)
     check_vocabulary("m", tr.BertConfig(vocab_size=8), tokenizer)  # padded rows are usual
     tokenizer.add_tokens(["new"])
-    with pytest.raises(UserError, match="7 tokens and its embeddings 6 rows"):
+    with pytest.raises(UserError, match="7 tokens, but its embeddings only 6"):
         check_vocabulary("m", tr.BertConfig(vocab_size=6), tokenizer)
 
 
