@@ -74,7 +74,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 class _Tree:
-    """A parsed YAML document and the place of each of its keys."""
+    """A parsed YAML document and the location of each of its keys."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -126,7 +126,7 @@ class _Tree:
                 key = loader.construct_object(key_node)
                 key_line = key_node.start_mark.line + 1
                 if not isinstance(key, str | int):
-                    raise UserError(f"{self.source}:{key_line}: a key must be a word, got {key!r}.")
+                    raise UserError(f"{self.source}:{key_line}: a key must be a text, got {key!r}.")
                 if key in result:
                     raise UserError(
                         f"{self.source}:{key_line}: key {key!r} stands twice in one section. "
@@ -383,7 +383,7 @@ def _unknown_part(tree: _Tree, at: KeyPath, error: Any) -> str:
 
 
 def _rule(error: Any) -> str:
-    """What pydantic says, in the words of a recipe."""
+    """pydantic's message, in the terms of a recipe."""
     kind = error["type"]
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return "must be a section of `key: value` lines"
