@@ -57,14 +57,14 @@ class Data:
         return [*self.label_notes(teachers), *self._empty_texts(), *self._shared_examples()]
 
     def label_notes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
-        """Of the labels of teachers that are asked as they come. Reads no split."""
+        """Of the labels of teachers that run without training. Reads no split."""
         if not self.recipe.task.has_classes:
             return []
         ready = {name: teachers[name] for name in untrained_teachers(self.recipe)}
         return label_notes(self.recipe, self.source.labels, ready)
 
     def _splits(self) -> Iterator[str]:
-        """Splits that are not there or cannot be read; the same mistake in several is told once."""
+        """Splits that are not there or cannot be read; a mistake in several is reported once."""
         needs: dict[str, bool] = {}  # split -> whether it needs labels
         missing: set[str] = set()
         path, there = self.recipe.task.data.path, ", ".join(self.source.splits)
@@ -88,7 +88,7 @@ class Data:
                         f"phases.{name}: keep=best needs a validation split, and {path} has "
                         f"{there}. Add one, or set training.keep=last."
                     )
-        mistakes: dict[str, list[tuple[str, str]]] = {}  # first sentence -> (place, all of it)
+        mistakes: dict[str, list[tuple[str, str]]] = {}  # first sentence -> (location, all of it)
         for split, need in needs.items():
             try:
                 self._read[split] = self.source.read(split, need and self.recipe.task.has_classes)
@@ -129,7 +129,7 @@ class Data:
     def _ready_teachers(
         self, labels: list[str], configs: dict[str, PreTrainedConfig]
     ) -> Iterator[str]:
-        """Teachers that are asked as they come must do the task already."""
+        """Teachers that run without training must have a head of the task already."""
         recipe = self.recipe
         mistakes: dict[str, list[str]] = {}  # what is wrong -> teachers
         for name, first in untrained_teachers(recipe).items():
@@ -174,8 +174,8 @@ class Data:
             if shared == len(keys[judge]) == len(keys[seen]):
                 share = f"all {shared:,} examples"
             yield (
-                f"{share} of split {judge!r} stand in {seen!r}, too: what they say of a "
-                "model that has seen them is too good."
+                f"{share} of split {judge!r} stand in {seen!r}, too: figures on them are too "
+                "good for a model that has seen them."
             )
 
 

@@ -11,7 +11,7 @@ from ds_distill.recipe import Recipe
 
 
 def label_mistakes(recipe: Recipe) -> Iterator[str]:
-    """`teachers.NAME.labels` where they would say nothing."""
+    """`teachers.NAME.labels` where they would have no effect."""
     given = [name for name, teacher in recipe.teachers.items() if teacher.labels is not None]
     if not recipe.task.has_classes:
         for name in given:
@@ -33,7 +33,7 @@ def label_mistakes(recipe: Recipe) -> Iterator[str]:
 def label_notes(
     recipe: Recipe, labels: list[str], configs: Mapping[str, PreTrainedConfig]
 ) -> list[str]:
-    """What to know of the labels of teachers that are asked as they are: one line each.
+    """What to know of the labels of teachers that run as they are: one line each.
 
     configs: of these teachers, by name, in a recipe without mistakes.
     """

@@ -31,7 +31,7 @@ class Models:
     def __init__(self, recipe: Recipe, *, on_gpu: bool) -> None:
         self.recipe = recipe
         self.configs: dict[str, PreTrainedConfig] = {}
-        """By place in the recipe, those that could be read."""
+        """By location in the recipe, those that could be read."""
         self._on_gpu = on_gpu
         self._vocabularies: dict[str, tuple[PreTrainedTokenizerBase, int]] = {}
 
@@ -43,7 +43,7 @@ class Models:
         }
         locations: dict[str, list[str]] = {}  # what is wrong -> where
         for location, model in given.items():
-            for mistake in _told(lambda p=location, m=model: self._of_model(p, m)):  # type: ignore[misc]
+            for mistake in _reported(lambda p=location, m=model: self._of_model(p, m)):  # type: ignore[misc]
                 locations.setdefault(mistake, []).append(location)
         found = [f"{', '.join(where)}: {mistake}" for mistake, where in locations.items()]
         found += self._too_long()
@@ -77,8 +77,8 @@ class Models:
                 check_weights(Path(reference), config)
             yield from ()
 
-        yield from _told(vocabulary)
-        yield from _told(weights)
+        yield from _reported(vocabulary)
+        yield from _reported(weights)
 
     def _too_long(self) -> Iterator[str]:
         wanted = self.recipe.task.max_length
@@ -94,14 +94,13 @@ class Models:
 
     def _padded(self) -> Iterator[str]:
         for location, config in self.configs.items():
-            mend = "Leave padding out: each model is then asked as it can be."
+            fix = "Leave padding out: each model then runs as it can."
             if takes_packed(config):
                 if not (self._on_gpu and lacks_flashdeberta(config)):
                     continue
-                mend = "Install flashdeberta (pip install flashdeberta), or leave padding out."
+                fix = "Install flashdeberta (pip install flashdeberta), or leave padding out."
             yield (
-                f"padding=never: {location} ({config.model_type}) cannot be asked without padding. "
-                f"{mend}"
+                f"padding=never: {location} ({config.model_type}) cannot run without padding. {fix}"
             )
 
     def _layers(self) -> Iterator[str]:
@@ -156,11 +155,11 @@ def vocabulary_mistakes(
 
 
 def lacks_flashdeberta(config: PreTrainedConfig) -> bool:
-    """Whether a GPU cannot ask this model without padding, for want of a package."""
+    """Whether a GPU cannot run this model without padding, for want of a package."""
     return config.model_type == "deberta-v2" and find_spec("flashdeberta") is None
 
 
-def _told(rule: Callable[[], Iterator[str]]) -> Iterator[str]:
+def _reported(rule: Callable[[], Iterator[str]]) -> Iterator[str]:
     """A rule's mistakes; what it raises is one of them."""
     try:
         yield from rule()

@@ -16,7 +16,7 @@ from ds_distill.recipe import Recipe
 
 
 def phase_mistakes(recipe: Recipe) -> Iterator[str]:
-    """What is wrong with each phase, told once: what only follows from a mistake is not told."""
+    """What is wrong with each phase, without what only follows from another mistake."""
     context = Context.start(recipe)
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         here = context.at(f"phases.{name}")

@@ -1,7 +1,7 @@
 """Everything that can be wrong with a recipe, found before a model is loaded.
 
-Each rule stands alone and all mistakes are told together; one that only follows from another is
-not. Nothing here needs torch.
+Each rule stands alone and all mistakes are reported together, without those that only follow from
+another. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check_all(recipe: Recipe, progress: Progress | None = None) -> list[str]:
 
 
 def notes(recipe: Recipe, source: Source) -> list[str]:
-    """What a run says of a recipe without mistakes before it starts; `check` looks further."""
+    """The notes of a run on a recipe without mistakes, before it starts; `check` looks further."""
     return [
         *trained_on_what_chooses(recipe),
         *Data(recipe, source).label_notes(_configurations(recipe)),
@@ -74,8 +74,8 @@ def trained_on_what_chooses(recipe: Recipe) -> list[str]:
     verb = "is" if len(seen) == 1 else "are"
     return [
         f"{', '.join(seen)} {verb} trained on split {CHOOSING_SPLIT!r}, by which epochs and the "
-        "student to ship are chosen: of what a model was trained on, its accuracy says nothing. It "
-        "is shipped only if there is no other student."
+        "student to ship are chosen: accuracy on what a model was trained on says nothing of it. "
+        "It is shipped only if there is no other student."
     ]
 
 

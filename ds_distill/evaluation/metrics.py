@@ -110,21 +110,21 @@ def paired_interval(
     """95% bootstrap interval of the difference in accuracy of two models on the same examples.
 
     first, second: how many right answers each example has: [N], at most 1 or `tokens`.
-    tokens: answers that each example asks for, [N], at least one of them above 0. Examples are
-        drawn, not tokens: those of one text are not independent. None: one each.
+    tokens: predictions of each example, [N], at least one of them above 0. Examples are
+        resampled, not tokens: those of one text are not independent. None: one each.
     groups: numbers of what the examples were taken from, int [N]; then groups are drawn, because
         examples of one file are not independent either.
     """
     generator = np.random.default_rng(seed)
     difference = first.astype(np.int64) - second.astype(np.int64)
-    asked = np.ones_like(difference) if tokens is None else tokens.astype(np.int64)
+    predictions = np.ones_like(difference) if tokens is None else tokens.astype(np.int64)
     if groups is not None:
         _, group = np.unique(groups, return_inverse=True)
-        difference, asked = (
-            np.bincount(group, values).astype(np.int64) for values in (difference, asked)
+        difference, predictions = (
+            np.bincount(group, values).astype(np.int64) for values in (difference, predictions)
         )
-    # Examples differ only in these values, so a bootstrap sample is a multinomial draw.
-    kinds, counts = np.unique(np.stack([difference, asked]), axis=1, return_counts=True)
+    # Examples differ only in these values, so a bootstrap sample is multinomial.
+    kinds, counts = np.unique(np.stack([difference, predictions]), axis=1, return_counts=True)
     samples = generator.multinomial(len(difference), counts / len(difference), size=resamples)
     means = (samples @ kinds[0]) / np.maximum(samples @ kinds[1], 1)
     low, high = np.quantile(means, [0.025, 0.975])

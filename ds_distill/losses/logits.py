@@ -95,7 +95,7 @@ def _linear(
     options: dict[str, Any],
 ) -> torch.Tensor:
     """A loss over a vocabulary without [n, V] logits of either model. All rows are projected:
-    the few that are not counted are filler."""
+    the few that are not counted are dummies."""
     rows = loss(
         student.features,
         student.weight,

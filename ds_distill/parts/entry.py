@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ds_distill.errors import UserError
@@ -164,5 +164,5 @@ class SourceEntry(Entry):
     """Where examples come from. The implementation is a function (task, cache_folder, progress) ->
     `ds_distill.data.sources.Source`."""
 
-    recognises: Callable[[str], bool] | None = field(default=None)
+    recognises: Callable[[str], bool] | None = None
     """Whether a recipe's `data.path` is of this source. None: what no other source recognises."""

@@ -1,4 +1,4 @@
-"""The cache phase: run the teachers once over splits and keep what they say."""
+"""The cache phase: run the teachers once over splits and store their signals."""
 
 from __future__ import annotations
 
@@ -43,26 +43,29 @@ from ds_distill.run.inference import inference_collator, inference_engine
 from ds_distill.run.not_finite import DAMAGED, NotFiniteSignals, refusal
 
 ATTENTION = "attention"
-"""Key of a fingerprint: words are read whatever computed them, but no others are added to them."""
+"""Key of a fingerprint: what computed a teacher's attention. Signals are read whatever computed
+them, but signals of other attention are not added to them."""
 
 
 def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
-    """Write what all teachers say about the phase's splits, as far as it is not there."""
+    """Write all teachers' signals on the phase's splits, those that the cache lacks."""
     path, world = cache_folder(run, phase, number), run.world
     references = [run.reference(teacher, number) for teacher in run.recipe.teachers]
     before = known_teachers(path)
     teachers = {}
     for reference in references:
-        mark, packed = (
+        its_fingerprint, packed = (
             fingerprint(run, reference),
             run.packed(reference, bf16=is_bf16(run.deepspeed())),
         )
         known = before.get(reference.name)
-        same = known[1] if known is not None and {**known[0], **mark} == known[0] else None
+        same = (
+            known[1] if known is not None and {**known[0], **its_fingerprint} == known[0] else None
+        )
         schema = _schema(phase, run, reference, same)
-        teachers[reference.name] = {**mark, ATTENTION: packed or "padded"}, schema
+        teachers[reference.name] = {**its_fingerprint, ATTENTION: packed or "padded"}, schema
         if packed is not None:
-            run.log.info(f"  {reference.name} is asked without padding (attention: {packed})")
+            run.log.info(f"  {reference.name} runs without padding (attention: {packed})")
     splits = []
     for split in phase.splits:
         examples = run.examples(split)
@@ -79,17 +82,17 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
             return {**record, "added": 0}
         blocks = len(plan.blocks) * len(teachers)
         if world.is_main:
-            kept = start_build(path, plan, teachers)
-            if kept:
-                run.log.info(f"  {kept} of {blocks} blocks were written before")
-            run.log.event("cache", phase=name, blocks=blocks, kept=kept)
+            before_it = start_build(path, plan, teachers)
+            if before_it:
+                run.log.info(f"  {before_it} of {blocks} blocks were written before")
+            run.log.event("cache", phase=name, blocks=blocks, kept=before_it)
         world.barrier()
         teachers = known_teachers(path)  # with what the main process alone has fitted
-        again: dict[str, Repeated] = {}
+        repeated: dict[str, Repeated] = {}
         for reference in references:
             schema = teachers[reference.name][1]
             try:
-                again[reference.name] = _run_teacher(
+                repeated[reference.name] = _run_teacher(
                     run, reference, path, plan, phase.batch_size, schema, missing
                 )
             except NotFiniteSignals as error:
@@ -99,7 +102,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
             finish_build(path, plan, teachers)
         world.barrier()
     reader, near = CacheReader(path), {}
-    for teacher, sample in again.items():
+    for teacher, sample in repeated.items():
         measured = fidelity(sample, reader, teacher)
         if measured is not None:
             _say_fidelity(run, path, teacher, teachers[teacher][1], measured)
@@ -113,7 +116,7 @@ def _say_fidelity(
     run.log.info(f"  {teacher}: {measured}")
     if measured.lost > MUCH:
         run.log.info(
-            f"  WARNING: the cache loses {measured.lost:.0%} of what {teacher} says (more than "
+            f"  WARNING: the cache loses {measured.lost:.0%} of {teacher}'s signals (more than "
             f"{MUCH:.0%} is warned of), and no student can learn that from it. Remove {path} and "
             f"set in the cache phase {CODECS[schema.codec_name].less_loss}."
         )
@@ -165,8 +168,11 @@ def missing_from(
     if reader is not None:
         reader.check_same(
             {
-                name: ({key: value for key, value in mark.items() if key != ATTENTION}, schema)
-                for name, (mark, schema) in teachers.items()
+                name: (
+                    {key: value for key, value in its_fingerprint.items() if key != ATTENTION},
+                    schema,
+                )
+                for name, (its_fingerprint, schema) in teachers.items()
             }
         )
     missing: list[Missing] = []
@@ -195,7 +201,7 @@ def missing_from(
 
 
 def _example_bytes(schema: SignalSchema, tokens: float) -> int:
-    """About what an example takes: of its tokens some sixth is chosen in each mask draw."""
+    """About what an example takes: of its tokens some sixth is masked in each mask variant."""
     row = sum(size if size is not None else 64 for size in schema.items.values())
     return (
         row
@@ -220,8 +226,8 @@ def _run_teacher(
     schema: SignalSchema,
     missing: list[Missing],
 ) -> Repeated:
-    """Have all that is missing of a teacher written, by all ranks together. Returns what it says
-    about a few of the examples when it is asked again."""
+    """Have all that is missing of a teacher written, by all ranks together. Returns its
+    signals on a few of the examples from a second run."""
     world, blocks = run.world, plan.blocks
     # One process reads all journals: hundreds at once would be a burden to a shared file system.
     unwritten = torch.zeros(len(blocks), device=world.device)
@@ -264,12 +270,12 @@ def write_blocks(
     batch_size: int | None,
     advance: Callable[[int], None],
 ) -> None:
-    """Ask a teacher for blocks of a plan, and write this rank's. All ranks make the same number
+    """Run a teacher over blocks of a plan, and write this rank's. All ranks make the same number
     of calls.
 
     todo: positions in `plan.blocks`. missing: of each split.
     batch_size: examples per rank and call; None: as many as have TOKENS_PER_CALL tokens.
-    advance: told how many examples all ranks have done.
+    advance: called with how many examples all ranks have done.
     """
     world, blocks = engine.world, plan.blocks
     shares = [
@@ -292,11 +298,11 @@ def write_blocks(
             together = [share[step] for share in shares if step < len(share)]
             own = shares[world.rank][step] if step < len(shares[world.rank]) else None
             split, part = blocks[together[0] if own is None else own]
-            # What this rank has no examples for keeps the others company, as ZeRO stage 3 needs.
+            # A rank without examples makes the same calls, on empty batches: ZeRO stage 3 needs it.
             mine = batches(own) if own is not None else []
             calls = max(len(batches(at)) for at in together)
             mine += [np.empty(0, dtype=np.int64)] * (calls - len(mine))
-            outputs = _ask(engine, missing[split].collate, mine, teacher, schema)
+            outputs = _run_block(engine, missing[split].collate, mine, teacher, schema)
             if waiting is not None:
                 waiting.result()
             if own is not None:
@@ -307,15 +313,15 @@ def write_blocks(
             waiting.result()
 
 
-def _ask(
+def _run_block(
     engine: Engine,
     collate: Collator,
     batches: list[np.ndarray],
     teacher: str,
     schema: SignalSchema,
 ) -> tuple[list[EncodedSignals], np.ndarray | None]:
-    """A block's words, and under mask draws the number of rows of each draw and example."""
-    kept: list[EncodedSignals] = []
+    """A block's signals, and with mask variants the number of rows of each variant and example."""
+    encoded: list[EncodedSignals] = []
     counts: list[np.ndarray] = []
     calls = [(some, variant) for variant in range(schema.mask_variants or 1) for some in batches]
     made = prefetch(lambda call: collate(*call), calls)
@@ -323,33 +329,33 @@ def _ask(
         signals = engine.predict(batch, [teacher], schema.hidden)[teacher]
         view = batch.views[teacher]
         if view.positions is not None and len(some):
-            # Without the filler of a batch of no rows.
+            # Without the dummy row of a batch of no rows.
             of_rows = view.example_indices[batch.row_sets["all"]]
             counts.append(np.bincount(of_rows.numpy(), minlength=len(some)))
         if batch.row_sets["all"].any():
-            kept.append(schema.encode(signals))
-    return kept, np.concatenate(counts) if counts else None
+            encoded.append(schema.encode(signals))
+    return encoded, np.concatenate(counts) if counts else None
 
 
 def _write(
     writer: ShardWriter,
     at: int,
     schema: SignalSchema,
-    kept: list[EncodedSignals],
+    encoded: list[EncodedSignals],
     counts: np.ndarray | None,
     keys: np.ndarray,
     teacher: str,
 ) -> None:
     try:
-        batch = schema.record_batch(kept, counts)
+        batch = schema.record_batch(encoded, counts)
     except NotFinite as error:
         examples = error.rows
         if counts is not None:  # rows are tokens
             examples = np.searchsorted(np.cumsum(counts), error.rows, side="right") % len(keys)
         bad = torch.from_numpy(keys[np.unique(examples)])
-        mend = DAMAGED
+        remedy = DAMAGED
         if error.overflow:
-            mend = f"They are in {schema.dtype} alone: set the cache phase's dtype to float32."
+            remedy = f"They are in {schema.dtype} alone: set the cache phase's dtype to float32."
         among = f"{len(keys)} examples of a block"
-        raise NotFiniteSignals(teacher, bad, among, mend) from error
+        raise NotFiniteSignals(teacher, bad, among, remedy) from error
     writer.append(at, batch, len(keys))

@@ -58,7 +58,7 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         scores[BASELINE], baseline = _unigram_baseline(phase.split, references, run)
         reports = {model: masked_lm_report(score) for model, score in scores.items()}
         right = {model: score.right for model, score in scores.items()}
-        asked = scores[BASELINE].tokens
+        tokens = scores[BASELINE].tokens
         groups = examples.group_keys
     else:
         _, outputs = predict_split(run, references, phase.split, phase.batch_size, fp32=True)
@@ -73,9 +73,9 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         warnings = warn_of_teachers(run, name, phase.split, teachers, outputs, examples.labels)
         truth = examples.labels[known]
         right = {model: scores[known].argmax(axis=1) == truth for model, scores in logits.items()}
-        asked = np.ones(known.sum(), dtype=np.int64)
+        tokens = np.ones(known.sum(), dtype=np.int64)
         groups = examples.group_keys[torch.from_numpy(known)]
-    difference = partial(_difference, right, asked, numbered(groups))
+    difference = partial(_difference, right, tokens, numbered(groups))
     _log(run, name, phase.split, roles, reports, baseline)
     return {
         "split": phase.split,
@@ -162,17 +162,17 @@ def _unigram_baseline(
 
 def _difference(
     right: dict[str, np.ndarray],
-    asked: np.ndarray,
+    tokens: np.ndarray,
     groups: np.ndarray,
     first: str,
     second: str,
 ) -> dict[str, Any]:
     """Difference in accuracy of two models, with its 95% interval.
 
-    right: right answers per example, [N], by model; asked: answers asked for, [N]; groups: what the
-    examples were taken from, [N], or the same texts.
+    right: right predictions per example, [N], by model; tokens: all predictions per example, [N];
+    groups: what the examples were taken from, [N], or the same texts.
     """
     return {
-        "difference": float((right[first].sum() - right[second].sum()) / asked.sum()),
-        "interval": list(paired_interval(right[first], right[second], asked, groups=groups)),
+        "difference": float((right[first].sum() - right[second].sum()) / tokens.sum()),
+        "interval": list(paired_interval(right[first], right[second], tokens, groups=groups)),
     }

@@ -137,6 +137,6 @@ def check_signals(split: str, examples: Examples, signals: dict[str, Signals]) -
         if bad.any():
             raise UserError(
                 f"teachers.{teacher}: {int(bad.sum())} of {len(bad)} examples of split {split!r} "
-                f"have a NaN logit, e.g. row {int(bad.nonzero()[0])}. Its training went astray: "
+                f"have a NaN logit, e.g. row {int(bad.nonzero()[0])}. Its training diverged: "
                 "train it again with a lower learning_rate."
             )

@@ -63,6 +63,6 @@ def chosen_examples(phase: FineTune, examples: Examples, labels: list[str]) -> n
         chosen = chosen[keep_share_of_others(part.labels, part.keys, classes, share)]
     if phase.per_class is not None:
         part = examples.at(chosen)
-        kept = keep_per_class(part.labels, part.keys.numpy(), phase.per_class)
-        chosen = chosen[kept]
+        capped = keep_per_class(part.labels, part.keys.numpy(), phase.per_class)
+        chosen = chosen[capped]
     return chosen

@@ -13,11 +13,8 @@ import yaml
 from pydantic import ValidationError
 
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.parts.kinds import KINDS
-from ds_distill.parts.one_of import chosen_by
+from ds_distill.recipe.mistakes import KeyPath, error_lines
 from ds_distill.recipe.schema import Recipe
-
-KeyPath = tuple[str | int, ...]
 
 MAX_NODES = 20_000
 """A recipe has some hundred nodes; aliases can multiply a small file into billions."""
@@ -73,7 +70,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 class _Tree:
-    """A parsed YAML document and the place of each of its keys."""
+    """A parsed YAML document and the location of each of its keys."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -287,115 +284,10 @@ def _validate(tree: _Tree, data: Mapping[Any, Any]) -> Recipe:
         seen: dict[str, None] = {}
         shared = data.get("training")
         for error in failure.errors():
-            for line in _error_lines(tree, error, shared if isinstance(shared, dict) else {}):
+            for line in error_lines(tree, error, shared if isinstance(shared, dict) else {}):
                 seen[line] = None  # one line per mistake, once
         count = f"{len(seen)} error{'s' if len(seen) > 1 else ''}. Nothing was started."
         raise UserError("\n".join([*seen, count])) from failure
-
-
-def _error_lines(tree: _Tree, error: Any, shared: Mapping[Any, Any]) -> list[str]:
-    """shared: the section `training`, whose mistakes are reported where they stand and not again
-    for each phase that starts from it."""
-    at, choices = _in_the_file(error["loc"])
-
-    def inherited(key: KeyPath) -> bool:
-        in_phase = key[:1] == ("phases",) and len(key) > 3
-        return in_phase and key[3] in shared and key not in tree.locations
-
-    if error["type"] == "unknown_keys":
-        lines = []
-        for key, nearest in error["ctx"]["nearest"].items():
-            if inherited((*at, key)):
-                continue
-            where = ".".join(map(str, (*at, key)))
-            hint = _about_unknown_key(key, nearest, error["ctx"], choices)
-            lines.append(f"{tree.location((*at, key))}  {where}: unknown key. {hint}")
-        return lines
-    if inherited(at):
-        return []
-    where = ".".join(map(str, at)) or "recipe"
-    if error["type"] == "missing":
-        return [f"{tree.location(at)}  {where}: is required and missing."]
-    if error["type"] == "unknown_part":
-        return [_unknown_part(tree, at, error)]
-    given = error["input"]
-    shown = f" (given: {given!r})" if not isinstance(given, dict | list) else ""
-    return [f"{tree.location(at)}  {where}: {_rule(error)}{shown}."]
-
-
-def _in_the_file(location: Sequence[str | int]) -> tuple[KeyPath, list[tuple[str, str]]]:
-    """An error's location as the file has it, and the parts, (kind, name), that it lies in.
-
-    Where pydantic chose among sections it names the choice in between; of these the file has the
-    phases' alone.
-    """
-    at: list[str | int] = []
-    choices = []
-    for step in location:
-        choice = chosen_by(step)
-        if choice is None:
-            at.append(step)
-            continue
-        choices.append(choice)
-        if choice[0] == "phase":
-            at.append(choice[1])
-    return tuple(at), choices
-
-
-def _about_unknown_key(
-    key: str, nearest: Sequence[str], context: Mapping[str, Any], choices: Sequence[tuple[str, str]]
-) -> str:
-    """What to do about a key that a section does not know.
-
-    choices: the parts whose sections it stands in, as (kind, name), the innermost last.
-    """
-    if key in context["renamed"]:
-        return f"It is called `{nearest[0]}` now."
-    kind, name = choices[-1] if choices else ("", "")
-    table = next((k.table for k in KINDS if k.name == kind and k.key is not None), {})
-    others = [other for other, e in table.items() if key in e.settings.model_fields]
-    if nearest:
-        return f"Did you mean `{nearest[0]}`?"
-    if others:
-        return (
-            f"The {kind} {name} has no `{key}`: leave it out, or choose one that has "
-            f"({', '.join(others)})."
-        )
-    return f"Known here: {', '.join(k for k in context['known'] if k != 'kind')}."
-
-
-def _unknown_part(tree: _Tree, at: KeyPath, error: Any) -> str:
-    """A part's name that is missing, or that no part has."""
-    kind, key, known = (error["ctx"][name] for name in ("kind", "key", "known"))
-    where, given = ".".join(map(str, at)), error["input"]
-    if not isinstance(given, dict):
-        return f"{tree.location(at)}  {where}: must be a section of `key: value` lines."
-    if key not in given:
-        return f"{tree.location(at)}  {where}.{key}: is required and missing."
-    name = given[key]
-    hint = did_you_mean(str(name), known.split(", ")) or f" Known: {known}."
-    location = tree.location((*at, str(name) if kind == "phase" else key))
-    where = where if kind == "phase" else f"{where}.{key}"
-    return f"{location}  {where}: unknown {kind} {name!r}.{hint}"
-
-
-def _rule(error: Any) -> str:
-    """What pydantic says, in the words of a recipe."""
-    kind = error["type"]
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return "must be a section of `key: value` lines"
-    if kind == "list_type":
-        return "must be a list, e.g. [a, b]"
-    if kind == "string_type":
-        return "must be a text; put it in quotes"
-    if kind == "string_pattern_mismatch":
-        return "must be made of letters, digits, - and _, and start with a letter or digit"
-    if kind.startswith("int_"):
-        return "must be a whole number"
-    if kind == "float_parsing":
-        return "must be a number"
-    message: str = error["msg"]
-    return message.removeprefix("Value error, ").replace("Input should be", "must be")
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -1,4 +1,4 @@
-"""What a recipe may say. Every field's docstring is its documentation.
+"""The keys of a recipe. Every field's docstring is its documentation.
 
 A recipe is YAML; `recipe.load` turns it into these models. Nothing here reads a file or
 imports torch, so that `ds-distill check` answers at once.
@@ -82,23 +82,23 @@ class SingleLabel(_Task):
 
 
 class MaskSettings(Section):
-    """Which tokens are hidden. Of those, 80% are shown as the mask token, 10% as a random token
+    """Which tokens are masked. Of those, 80% are shown as the mask token, 10% as a random token
     and 10% as they are (BERT)."""
 
     renamed: ClassVar[dict[str, str]] = {"draws": "variants"}
 
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
-    """Share of the tokens that are hidden, special tokens apart."""
+    """Share of the tokens that are masked, special tokens apart."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """A seed of its own, so that runs with different `seed`s can share what teachers said."""
+    """A seed of its own, so that runs with different `seed`s can share a cache."""
     variants: Count | None = None
     """How many masked variants of each example there are: epoch e takes number e mod variants. A
-    cache needs it, and keeps them all. Default: every epoch has its own."""
+    cache needs it, and stores them all. Default: every epoch has its own."""
 
 
 class MaskedLM(_Task):
-    """Tell the hidden tokens of a text. Needs no labels; the cross_entropy term's label is the
-    token that was hidden. All models must have the same vocabulary."""
+    """Predict the masked tokens of a text. Needs no labels; the cross_entropy term's label is the
+    token that was masked. All models must have the same vocabulary."""
 
     has_classes: ClassVar[bool] = False
 
@@ -131,7 +131,7 @@ class Teacher(Section):
     labels: dict[str, str] | None = None
     """For a fine-tuned classifier whose classes have other names than the task's, or another order:
     a class of the checkpoint, by its name or its number from 0, to the task's label. Each label
-    once; what the teacher says of classes that are not named is left out."""
+    once; the teacher's outputs for classes that are not named are left out."""
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -190,7 +190,7 @@ class Recipe(Section):
     """A config of ds_configs/deepspeed by name, or the path of a DeepSpeed JSON file. A name with
     `_auto` in place of `_bf16` is in bf16 where the device computes in it, else in fp32."""
     padding: Literal["always", "never"] | None = None
-    """Whether models that are only asked (teachers; all models in evaluation) get their batches
+    """Whether models that only run forward (teachers; all models in evaluation) get their batches
     padded. Default: on a GPU, models that compute in bf16 and can do without padding do (teachers
     under a bf16 config; evaluation is in fp32); else padded.
     `never` holds on any device, and refuses a model that needs padding."""

@@ -1,4 +1,4 @@
-"""What a validation split says about each teacher alone: its temperature, its confusions.
+"""What a validation split tells of each teacher alone: its temperature, its confusions.
 
 N examples, C classes. Everything is float64 on the CPU: it is computed once per run.
 """
@@ -43,11 +43,11 @@ def fit_temperature(logits: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def fit_confusion(log_probs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """P(class is c | the teacher says j), from a soft count of validation examples: [C, C],
+    """P(class is c | the teacher predicts j), from a soft count of validation examples: [C, C],
     rows c, columns j.
 
     Each example counts at every j with the probability that the teacher gives it. Each column
-    starts from one count, dealt as the classes are.
+    starts from one count, split as the classes are.
 
     log_probs: float64 [N, C]; truth: int64 [N].
     """

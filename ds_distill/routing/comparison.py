@@ -23,7 +23,7 @@ from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.types import Signals
 
 HELD_OUT = 1
-"""Stream of the folds that policies are judged on; `fit` deals its own within the others."""
+"""Stream of the folds that policies are judged on; `fit` makes its own within the others."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Score:
     """Of the accuracy to the average's."""
     interval: tuple[float, float]
     """95% bootstrap interval of the difference, over the same examples, or over the groups by which
-    they are dealt to folds."""
+    they are assigned to folds."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def compare(
     """
     signals: by teacher, logits [N, C] and, for a gate that reads them, the last layer's states
         [N, H]. truth: int [N] class ids, -1 unlabelled (left out). keys: int64 [N, 2].
-    group_keys: int64 [N, 2], by which examples are dealt to folds; the keys, where None.
+    group_keys: int64 [N, 2], by which examples are assigned to folds; the keys, where None.
     """
     known = torch.from_numpy(truth >= 0)
     group_keys = (keys if group_keys is None else group_keys)[known]

@@ -1,4 +1,4 @@
-"""All that routing learns from a labelled split, fitted at once and kept with the run."""
+"""All that routing learns from a labelled split, fitted at once and stored with the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ds_distill.routing.gate import FOLDS, Gate, fit_gate
 from ds_distill.types import Signals
 
 FOLD = 102
-"""Purpose of the numbers that deal examples to folds."""
+"""Purpose of the numbers that assign examples to folds."""
 
 GATE_EXAMPLE = 103
 """Purpose of the numbers that choose a gate's examples."""
@@ -46,7 +46,7 @@ class Fitted:
     temperatures: dict[str, float]
     """By teacher: softmax(logits / temperature) is calibrated."""
     confusion: dict[str, torch.Tensor]
-    """By teacher, float32 [C, C]: P(class is c | the teacher says j), row c, column j."""
+    """By teacher, float32 [C, C]: P(class is c | the teacher predicts j), row c, column j."""
     prior: torch.Tensor
     """float32 [C]: share of each class."""
     gate: Gate

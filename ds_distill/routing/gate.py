@@ -1,4 +1,4 @@
-"""The learned gate: what the teachers say and feel, corrected by what validation teaches.
+"""The learned gate: the teachers' logits and states, corrected by what validation teaches.
 
 It is a softmax regression that starts from the calibrated average and learns what to add:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,6 +78,14 @@ def test_what_an_entry_says_of_a_codec_is_what_the_codec_says():
             assert codec.name == entry.name and codec.shapes_tail == entry.mixes
             settings = entry.settings()
             assert codec.of(settings, 100).to_json()["codec"] == entry.name
+
+
+@pytest.mark.parametrize(
+    ("page", "names"), [("routing", POLICIES), ("recipes", TERMS), ("codecs", CODECS)]
+)
+def test_the_documents_name_every_part(page, names):
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
 
 
 # ------------------------------------------------------------------ a policy is its entry alone
