@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ds_distill.models.encoder import read_signals
     from ds_distill.recipe import Recipe, load_recipe
     from ds_distill.routing import Router, Target
-    from ds_distill.run.recipe import FinishedRun, run_recipe
+    from ds_distill.run.run_recipe import FinishedRun, run_recipe
     from ds_distill.types import Batch, PackedView, PaddedView, Signals
 
 __version__ = "0.1.0"

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 from transformers import PreTrainedConfig
 
 from ds_distill.check.labels import label_notes
-from ds_distill.data.parts import (
+from ds_distill.data.sources import Source
+from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,
     fitting_part,
     labels_and_groups,
 )
-from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import label_columns

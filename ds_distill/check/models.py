@@ -20,9 +20,10 @@ from ds_distill.models.configuration import (
     takes_packed,
     usable_length,
 )
+from ds_distill.parts.tasks import MaskedLM
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
-from ds_distill.recipe.schema import MaskedLM, Student, Teacher
+from ds_distill.recipe.schema import Student, Teacher
 
 
 class Models:

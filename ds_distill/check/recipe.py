@@ -17,8 +17,8 @@ from ds_distill.check.labels import label_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.check.needs import phase_mistakes
 from ds_distill.data.docstrings import Progress
-from ds_distill.data.parts import CHOOSING_SPLIT
 from ds_distill.data.sources import Source, open_source
+from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import load_config

@@ -10,8 +10,8 @@ import datasets
 import numpy as np
 import torch
 
-from ds_distill.data.parts import labels_and_groups
 from ds_distill.data.tokenise import TokenTable
+from ds_distill.data.validation_split import labels_and_groups
 from ds_distill.types import Batch, PackedView, PaddedView, Signals, View
 
 CachedSignals = Callable[[np.ndarray, int], dict[str, Signals]]

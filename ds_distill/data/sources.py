@@ -25,7 +25,7 @@ from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.splits import folder_splits, hub_splits, wrong_split
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.parts.sources import source_of
-from ds_distill.recipe.schema import SingleLabel, Task
+from ds_distill.parts.tasks import SingleLabel, Task
 
 VERSION = 1
 """Part of the converted files' names: raise it when the same input gives other rows."""

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ds_distill.engine.precision import resolved_name
 from ds_distill.errors import UserError
 from ds_distill.parts.phases import Training
 
@@ -75,23 +76,6 @@ def find_config(reference: str, *, for_device: bool = True) -> tuple[str, dict[s
     return str(path), config
 
 
-def resolved_name(reference: str) -> str:
-    """The built-in config that a name stands for on this machine."""
-    if not reference.endswith("_auto"):
-        return reference
-    return reference.removesuffix("auto") + ("bf16" if _computes_bf16() else "fp32")
-
-
-def _computes_bf16() -> bool:
-    """Whether the device multiplies bf16 matrices in hardware. A CPU without AVX-512 does it in
-    software, many times slower than fp32."""
-    import torch  # seconds
-
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
 def batch_shape(training: Training, num_ranks: int) -> tuple[int, int]:
     """(examples per rank and forward pass, micro-steps per optimizer step)."""
     wanted = training.micro_batch_size or -(-training.batch_size // num_ranks)
@@ -129,14 +113,5 @@ def deepspeed_config(
     return {**config, **ours}
 
 
-def in_fp32(config: dict[str, Any]) -> dict[str, Any]:
-    """The same config for an engine that computes in fp32."""
-    return {key: value for key, value in config.items() if key not in ("bf16", "torch_autocast")}
-
-
 def zero_stage(config: dict[str, Any]) -> int:
     return int(config.get("zero_optimization", {}).get("stage", 0))
-
-
-def is_bf16(config: dict[str, Any]) -> bool:
-    return bool(config.get("bf16", {}).get("enabled", False))

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import get_linear_schedule_with_warmup
 
-from ds_distill.engine.config import is_bf16, zero_stage
+from ds_distill.engine.config import zero_stage
 from ds_distill.engine.placement import keep_resident
+from ds_distill.engine.precision import is_bf16
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.models.bundle import Bundle
 from ds_distill.types import Batch, Signals

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ds_distill.parts.phases.base import PhaseSettings
     from ds_distill.parts.phases.cache import Cache
-    from ds_distill.recipe.schema import MaskedLM, Recipe, SingleLabel
+    from ds_distill.parts.tasks import MaskedLM, SingleLabel
+    from ds_distill.recipe.schema import Recipe
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ds_distill.parts.entry import MetricEntry, Over
 
 if TYPE_CHECKING:
-    from ds_distill.recipe.schema import MaskedLM, SingleLabel
+    from ds_distill.parts.tasks import MaskedLM, SingleLabel
 
 _MODULE = "ds_distill.evaluation.metrics"
 

@@ -21,7 +21,7 @@ from ds_distill.errors import UserError
 from ds_distill.parts.entry import ConfiguredEntry, Entry, MetricEntry
 
 if TYPE_CHECKING:
-    from ds_distill.parts.kinds import Kind
+    from ds_distill.parts.registry import Kind
 
 GROUP = "ds_distill.parts"
 
@@ -55,7 +55,7 @@ def _entries(point: EntryPoint) -> Iterator[Any]:
 
 def _table(point: EntryPoint, entry: Any) -> dict[str, Any]:
     """The dict of the entry's kind. Raises UserError where it is no good entry."""
-    from ds_distill.parts.kinds import KINDS
+    from ds_distill.parts.registry import KINDS
 
     kind = next((kind for kind in KINDS if isinstance(entry, kind.entry)), None)
     if kind is None:

@@ -28,13 +28,13 @@ from ds_distill.cache.schema import EncodedSignals, NotFinite, SignalSchema
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens
 from ds_distill.data.prefetch import prefetch
-from ds_distill.engine.config import is_bf16
 from ds_distill.engine.engine import Engine
+from ds_distill.engine.precision import is_bf16
 from ds_distill.files import naming
 from ds_distill.models.configuration import load_config
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.phases import Cache
-from ds_distill.recipe.schema import MaskedLM
+from ds_distill.parts.tasks import MaskedLM
 from ds_distill.run.caches import cache_folder, fingerprint
 from ds_distill.run.codecs import codec_json
 from ds_distill.run.context import ModelReference, Run

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ds_distill.engine.config import is_bf16
 from ds_distill.engine.placement import sharded_loading
+from ds_distill.engine.precision import is_bf16
 from ds_distill.files import read_json
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle

@@ -9,8 +9,8 @@ import torch
 
 from ds_distill.cache.format import MANIFEST
 from ds_distill.data.batches import Examples
-from ds_distill.data.parts import fitting_part
 from ds_distill.data.sources import open_source
+from ds_distill.data.validation_split import fitting_part
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import write_json

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ds_distill.errors import did_you_mean
-from ds_distill.parts.kinds import KINDS
 from ds_distill.parts.one_of import chosen_by
+from ds_distill.parts.registry import KINDS
 
 KeyPath = tuple[str | int, ...]
 

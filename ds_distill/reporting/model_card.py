@@ -10,12 +10,13 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, metadata_load
 
-from ds_distill.data.parts import CHOOSING_SPLIT
+from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.parts.metrics import metrics_of
 from ds_distill.parts.phases import PHASES
 from ds_distill.parts.sources import source_of
+from ds_distill.parts.tasks import MaskedLM
 from ds_distill.recipe.references import resolve_model
-from ds_distill.recipe.schema import MaskedLM, Recipe
+from ds_distill.recipe.schema import Recipe
 
 _INHERITED = ("license", "license_name", "license_link", "language")
 """Metadata that a student inherits from the model that it starts from."""

@@ -10,10 +10,10 @@ import numpy as np
 from ds_distill.cache.format import Fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import CachedSignals, Examples
-from ds_distill.engine.config import is_bf16
+from ds_distill.engine.precision import is_bf16
 from ds_distill.models.configuration import load_config
 from ds_distill.parts.phases import Cache
-from ds_distill.recipe.schema import MaskedLM, SingleLabel
+from ds_distill.parts.tasks import MaskedLM, SingleLabel
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.types import Signals
 

@@ -23,9 +23,10 @@ from ds_distill.models.labels import class_names, label_columns
 from ds_distill.models.load import load_classifier, load_masked_lm
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.parts.phases import Training
+from ds_distill.parts.tasks import MaskedLM
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
-from ds_distill.recipe.schema import MaskedLM, Teacher
+from ds_distill.recipe.schema import Teacher
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 

@@ -10,7 +10,7 @@ import transformers
 
 from ds_distill.check.recipe import check_data, check_recipe, notes
 from ds_distill.data.sources import open_source
-from ds_distill.engine.config import resolved_name
+from ds_distill.engine.precision import resolved_name
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.parts.phases import PHASES

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.plan import plan_once, split_batch
 from ds_distill.data.prefetch import prefetch
-from ds_distill.engine.config import in_fp32, is_bf16
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import sharded_loading
+from ds_distill.engine.precision import in_fp32, is_bf16
 from ds_distill.engine.world import World
 from ds_distill.evaluation.metrics import TokenScores
 from ds_distill.models.bundle import Bundle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from ds_distill.data.parts import CHOOSING_SPLIT
+from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.parts.phases import PHASES
 from ds_distill.recipe import Recipe

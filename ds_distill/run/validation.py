@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ds_distill.data.parts import CHOOSING_SPLIT, choosing_part
+from ds_distill.data.validation_split import CHOOSING_SPLIT, choosing_part
 from ds_distill.engine.engine import Engine
 from ds_distill.evaluation.metrics import accuracy, masked_lm_report
-from ds_distill.recipe.schema import MaskedLM
+from ds_distill.parts.tasks import MaskedLM
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.inference import predict_all, score_tokens
 

@@ -25,7 +25,7 @@ from transformers import AutoModelForMaskedLM
 
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
 from ds_distill.data.prefetch import prefetch
-from ds_distill.engine.config import is_bf16
+from ds_distill.engine.precision import is_bf16
 from ds_distill.files import write_json
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.recipe import load_recipe

@@ -47,7 +47,7 @@ from distillation_paths import (
     prepare,
 )
 
-from ds_distill.engine.config import resolved_name
+from ds_distill.engine.precision import resolved_name
 from ds_distill.engine.world import World
 from ds_distill.files import read_json, write_json
 from ds_distill.run.environment import describe_environment

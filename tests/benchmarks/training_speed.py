@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from ds_distill.data.plan import plan_epoch
-from ds_distill.engine.config import resolved_name
+from ds_distill.engine.precision import resolved_name
 from ds_distill.files import write_json
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import load_classifier

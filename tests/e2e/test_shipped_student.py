@@ -20,9 +20,9 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from ds_distill.data.plan import plan_once
 from ds_distill.engine.world import World
 from ds_distill.evaluation.metrics import TokenScores, classification_report, masked_lm_report
+from ds_distill.parts.tasks import Columns
 from ds_distill.phases import evaluate
 from ds_distill.recipe import load_recipe
-from ds_distill.recipe.schema import Columns
 from ds_distill.reporting.model_card import model_card
 from ds_distill.run.context import Run
 from ds_distill.run.execute import execute

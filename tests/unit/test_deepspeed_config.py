@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ds_distill.engine import config
+from ds_distill.engine import config, precision
 from ds_distill.errors import UserError
 
 
@@ -12,10 +12,10 @@ from ds_distill.errors import UserError
 def test_auto_is_bf16_where_the_device_computes_in_it(
     computes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config, "_computes_bf16", lambda: computes)
+    monkeypatch.setattr(precision, "_computes_bf16", lambda: computes)
     for stage in range(4):
         _, found = config.find_config(f"zero{stage}_auto")
-        assert config.is_bf16(found) == computes
+        assert precision.is_bf16(found) == computes
         assert config.zero_stage(found) == stage
         exact = config.find_config(f"zero{stage}_{'bf16' if computes else 'fp32'}")
         assert found == exact[1]
@@ -27,5 +27,5 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 
 
 def test_this_machine_gives_an_answer() -> None:
-    assert config.resolved_name("zero1_auto") in ("zero1_bf16", "zero1_fp32")
-    assert config.resolved_name("my_auto.json") == "my_auto.json"
+    assert precision.resolved_name("zero1_auto") in ("zero1_bf16", "zero1_fp32")
+    assert precision.resolved_name("my_auto.json") == "my_auto.json"

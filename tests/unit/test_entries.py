@@ -39,15 +39,15 @@ from ds_distill.parts import (
 )
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.entry import ConfiguredEntry
-from ds_distill.parts.kinds import KINDS
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases.distil import Policy
 from ds_distill.parts.policies import POLICIES, candidates
+from ds_distill.parts.registry import KINDS
 from ds_distill.parts.sources import SOURCES
+from ds_distill.parts.tasks import Data, SingleLabel
 from ds_distill.parts.terms import TERMS, losses_of
 from ds_distill.phases.distil import router_of
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
-from ds_distill.recipe.schema import Data, SingleLabel
 from ds_distill.routing import PolicyInputs, Target
 from ds_distill.types import Batch, PaddedView
 

@@ -29,8 +29,8 @@ from ds_distill.evaluation.metrics import TokenScores, masked_lm_report, paired_
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import check_masked_lm, load_config, same_tokens
 from ds_distill.models.load import load_masked_lm
+from ds_distill.parts.tasks import Data, MaskedLM, SingleLabel
 from ds_distill.recipe import dump_recipe, load_recipe
-from ds_distill.recipe.schema import Data, MaskedLM, SingleLabel
 from ds_distill.run.inference import score_tokens
 from ds_distill.types import Signals
 

@@ -21,8 +21,8 @@ from ds_distill.data.keys import content_keys
 from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
+from ds_distill.parts.tasks import Task
 from ds_distill.recipe import load_recipe
-from ds_distill.recipe.schema import Task
 from ds_distill.run.execute import execute
 
 WORD = "snow"

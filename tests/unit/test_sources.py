@@ -24,7 +24,7 @@ from ds_distill.data.keys import content_keys
 from ds_distill.data.readers import open_file
 from ds_distill.data.sources import open_source
 from ds_distill.errors import UserError
-from ds_distill.recipe.schema import Columns, Data, SingleLabel, Task
+from ds_distill.parts.tasks import Columns, Data, SingleLabel, Task
 
 ROWS = [("good day", "joy"), ("bad day", "anger"), ("so, so", "joy"), ("läuft", "anger")]
 SHARED = Path(

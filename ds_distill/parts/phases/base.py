@@ -96,6 +96,7 @@ class TrainingPhase(Training, PhaseSettings):
     """Settings of a phase that trains models on one split."""
 
     split: Name = "train"
+    """The split that it trains on; its labels are read where something needs them."""
 
     @property
     def learns_from(self) -> list[str]:
