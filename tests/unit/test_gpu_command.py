@@ -138,7 +138,7 @@ def done(record: Record, chosen: list[Step], seconds: float | None = None) -> di
 
 
 def outputs(record: Record, name: str) -> str:
-    return str(record.entries[name]["said"])
+    return str(record.entries[name]["outputs"])
 
 
 def test_steps_are_judged(tmp_path, capsys):
