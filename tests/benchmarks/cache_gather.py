@@ -196,6 +196,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     parser.add_argument("--shards", type=int, nargs="+", default=SHARDS)
     given = parser.parse_args()
+    environment = describe_environment(1, "cpu")
     codecs = {
         "top 64": TopKCodec(VOCABULARY, 64),
         "compact": CompactCodec(VOCABULARY, 0.004),
@@ -216,7 +217,6 @@ def main() -> None:
                     flush=True,
                 )
     if given.output:
-        environment = describe_environment(1, "cpu")
         write_json(
             given.output,
             {"environment": environment, "threads": torch.get_num_threads(), "reads": measured},

@@ -46,7 +46,7 @@ class Record:
         summary = json.loads((self.results / SUMMARY).read_text())
         for entry in summary["steps"]:
             if entry["state"] == "running":  # whoever ran it was killed
-                entry |= {"state": "cut", "said": "killed; what it wrote until then is partial"}
+                entry |= {"state": "cut", "outputs": "killed; what it wrote until then is partial"}
             if entry["state"] != "waiting":
                 self.entries[entry["step"]] = entry
         return True

@@ -116,7 +116,9 @@ def running(
             # The launcher of ranks may be gone and its ranks not: the group is ended in any case.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            # Not process.wait(): a signal that came within one leaves its lock taken for ever.
+            with suppress(ChildProcessError):  # it was waited for
+                os.waitpid(process.pid, 0)
 
 
 def do(step: Step, limit: int, record: Record, environment: dict[str, str], gpu: str) -> None:

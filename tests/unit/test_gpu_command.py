@@ -138,7 +138,7 @@ def done(record: Record, chosen: list[Step], seconds: float | None = None) -> di
 
 
 def outputs(record: Record, name: str) -> str:
-    return str(record.entries[name]["said"])
+    return str(record.entries[name]["outputs"])
 
 
 def test_steps_are_judged(tmp_path, capsys):
@@ -315,6 +315,21 @@ def test_killed_or_signalled_it_goes_on(tmp_path):
     assert whole["first.txt"] == whole["last.txt"] == "part"
     assert whole["slow.txt"].split() == [str(number) for number in range(40)]
     assert json.loads((output / SUMMARY).read_text())["whole"] is True
+
+
+INTERRUPTED = """
+import sys
+sys.path.insert(0, {gpu!r})
+from run import running
+with running(["-c", "import time; time.sleep(60)"], dict()) as process:
+    process._waitpid_lock.acquire()  # as a signal within process.wait() may leave it
+    sys.exit(143)
+"""
+
+
+def test_a_signal_within_a_wait_ends_it():
+    code = INTERRUPTED.format(gpu=str(GPU))
+    assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 143
 
 
 SAVER = """
