@@ -38,9 +38,11 @@ class Needs:
     expertise: bool = False
     """What an expertise phase fits. It has classes, so `classes` need not be said."""
     states: tuple[int, ...] = ()
-    """Layers whose hidden states it reads of every teacher, as `Signals.hidden` numbers them."""
+    """Of a term: layers whose hidden states it reads of every teacher, as `Signals.hidden` numbers
+    them."""
     fitted_states: bool = False
-    """The teachers' last states too, where the expertise phase fitted on them (a gate)."""
+    """Of a policy: the teachers' last states too, where the expertise phase fitted on them (as the
+    gate does). Without it `PolicyInputs.states` is empty."""
     logits: bool = False
     """The teachers' logits themselves, where some codecs keep the distributions alone."""
     live_teachers: bool = False
@@ -105,6 +107,7 @@ class Candidate:
     """A policy with settings under which it is compared before a student is trained."""
 
     name: str
+    """The policy's name, or `NAME, AND HOW`."""
     settings: Section
     meaning: str
     """What it takes as the target: half a line."""

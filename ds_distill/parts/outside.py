@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from ds_distill.errors import UserError
-from ds_distill.parts.entry import ConfiguredEntry, Entry, MetricEntry
+from ds_distill.parts.entry import ConfiguredEntry, Entry, MetricEntry, PolicyEntry
 
 if TYPE_CHECKING:
     from ds_distill.parts.registry import Kind
@@ -82,6 +82,20 @@ def _check_settings(point: EntryPoint, entry: ConfiguredEntry, kind: Kind) -> No
             f"the settings of {entry.name!r}, {section.__name__}, are no {kind.settings.__name__}. "
             "Derive them from it.",
         )
+    if isinstance(entry, PolicyEntry) and entry.needs.states:
+        raise _refused(
+            point,
+            f"the policy {entry.name!r} needs states={entry.needs.states}, and policies get states "
+            "by fitted_states alone. Say that.",
+        )
+    names = [c.name for c in entry.candidates] if isinstance(entry, PolicyEntry) else []
+    for name in names:
+        if name != entry.name and not name.startswith(f"{entry.name}, "):
+            raise _refused(
+                point,
+                f"a candidate of {entry.name!r} is called {name!r}. Call it {entry.name!r}, or "
+                f"'{entry.name}, AND HOW'.",
+            )
     field = section.model_fields.get(kind.key) if kind.key else None
     if field is not None and field.default != entry.name:
         raise _refused(

@@ -59,7 +59,7 @@ class Router:
         """The layers whose states it reads, of every teacher."""
         needs, fitted = self._entry.needs, self._fitted
         reads = needs.fitted_states and fitted is not None and fitted.gate.reads_states
-        return tuple({*needs.states, *((STATES,) if reads else ())})
+        return (STATES,) if reads else ()
 
     @torch.no_grad()
     def __call__(self, teachers: Mapping[str, Signals], batch: Batch) -> Target:
@@ -86,7 +86,7 @@ class Router:
             {name: signals.logits for name, signals in teachers.items()},
             batch.labels,
             batch.keys,
-            states_of(teachers) if STATES in self.layers else {},
+            states_of(teachers) if self.layers else {},
             self._fitted,
             self._temperature,
             self._seed,

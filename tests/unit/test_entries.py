@@ -277,6 +277,19 @@ BAD: dict[str, tuple[Any, list[str]]] = {
     "a key of records": (METRIC, ["metric cannot be called 'tokens'"]),
     "over nothing": (replace(METRIC, name="m", over="sums"), ["over 'sums'", "masked tokens"]),
     "other settings": (replace(GOOD, settings=TermSettings), ["TermSettings", "no PhaseSettings"]),
+    "a policy of states": (
+        PolicyEntry(name="p", settings=Uniform, implementation="a:b", needs=Needs(states=(-1,))),
+        ["needs states=(-1,)", "fitted_states alone"],
+    ),
+    "a candidate of another name": (
+        PolicyEntry(
+            name="uniform",
+            settings=Uniform,
+            implementation="a:b",
+            candidates=(Candidate("average", Uniform(), "ours"),),
+        ),
+        ["a candidate of 'uniform' is called 'average'"],
+    ),
     "another kind": (replace(GOOD, name="n"), ['kind: Literal["n"] = "n"', "Named"]),
 }
 
