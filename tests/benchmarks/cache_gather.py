@@ -1,5 +1,5 @@
 """Two ways to gather a batch's records from a cache's shards: as the reader does, from an array
-for each mapped file, and by address, as it did.
+for each mapped file, and by address, as it once did.
 
     python tests/benchmarks/cache_gather.py --output tests/results/cache-gather.json
 
