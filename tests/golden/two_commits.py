@@ -42,7 +42,7 @@ RENAMED: dict[str, str] = {
 """What BASE calls otherwise than HEAD: part of a place, or a name as a value -> HEAD's word for
 it. {"phases/3/comparison": "phases/3/policies", "macro_f1": "f1"}"""
 
-MAY_DIFFER = ("cache/*/manifest.json/format",)
+MAY_DIFFER = ("cache/*/manifest.json/format", "results.json/verdict")
 """Patterns of places whose values say nothing of the numbers."""
 
 ON_ONE_SIDE: tuple[str, ...] = ()
