@@ -58,7 +58,7 @@ _MODULES = {
     "Bundle": "models.bundle",
     "CacheReader": "cache.reader",
     "CrossEntropy": "losses",
-    "FinishedRun": "run.recipe",
+    "FinishedRun": "run.run_recipe",
     "HiddenMSE": "losses",
     "LogitMSE": "losses",
     "PackedView": "types",
@@ -74,7 +74,7 @@ _MODULES = {
     "evaluate": "evaluation.evaluate",
     "load_recipe": "recipe",
     "read_signals": "models.encoder",
-    "run_recipe": "run.recipe",
+    "run_recipe": "run.run_recipe",
 }
 """Name -> the module of this package that has it, and its name there where that differs."""
 

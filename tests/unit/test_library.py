@@ -356,7 +356,7 @@ def test_a_policy_without_its_file(policy: str) -> None:
 def test_policies_that_are_none() -> None:
     with pytest.raises(ValueError, match=r"`chosen` stands for.*routing\.json"):
         Router("chosen")
-    with pytest.raises(ValueError, match="no policy 'averge': did you mean average"):
+    with pytest.raises(ValueError, match="no policy 'averge'. Did you mean .average."):
         Router("averge")
     with pytest.raises(ValueError, match="no policy 'x': known: average, "):
         Router({"policy": "x"})
@@ -442,7 +442,7 @@ def test_a_cache_without_the_teacher(finished: Any, toy_task: Path) -> None:
         assert reader.teachers == ["first", "second"]
         indices = reader.indices(content_keys(texts))
         assert reader.read("first", indices).logits.shape == (5, 3)
-    with pytest.raises(UserError, match="holds no teacher 'third', only first, second"):
+    with pytest.raises(UserError, match="has no teacher 'third', only first, second"):
         reader.read("third", indices)
     with pytest.raises(UserError, match="1 of 1 examples asked for are not in it"):
         reader.indices(content_keys(["never seen"]))
