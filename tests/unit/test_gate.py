@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ds_distill.routing import gate as gate_module
 from ds_distill.routing.gate import Gate, calibrated_average, features, fit_gate
 
 PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03)
@@ -103,6 +104,22 @@ def test_a_class_without_examples_has_a_finite_bias():
     _, by_bias, _, bias = slopes(gate, logits, truth)
     torch.testing.assert_close(by_bias, -1e-3 * bias, rtol=0.05, atol=5e-5)
     assert -10 < bias[2] < -2
+
+
+def test_a_fit_takes_one_thread_and_gives_the_others_back(monkeypatch):
+    threads = torch.get_num_threads()
+    seen = []
+    real = gate_module._best_penalty
+    monkeypatch.setattr(
+        gate_module, "_best_penalty", lambda *a: (seen.append(torch.get_num_threads()), real(*a))[1]
+    )
+    torch.set_num_threads(2)
+    try:
+        logits, truth, folds = saying(60, 1.0, 0)
+        fit_gate(logits, {}, TEMPERATURES, truth, folds)
+        assert seen == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_an_absurd_logit_moves_the_target_no_further_than_a_large_one():

@@ -456,6 +456,14 @@ def test_targets_are_equal_bit_for_bit_in_any_order_of_teachers(width):
         assert all(torch.equal(target, targets[0]) for target in targets)
 
 
+def test_what_was_fitted_goes_to_the_device_of_the_batch():
+    signals, truth, keys = speaking(20)
+    router = Router(routing_of(policy="posterior"), fitted=fit(signals, truth, keys, list("abc")))
+    there = torch.device("meta")
+    target = router({name: s.to(there) for name, s in signals.items()}, make_batch(truth).to(there))
+    assert target.logits.device == target.weights.device == there
+
+
 @pytest.mark.parametrize("policy", ["average", "calibrated", "posterior", "gate", "expertise"])
 def test_targets_do_not_see_the_labels_of_the_batch(policy):
     words, truth, keys = speaking(60)
