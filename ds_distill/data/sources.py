@@ -132,7 +132,7 @@ class Source(ABC):
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         """Where examples with these content keys stand, e.g. `train.jsonl:17`, for a message: the
-        first of those with the same text, and none where that cannot be told."""
+        first of those with the same text, and none where that cannot be determined."""
         return {}
 
     def _check_split(self, split: str, fix: str) -> None:

@@ -36,7 +36,7 @@ class Needs:
     classes: bool = False
     """A task with classes."""
     expertise: bool = False
-    """What an expertise phase fits. It has classes, so `classes` need not be said."""
+    """What an expertise phase fits. It has classes, so `classes` need not be set."""
     states: tuple[int, ...] = ()
     """Of a term: layers whose hidden states it reads of every teacher, as `Signals.hidden` numbers
     them."""
