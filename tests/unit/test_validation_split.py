@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.check.recipe import check_data
-from ds_distill.data import parts
+from ds_distill.data import validation_split
 from ds_distill.data.batches import Examples
 from ds_distill.data.keys import content_keys
 from ds_distill.data.sources import open_source
@@ -33,12 +33,14 @@ def examples_of(texts, labels=None, groups=None):
 
 
 def fitting_part(examples, split, seed):
-    return parts.fitting_part(examples.labels, examples.group_keys.numpy(), split, seed)
+    return validation_split.fitting_part(examples.labels, examples.group_keys.numpy(), split, seed)
 
 
 def choosing_part(examples, fitted, seed):
     others = {split: one.group_keys.numpy() for split, one in fitted.items()}
-    return parts.choosing_part(examples.labels, examples.group_keys.numpy(), others, seed)
+    return validation_split.choosing_part(
+        examples.labels, examples.group_keys.numpy(), others, seed
+    )
 
 
 def numbered(count, **options):
