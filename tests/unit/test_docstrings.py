@@ -165,6 +165,16 @@ def test_a_file_is_in_one_split_and_nothing_is_lost(packages, tmp_path):
     assert count == 2 * MODULES * len(PARAGRAPHS)
 
 
+def test_a_source_looks_at_the_packages_once(packages, tmp_path, monkeypatch):
+    looked = []
+    find = docstrings._files
+    monkeypatch.setattr(docstrings, "_files", lambda name: (looked.append(name), find(name))[1])
+    source = open_source(task(), tmp_path)
+    for split in source.splits:
+        source.read(split)
+    assert sorted(looked) == sorted(set(looked)) == sorted(source.labels)
+
+
 def test_the_source_caps_each_class_and_hides_it_where_there_are_no_labels(packages, tmp_path):
     seen: list[tuple[int, int]] = []
     capped = task(per_class={"train": 9, "transfer": 9})
