@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec, VocabularyCodec
-
-ENTRIES = (16, 32, 64, 128)
-THRESHOLDS = (1e-2, 4e-3, 2e-3, 1e-3, 5e-4)
+from ds_distill.cache.codecs import VocabularyCodec
+from ds_distill.parts.codecs import CODECS
+from ds_distill.parts.outside import load_outside
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,17 @@ class CodecScore:
 
 
 def candidates(sample: Sequence[Tensor]) -> dict[str, VocabularyCodec]:
-    """Codecs worth comparing for a teacher, by name.
+    """Codecs worth comparing for a teacher, by name: those that entries list.
 
-    sample: some batches of its logits, float [n, V], that tails are fitted to; others than
-    those that codecs are then compared on.
+    sample: some batches of its logits, float [n, V], that codecs are fitted to; others than
+    those that they are then compared on.
     """
-    vocabulary = sample[0].shape[1]
-    codecs: dict[str, VocabularyCodec] = {
-        f"topk {entries}": TopKCodec(vocabulary, entries) for entries in ENTRIES
-    }
-    for threshold in THRESHOLDS:
-        tail = TailShape.fit(sample, threshold)
-        codecs[f"compact {threshold:g}"] = CompactCodec(vocabulary, threshold, tail)
+    load_outside()
+    codecs: dict[str, VocabularyCodec] = {}
+    for entry in CODECS.values():
+        for name, settings in entry.compared.items():
+            codec = entry.load().of(settings, sample[0].shape[1])
+            codecs[name] = codec.fit(sample) if codec.fitted_keys else codec
     return codecs
 
 

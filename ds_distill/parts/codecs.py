@@ -51,6 +51,10 @@ CODECS: dict[str, CodecEntry] = {
             implementation="ds_distill.cache.codecs.compact:CompactCodec",
             less_loss="a lower codec.threshold, or codec: {name: dense} (`ds-distill cache "
             "compare` measures them on your teacher)",
+            compared={
+                f"compact {least:g}": Compact(threshold=least)
+                for least in (1e-2, 4e-3, 2e-3, 1e-3, 5e-4)
+            },
         ),
         CodecEntry(
             name="topk",
@@ -59,6 +63,7 @@ CODECS: dict[str, CodecEntry] = {
             mixes=False,
             less_loss="codec: {name: compact}, or {name: dense}, or more entries (`ds-distill "
             "cache compare` measures them on your teacher)",
+            compared={f"topk {entries}": TopK(entries=entries) for entries in (16, 32, 64, 128)},
         ),
         CodecEntry(
             name="dense",

@@ -15,6 +15,7 @@ from ds_distill.cache.compare import (
     divergence,
     markdown_table,
 )
+from ds_distill.parts.codecs import CODECS
 from ds_distill.reporting.figures import plot_codecs
 
 
@@ -52,6 +53,7 @@ def test_divergence_counts_only_what_can_be():
 
 def test_candidates_get_better_as_they_grow(tmp_path):
     codecs = candidates([make_logits(200, 600, 2)])
+    assert list(codecs) == [name for entry in CODECS.values() for name in entry.compared]
     scores = compare_codecs([make_logits(60, 600, 3)], codecs)
     for family in ("topk", "compact"):
         of_family = [score for score in scores if score.name.startswith(family)]
