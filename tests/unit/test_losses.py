@@ -12,7 +12,7 @@ from ds_distill.models.encoder import read_signals
 from ds_distill.parts.policies import routing_of
 from ds_distill.parts.terms import TERMS, losses_of
 from ds_distill.routing import Router, Target
-from ds_distill.types import Batch, PaddedView, Signals
+from ds_distill.types import Batch, PaddedView, Signals, TopK
 
 ROWS, CLASSES = 6, 4
 LABELS = torch.tensor([0, 3, -100, 1, -100, 2])
@@ -49,16 +49,33 @@ def check_term(term, wanted, student, teachers, target, batch):
     assert rows.shape == (len(batch.labels),) and rows.dtype == torch.float32
     upstream = torch.linspace(0.5, 2, len(rows)) * batch.row_sets[term.rows]
     exact = student.double().requires_grad_()
-    target = wanted(exact)
+    losses = wanted(exact)
     counted = batch.row_sets[term.rows]
-    torch.testing.assert_close(rows[counted].double(), target[counted], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(rows[counted].double(), losses[counted], rtol=1e-5, atol=1e-6)
     [gradient] = torch.autograd.grad((upstream * rows).sum(), given)
-    [exact_gradient] = torch.autograd.grad((upstream.double() * target)[counted].sum(), exact)
+    [exact_gradient] = torch.autograd.grad((upstream.double() * losses)[counted].sum(), exact)
     torch.testing.assert_close(gradient.double(), exact_gradient, rtol=1e-4, atol=1e-6)
     assert (gradient[~counted] == 0).all()
 
 
 # --------------------------------------------------------------------------------- terms
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_kl_against_the_top_of_a_distribution(temperature):
+    """The entries that a cache keeps, and all others as one class."""
+    whole = torch.softmax(3 * randn(ROWS, 9).double(), dim=-1)
+    top, ids = whole.topk(3)
+    tail = 1 - top.sum(dim=-1)
+    signals = Signals(TopK(top.log().float(), ids, tail.log().float()))
+    term = term_of("kl", {"weight": 2.0, "temperature": temperature})
+
+    def wanted(z):
+        q = torch.softmax(z / temperature, dim=-1).gather(1, ids)
+        rest = tail * (tail.log() - (1 - q.sum(dim=-1)).log())
+        return 2.0 * temperature**2 * ((top * (top.log() - q.log())).sum(dim=-1) + rest)
+
+    check_term(term, wanted, randn(ROWS, 9, seed=1), {"only": signals}, None, make_batch())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
