@@ -110,6 +110,19 @@ def check_lists_one_by_one(path: Path, keys: np.ndarray, schemas: dict[str, Sign
         assert torch.equal(reader.read(name, row, variant).logits, wanted)
 
 
+@pytest.mark.parametrize(
+    ("held", "wanted"),
+    [
+        ({"labels": ["a", "b"]}, ["a", "b"]),
+        ({"labels": {"labels": ["a", "b"], "outputs": [1, 0]}}, ["a", "b"]),  # mapped by the recipe
+        ({"labels": None}, None),
+    ],
+)
+def test_a_cache_knows_the_names_of_the_classes(held, wanted, tmp_path):
+    write_cache(tmp_path / "cache", make_keys(4), TWO, fingerprint={**PRINT, **held})
+    assert CacheReader(tmp_path / "cache").labels == wanted
+
+
 def test_lists_may_be_empty(tmp_path):
     keys = make_keys(400)
     keys = keys[list_lengths(keys, 0) == 0][:8]  # no masked token in variant 0, some in variant 1
@@ -118,6 +131,7 @@ def test_lists_may_be_empty(tmp_path):
     rows = reader.indices(torch.from_numpy(keys))
     assert reader.mask_variants == 3
     assert reader.read("first", rows).logits.shape == (0, 7)  # the first variant
+    assert reader.log_probs("first", rows).shape == (0, 7)
     assert reader.read("first", rows, variant=1).logits.shape == (8, 7)
     check_rows(tmp_path / "cache", keys, LISTS)
     check_rows(tmp_path / "cache", keys[:0], LISTS)
