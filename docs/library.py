@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -45,14 +46,18 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--max-length", type=int, default=128)
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
 
     cache = CacheReader(given.cache)
     labels = cache.labels  # the classes, in the order of the logits' columns
     if labels is None:
-        parser.error(f"{given.cache} holds masked-LM teachers, and this script trains a classifier")
+        sys.exit(f"{given.cache} holds masked-LM teachers, and this script trains a classifier")
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     student = AutoModelForSequenceClassification.from_pretrained(
         given.model, num_labels=len(labels), id2label=dict(enumerate(labels))
