@@ -22,7 +22,7 @@ from ds_distill.data.keys import content_keys, hash_keys
 from ds_distill.data.readers import BATCH, Reader, kind_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import new_file
-from ds_distill.parts.tasks import Columns
+from ds_distill.parts.data import Columns
 
 EXAMPLES = pa.schema(
     [

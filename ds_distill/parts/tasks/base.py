@@ -1,0 +1,24 @@
+"""What the settings of all tasks have."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from ds_distill.parts.data import Data
+from ds_distill.parts.section import Section
+
+
+class TaskSettings(Section):
+    """Settings of a task. What other code asks of a task it asks here, of its entry or of its
+    implementation, and not of its kind."""
+
+    has_classes: ClassVar[bool]
+    """Whether each example has a class: expertise tables, experts and class logits make sense."""
+
+    type: str
+    data: Data
+    """Where the examples come from."""
+    max_length: Annotated[int, Field(ge=8, le=4096)] = 128
+    """Longest input in tokens of each model; what is longer is cut."""

@@ -1,0 +1,35 @@
+"""The task of predicting masked tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from ds_distill.parts.section import Count, Section
+from ds_distill.parts.tasks.base import TaskSettings
+
+
+class MaskSettings(Section):
+    """Which tokens are masked. Of those, 80% are shown as the mask token, 10% as a random token
+    and 10% as they are (BERT)."""
+
+    renamed: ClassVar[dict[str, str]] = {"draws": "variants"}
+
+    rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """Share of the tokens that are masked, special tokens apart."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """A seed of its own, so that runs with different `seed`s can share a cache."""
+    variants: Count | None = None
+    """How many masked variants of each example there are: epoch e takes number e mod variants. A
+    cache needs it, and stores them all. Default: every epoch has its own."""
+
+
+class MaskedLM(TaskSettings):
+    """Predict the masked tokens of a text. Needs no labels; the cross_entropy term's label is the
+    token that was masked. All models must have the same vocabulary."""
+
+    has_classes: ClassVar[bool] = False
+
+    type: Literal["masked-lm"] = "masked-lm"
+    masking: MaskSettings = MaskSettings()

@@ -1,0 +1,31 @@
+"""The task of classifying texts that have one label each."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import field_validator
+
+from ds_distill.parts.tasks.base import TaskSettings
+
+
+class SingleLabel(TaskSettings):
+    """Classify texts, or pairs of texts; each has one label."""
+
+    has_classes: ClassVar[bool] = True
+
+    type: Literal["single-label"] = "single-label"
+    labels: list[str] | None = None
+    """Label names in the order of the class ids. Default: what the data declare
+    (labels.json in the folder, the hub's features), else the sorted names in train."""
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_differ(cls, labels: list[str] | None) -> list[str] | None:
+        if labels is not None:
+            if len(labels) < 2:
+                raise ValueError("needs at least two labels")
+            repeated = {label for label in labels if labels.count(label) > 1}
+            if repeated:
+                raise ValueError(f"label {sorted(repeated)[0]!r} stands twice")
+        return labels
