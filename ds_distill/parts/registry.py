@@ -13,6 +13,7 @@ from ds_distill.parts.entry import (
     PhaseEntry,
     PolicyEntry,
     SourceEntry,
+    TaskEntry,
     TermEntry,
 )
 from ds_distill.parts.metrics import METRICS
@@ -21,6 +22,7 @@ from ds_distill.parts.phases.base import PhaseSettings
 from ds_distill.parts.policies import POLICIES, Routing
 from ds_distill.parts.section import Section
 from ds_distill.parts.sources import SOURCES
+from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.parts.terms import TERMS, TermSettings
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
@@ -50,6 +52,7 @@ class Kind:
 
 
 KINDS = (
+    Kind("task", TaskEntry, TASKS, TaskSettings, "type"),
     Kind("phase", PhaseEntry, PHASES, PhaseSettings, "kind"),
     Kind("term", TermEntry, TERMS, TermSettings, names=r"[a-z][a-z0-9_]{0,63}"),
     Kind("policy", PolicyEntry, POLICIES, Routing, "policy"),
