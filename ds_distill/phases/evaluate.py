@@ -81,7 +81,6 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     _log(run, name, phase.split, roles, reports, baseline)
     return {
         "split": phase.split,
-        "task": run.task_name,
         "models": {
             model: {"role": role, **reports[model], "to_baseline": difference(model, BASELINE)}
             for model, role in roles.items()
