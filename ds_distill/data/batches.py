@@ -101,12 +101,15 @@ class SequenceCollator:
                 views[id(table)] = table.view(chosen)
         examples = self._examples.at(chosen)
         labels = torch.from_numpy(examples.labels)
-        counted = torch.full((len(chosen),), not dummy)
+        known = (labels >= 0).nonzero()[:, 0]
         return Batch(
             keys=examples.keys,
             views=views_by_model(self._tables, views, self._packed),
             labels=torch.where(labels < 0, -100, labels),
-            row_sets={"all": counted, "labelled": counted & (labels >= 0)},
+            row_sets={
+                "all": torch.arange(0 if dummy else len(chosen)),
+                "labelled": known[:0] if dummy else known,
+            },
             epoch=epoch,
             signals=self._cached(chosen, epoch) if self._cached else {},
         )

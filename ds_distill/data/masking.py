@@ -114,7 +114,7 @@ class MaskedLMCollator:
             labels = torch.full((1,), -100)
             signals = {name: outputs.dummy() for name, outputs in signals.items()}
         assert view.positions is not None
-        counted = torch.full((len(labels),), not dummy)
+        counted = torch.arange(0 if dummy else len(labels))
         views = {
             number: replace(own, input_ids=view.input_ids, positions=view.positions)
             for number, own in plain.items()

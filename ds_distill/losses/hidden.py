@@ -52,6 +52,7 @@ class HiddenMSE(Term):
         target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
+        student, teachers, _ = self.at_rows(student, teachers, None, batch)
         state = student.hidden[-1]
         total = torch.zeros(len(state), device=state.device)
         for name, projection in self.projections.items():

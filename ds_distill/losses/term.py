@@ -17,7 +17,7 @@ DEFAULTS: Mapping[str, Any] = {}
 
 
 class Term(nn.Module, ABC):
-    """A weighted loss per row. A module, because some terms have weights of their own.
+    """A weighted loss per row of a row set. A module, because some terms have weights of their own.
 
     Terms run inside the bundle's forward. A term that reads a weight reads it there, as a
     module's attribute: under ZeRO stage 3 it is empty everywhere else.
@@ -46,8 +46,23 @@ class Term(nn.Module, ABC):
         target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
-        """Loss per row, weight included: float32 [n]. Rows that are not in the row set may
-        hold anything finite; the bundle leaves them out."""
+        """Losses of the k rows of the term's row set, weight included: float32 [k].
+
+        student, teachers, target: of all n rows; `at_rows` takes those of the row set, which may be
+            empty.
+        """
+
+    def at_rows(
+        self,
+        student: Signals,
+        teachers: Mapping[str, Signals],
+        target: Target | None,
+        batch: Batch,
+    ) -> tuple[Signals, dict[str, Signals], Target | None]:
+        """What the term reads, at the k rows of its row set alone."""
+        rows = batch.row_sets[self.rows]
+        of_teachers = {name: signals.at(rows) for name, signals in teachers.items()}
+        return student.at(rows), of_teachers, None if target is None else target.at(rows)
 
 
 def target_loss(
@@ -55,9 +70,9 @@ def target_loss(
     teachers: Mapping[str, Signals],
     target: Target | None,
 ) -> torch.Tensor:
-    """A logit loss against the routed target, [n].
+    """A logit loss against the routed target, [k].
 
-    loss: target logits [n, C] -> loss per row [n]. Where the policy mixes losses instead of
+    loss: target logits [k, C] -> loss per row [k]. Where the policy mixes losses instead of
     targets, the sum over teachers of weight * loss against that teacher. Without a router
     there is one teacher.
     """

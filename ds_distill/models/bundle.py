@@ -100,10 +100,13 @@ class Bundle(nn.Module):
         parts = {}
         for name, term in self.terms.items():
             assert isinstance(term, Term)
-            rows = term(student, teachers, target, batch)
-            counted = batch.row_sets[term.rows]
-            total = torch.where(counted, rows, 0.0).sum()
-            parts[name] = total / batch.counts[term.rows].clamp(min=1)
+            losses = term(student, teachers, target, batch)
+            if losses.shape != batch.row_sets[term.rows].shape:
+                raise ValueError(
+                    f"term {name!r} returned losses {list(losses.shape)}; its row set "
+                    f"{term.rows!r} has {len(batch.row_sets[term.rows])} rows, one loss each"
+                )
+            parts[name] = losses.sum() / batch.counts[term.rows].clamp(min=1)
         loss = torch.stack(list(parts.values())).sum()
         return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
 

@@ -134,9 +134,8 @@ def step_batches(task: str, kind: str, step: int) -> list[Batch]:
     # The third has unlabelled rows, the last is a filler with one of its rows not counted.
     batches = [_batch(generator, 8) for _ in range(MICRO_BATCHES)]
     batches[2].labels[:3] = -100
-    batches[2].row_sets["labelled"][:3] = False
-    batches[3].row_sets["all"][0] = False
-    batches[3].row_sets["labelled"][0] = False
+    batches[2].row_sets["labelled"] = torch.arange(3, 8)
+    batches[3].row_sets.update({"all": torch.arange(1, 8), "labelled": torch.arange(1, 8)})
     return batches
 
 
@@ -150,7 +149,7 @@ def _batch(generator: torch.Generator, size: int) -> Batch:
         keys=torch.randint(0, 2**60, (size, 2), generator=generator),
         views=dict.fromkeys(("student", "first", "second"), view),
         labels=torch.randint(0, CLASSES, (size,), generator=generator),
-        row_sets={name: torch.ones(size, dtype=torch.bool) for name in ("all", "labelled")},
+        row_sets={name: torch.arange(size) for name in ("all", "labelled")},
     )
 
 
@@ -163,7 +162,7 @@ def _masked_lm_batch(generator: torch.Generator) -> Batch:
         keys=plain.keys[view.positions // view.input_ids.shape[1]],
         views=dict.fromkeys(("student", "first"), view),
         labels=labels,
-        row_sets={name: torch.ones(len(labels), dtype=torch.bool) for name in ("all", "labelled")},
+        row_sets={name: torch.arange(len(labels)) for name in ("all", "labelled")},
     )
 
 
@@ -178,7 +177,7 @@ def _pick(batch: Batch, rows: torch.Tensor) -> Batch:
         keys=batch.keys[rows],
         views=dict.fromkeys(batch.views, part),
         labels=batch.labels[rows],
-        row_sets={name: mask[rows] for name, mask in batch.row_sets.items()},
+        row_sets={name: torch.arange(len(rows)) for name in batch.row_sets},
     )
 
 
@@ -276,7 +275,7 @@ def _losses(
         else:
             target = sum(targets.values()) / len(targets)
         counted, known = batch.row_sets["all"], batch.row_sets["labelled"]
-        rows, labelled = rows + int(counted.sum()), labelled + int(known.sum())
+        rows, labelled = rows + len(counted), labelled + len(known)
         p, q = F.log_softmax(target / 2, -1), F.log_softmax(logits["student"] / 2, -1)
         kl = 0.5 * 4.0 * (p.exp() * (p - q)).sum(-1)[counted].sum()
         scores, labels = logits["student"][known], batch.labels[known]

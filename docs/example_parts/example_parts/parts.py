@@ -32,6 +32,7 @@ class ReverseKLTerm(Term):
         target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
+        student, teachers, target = self.at_rows(student, teachers, target, batch)
         temperature, weight = self._settings.temperature, self._settings.weight
         own = torch.log_softmax(student.logits.float() / temperature, dim=-1)
 
