@@ -304,6 +304,9 @@ class Batch:
     leaves out dummy rows, which keep ranks in step when there are too few examples; `labelled` has
     the labelled rows, and is not there where no labels were given. A set may be empty."""
     epoch: int = 0
+    progress: float = 0.0
+    """Share of the phase's optimizer steps that were done before this one, in [0, 1) and alike on
+    all ranks: it decides which terms are active."""
     signals: dict[str, Signals] = field(default_factory=dict)
     """Cached teachers' signals, by teacher; empty when teachers are live."""
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -319,6 +322,7 @@ class Batch:
         signals: Mapping[str, Signals] | None = None,
         row_sets: Mapping[str, torch.Tensor] | None = None,
         epoch: int = 0,
+        progress: float = 0.0,
     ) -> Batch:
         """A batch of data of your own, on which `Bundle.forward` gives the mean loss of its rows.
 
@@ -332,6 +336,7 @@ class Batch:
             own, or an `all` that leaves rows out. Default: `all` has every row, and `labelled`
             those with a label.
         epoch: number of the epoch, on which random policies depend.
+        progress: share of the training that is done, for terms with `from` or `until`.
 
         The rows of this batch are all that the loss is divided by. Over several micro-batches or
         ranks, replace `counts` by their sums (`dataclasses.replace`).
@@ -367,6 +372,7 @@ class Batch:
             labels=labels,
             row_sets=sets,
             epoch=epoch,
+            progress=progress,
             signals=dict(signals or {}),
             counts={
                 name: torch.tensor(float(len(rows)), device=device) for name, rows in sets.items()

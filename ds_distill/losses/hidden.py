@@ -30,8 +30,7 @@ class HiddenMSE(Term):
         settings: as a recipe has them, e.g. {"weight": 0.5}.
         student_width, teacher_widths: hidden sizes, of the teachers by name.
         """
-        super().__init__()
-        self._weight = HiddenMSELoss.model_validate(settings).weight
+        super().__init__(HiddenMSELoss.model_validate(settings))
         self.projections = nn.ModuleDict(
             {
                 name: nn.Linear(student_width, width, bias=False)
@@ -63,4 +62,8 @@ class HiddenMSE(Term):
                 )
             difference = projection(state).float() - teachers[name].hidden[-1].float()
             total = total + difference.square().mean(dim=-1)
-        return self._weight * total
+        return self.weight * total
+
+    def idle(self, student: Signals) -> torch.Tensor:
+        state = student.hidden[-1]
+        return torch.stack([project(state).sum() for project in self.projections.values()]).sum()

@@ -19,11 +19,11 @@ class CrossEntropy(Term):
     """-log softmax(z_s)[label] on labelled rows: the student loss of every method."""
 
     rows = "labelled"
+    needs_teachers = False
 
     def __init__(self, settings: CrossEntropyLoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""
-        super().__init__()
-        self._weight = CrossEntropyLoss.model_validate(settings).weight
+        super().__init__(CrossEntropyLoss.model_validate(settings))
 
     def forward(
         self,
@@ -34,7 +34,7 @@ class CrossEntropy(Term):
     ) -> torch.Tensor:
         rows = batch.row_sets[self.rows]
         logits, labels = student.at(rows).logits.float(), batch.labels[rows]
-        return self._weight * F.cross_entropy(logits, labels, reduction="none")
+        return self.weight * F.cross_entropy(logits, labels, reduction="none")
 
 
 class KL(Term):
@@ -43,8 +43,8 @@ class KL(Term):
 
     def __init__(self, settings: KLLoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"temperature": 2.0}."""
-        super().__init__()
         self._settings = KLLoss.model_validate(settings)
+        super().__init__(self._settings)
 
     def forward(
         self,
@@ -109,8 +109,7 @@ class LogitMSE(Term):
 
     def __init__(self, settings: LogitMSELoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""
-        super().__init__()
-        self._weight = LogitMSELoss.model_validate(settings).weight
+        super().__init__(LogitMSELoss.model_validate(settings))
 
     def forward(
         self,
@@ -122,11 +121,11 @@ class LogitMSE(Term):
         student, teachers, target = self.at_rows(student, teachers, target, batch)
         heads = _vocabulary_heads(student, teachers, target)
         if heads is not None:
-            options = {"weight": self._weight / len(heads[0].bias), "reduction": "none"}
+            options = {"weight": self.weight / len(heads[0].bias), "reduction": "none"}
             return _linear(linear_mse, *heads, options)
         logits = student.logits.float()
 
         def loss(teacher_logits: torch.Tensor) -> torch.Tensor:
-            return self._weight * (logits - teacher_logits.float()).square().mean(dim=-1)
+            return self.weight * (logits - teacher_logits.float()).square().mean(dim=-1)
 
         return target_loss(loss, teachers, target)

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from ds_distill.parts.terms import TermSettings
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 
@@ -27,6 +28,19 @@ class Term(nn.Module, ABC):
     """The batch's row set that is counted: the loss is the mean over it."""
     layers: tuple[int, ...] = ()
     """Whose states it reads, as `Signals.hidden` numbers them."""
+    needs_teachers: bool = True
+    """Whether it reads what teachers predict. Where no active term does, they do not run."""
+
+    def __init__(self, settings: TermSettings | Mapping[str, Any]) -> None:
+        """settings: as a recipe has them. Of a term of your own: what all terms have, or {}."""
+        super().__init__()
+        shared = TermSettings.model_validate(settings)
+        self.weight = shared.weight
+        self._start, self._until = shared.start, shared.until
+
+    def is_active(self, progress: float) -> bool:
+        """Whether it adds to the loss at a point of the phase; see `Batch.progress`."""
+        return self._start <= progress < self._until
 
     @classmethod
     def build(cls, settings: Any, student_width: int, teacher_widths: Mapping[str, int]) -> Self:
@@ -51,6 +65,17 @@ class Term(nn.Module, ABC):
         student, teachers, target: of all n rows; `at_rows` takes those of the row set, which may be
             empty.
         """
+
+    def idle(self, student: Signals) -> torch.Tensor:
+        """A loss of 0.0 while the term is not active, with a gradient of 0 for each weight of its
+        own: ranks average the gradients of all weights in each step. A term with trained weights
+        overrides this, and runs its modules on no rows.
+
+        student: of no rows.
+        """
+        if any(weight.requires_grad for weight in self.parameters()):
+            raise NotImplementedError(f"{type(self).__name__} has weights to train and no `idle`")
+        return student.logits.sum()
 
     def at_rows(
         self,

@@ -239,13 +239,13 @@ class AllRows(Shortest):
 
 
 def test_a_term_of_your_own_counts_rows_of_its_own(toy: Path, inputs: Any) -> None:
-    models = bundle(toy, 0, {"mine": Shortest()})
+    models = bundle(toy, 0, {"mine": Shortest({})})
     short = torch.tensor([1, 3])
     loss = models(batch_for(0, inputs, row_sets={"short": short}))["loss"]
     expected = models.student(**inputs).logits.square().mean(dim=1)[short].mean()
     torch.testing.assert_close(loss, expected)
     with pytest.raises(ValueError, match=r"'mine' returned losses \[4\].*'short' has 2 rows"):
-        bundle(toy, 0, {"mine": AllRows()})(batch_for(0, inputs, row_sets={"short": short}))
+        bundle(toy, 0, {"mine": AllRows({})})(batch_for(0, inputs, row_sets={"short": short}))
 
 
 # ---------------------------------------------------------------------------------- batches
@@ -340,7 +340,7 @@ def test_a_batch_that_cannot_be_is_refused(case: str, inputs: Any) -> None:
 
 def test_a_row_set_that_is_not_there(toy: Path, inputs: Any) -> None:
     with pytest.raises(ValueError, match=r"'mine' counts the rows 'short'.*only all: add it to"):
-        bundle(toy, 0, {"mine": Shortest()})(batch_for(0, inputs))
+        bundle(toy, 0, {"mine": Shortest({})})(batch_for(0, inputs))
     with pytest.raises(ValueError, match=r"'ce' counts the rows 'labelled'.*no labels were given"):
         bundle(toy, 0, {"ce": CrossEntropy()})(batch_for(0, inputs))
 

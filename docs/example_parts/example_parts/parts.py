@@ -22,7 +22,7 @@ class ReverseKLTerm(Term):
     """weight * T^2 * KL(softmax(z_s / T) || softmax(z_t / T)) per row."""
 
     def __init__(self, settings: ReverseKL) -> None:
-        super().__init__()
+        super().__init__(settings)
         self._settings = settings
 
     def forward(

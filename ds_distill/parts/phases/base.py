@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ds_distill.parts.context import Context
 from ds_distill.parts.entry import ConfiguredEntry
 from ds_distill.parts.section import Count, Name, Section, Share
+from ds_distill.parts.terms import TERMS, Losses
 
 
 class PhaseSettings(Section):
@@ -97,7 +99,35 @@ class TrainingPhase(Training, PhaseSettings):
 
     split: Name = "train"
     """The split that it trains on; its labels are read where something needs them."""
+    losses: Losses
 
     @property
     def learns_from(self) -> list[str]:
         return [self.split]
+
+    def parts(self) -> Iterator[tuple[str, ConfiguredEntry, Section]]:
+        for name, settings in self.losses.items():
+            yield f"losses.{name}", TERMS[name], settings
+
+
+def training_mistakes(settings: TrainingPhase, context: Context) -> Iterator[str]:
+    """Steps without a term, and an epoch that could be kept from before a term starts."""
+    location, losses = context.location, settings.losses
+    late = {name: term.start for name, term in losses.items() if term.start > 0}
+    if late and settings.keep == "best":
+        name = max(late, key=lambda name: late[name])
+        yield (
+            f"{location}.losses.{name}.from={late[name]:g}: keep=best could keep an epoch from "
+            f"before the term is active. Set {location}.keep=last."
+        )
+    covered = 0.0
+    for start, until in sorted((term.start, term.until) for term in losses.values()):
+        if start > covered:
+            break
+        covered = max(covered, until)
+    if covered < 1:
+        later = (term.start for term in losses.values() if term.start > covered)
+        yield (
+            f"{location}.losses: no term is active from {covered:g} to {min(later, default=1):g} "
+            "of the phase's steps. Let `from` and `until` of the terms meet."
+        )
