@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -77,7 +78,7 @@ class _Training:
         settings = job.settings
         self.job, self.run = job, run
         self.steps_per_epoch = -(-len(job.examples) // settings.batch_size)
-        self.total_steps = self.steps_per_epoch * settings.epochs
+        self.total_steps = settings.steps or self.steps_per_epoch * settings.epochs
         _, self._micro_steps = batch_shape(settings, run.world.size)
         self.engine = start_engine(job, run, self.total_steps)
         self._checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.output), run.world)
@@ -91,8 +92,20 @@ class _Training:
         self._unreported: list[tuple[int, np.ndarray]] = []
         """Steps and their global batches since the last reading of the meter, all of one epoch."""
 
-    def epochs_left(self) -> range:
-        return range(self.progress.step // self.steps_per_epoch, self.job.settings.epochs)
+    def epochs_left(self) -> Iterator[int]:
+        """The epochs that are still to do, the last of which may be a part; fewer where patience
+        ends first."""
+        patience = self.job.settings.patience
+        epochs = -(-self.total_steps // self.steps_per_epoch)
+        for epoch in range(self.progress.step // self.steps_per_epoch, epochs):
+            best = self.progress.best_epoch
+            if patience is not None and best is not None and epoch - 1 - best >= patience:
+                self.run.log.info(
+                    f"  {self.job.output}: ends at step {self.progress.step} of "
+                    f"{self.total_steps}, after {patience} epochs without a better score"
+                )
+                return
+            yield epoch
 
     def run_epoch(self, epoch: int, bar: Bar) -> None:
         """The steps of an epoch that are still to do."""
@@ -110,7 +123,9 @@ class _Training:
         job, step = self.job, self.progress.step
         lengths, seed = job.collate.lengths, self.run.recipe.seed
         plan = plan_epoch(lengths, job.examples.keys, job.settings.batch_size, seed, epoch)
-        done = step - epoch * self.steps_per_epoch
+        first = epoch * self.steps_per_epoch
+        plan = plan[: self.total_steps - first]
+        done = step - first
         if done == 0:  # an epoch that a kill interrupted is announced once
             share = padding_share(lengths, plan, self._micro_steps * self.run.world.size)
             share = round(share, 4)
@@ -133,7 +148,7 @@ class _Training:
     def _after_step(self, epoch: int, bar: Bar) -> None:
         """Report, validate and save where a step is one for it."""
         step, every = self.progress.step, self.job.settings.save_every
-        epoch_ends = step == (epoch + 1) * self.steps_per_epoch
+        epoch_ends = step in ((epoch + 1) * self.steps_per_epoch, self.total_steps)
         saves = (epoch_ends and step < self.total_steps) or (
             every is not None and step % every == 0
         )
@@ -204,7 +219,7 @@ class _Training:
             "output": job.output,
             "split": job.settings.split,
             "examples": len(job.examples),
-            "steps": self.total_steps,
+            "steps": self.progress.step,
             "choosing": _choosing(job, self.progress),
         }
         if run.world.is_main:

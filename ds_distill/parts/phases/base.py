@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -71,6 +71,13 @@ class Training(Section):
 
     epochs: Count = 3
     """Passes over the split."""
+    steps: Count | None = None
+    """Optimizer steps to train for, in place of `epochs`; the last epoch ends where they do. Of
+    `training` and a phase, the phase's own word holds, be it steps or epochs."""
+    patience: Count | None = None
+    """Epochs without a better validation score than the best so far, after which training ends; the
+    learning rate follows the whole plan all the same. Needs keep=best: the last weights would be
+    those that the patience was lost with."""
     batch_size: Count = 32
     """Examples per optimizer step, all ranks and micro-steps together."""
     micro_batch_size: Count | None = None
@@ -93,6 +100,12 @@ class Training(Section):
     save_every: Count | None = None
     """Optimizer steps between checkpoints. Default: one at the end of each epoch."""
 
+    @staticmethod
+    def inherited(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """What a phase with keys of its own takes of the section `training`."""
+        replaced = "epochs" in own and "steps" not in own
+        return {key: value for key, value in shared.items() if not (replaced and key == "steps")}
+
 
 class TrainingPhase(Training, PhaseSettings):
     """Settings of a phase that trains models on one split."""
@@ -111,8 +124,15 @@ class TrainingPhase(Training, PhaseSettings):
 
 
 def training_mistakes(settings: TrainingPhase, context: Context) -> Iterator[str]:
-    """Steps without a term, and an epoch that could be kept from before a term starts."""
+    """Steps without a term, an epoch that could be kept from before a term starts, and patience
+    with weights that are not the best."""
     location, losses = context.location, settings.losses
+    if settings.patience is not None and settings.keep != "best":
+        yield (
+            f"{location}.patience={settings.patience}: training would end after epochs without a "
+            f"better score, and keep={settings.keep} keep the last of them. Set {location}.keep=best, "
+            "or take patience out."
+        )
     late = {name: term.start for name, term in losses.items() if term.start > 0}
     if late and settings.keep == "best":
         name = max(late, key=lambda name: late[name])
