@@ -131,7 +131,7 @@ class Recipe(Section):
                 raise ValueError(f"phase {kind!r} needs settings as key: value, got {body!r}")
             entry = PHASES.get(str(kind))
             trains = entry is not None and issubclass(entry.settings, Training)
-            start = shared if trains else {}
+            start = Training.inherited(shared, body) if trains else {}
             phases.append({**start, **body, "kind": kind})
         return {**data, "phases": phases}
 

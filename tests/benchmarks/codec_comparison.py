@@ -57,7 +57,7 @@ def logits_of(run: Run, teacher: str, split: str, rows: int) -> Iterator[tuple[T
     for chosen in plan_epoch(collate.lengths, examples.keys, EXAMPLES, seed=0, epoch=0):
         batch = collate(chosen, 0)
         counted = batch.row_sets["all"]
-        if given >= rows or not counted.any():
+        if given >= rows or not len(counted):
             break
         with torch.inference_mode():
             logits = read_signals(model, batch.views[teacher]).logits[counted]

@@ -133,7 +133,7 @@ def lone_teacher_loss(routing: Routing) -> float:
 
     ids = torch.arange(12).view(4, 3)
     view = PaddedView(ids, torch.ones_like(ids))
-    everything = torch.ones(4, dtype=torch.bool)
+    everything = torch.arange(4)
     batch = Batch(
         torch.arange(8).view(4, 2),
         views={"student": view, "only": view},
