@@ -16,8 +16,9 @@ from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.check.needs import phase_mistakes
+from ds_distill.data.combined import open_source
 from ds_distill.data.docstrings import Progress
-from ds_distill.data.sources import Source, open_source
+from ds_distill.data.sources import Source
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
@@ -47,7 +48,8 @@ def check_all(recipe: Recipe, progress: Progress | None = None) -> list[str]:
     models = Models(recipe, on_gpu=False)
     found = [*_settings(recipe, 1), *models.mistakes()]
     try:
-        data = Data(recipe, open_source(recipe.task, progress=progress))
+        source = open_source(recipe.task, progress=progress, data_folder=recipe.data_folder)
+        data = Data(recipe, source)
     except UserError as error:
         _raise_all([*found, str(error)])
     _raise_all([*found, *data.mistakes(models.teachers())])

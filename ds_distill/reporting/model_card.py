@@ -117,6 +117,7 @@ def _eval_results(
     recipe: Recipe, results: dict[str, Any], evaluation: dict[str, Any]
 ) -> list[EvalResult]:
     own = evaluation["models"][results["student"]]
+    split = evaluation["split"]
     hub_data = _hub_data(recipe)
     return [
         EvalResult(
@@ -124,7 +125,7 @@ def _eval_results(
             dataset_type=hub_data or "local",
             dataset_name=hub_data or _name_of_data(recipe),
             dataset_config=recipe.task.data.config if hub_data else None,
-            dataset_split=recipe.task.data.splits.get(evaluation["split"], evaluation["split"]),
+            dataset_split=recipe.task.data.own_splits().get(split, split),
             metric_type=entry.hub_name,
             metric_name=entry.title[0].upper() + entry.title[1:],
             metric_value=round(own[name], 4),

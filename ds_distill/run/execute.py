@@ -9,7 +9,7 @@ import datasets
 import transformers
 
 from ds_distill.check.recipe import check_data, check_recipe, notes
-from ds_distill.data.sources import open_source
+from ds_distill.data.combined import open_source
 from ds_distill.engine.precision import resolved_name
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
@@ -37,7 +37,7 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | No
     folder.check_new_or_same(recipe, resume)
     check_recipe(recipe, num_ranks=world.size, on_gpu=world.device.type == "cuda")
     _import_parts(recipe)
-    source = open_source(recipe.task)
+    source = open_source(recipe.task, data_folder=recipe.data_folder)
     if world.is_main and not resume:
         print("Reading the data ...", flush=True)
         check_data(recipe, source)
