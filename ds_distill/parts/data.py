@@ -34,7 +34,7 @@ class Randomise(Section):
     starters: Annotated[list[str], Field(min_length=1)] = Field(
         default_factory=lambda: ["is", "are", "what", "how", "does", "can"]
     )
-    """First words of questions; each is as likely."""
+    """First words of questions, each as likely. Default: is, are, what, how, does, can."""
     words: Count = 8
     """Words of a question after the starter."""
 
