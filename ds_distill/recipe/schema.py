@@ -105,6 +105,8 @@ class Recipe(Section):
     models_folder: str | None = None
     """Folder with local copies of hub models: org/name is looked for as FOLDER/org/name
     and FOLDER/name."""
+    data_folder: str | None = None
+    """Folder with data sets: `data:NAME`, as a path of data, is FOLDER/NAME."""
     logging: Logging = Logging()
 
     @model_validator(mode="before")

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from ds_distill.cache.codecs import Encoded, TopKCodec
 from ds_distill.cache.compare import candidates, compare_codecs, markdown_table
+from ds_distill.data.combined import open_source
 from ds_distill.data.plan import plan_epoch
-from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.models.encoder import read_signals

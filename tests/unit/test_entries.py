@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from transformers import BertConfig, BertForSequenceClassification
 
 from ds_distill.check.needs import phase_mistakes
-from ds_distill.data.sources import open_source
+from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.metrics import classification_report
 from ds_distill.losses import build_terms

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from ds_distill.data.batches import Examples
+from ds_distill.data.combined import open_source
 from ds_distill.data.keys import content_keys
 from ds_distill.data.masking import MaskedLMCollator, Masking
-from ds_distill.data.sources import open_source
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
