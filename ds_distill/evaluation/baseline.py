@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ds_distill.evaluation.metrics import TokenScores
+from ds_distill.evaluation.predictions import TokenScores
 
 
 def majority_class(labels: np.ndarray) -> int:

@@ -17,7 +17,7 @@ from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.precision import in_fp32, is_bf16
 from ds_distill.engine.world import World
-from ds_distill.evaluation.metrics import TokenScores
+from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.models.bundle import Bundle
 from ds_distill.run.context import ModelReference, Run, columns_of
 from ds_distill.run.events import Bar

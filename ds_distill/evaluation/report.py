@@ -1,0 +1,156 @@
+"""What an evaluation reports of a model's predictions, and of two models'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import confusion_matrix
+
+from ds_distill.errors import UserError
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.metric import Metric
+from ds_distill.evaluation.metrics import bin_of
+from ds_distill.evaluation.predictions import ClassPredictions, TokenScores
+from ds_distill.parts.entry import Over
+from ds_distill.parts.metrics import METRICS, MetricSettings, reported_metrics
+
+RELIABILITY_BINS = 10
+"""Of the figure of reliability."""
+
+
+def build_metric(over: Over, settings: MetricSettings, labels: Sequence[str] = ()) -> Metric[Any]:
+    """labels: the task's, in the order of the class ids; none over masked tokens."""
+    metric: Metric[Any] = METRICS[over][settings.name].load()(settings, labels)
+    return metric
+
+
+def build_metrics(
+    over: Over, labels: Sequence[str] = (), judge: MetricSettings | None = None
+) -> dict[str, Metric[Any]]:
+    """What an evaluation reports, by name; the task's metric, `judge`, first."""
+    return {
+        name: build_metric(over, settings, labels)
+        for name, settings in reported_metrics(over, judge).items()
+    }
+
+
+def metric_values(predictions: Any, metrics: Mapping[str, Metric[Any]]) -> dict[str, float]:
+    """Raises UserError where a metric is not defined for these examples."""
+    values = {name: metric.value(predictions) for name, metric in metrics.items()}
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise UserError(
+                f"metric {name} has no value on these {len(predictions):,} examples ({value}): an "
+                "AUC, for one, needs examples with its label and others. Evaluate on other "
+                "examples, or choose another metric."
+            )
+    return values
+
+
+def classification_report(
+    predictions: ClassPredictions, names: Sequence[str], metrics: Mapping[str, Metric[Any]]
+) -> dict[str, Any]:
+    """Examples, metrics, accuracy per class (recall), confusion matrix, reliability.
+
+    A class without examples has the accuracy None.
+    """
+    confusion = confusion_matrix(
+        predictions.labels, predictions.predicted, labels=np.arange(len(names))
+    )
+    totals = confusion.sum(axis=1)
+    return {
+        "examples": len(predictions),
+        **metric_values(predictions, metrics),
+        "per_class": {
+            name: float(confusion[index, index] / totals[index]) if totals[index] else None
+            for index, name in enumerate(names)
+        },
+        "confusion": confusion.tolist(),
+        "reliability": reliability(predictions),
+    }
+
+
+def reliability(predictions: ClassPredictions) -> list[dict[str, Any]]:
+    """Of each bin of confidence that holds an example: the mean confidence, the accuracy, and how
+    many examples it holds."""
+    bins = bin_of(predictions.confidence, RELIABILITY_BINS)
+    right = predictions.predicted == predictions.labels
+    return [
+        {
+            "confidence": float(predictions.confidence[here].mean()),
+            "accuracy": float(right[here].mean()),
+            "count": int(here.sum()),
+        }
+        for here in (bins == number for number in np.unique(bins))
+    ]
+
+
+def masked_lm_report(scores: TokenScores, metrics: Mapping[str, Metric[Any]]) -> dict[str, Any]:
+    """Examples, masked tokens, metrics over these. Raises UserError when no token is masked."""
+    tokens = int(scores.tokens.sum())
+    if tokens == 0:
+        raise UserError(
+            "a split has no token that is masked, so there is nothing to measure: its texts are "
+            "too few or too short for task.masking.rate. Add texts to it, or raise the rate."
+        )
+    return {"examples": len(scores), "tokens": tokens, **metric_values(scores, metrics)}
+
+
+# ------------------------------------------------------------------------------ two models
+
+
+def difference(
+    first: Any, second: Any, metric: Metric[Any], groups: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Difference of a metric of two models' predictions, with its 95% interval.
+
+    groups: as of `paired_interval`.
+    """
+    return {
+        "difference": metric.value(first) - metric.value(second),
+        "interval": list(paired_interval(first, second, metric, groups=groups)),
+    }
+
+
+def comparisons(
+    predictions: Mapping[str, Any],
+    roles: Mapping[str, str],
+    reports: Mapping[str, Mapping[str, Any]],
+    judge: Metric[Any],
+    groups: np.ndarray | None = None,
+) -> list[dict[str, Any]]:
+    """Each student against each other model: the `difference`; against a teacher also `retention`,
+    the share of the teacher's score that the student has, and `median_class_difference`.
+
+    predictions, roles (`teacher`, `student`, `control`) and reports: by model.
+    """
+    rows = []
+    for student, role in roles.items():
+        for other in roles if role == "student" else ():
+            if other == student:
+                continue
+            row = {
+                "student": student,
+                "other": other,
+                **difference(predictions[student], predictions[other], judge, groups),
+            }
+            if roles[other] == "teacher":
+                row |= to_teacher(reports[student], reports[other], judge.settings.name)
+            rows.append(row)
+    return rows
+
+
+def to_teacher(
+    student: Mapping[str, Any], teacher: Mapping[str, Any], metric: str
+) -> dict[str, float | None]:
+    """Retention, None where the teacher has nothing; and the median over the classes with examples
+    of the student's accuracy less the teacher's, None without classes."""
+    own, others = (report.get("per_class", {}) for report in (student, teacher))
+    differences = [own[name] - others[name] for name in own if own[name] is not None]
+    return {
+        "retention": student[metric] / teacher[metric] if teacher[metric] > 0 else None,
+        "median_class_difference": float(np.median(differences)) if differences else None,
+    }
