@@ -53,23 +53,28 @@ def metric_values(predictions: Any, metrics: Mapping[str, Metric[Any]]) -> dict[
 def classification_report(
     predictions: ClassPredictions, names: Sequence[str], metrics: Mapping[str, Metric[Any]]
 ) -> dict[str, Any]:
-    """Examples, metrics, accuracy per class (recall), confusion matrix, reliability.
-
-    A class without examples has the accuracy None.
-    """
+    """Examples, metrics, accuracy per class, confusion matrix (true classes by predicted),
+    reliability."""
     confusion = confusion_matrix(
         predictions.labels, predictions.predicted, labels=np.arange(len(names))
     )
-    totals = confusion.sum(axis=1)
     return {
         "examples": len(predictions),
         **metric_values(predictions, metrics),
-        "per_class": {
-            name: float(confusion[index, index] / totals[index]) if totals[index] else None
-            for index, name in enumerate(names)
-        },
+        "per_class": per_class(predictions, names),
         "confusion": confusion.tolist(),
         "reliability": reliability(predictions),
+    }
+
+
+def per_class(predictions: ClassPredictions, names: Sequence[str]) -> dict[str, float | None]:
+    """The accuracy on the examples of each class (its recall); None without any."""
+    right = predictions.predicted == predictions.labels
+    totals = np.bincount(predictions.labels, minlength=len(names))
+    rights = np.bincount(predictions.labels[right], minlength=len(names))
+    return {
+        name: float(rights[index] / totals[index]) if totals[index] else None
+        for index, name in enumerate(names)
     }
 
 

@@ -169,17 +169,24 @@ class MetricEntry(ConfiguredEntry):
     label_mistakes: LabelRule | None = None
     """What can be wrong with the settings on a task with these labels."""
 
+    @property
+    def is_share(self) -> bool:
+        """Whether values are shown in per cent, and differences in points."""
+        return self.shown.endswith("%")
+
     def shown_as(self, value: float) -> str:
         """A value as tables and sentences show it."""
         return format(value, self.shown)
 
     def difference_as(self, difference: float) -> str:
         """A difference of two values, with its sign; of shares, in points."""
-        if self.shown.endswith("%"):
-            # + 0.0 turns -0.0 into 0.0.
-            return f"{round(100 * difference, 1) + 0.0:+.1f}"
-        places = int(self.shown.strip(".f"))
-        return f"{round(difference, places) + 0.0:+.{places}f}"
+        spec = self.shown.replace("%", "f")
+        shown = format(100 * difference if self.is_share else difference, f"+{spec}")
+        return shown.replace("-", "+") if float(shown) == 0 else shown
+
+    def best(self, values: Mapping[Any, float]) -> Any:
+        """The name of the best of several values, of equals the first."""
+        return (max if self.higher_is_better else min)(values, key=lambda name: values[name])
 
     def better(self, interval: Sequence[float]) -> bool:
         """Whether the interval of a difference lies on the side of the better, without 0."""
