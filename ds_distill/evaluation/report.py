@@ -14,7 +14,7 @@ from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.metric import Metric
 from ds_distill.evaluation.metrics import bin_of
 from ds_distill.evaluation.predictions import ClassPredictions, TokenScores
-from ds_distill.parts.entry import Over
+from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS, MetricSettings, reported_metrics
 
 RELIABILITY_BINS = 10
@@ -125,12 +125,13 @@ def comparisons(
     roles: Mapping[str, str],
     reports: Mapping[str, Mapping[str, Any]],
     judge: Metric[Any],
+    entry: MetricEntry,
     groups: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """Each student against each other model: the `difference`; against a teacher also `retention`,
-    the share of the teacher's score that the student has, and `median_class_difference`.
+    """Each student against each other model: the `difference`, and against a teacher `to_teacher`.
 
     predictions, roles (`teacher`, `student`, `control`) and reports: by model.
+    judge, entry: the task's metric.
     """
     rows = []
     for student, role in roles.items():
@@ -143,19 +144,21 @@ def comparisons(
                 **difference(predictions[student], predictions[other], judge, groups),
             }
             if roles[other] == "teacher":
-                row |= to_teacher(reports[student], reports[other], judge.settings.name)
+                row |= to_teacher(reports[student], reports[other], entry)
             rows.append(row)
     return rows
 
 
 def to_teacher(
-    student: Mapping[str, Any], teacher: Mapping[str, Any], metric: str
+    student: Mapping[str, Any], teacher: Mapping[str, Any], entry: MetricEntry
 ) -> dict[str, float | None]:
-    """Retention, None where the teacher has nothing; and the median over the classes with examples
-    of the student's accuracy less the teacher's, None without classes."""
+    """`retention`: the student's score as a share of the teacher's; None where the teacher's is 0
+    or less is better. `median_class_difference`: the median over the classes with examples of the
+    student's accuracy less the teacher's; None without classes."""
     own, others = (report.get("per_class", {}) for report in (student, teacher))
     differences = [own[name] - others[name] for name in own if own[name] is not None]
+    known = entry.higher_is_better and teacher[entry.name] > 0
     return {
-        "retention": student[metric] / teacher[metric] if teacher[metric] > 0 else None,
+        "retention": student[entry.name] / teacher[entry.name] if known else None,
         "median_class_difference": float(np.median(differences)) if differences else None,
     }

@@ -333,7 +333,8 @@ def test_a_student_against_its_teachers():
     models = {name: ClassPredictions(one_hot(of), labels) for name, of in predicted.items()}
     metrics = build_metrics("classes", NAMES)
     reports = {name: classification_report(of, NAMES, metrics) for name, of in models.items()}
-    [to_teacher_, to_control] = comparisons(models, roles, reports, metrics["accuracy"])
+    entry = METRICS["classes"]["accuracy"]
+    [to_teacher_, to_control] = comparisons(models, roles, reports, metrics["accuracy"], entry)
     assert to_teacher_["student"] == to_control["student"] == "student"
     assert to_teacher_["retention"] == pytest.approx((6 / 8) / (6 / 8))
     # -1/4 of a, 0 of b, +1/2 of c; d has no example
@@ -345,10 +346,13 @@ def test_a_student_against_its_teachers():
 
 
 def test_a_teacher_that_knows_nothing_has_nothing_to_retain():
+    entry, loss = METRICS["classes"]["f1"], METRICS["masked tokens"]["loss"]
     own, other = {"f1": 0.5, "per_class": {"a": 0.75}}, {"f1": 0.0, "per_class": {"a": 0.5}}
-    found = to_teacher(own, other, "f1")
+    found = to_teacher(own, other, entry)
     assert found == {"retention": None, "median_class_difference": 0.25}
-    assert to_teacher({"loss": 1.0}, {"loss": 2.0}, "loss")["median_class_difference"] is None
+    found = to_teacher({"f1": 0.4}, {"f1": 0.5}, entry)
+    assert found == {"retention": pytest.approx(0.8), "median_class_difference": None}
+    assert to_teacher({"loss": 1.0}, {"loss": 2.0}, loss)["retention"] is None
 
 
 # ----------------------------------------------------------------------------- baselines
