@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, metadata
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.parts.phases import PHASES
 from ds_distill.parts.sources import source_of
-from ds_distill.parts.tasks import MaskedLM
+from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.routing_table import capitalised
@@ -32,7 +32,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
     not the path.
     """
     evaluation = _evaluation(recipe, results)
-    student = recipe.student
+    student, task = recipe.student, _task(recipe, results)
     lines = [
         "---",
         _metadata(recipe, results, evaluation).to_yaml(),
@@ -47,7 +47,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "```python",
         "from transformers import pipeline",
         "",
-        *_snippet(recipe),
+        *TASKS[task.type].usage(task),
         "```",
         "",
         "Weights are float32; figures come from predictions in float32.",
@@ -56,7 +56,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "",
         f"Starts from {_model(student.model)}"
         + (f", layers {student.layers}" if student.layers else "")
-        + f"; data: {_data(recipe)}.",
+        + f"; data: {_data(task)}.",
     ]
     if recipe.teachers:
         teachers = ", ".join(f"{name} ({_model(t.model)})" for name, t in recipe.teachers.items())
@@ -77,11 +77,11 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
 def _metadata(
     recipe: Recipe, results: dict[str, Any], evaluation: dict[str, Any] | None
 ) -> ModelCardData:
-    masked_lm = isinstance(recipe.task, MaskedLM)
-    hub_data = _hub_data(recipe)
+    task = _task(recipe, results)
+    hub_data = _hub_data(task)
     return ModelCardData(
         library_name="transformers",
-        pipeline_tag="fill-mask" if masked_lm else "text-classification",
+        pipeline_tag=TASKS[task.type].pipeline,
         tags=["knowledge-distillation", "ds-distill"],
         base_model=recipe.student.model if _is_on_hub(recipe.student.model) else None,
         datasets=[hub_data] if hub_data else None,
@@ -123,14 +123,15 @@ def _eval_results(
     recipe: Recipe, results: dict[str, Any], evaluation: dict[str, Any]
 ) -> list[EvalResult]:
     own = evaluation["models"][results["student"]]
-    hub_data = _hub_data(recipe)
+    task = _task(recipe, results)
+    hub_data = _hub_data(task)
     return [
         EvalResult(
-            task_type="fill-mask" if isinstance(recipe.task, MaskedLM) else "text-classification",
+            task_type=TASKS[task.type].pipeline,
             dataset_type=hub_data or "local",
-            dataset_name=hub_data or _name_of_data(recipe),
-            dataset_config=recipe.task.data.config if hub_data else None,
-            dataset_split=recipe.task.data.splits.get(evaluation["split"], evaluation["split"]),
+            dataset_name=hub_data or _name_of_data(task),
+            dataset_config=task.data.config if hub_data else None,
+            dataset_split=task.data.splits.get(evaluation["split"], evaluation["split"]),
             metric_type=entry.hub_name,
             metric_name=capitalised(entry.title),
             metric_value=round(own[name], 4),
@@ -142,13 +143,15 @@ def _eval_results(
 
 def _evaluation(recipe: Recipe, results: dict[str, Any]) -> dict[str, Any] | None:
     """The last evaluation of the shipped student on a split that was not used to make it."""
-    used = {split for phase in recipe.phases for split in phase.learns_from}
-    if any(phase.outputs for phase in recipe.phases):
+    phases = list(recipe.phases_of(results["task"]))
+    used = {split for phase in phases for split in phase.learns_from}
+    if any(phase.outputs for phase in phases):
         used.add(CHOOSING_SPLIT)  # it chooses epochs and students
     found = [
         record
         for record in results["phases"]
         if PHASES[record["kind"]].makes == "evaluation"
+        and record["task"] == results["task"]
         and record["split"] not in used
         and results["student"] in record["models"]
     ]
@@ -167,22 +170,9 @@ def _no_evaluation(results: dict[str, Any]) -> str:
 # ------------------------------------------------------------------------------------ text
 
 
-def _snippet(recipe: Recipe) -> list[str]:
-    """Code that runs as it is, on a text longer than the model's maximum."""
-    length = recipe.task.max_length
-    if isinstance(recipe.task, MaskedLM):
-        return [
-            'fill = pipeline("fill-mask", model=".")',
-            'text = f"a text with a {fill.tokenizer.mask_token} in it; " + "of any length " * 1000',
-            f'fill(text, tokenizer_kwargs={{"truncation": True, "max_length": {length}}})',
-        ]
-    text = '"a text of any length " * 1000'
-    if recipe.task.data.columns.text_b is not None:
-        text = f'{{"text": {text}, "text_pair": "the second text"}}'
-    return [
-        'classify = pipeline("text-classification", model=".")',
-        f"classify({text}, truncation=True, max_length={length})",
-    ]
+def _task(recipe: Recipe, results: dict[str, Any]) -> TaskSettings:
+    """The shipped student's task."""
+    return recipe.tasks_by_name[results["task"]]
 
 
 def _table(evaluation: dict[str, Any]) -> list[str]:
@@ -218,22 +208,22 @@ def _model(reference: str) -> str:
     return f"the local folder {_code(Path(reference).name)}"
 
 
-def _data(recipe: Recipe) -> str:
-    hub_data = _hub_data(recipe)
-    config = f" ({_code(recipe.task.data.config)})" if hub_data and recipe.task.data.config else ""
-    return _code(hub_data or _name_of_data(recipe)) + config
+def _data(task: TaskSettings) -> str:
+    hub_data = _hub_data(task)
+    config = f" ({_code(task.data.config)})" if hub_data and task.data.config else ""
+    return _code(hub_data or _name_of_data(task)) + config
 
 
-def _name_of_data(recipe: Recipe) -> str:
-    path = recipe.task.data.path
+def _name_of_data(task: TaskSettings) -> str:
+    path = task.data.path
     if source_of(path).name == "files":  # which may have gone by now
         return Path(path).expanduser().resolve().name
     return path
 
 
-def _hub_data(recipe: Recipe) -> str | None:
+def _hub_data(task: TaskSettings) -> str | None:
     """The data set's hub id, or None where it is not from the hub."""
-    path = recipe.task.data.path
+    path = task.data.path
     return path if source_of(path).name == "hub" else None
 
 

@@ -50,12 +50,11 @@ def reason(comparison: Comparison) -> str:
     """The reason of the choice, in one sentence."""
     entry = comparison.entry
     if comparison.choice != BASELINE:
-        low, high = sorted(map(abs, comparison.policies[comparison.choice].interval))
-        low, high = (entry.difference_as(bound).lstrip("+") for bound in (low, high))
-        points = " points" if entry.is_share else ""
+        bounds = sorted(map(abs, comparison.policies[comparison.choice].interval))
+        low, high = (entry.difference_as(bound).lstrip("+") for bound in bounds)
         return (
             f"The {entry.title} of its target is better than the {BASELINE}'s, by {low} to "
-            f"{high}{points}."
+            f"{high}{' points' if entry.is_share else ''}."
         )
     best = entry.best({name: policy.score for name, policy in comparison.policies.items()})
     if best == BASELINE:

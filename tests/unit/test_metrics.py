@@ -8,7 +8,7 @@ from scipy.special import softmax
 from sklearn import metrics as sklearn
 
 from ds_distill.errors import UserError
-from ds_distill.evaluation.baseline import Unigram, majority_class
+from ds_distill.evaluation.baseline import Unigram, class_log_shares
 from ds_distill.evaluation.metric import CountMetric
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
 from ds_distill.evaluation.report import (
@@ -360,10 +360,24 @@ def test_a_teacher_that_knows_nothing_has_nothing_to_retain():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(-1, 4), min_size=1, max_size=40).filter(lambda x: max(x) >= 0))
-def test_the_majority_is_the_commonest_label_and_of_equals_the_first(labels):
+def test_a_baseline_of_classes_is_their_shares(labels):
+    """The largest is the commonest class, of equals the first."""
     known = [label for label in labels if label >= 0]
-    most = max(known.count(label) for label in known)
-    assert majority_class(np.array(labels)) == min(x for x in known if known.count(x) == most)
+    shares = class_log_shares(np.array(labels), 6)
+    wanted = [known.count(label) / len(known) for label in range(6)]
+    np.testing.assert_allclose(np.exp(shares), wanted)
+    assert shares.argmax() == wanted.index(max(wanted))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_baseline_has_metrics_where_a_class_is_never_seen():
+    labels = np.array([0, 0, 0, 1, 0])
+    logits = np.tile(class_log_shares(labels, 3), (5, 1))
+    report = report_of(logits, labels, "abc")
+    assert report["accuracy"] == 0.8 and report["ece"] == pytest.approx(0.0)
+    for label in "abc":
+        positive = value(AUC(positive=label), logits, labels, "abc")
+        assert positive == 0.5 or (label == "c" and np.isnan(positive))
 
 
 def test_a_unigram_is_what_counting_says():

@@ -39,10 +39,12 @@ def make_results(
     models = {"student": figures, "bert": {**figures, "role": "teacher"}}
     judged = {"over": "masked tokens" if "tokens" in model else "classes", "metric": metric}
     evaluations = [
-        {"kind": "evaluate", "split": split, "models": models, **judged} for split in splits
+        {"kind": "evaluate", "task": "task", "split": split, "models": models, **judged}
+        for split in splits
     ]
     return {
         "student": "student",
+        "task": "task",
         "phases": [{"kind": "distil"}, *evaluations],
         "verdict": "Accuracy 72.0% of 500 examples.",
         "environment": ENVIRONMENT,

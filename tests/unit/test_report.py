@@ -283,7 +283,9 @@ def test_of_a_metric_that_is_to_be_low_the_lower_is_better():
     )
     source = render_report(make_results(models, metric="ece"))
     part = source[source.index("Each student against") : source.index("Which examples")]
-    rows = re.findall(r"<tr.*?<td>(\w+)</td>.*?>(\w+)</td>.*?<td class=.(up|down).>", part, re.DOTALL)
+    rows = re.findall(
+        r"<tr.*?<td>(\w+)</td>.*?>(\w+)</td>.*?<td class=.(up|down).>", part, re.DOTALL
+    )
     assert rows == [("average", "t", "down"), ("average", "low", "down"), ("low", "t", "up")]
 
 
