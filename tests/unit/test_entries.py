@@ -305,7 +305,7 @@ BAD: dict[str, tuple[Any, list[str]]] = {
     "a name twice": ([GOOD, GOOD], ["'named' is taken"]),
     "a name with a space": (replace(GOOD, name="a b"), ["phase cannot be called 'a b'"]),
     "a key of records": (METRIC, ["metric cannot be called 'tokens'"]),
-    "over nothing": (replace(METRIC, name="m", over="sums"), ["over 'sums'", "masked tokens"]),
+    "over nothing": (replace(HALF, over="sums"), ["over 'sums'", "masked tokens"]),
     "other settings": (replace(GOOD, settings=TermSettings), ["TermSettings", "no PhaseSettings"]),
     "a policy of states": (
         PolicyEntry(name="p", settings=Uniform, implementation="a:b", needs=Needs(states=(-1,))),

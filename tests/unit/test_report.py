@@ -43,6 +43,7 @@ def make_results(
         "run": "a-run",
         "description": description,
         "student": shipped,
+        "task": "task",
         "seconds": 13.3,
         "uses": [
             {
@@ -97,6 +98,7 @@ def make_evaluation(models, labels, baseline, metric):
         if other != student
     ]
     return {
+        "task": "task",
         "over": "classes",
         "metric": metric,
         "metric_settings": {},
