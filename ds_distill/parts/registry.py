@@ -59,11 +59,11 @@ class Kind:
 
 
 KINDS = (
-    Kind("task", TaskEntry, TASKS, TaskSettings, "type"),
     Kind("phase", PhaseEntry, PHASES, PhaseSettings, "kind"),
     Kind("term", TermEntry, TERMS, TermSettings, names=r"[a-z][a-z0-9_]{0,63}"),
     Kind("policy", PolicyEntry, POLICIES, Routing, "policy"),
     Kind("codec", CodecEntry, CODECS, CodecSettings, "name"),
     Kind("metric", MetricEntry, METRICS, MetricSettings, "name", names=_METRIC_NAME),
     Kind("source", SourceEntry, SOURCES),
+    Kind("task", TaskEntry, TASKS, TaskSettings, "type"),
 )

@@ -75,7 +75,6 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     _log(run, name, phase.split, roles, reports, baseline)
     return {
         "split": phase.split,
-        "task": run.task_name,
         "over": entry.over,
         "metric": entry.name,
         "metric_settings": run.task.metric.model_dump(exclude={"name"}, exclude_defaults=True),

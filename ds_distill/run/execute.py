@@ -70,7 +70,13 @@ def execute(
             if world.is_main:
                 write_json(
                     folder.record(number, name),
-                    {"phase": name, "kind": phase.kind, "seconds": seconds, **record},
+                    {
+                        "phase": name,
+                        "kind": phase.kind,
+                        "task": recipe.task_name(phase),
+                        "seconds": seconds,
+                        **record,
+                    },
                 )
             world.barrier()
         if world.is_main and first is None:
