@@ -55,7 +55,7 @@ class Progress:
     """Where a training stands; with DeepSpeed's checkpoint it is all that a resume needs."""
 
     step: int = 0
-    best_accuracy: float | None = None
+    best_score: float | None = None
     best_epoch: int | None = None
 
 
@@ -183,8 +183,8 @@ class _Training:
         )
 
     def _validate(self, epoch: int) -> None:
-        """Validation at the end of an epoch; the weights of the epoch with the best accuracy are
-        kept."""
+        """Validation at the end of an epoch; the weights of the epoch with the best score in the
+        task's metric are kept."""
         job, progress = self.job, self.progress
         if job.validation is None:
             return
@@ -192,12 +192,13 @@ class _Training:
         self.run.log.event(
             "validation", phase=job.output, step=progress.step, epoch=epoch, **scores
         )
-        result = scores["accuracy"]
+        metric, best = job.validation.metric, progress.best_score
+        result = scores[metric.name]
         if job.settings.keep != "last":
-            if not (progress.best_accuracy is None or result > progress.best_accuracy):
+            if best is not None and not metric.is_better(result, best):
                 return
             self._keep_weights()
-        self.progress = replace(progress, best_accuracy=result, best_epoch=epoch)
+        self.progress = replace(progress, best_score=result, best_epoch=epoch)
 
     def _keep_weights(self) -> None:
         """Write the student as transformers would, aside, to be published when training ends."""
@@ -260,7 +261,7 @@ def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
 
 
 def _choosing(job: Job, progress: Progress) -> dict[str, Any] | None:
-    """The examples that chose the epoch, and will choose the student to ship, with the accuracy on
+    """The examples that chose the epoch, and will choose the student to ship, with the score on
     them: of what was chosen by it, so no measure of the model."""
     if job.validation is None:
         return None
@@ -268,7 +269,8 @@ def _choosing(job: Job, progress: Progress) -> dict[str, Any] | None:
         "split": job.validation.split,
         "examples": job.validation.examples,
         "keep": job.settings.keep,
-        "accuracy": progress.best_accuracy,
+        "metric": job.validation.metric.name,
+        "score": progress.best_score,
         "epoch": progress.best_epoch,
     }
 
