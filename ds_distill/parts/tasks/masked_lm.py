@@ -32,4 +32,7 @@ class MaskedLM(TaskSettings):
     has_classes: ClassVar[bool] = False
 
     type: Literal["masked-lm"] = "masked-lm"
+    long: Literal["split", "cut"] = "cut"
+    """What becomes of texts longer than `max_length`: `split` makes windows of them, each an
+    example of its own; `cut` throws the rest away."""
     masking: MaskSettings = MaskSettings()
