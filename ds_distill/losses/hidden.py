@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_distill.losses.term import Term
+from ds_distill.losses.term import Term, TermInputs
 from ds_distill.parts.terms import HiddenMSELoss
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
@@ -39,10 +39,8 @@ class HiddenMSE(Term):
         )
 
     @classmethod
-    def build(
-        cls, settings: HiddenMSELoss, student_width: int, teacher_widths: Mapping[str, int]
-    ) -> HiddenMSE:
-        return cls(settings, student_width, teacher_widths)
+    def build(cls, settings: HiddenMSELoss, inputs: TermInputs) -> HiddenMSE:
+        return cls(settings, inputs.student_width, inputs.teacher_widths)
 
     def forward(
         self,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core import core_schema
 
+from ds_distill.parts.context import Context
 from ds_distill.parts.entry import Needs, TermEntry
 from ds_distill.parts.outside import load_outside
 from ds_distill.parts.section import Section, Share
@@ -23,6 +24,10 @@ class TermSettings(Section):
     until: Share = 1.0
     """Share of the phase's optimizer steps after which it is active no more. Where no active term
     compares with the teachers, they do not run."""
+
+    def labels_named(self) -> dict[str, list[str]]:
+        """By key: labels that must be the task's."""
+        return {}
 
     @model_validator(mode="after")
     def _starts_before_it_ends(self) -> Self:
@@ -42,6 +47,15 @@ class CrossEntropyLoss(TermSettings):
     """Cross-entropy between the student and the label, on labelled rows. In masked-LM a row is a
     masked token, and its label the token itself."""
 
+    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(gt=0)]] | None = None
+    """What the classes count: `balanced`, each class as much as any other however few examples it
+    has, or a number by label, 1 for those that are not named. They are scaled to a mean of 1 over
+    the examples that the phase trains on, so that the loss keeps its scale. Default: all alike."""
+
+    def labels_named(self) -> dict[str, list[str]]:
+        named = self.class_weights
+        return {"class_weights": list(named)} if isinstance(named, dict) else {}
+
 
 class KLLoss(SoftenedTerm):
     """T^2 * KL(teacher || student) at temperature T, against the routed target."""
@@ -59,6 +73,14 @@ class HiddenMSELoss(TermSettings):
     (MT-BERT's hidden loss)."""
 
 
+def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Iterator[str]:
+    if settings.class_weights is not None and not context.task.has_classes:
+        yield (
+            f"{context.location}.class_weights: weighs classes, and "
+            f"task.type={context.task.type} has none. Take the key out."
+        )
+
+
 TERMS: dict[str, TermEntry] = {
     entry.name: entry
     for entry in (
@@ -67,6 +89,7 @@ TERMS: dict[str, TermEntry] = {
             settings=CrossEntropyLoss,
             implementation="ds_distill.losses.logits:CrossEntropy",
             needs=Needs(labels=True),
+            mistakes=_cross_entropy_mistakes,
         ),
         TermEntry(
             name="kl",

@@ -1,12 +1,15 @@
 """Loss terms against their equations in float64, and the bundle that adds them up."""
 
 import copy
+import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
-from ds_distill.losses import build_terms
+from ds_distill.losses import CrossEntropy, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.encoder import read_signals
 from ds_distill.parts.policies import routing_of
@@ -34,9 +37,11 @@ def make_batch(labels=LABELS, dummy=(), **given):
     return Batch(keys, labels=labels, row_sets=row_sets, counts=counts, **{"views": {}, **given})
 
 
-def term_of(name, settings, **widths):
+def term_of(name, section, **widths):
     torch.manual_seed(0)  # projections
-    return build_terms(losses_of({name: settings}), widths.pop("student", 5), widths)[name]
+    return build_terms(losses_of({name: section}), TermInputs(widths.pop("student", 5), widths))[
+        name
+    ]
 
 
 def divergence(teacher, student, temperature):
@@ -105,6 +110,46 @@ def test_cross_entropy_of_labelled_rows():
         return -0.3 * torch.log_softmax(z, dim=-1)[torch.arange(ROWS), labelled]
 
     check_term(term, wanted, randn(ROWS, CLASSES), {}, None, make_batch(dummy=[1]))
+
+
+@given(
+    st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=9),
+    st.one_of(
+        st.just("balanced"),
+        st.dictionaries(st.sampled_from("abcd"), st.floats(0.01, 100), min_size=1),
+    ),
+    st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_class_weights_have_mean_one_over_the_training_examples(labels, named, seed):
+    """Each row's loss is its class's weight times its own, and the mean over rows that lose alike
+    is as without weights."""
+    counts = [labels.count(number) for number in range(CLASSES)]
+    term = CrossEntropy({"class_weights": named, "weight": 0.5}, list("abcd"), counts)
+    if named == "balanced":
+        weights = [1 / count if count else 0.0 for count in counts]
+    else:
+        weights = [named.get(name, 1.0) for name in "abcd"]
+    mean = sum(w * count for w, count in zip(weights, counts, strict=True)) / len(labels)
+    batch, student = make_batch(torch.tensor(labels)), randn(len(labels), CLASSES, seed=seed)
+
+    def wanted(z):
+        own = torch.tensor([weights[label] / mean for label in labels], dtype=torch.float64)
+        return -0.5 * own * torch.log_softmax(z, dim=-1)[torch.arange(len(labels)), labels]
+
+    check_term(term, wanted, student, {}, None, batch)
+    alike = term(Signals(torch.zeros(len(labels), CLASSES)), {}, None, batch)
+    assert alike.mean().item() == pytest.approx(0.5 * math.log(CLASSES), rel=1e-5)
+    if named == "balanced":  # each class that occurs has the same part of the loss
+        sums = torch.zeros(CLASSES).index_add(0, torch.tensor(labels), alike)
+        assert sums[sums > 0].max().item() == pytest.approx(sums[sums > 0].min().item(), rel=1e-5)
+
+
+def test_class_weights_without_counts_are_refused():
+    with pytest.raises(ValueError, match="needs class_counts"):
+        CrossEntropy({"class_weights": "balanced"})
+    with pytest.raises(ValueError, match="class_weights of e: `labels` must name"):
+        CrossEntropy({"class_weights": {"e": 2.0}}, list("abcd"), [1, 1, 1, 1])
 
 
 def test_logit_mse():
@@ -208,7 +253,7 @@ def make_bundle(kind=BertForSequenceClassification, losses=ALL_TERMS, policy="av
     student = tiny(kind, 0)
     teachers = {"first": tiny(kind, 1, 24, 2), "second": tiny(kind, 2, 8)}
     torch.manual_seed(3)
-    terms = build_terms(losses, 16, {"first": 24, "second": 8})
+    terms = build_terms(losses, TermInputs(16, {"first": 24, "second": 8}))
     router = Router(routing_of(policy=policy), temperature=2.0)
     return Bundle(student, teachers if live else {}, terms, router), teachers
 
@@ -318,9 +363,9 @@ def test_cached_signals_give_the_loss_of_live_teachers(policy):
         }
     own = {"student": batch.views["student"]}
     answers = []
-    for bundle, given in ((live, batch), (cached, make_batch(views=own, signals=signals))):
+    for bundle, each in ((live, batch), (cached, make_batch(views=own, signals=signals))):
         bundle.eval()
-        result = bundle(given)
+        result = bundle(each)
         result["loss"].backward()
         answers.append((result, gradients(bundle)))
     torch.testing.assert_close(answers[0], answers[1], rtol=0, atol=0)
@@ -352,5 +397,5 @@ def test_masked_lm_rows_go_through_the_same_bundle():
 
 
 def test_every_term_of_the_recipe_is_built():
-    terms = build_terms(ALL_TERMS, 4, {"t": 4})
+    terms = build_terms(ALL_TERMS, TermInputs(4, {"t": 4}))
     assert list(terms) == list(TERMS) == list(ALL_TERMS)
