@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ds_distill.losses.hidden import HiddenMSE
-from ds_distill.losses.logits import KL, CrossEntropy, LogitMSE
+from ds_distill.losses.hidden import ActivationBoundary, Cosine, HiddenMSE
+from ds_distill.losses.logits import KL, ConfidencePenalty, CrossEntropy, LogitMSE
 from ds_distill.losses.term import Term, TermInputs
 from ds_distill.parts.terms import TERMS, TermSettings
 
-__all__ = ["KL", "CrossEntropy", "HiddenMSE", "LogitMSE", "Term", "TermInputs", "build_terms"]
+__all__ = [
+    "KL",
+    "ActivationBoundary",
+    "ConfidencePenalty",
+    "Cosine",
+    "CrossEntropy",
+    "HiddenMSE",
+    "LogitMSE",
+    "Term",
+    "TermInputs",
+    "build_terms",
+]
 
 
 def build_terms(losses: Mapping[str, TermSettings], inputs: TermInputs) -> dict[str, Term]:

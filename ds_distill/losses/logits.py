@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs, only_teacher, target_loss
-from ds_distill.parts.terms import CrossEntropyLoss, KLLoss, LogitMSELoss
+from ds_distill.parts.terms import ConfidencePenaltyLoss, CrossEntropyLoss, KLLoss, LogitMSELoss
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals, VocabularyHead
 from ds_kernels import linear_kl, linear_mse, masked_kl, topk_kl
@@ -174,3 +174,25 @@ class LogitMSE(Term):
             return self.weight * (logits - teacher_logits.float()).square().mean(dim=-1)
 
         return target_loss(loss, teachers, target)
+
+
+class ConfidencePenalty(Term):
+    """-weight * H(softmax(z_s)), with H(p) = -sum over classes of p log p (Pereyra et al. 2017;
+    DoKTra, equation 2)."""
+
+    needs_teachers = False
+
+    def __init__(self, settings: ConfidencePenaltyLoss | Mapping[str, Any] = DEFAULTS) -> None:
+        """settings: as a recipe has them, e.g. {"weight": 0.3}."""
+        super().__init__(ConfidencePenaltyLoss.model_validate(settings))
+
+    def forward(
+        self,
+        student: Signals,
+        teachers: Mapping[str, Signals],
+        target: Target | None,
+        batch: Batch,
+    ) -> torch.Tensor:
+        logits = student.at(batch.row_sets[self.rows]).logits
+        log_probs = torch.log_softmax(logits.float(), dim=-1)
+        return self.weight * (log_probs.exp() * log_probs).sum(dim=-1)

@@ -80,6 +80,13 @@ class Term(nn.Module, ABC):
             empty.
         """
 
+    def measures(
+        self, student: Signals, teachers: Mapping[str, Signals], batch: Batch
+    ) -> dict[str, torch.Tensor]:
+        """Numbers of the k rows of the term's row set that are logged as means beside the losses,
+        without gradients: float32 [k] by name."""
+        return {}
+
     def idle(self, student: Signals) -> torch.Tensor:
         """A loss of 0.0 while the term is not active, with a gradient of 0 for each weight of its
         own: ranks average the gradients of all weights in each step. A term with trained weights

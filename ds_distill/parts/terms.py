@@ -73,6 +73,26 @@ class HiddenMSELoss(TermSettings):
     (MT-BERT's hidden loss)."""
 
 
+class CosineLoss(TermSettings):
+    """1 - cos(H_t, H_s) of each row's last states (DistilBERT), of one teacher that is as wide as
+    the student."""
+
+
+class ConfidencePenaltyLoss(TermSettings):
+    """-weight * H(softmax(z_s)), H the entropy: predictions that are too sure cost more (Pereyra et
+    al. 2017). Beside cross_entropy; without teachers."""
+
+
+class ActivationBoundaryLoss(TermSettings):
+    """Squared distance of each neuron of a row's last state to the margin, on the side of 0 on
+    which the one teacher has it (DoKTra; Heo et al. 2019), summed over neurons. Where widths
+    differ, a random map that is not trained brings the teacher's state to the student's width. The
+    share of neurons on the other side is logged beside the losses."""
+
+    margin: Annotated[float, Field(gt=0)] = 1.0
+    """Distance from 0 from which on a neuron of the student adds no loss."""
+
+
 def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Iterator[str]:
     if settings.class_weights is not None and not context.task.has_classes:
         yield (
@@ -108,6 +128,23 @@ TERMS: dict[str, TermEntry] = {
             settings=HiddenMSELoss,
             implementation="ds_distill.losses.hidden:HiddenMSE",
             needs=Needs(teachers=1, states=(-1,)),
+        ),
+        TermEntry(
+            name="cosine",
+            settings=CosineLoss,
+            implementation="ds_distill.losses.hidden:Cosine",
+            needs=Needs(teachers=1, at_most=1, states=(-1,), equal_widths=True),
+        ),
+        TermEntry(
+            name="confidence_penalty",
+            settings=ConfidencePenaltyLoss,
+            implementation="ds_distill.losses.logits:ConfidencePenalty",
+        ),
+        TermEntry(
+            name="activation_boundary",
+            settings=ActivationBoundaryLoss,
+            implementation="ds_distill.losses.hidden:ActivationBoundary",
+            needs=Needs(teachers=1, at_most=1, states=(-1,)),
         ),
     )
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,8 @@ class Progress:
     step: int = 0
     best_accuracy: float | None = None
     best_epoch: int | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What terms measured, as last reported."""
 
 
 def train_each(
@@ -183,6 +185,9 @@ class _Training:
         if not math.isfinite(values["loss"]):
             raise self._astray(epoch, values["loss"])
         self._unreported.clear()
+        measured = {name: value for name, value in values.items() if "." in name}
+        measures = {**self.progress.measures, **measured}
+        self.progress = replace(self.progress, measures=measures)
         step, rate = self.progress.step, self.engine.learning_rate
         self.run.log.event("train", phase=self.job.output, step=step, learning_rate=rate, **values)
         bar.advance(0, f"loss {values['loss']:.4f}")
@@ -237,6 +242,7 @@ class _Training:
             "examples": len(job.examples),
             "steps": self.progress.step,
             "choosing": _choosing(job, self.progress),
+            **({"measures": self.progress.measures} if self.progress.measures else {}),
         }
         if run.world.is_main:
             run.folder.publish_model(job.number, job.output, record)
