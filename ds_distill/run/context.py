@@ -123,7 +123,9 @@ class Run:
 
     def examples(self, split: str) -> Examples:
         """Keys and labels of a split. Every rank must call this."""
-        return Examples.of(datasets.load_from_disk(self._examples_folder(split)))
+        return self.kind.examples(
+            Examples.of(datasets.load_from_disk(self._examples_folder(split)))
+        )
 
     def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
         """A split's tokens for each model; models with the same tokenizer share a table. Every
