@@ -179,6 +179,17 @@ def test_later_overrides_win_and_a_phase_wins_over_training(load):
     assert epochs == [4, 4, 8]
 
 
+def test_a_phase_says_steps_or_epochs_in_place_of_training(load):
+    def lengths(*overrides):
+        recipe = load(*overrides)
+        assert Recipe.model_validate(parse(dump_recipe(recipe))) == recipe
+        return [(p.steps, p.epochs) for p in recipe.phases if isinstance(p, Training)]
+
+    both = lengths("training.steps=50", "phases.teach-first.epochs=2", "phases.distil.steps=9")
+    assert both == [(None, 2), (50, 6), (9, 6)]
+    assert lengths("training.epochs=4", "phases.distil.steps=9")[-1] == (9, 4)
+
+
 def test_phases_may_be_written_short(load):
     recipe = load("phases.evaluate.split=validation", phases=["expertise", {"evaluate": None}])
     assert [phase.kind for phase in recipe.phases] == ["expertise", "evaluate"]
