@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from transformers import PreTrainedConfig
 
 from ds_distill.check.labels import label_notes
-from ds_distill.data.sources import Source
+from ds_distill.data.sources import Source, located
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,
@@ -40,7 +40,8 @@ class Data:
         """teachers: configurations of those that can be read, by name."""
         found = list(self._splits())
         try:
-            labels = self.source.labels
+            with located(self.task):
+                labels = self.source.labels
         except UserError as error:
             return [*found, str(error)]  # the rest is about labels
         if not self._read:

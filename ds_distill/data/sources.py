@@ -7,9 +7,10 @@ maps into memory; the file's name is a hash of all it depends on.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -19,35 +20,17 @@ import numpy as np
 import xxhash
 
 from ds_distill.data import docstrings
-from ds_distill.data.examples import build_once, convert, distinct_labels, keep_per_class
+from ds_distill.data.examples import build_once, convert, keep_per_class
 from ds_distill.data.keys import content_keys
+from ds_distill.data.labels import distinct_labels, is_labelled
 from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.splits import folder_splits, hub_splits, wrong_split
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.parts.sources import source_of
+from ds_distill.parts.data import Columns
 from ds_distill.parts.tasks import Task
 
 VERSION = 1
 """Part of the converted files' names: raise it when the same input gives other rows."""
-
-
-def open_source(
-    task: Task,
-    cache_folder: Path | None = None,
-    progress: docstrings.Progress | None = None,
-) -> Source:
-    """The source that `task.data.path` names; nothing large is read yet.
-
-    A single file is the split train. Label names are looked for in labels.json beside the
-    files, then in the files (parquet written by `datasets`), then among the labels of train.
-
-    cache_folder: where downloads and converted files are kept, the default being the cache
-    of `datasets`. progress: called while docstrings are extracted.
-
-    Raises UserError when the path or a split that the recipe names is not there.
-    """
-    source: Source = source_of(task.data.path).load()(task, cache_folder, progress)
-    return source
 
 
 def open_docstrings(
@@ -63,7 +46,7 @@ def open_files(
     local = Path(path).expanduser()
     if local.is_dir():
         return ReaderSource(task, cache_folder, folder_splits(task, local), local)
-    for split, name in task.data.splits.items():
+    for split, name in task.data.own_splits().items():
         raise UserError(
             f"task.data.splits.{split}={name}: task.data.path={path} is one file, which is "
             "split train. Give the folder as the path to name several files in it."
@@ -73,6 +56,18 @@ def open_files(
 
 def open_hub(task: Task, cache_folder: Path | None, progress: docstrings.Progress | None) -> Source:
     return ReaderSource(task, cache_folder, hub_splits(task, cache_folder), None)
+
+
+@contextmanager
+def located(task: Task) -> Iterator[None]:
+    """Mistakes name a task's keys as `task.KEY`; where it has a name, as `tasks.NAME.KEY`."""
+    try:
+        yield
+    except UserError as error:
+        if task.location == "task":
+            raise
+        keys = r"\btask\.(?=(data|labels|type|max_length|masking)\b)"
+        raise UserError(re.sub(keys, f"{task.location}.", str(error))) from error
 
 
 class Source(ABC):
@@ -104,20 +99,30 @@ class Source(ABC):
 
         Columns: `text`, str; `text_b`, str, where the recipe names its column; `label`,
         int64: class id, or -1 in every row of a split without labels; `key_hi` and `key_lo`,
-        int64: the content key; of docstrings `group`, int64: the file. `task.data.per_class` is
-        applied.
+        int64: the content key; of docstrings `group`, int64: the file. `task.data.per_class` and
+        `task.data.limit` are applied.
 
         Raises UserError when the split is not there, a row breaks a rule, or the split has
         no labels and `need_labels` is set.
         """
+        with located(self.task):
+            return self._read(split, need_labels)
+
+    def _read(self, split: str, need_labels: bool) -> datasets.Dataset:
         self._check_split(split, f"Pick one of these with e.g. phases.PHASE.split={self.splits[0]}")
         data = self._examples(split)
-        if need_labels and data[0]["label"] < 0:
+        if need_labels and not has_labels(data):
             raise self._no_labels(split)
         cap = self.task.data.per_class.get(split)
         hidden = "class" in data.column_names
         if cap is not None:
             classes = _numpy(data, "class" if hidden else "label")
+            if classes.ndim > 1:
+                raise UserError(
+                    f"task.data.per_class.{split}: caps the examples of each class, and with "
+                    f"task.type={self.task.type} an example has any number of them. Set "
+                    f"task.data.limit.{split} instead."
+                )
             if classes[0] < 0 and not self.task.has_classes:
                 raise UserError(
                     f"task.data.per_class.{split}: caps the examples of each class, and "
@@ -127,6 +132,11 @@ class Source(ABC):
                 raise self._no_labels(split)
             keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)
             data = data.select(keep_per_class(classes, keys, cap))
+        limit = self.task.data.limit.get(split)
+        if limit is not None:
+            keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)
+            one_class = np.zeros(len(data), dtype=np.int64)
+            data = data.select(keep_per_class(one_class, keys, limit))
         names = ("text", "text_b", "label", "key_hi", "key_lo", "group")
         return data.select_columns([name for name in names if name in data.column_names])
 
@@ -145,8 +155,9 @@ class Source(ABC):
             )
 
     def _check_named_splits(self) -> None:
-        for split in self.task.data.per_class:
-            self._check_split(split, f"Take task.data.per_class.{split} out of the recipe")
+        for key in ("per_class", "limit"):
+            for split in getattr(self.task.data, key):
+                self._check_split(split, f"Take task.data.{key}.{split} out of the recipe")
 
 
 class ReaderSource(Source):
@@ -208,9 +219,18 @@ class ReaderSource(Source):
             self._readers[split] = open_file(location) if isinstance(location, Path) else location
         return self._readers[split]
 
+    def _columns(self, reader: Reader) -> Columns:
+        """The columns of one file: those of the recipe, or text_a and text_b where it names none
+        and the file has no column `text`."""
+        columns, present = self.task.data.columns, reader.columns()
+        by_default = (columns.text, columns.text_b) == ("text", None)
+        if by_default and "text" not in present and {"text_a", "text_b"} <= set(present):
+            return columns.model_copy(update={"text": "text_a", "text_b": "text_b"})
+        return columns
+
     def _examples(self, split: str) -> datasets.Dataset:
         reader = self._reader(split)
-        columns = self.task.data.columns
+        columns = self._columns(reader)
         present = reader.columns()
         for key in ("text", "text_b"):
             name = getattr(columns, key)
@@ -218,18 +238,24 @@ class ReaderSource(Source):
                 raise _missing_column(reader, key, name)
         labels = self.labels if columns.label in present else []
         class_names = reader.label_names(columns.label)
+        many = self.task.many_labels
         state = [VERSION, reader.fingerprint(), columns.model_dump(), labels, class_names]
+        state += ["many labels"] if many else []
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
         path = self.cache_folder / f"examples-{digest}.arrow"
-        build_once(path, lambda temporary: convert(reader, columns, labels, temporary))
+        build_once(
+            path,
+            lambda temporary: convert(reader, columns, labels, temporary, many_labels=many),
+        )
         return datasets.Dataset.from_file(str(path))
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        columns = self.task.data.columns
-        names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
         found: dict[tuple[int, int], str] = {}
         with suppress(UserError, OSError, KeyError):  # the files are others by now
-            rows = self._reader(split).rows(names)
+            reader = self._reader(split)
+            columns = self._columns(reader)
+            names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
+            rows = reader.rows(names)
             while len(found) < len(keys) and (batch := list(islice(rows, BATCH))):
                 fields = ([row[name] for _, row in batch] for name in names)
                 here = map(tuple, content_keys(*fields).tolist())
@@ -258,6 +284,11 @@ class DocstringSource(Source):
         super().__init__(task, cache_folder)
         data = task.data
         packages = docstrings.parse_packages(data.path)
+        if task.many_labels:
+            raise UserError(
+                f"task.type={task.type}: a docstring has one label, its package. Take "
+                "task.type=single-label, or other data."
+            )
         labels = task.given_labels
         if labels is not None and set(labels) != set(packages):
             odd = sorted(set(labels) ^ set(packages))[0]
@@ -271,7 +302,7 @@ class DocstringSource(Source):
                 raise UserError(f"task.data.{key}={value}: docstrings have none. Take the key out.")
         self._packages = labels or packages
         self._progress = progress
-        self._names = dict(data.splits) or {name: name for name in docstrings.SHARES}
+        self._names = data.own_splits() or {name: name for name in docstrings.SHARES}
         for split, name in self._names.items():
             if name not in docstrings.SHARES:
                 raise wrong_split(split, name, list(docstrings.SHARES))
@@ -335,6 +366,11 @@ def _read_labels(path: Path) -> list[str]:
             f'class ids, e.g. ["no", "yes"]; got {str(labels)[:100]}.'
         )
     return names
+
+
+def has_labels(data: datasets.Dataset) -> bool:
+    """Whether a split has labels: all of its rows have, or none."""
+    return bool(is_labelled(_numpy(data.select(range(1)), "label"))[0])
 
 
 def _numpy(data: datasets.Dataset, column: str) -> np.ndarray:

@@ -13,6 +13,7 @@ from ds_distill.parts import (
     MetricEntry,
     MetricSettings,
     Name,
+    Needs,
     PhaseEntry,
     PhaseSettings,
     PolicyEntry,
@@ -67,7 +68,10 @@ def soup_mistakes(settings: Soup, context: Context) -> Iterator[str]:
 
 ENTRIES = [
     TermEntry(
-        name="reverse_kl", settings=ReverseKL, implementation="example_parts.parts:ReverseKLTerm"
+        name="reverse_kl",
+        settings=ReverseKL,
+        implementation="example_parts.parts:ReverseKLTerm",
+        needs=Needs(teachers=1),
     ),
     PolicyEntry(
         name="confident",

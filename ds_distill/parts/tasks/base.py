@@ -18,6 +18,9 @@ class TaskSettings(Section):
     has_classes: ClassVar[bool]
     """Whether each example has a class: expertise tables, experts and class logits make sense."""
 
+    many_labels: ClassVar[bool] = False
+    """Whether an example has any number of classes, instead of one."""
+
     _location: str = PrivateAttr("task")
 
     @property

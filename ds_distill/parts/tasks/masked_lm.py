@@ -34,6 +34,9 @@ class MaskedLM(TaskSettings):
     has_classes: ClassVar[bool] = False
 
     type: Literal["masked-lm"] = "masked-lm"
+    long: Literal["split", "cut"] = "cut"
+    """What becomes of texts longer than `max_length`: `split` makes windows of them, each an
+    example of its own; `cut` throws the rest away."""
     masking: MaskSettings = MaskSettings()
     metric: Annotated[MetricSettings, one_metric("masked tokens")] = Accuracy()
     """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
