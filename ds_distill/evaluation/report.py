@@ -17,8 +17,8 @@ from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS, MetricSettings, reported_metrics
 
-RELIABILITY_BINS = 10
-"""Of the figure of reliability."""
+RELIABILITY_BINS = 15
+"""Of the figure of reliability: as many as the calibration error has by default."""
 
 
 def build_metric(over: Over, settings: MetricSettings, labels: Sequence[str] = ()) -> Metric[Any]:

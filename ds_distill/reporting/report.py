@@ -7,6 +7,7 @@ from typing import Any
 
 import jinja2
 
+from ds_distill.evaluation.report import RELIABILITY_BINS
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
 from ds_distill.reporting.routing_table import capitalised
@@ -31,6 +32,7 @@ def render_report(results: dict[str, Any]) -> str:
         comparison=comparison,
         chooses=METRICS["classes"][comparison["metric"]] if comparison else None,
         per_class_metric=METRICS["classes"]["accuracy"],
+        reliability_bins=RELIABILITY_BINS,
         capitalised=capitalised,
     )
 

@@ -59,8 +59,8 @@ class Comparison:
     policies: dict[str, Score]
     teachers: dict[str, Score]
     any_teacher: Score
-    """Where any teacher is right, its output, else the first one's: no choice among teachers has
-    a better accuracy."""
+    """The output of a teacher that is right, of the first where none is: how far choosing among
+    teachers can go. None can have a better accuracy; another metric can be better by chance."""
     agreement: dict[str, float]
     """`one, other` -> share of examples on which two teachers predict the same class."""
     choice: str

@@ -21,6 +21,7 @@ from ds_distill.data.masking import MaskedLMCollator, Masking
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
+from ds_distill.engine.predict import score_tokens
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import TokenScores
@@ -30,7 +31,6 @@ from ds_distill.models.configuration import check_masked_lm, load_config, same_t
 from ds_distill.models.load import load_masked_lm
 from ds_distill.parts.tasks import Data, MaskedLM, SingleLabel
 from ds_distill.recipe import dump_recipe, load_recipe
-from ds_distill.run.inference import score_tokens
 from ds_distill.types import Signals
 
 TEXTS = ["the cat and the dog", "rain", "soup with bread and cheese", "a new day", "fog, snow."]
@@ -296,7 +296,7 @@ def test_scores_are_those_of_a_plain_loop(
     for name in models:
         collate._tables[name] = collate._tables["student"]
     engine = Engine(Bundle(None, models), deepspeed_config("zero0_fp32", None, 1), world)
-    found = score_tokens(engine, collate, list(models), 2, world)
+    found = score_tokens(engine, collate, list(models), 2)
     for name, model in models.items():
         for number in range(len(TEXTS)):
             batch = collate(np.array([number]))

@@ -309,7 +309,7 @@ def test_perplexities_are_compared_as_they_are():
         "(t 7.39). `t` (7.39) is no better than always predicting 'green' (7.39)."
     )
     page = Page(render_report({**results, "verdict": found})).text
-    for part in ("Perplexity on test", "perplexity (less is better)", "loss (less is better)"):
+    for part in ("Perplexity on test", "perplexity ↓", "loss ↓", "↓: less is better"):
         assert part in page
     assert "+0.00" in page and "−1.50 to +1.25" in page and "points" not in page
 
@@ -403,7 +403,7 @@ def test_the_tasks_metric_is_the_first_column():
     page = Page(render_report(results)).text
     assert "Micro F1 on test" in page and "Micro F1: leave out <none>, b." in page
     [header] = re.findall(r"model\s*role\s*(.*)", page)
-    assert header.startswith("micro F1to the baseline95% intervalaccuracymacro F1ECE (less is")
+    assert header.startswith("micro F1to the baseline95% intervalaccuracymacro F1ECE ↓")
 
 
 def test_a_page_shows_retention_and_the_median_of_the_classes():
