@@ -246,3 +246,10 @@ def test_most_of_a_real_corpus_is_cut(corpus, least, most, real, shared_data):
     with gzip.open(shared_data / f"{corpus}.txt.gz", "rt", encoding="utf-8") as file:
         many = [line.strip() for _, line in zip(range(200), file, strict=False) if line.strip()]
     assert least < share_cut(dataset(many), real["bert-base-cased"], 128) < most
+
+
+def test_words_that_depend_on_their_neighbours_are_counted_in_the_window(real):
+    """RoBERTa's tokens of a no-break space depend on what comes after it."""
+    text = "xxxxxxxxxx \xa0 \xa0 xxxxxxxxxx \xa0 \xa0"
+    tokenizer = real["roberta-base"]
+    check_all([text], split_long(dataset([text]), [tokenizer], 8), [tokenizer], 8)
