@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import torch
 
+from ds_distill.data.labels import is_labelled
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.validation_split import labels_and_groups
 from ds_distill.types import Batch, PackedView, PaddedView, Signals, View
@@ -25,7 +26,8 @@ class Examples:
     keys: torch.Tensor
     """int64 [N, 2]."""
     labels: np.ndarray
-    """int64 [N]; -1 where an example has none."""
+    """int64 [N]: class ids; or [N, L]: of each label whether an example has it. -1 where an example
+    has none."""
     groups: torch.Tensor | None = None
     """int64 [N, 2], where parts and folds are assigned by a group, e.g. the source file, and
     not by the example's own key."""
@@ -45,6 +47,11 @@ class Examples:
         else the key."""
         return self.keys if self.groups is None else self.groups
 
+    @property
+    def labelled(self) -> np.ndarray:
+        """Whether each example has labels: bool [N]."""
+        return is_labelled(self.labels)
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -60,9 +67,12 @@ class Collator(Protocol):
     lengths: np.ndarray
     """int32 [N]: tokens of each example, for planning batches."""
 
-    def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
+    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
         """The batch of examples `indices` (int [B]). Without examples, a batch of one dummy
-        row that no loss counts, because every rank must run every model in each step."""
+        row that no loss counts, because every rank must run every model in each step.
+
+        signals: read the teachers' signals, where they are cached.
+        """
         ...
 
 
@@ -91,7 +101,7 @@ class SequenceCollator:
         # Lengths in the student's view, or without a student in the longest view.
         self.lengths: np.ndarray = np.max([table.lengths for table in plan_by], axis=0)
 
-    def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
+    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
         """See `Collator`."""
         dummy = len(indices) == 0
         chosen = np.zeros(1, dtype=np.int64) if dummy else indices
@@ -101,14 +111,17 @@ class SequenceCollator:
                 views[id(table)] = table.view(chosen)
         examples = self._examples.at(chosen)
         labels = torch.from_numpy(examples.labels)
-        counted = torch.full((len(chosen),), not dummy)
+        known = torch.from_numpy(is_labelled(examples.labels)).nonzero()[:, 0]
         return Batch(
             keys=examples.keys,
             views=views_by_model(self._tables, views, self._packed),
             labels=torch.where(labels < 0, -100, labels),
-            row_sets={"all": counted, "labelled": counted & (labels >= 0)},
+            row_sets={
+                "all": torch.arange(0 if dummy else len(chosen)),
+                "labelled": known[:0] if dummy else known,
+            },
             epoch=epoch,
-            signals=self._cached(chosen, epoch) if self._cached else {},
+            signals=self._cached(chosen, epoch) if self._cached and signals else {},
         )
 
 

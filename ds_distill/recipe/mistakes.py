@@ -43,6 +43,9 @@ def error_lines(tree: Locations, error: Any, shared: Mapping[Any, Any]) -> list[
             hint = _about_unknown_key(key, nearest, error["ctx"], choices)
             lines.append(f"{tree.location((*at, key))}  {where}: unknown key. {hint}")
         return lines
+    if error["type"] == "mistake_at":
+        at = (*at, *error["ctx"]["key"])
+        return [f"{tree.location(at)}  {'.'.join(map(str, at))}: {error['ctx']['what']}."]
     if inherited(at):
         return []
     where = ".".join(map(str, at)) or "recipe"
@@ -84,8 +87,8 @@ def _about_unknown_key(
     if key in context["renamed"]:
         return f"It is called `{nearest[0]}` now."
     kind, name = choices[-1] if choices else ("", "")
-    table = next((k.table for k in KINDS if k.name == kind and k.key is not None), {})
-    others = [other for other, e in table.items() if key in e.settings.model_fields]
+    table = next((k.entries for k in KINDS if k.name == kind and k.key is not None), {})
+    others = [n for n, e in table.items() if n != name and key in e.settings.known_keys()]
     if nearest:
         return f"Did you mean `{nearest[0]}`?"
     if others:

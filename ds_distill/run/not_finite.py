@@ -67,8 +67,8 @@ def find_in_batches(engine: Engine, batches: Iterable[Batch]) -> NotFiniteSignal
         for teacher in engine.bundle.teachers:
             logits = engine.predict(batch, [teacher])[teacher].logits
             counted = batch.row_sets["all"]
-            bad = ~torch.isfinite(logits).all(dim=-1).to(counted.device) & counted
-            keys = engine.world.gather_keys(batch.keys[bad])
+            bad = ~torch.isfinite(logits).all(dim=-1).to(counted.device)
+            keys = engine.world.gather_keys(batch.keys[counted[bad[counted]]])
             if len(keys):
                 examples = engine.world.gather_keys(batch.keys[counted])
                 return NotFiniteSignals(teacher, keys, f"{len(examples)} examples of a batch")
@@ -91,7 +91,7 @@ def damaged_weights(run: Run, reference: ModelReference) -> UserError | None:
 def _shown(run: Run, splits: Sequence[str], keys: torch.Tensor) -> Iterator[str]:
     """Examples for a message: file and line where the source has them, and the first words."""
     for split in splits:
-        texts = datasets.load_from_disk(run.folder.data / split / "examples")
+        texts = datasets.load_from_disk(run.data_folder / split / "examples")
         locations = run.locations(split, keys)
         stored = Examples.of(texts).keys
         for key in keys:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT, choosing_part
 from ds_distill.engine.engine import Engine
-from ds_distill.evaluation.metrics import accuracy, masked_lm_report
-from ds_distill.parts.tasks import MaskedLM
+from ds_distill.evaluation.report import metric_values
+from ds_distill.parts.entry import MetricEntry
+from ds_distill.parts.tasks import metric_of
 from ds_distill.run.context import ModelReference, Run
-from ds_distill.run.inference import predict_all, score_tokens
 
 BATCH = 64
 """Examples per rank and forward pass."""
@@ -22,9 +22,10 @@ class Validation:
 
     split: str
     examples: int
+    metric: MetricEntry
+    """The task's, which chooses the epoch."""
     score: Callable[[Engine], dict[str, float]]
-    """Scores the student of an engine: `accuracy`, by which the best epoch is chosen, and for
-    masked-LM other metrics. Every rank must call it."""
+    """All metrics of the student of an engine. Every rank must call it."""
 
 
 def validation_of(run: Run, reference: ModelReference) -> Validation | None:
@@ -33,21 +34,15 @@ def validation_of(run: Run, reference: ModelReference) -> Validation | None:
     if not run.has_split(CHOOSING_SPLIT):
         return None
     every = run.examples(CHOOSING_SPLIT)
-    splits = run.recipe.fitted_splits()
+    splits = run.recipe.fitted_splits(run.task_name)
     fitted = {split: run.examples(split).group_keys.numpy() for split in splits}
     chosen = choosing_part(every.labels, every.group_keys.numpy(), fitted, run.recipe.seed)
     examples = every.at(chosen)
     tables = {"student": run.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)}
     collate = run.collator(examples, tables)
 
-    def classification(engine: Engine) -> dict[str, float]:
-        outputs = predict_all(engine, collate, ["student"], BATCH, run.world)["student"]
-        return {"accuracy": accuracy(outputs.logits.numpy(), examples.labels)}
+    def score(engine: Engine) -> dict[str, float]:
+        predictions = run.kind.predict(engine, collate, examples, ["student"], BATCH)["student"]
+        return metric_values(run.kind.scored(predictions, examples), run.kind.metrics)
 
-    def masked_lm(engine: Engine) -> dict[str, float]:
-        scores = score_tokens(engine, collate, ["student"], BATCH, run.world)["student"]
-        report = masked_lm_report(scores)
-        return {name: report[name] for name in ("accuracy", "loss", "perplexity")}
-
-    score = masked_lm if isinstance(run.recipe.task, MaskedLM) else classification
-    return Validation(CHOOSING_SPLIT, len(examples), score)
+    return Validation(CHOOSING_SPLIT, len(examples), metric_of(run.task), score)

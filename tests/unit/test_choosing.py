@@ -26,17 +26,19 @@ def recipe_of(*phases):
     )
 
 
-def record_of(kind, accuracies, *, split="train", keep="best"):
-    """accuracies: by model, on the examples that choose; None without any."""
+CHOOSING = {"split": "validation", "examples": 40, "metric": "accuracy"}
+
+
+def record_of(kind, scores, *, split="train", keep="best"):
+    """scores: by model, on the examples that choose; None without any."""
     trained = [
         {
             "output": name,
             "split": split,
             "examples": 500,
-            "choosing": accuracy
-            and {"split": "validation", "examples": 40, "keep": keep, "accuracy": accuracy},
+            "choosing": score and {**CHOOSING, "keep": keep, "score": score},
         }
-        for name, accuracy in accuracies.items()
+        for name, score in scores.items()
     ]
     return {"kind": kind, "trained": trained}
 
@@ -89,8 +91,8 @@ def test_what_starts_from_a_model_trained_on_a_split_counts_as_trained_on_it():
         HONEST,
         {"fine-tune": {"models": "heir", "save_as": "grandchild"}},
     )
-    assert recipe.trained_on("validation") == ["seen", "heir", "grandchild"]
-    assert recipe.trained_on("test") == []
+    assert recipe.trained_on("task", "validation") == ["seen", "heir", "grandchild"]
+    assert recipe.trained_on("task", "test") == []
     [note] = trained_on_what_chooses(recipe)
     assert note.startswith("seen, heir, grandchild are trained on split 'validation'")
     assert trained_on_what_chooses(recipe_of(THREE, CONTROL)) == []

@@ -12,8 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from ds_distill.data.batches import Examples
@@ -25,7 +23,8 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
-from ds_distill.evaluation.metrics import TokenScores, masked_lm_report, paired_interval
+from ds_distill.evaluation.predictions import TokenScores
+from ds_distill.evaluation.report import build_metrics, masked_lm_report
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import check_masked_lm, load_config, same_tokens
 from ds_distill.models.load import load_masked_lm
@@ -173,7 +172,7 @@ def test_cached_signals_belong_to_the_batch_or_are_refused(
     def cached(numbers: np.ndarray, epoch: int) -> dict[str, Signals]:
         calls.append((numbers.tolist(), epoch))
         chosen = plain(numbers, epoch)
-        rows = int(chosen.row_sets["all"].sum())
+        rows = len(chosen.row_sets["all"])
         return {"bert": Signals(torch.ones(rows + too_many, 3), {-1: torch.ones(rows, 2)})}
 
     plain = make_collator(tmp_path, tiny_models["toy"], variants=3)
@@ -181,16 +180,16 @@ def test_cached_signals_belong_to_the_batch_or_are_refused(
     batch = collate(np.array([3, 0, 2]), 7)
     assert calls == [([3, 0, 2], 7)]
     assert len(batch.signals["bert"]) == len(batch.labels) == len(batch.keys) > 1
-    assert batch.row_sets["all"].all()
+    assert batch.row_sets["all"].tolist() == list(range(len(batch.labels)))
     # No example: one dummy row, which is counted nowhere.
     batch = collate(np.array([], dtype=np.int64), 7)
-    assert not batch.row_sets["all"].any()
+    assert not len(batch.row_sets["all"])
     # Of an example in which no token was chosen, too.
     for epoch in range(3):
         batch = collate(np.array([1]), epoch)
-        if not batch.row_sets["all"].any():
+        if not len(batch.row_sets["all"]):
             break
-    assert batch.row_sets["all"].tolist() == [False] and batch.labels.tolist() == [-100]
+    assert not len(batch.row_sets["all"]) and batch.labels.tolist() == [-100]
     assert batch.signals["bert"].logits.tolist() == [[0.0] * 3]
     assert batch.views["student"].positions.tolist() == [0]  # type: ignore[union-attr]
     too_many = 1
@@ -304,16 +303,14 @@ def test_scores_are_those_of_a_plain_loop(
             with torch.no_grad():
                 logits = model(**view.model_inputs()).logits[0]
             loss, right, tokens = 0.0, 0, 0
-            for row, label, counted in zip(
-                view.positions, batch.labels, batch.row_sets["all"], strict=True
-            ):
-                if counted:
-                    loss += F.cross_entropy(logits[row], label).item()
-                    right += int(logits[row].argmax() == label)
-                    tokens += 1
+            for row in batch.row_sets["all"]:
+                position, label = view.positions[row], batch.labels[row]
+                loss += F.cross_entropy(logits[position], label).item()
+                right += int(logits[position].argmax() == label)
+                tokens += 1
             assert found[name].loss[number] == pytest.approx(loss, rel=1e-5, abs=1e-9)
             assert (found[name].right[number], found[name].tokens[number]) == (right, tokens)
-    report = masked_lm_report(found["first"])
+    report = masked_lm_report(found["first"], build_metrics("masked tokens"))
     total = found["first"].tokens.sum()
     assert report["tokens"] == total > len(TEXTS) / 2
     assert report["perplexity"] == pytest.approx(math.exp(found["first"].loss.sum() / total))
@@ -322,26 +319,4 @@ def test_scores_are_those_of_a_plain_loop(
 def test_without_masked_tokens_there_is_nothing_to_measure() -> None:
     nothing = np.zeros(3)
     with pytest.raises(UserError, match=r"task\.masking\.rate"):
-        masked_lm_report(TokenScores(nothing, nothing, nothing))
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(*[st.integers(0, 5)] * 3), min_size=1, max_size=30), st.integers(1, 4))
-def test_the_interval_of_tokens(examples: list[tuple[int, int, int]], repeats: int) -> None:
-    first, second, more = np.array(examples * repeats).T
-    tokens = np.maximum(first, second) + more
-    if tokens.sum() == 0:
-        return
-    low, high = paired_interval(first, second, tokens)
-    difference = (first.sum() - second.sum()) / tokens.sum()
-    assert low - 1e-9 <= difference <= high + 1e-9 or len(first) < 5
-    assert -1 <= low <= high <= 1
-
-
-def test_tokens_of_one_text_do_not_count_as_independent() -> None:
-    """100 texts that are all right or all wrong, of 10 tokens each: as wide as 100 answers."""
-    generator = np.random.default_rng(0)
-    right = generator.random(100) < 0.6
-    ten = paired_interval(right * 10, np.zeros(100), np.full(100, 10), resamples=20_000)
-    one = paired_interval(right, np.zeros(100), resamples=20_000)
-    assert ten == pytest.approx(one, abs=0.011)
+        masked_lm_report(TokenScores(nothing, nothing, nothing), build_metrics("masked tokens"))

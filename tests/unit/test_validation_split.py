@@ -14,9 +14,12 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
 from ds_distill.data.keys import content_keys
 from ds_distill.errors import UserError
-from ds_distill.evaluation.metrics import paired_interval
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.predictions import ClassPredictions
+from ds_distill.evaluation.report import build_metric
+from ds_distill.parts.metrics import Accuracy
 from ds_distill.parts.policies import routing_of
-from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.schema import LONE_TASK, Recipe
 from ds_distill.routing import PolicyInputs, fit
 from ds_distill.routing.comparison import at, routed
 from ds_distill.types import Signals
@@ -114,10 +117,10 @@ def test_a_run_that_could_not_fit_is_refused_before_it_starts(toy_settings, tmp_
     settings = {**toy_settings, "task": {**toy_settings["task"], "data": data}}
     recipe = Recipe.model_validate(settings)
     with pytest.raises(UserError, match=r"'validation' has 30 labelled examples, of which 1\d may"):
-        check_data(recipe, open_source(recipe.task, tmp_path))
+        check_data(recipe, {LONE_TASK: open_source(recipe.tasks_by_name[LONE_TASK], tmp_path)})
     caps["validation"] = 20
     recipe = Recipe.model_validate(settings)
-    check_data(recipe, open_source(recipe.task, tmp_path))
+    check_data(recipe, {LONE_TASK: open_source(recipe.tasks_by_name[LONE_TASK], tmp_path)})
 
 
 def noise(count, width, seed):
@@ -156,9 +159,10 @@ def test_a_gate_that_memorised_does_not_win_on_the_part_that_chooses(seed):
             fitted,
         )
         gate, average = (
-            routed(inputs, routing_of(name)).logits.argmax(1).numpy() == truth[part]
+            ClassPredictions(routed(inputs, routing_of(name)).logits.numpy(), truth[part])
             for name in ("gate", "average")
         )
-        intervals[what] = paired_interval(gate, average)
+        accuracy = build_metric("classes", Accuracy(), "abcd")
+        intervals[what] = paired_interval(gate, average, accuracy)
     assert intervals["fits"][0] > 0.02, "the test must have something to find"
     assert intervals["chooses"][0] <= 0
