@@ -111,7 +111,7 @@ class Run:
         """The split's text on disk, read once by the main process."""
         folder = self.data_folder / split / "examples"
         if self.world.is_main and not folder.is_dir():
-            examples = self._source.read(split)
+            examples = self.kind.prepare(self._source.read(split), self._tokenizers_of_all)
             with new_folder(folder) as temporary:
                 examples.save_to_disk(temporary)
         self.world.barrier()
@@ -183,6 +183,12 @@ class Run:
         """A model's tokenizer, read once and shared. It keeps the settings of its last call, so
         load another one to save it."""
         return self._tokenizer(reference)[0]
+
+    def _tokenizers_of_all(self) -> list[PreTrainedTokenizerBase]:
+        """The tokenizers of the recipe's models; of several that are the same, one."""
+        references = (self.reference(name, 0) for name in (*self.recipe.teachers, "student"))
+        found = {self.tokenizer_fingerprint(r): self.tokenizer(r) for r in references}
+        return [found[fingerprint] for fingerprint in sorted(found)]
 
     def tokenizer_fingerprint(self, reference: ModelReference) -> str:
         return self._tokenizer(reference)[1]

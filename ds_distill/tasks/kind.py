@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import datasets
 import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -47,6 +48,17 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         return self.metrics[self.settings.metric.name]
 
     # ---------------------------------------------------------------------- models and batches
+
+    def prepare(
+        self,
+        examples: datasets.Dataset,
+        tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
+    ) -> datasets.Dataset:
+        """A split's examples as models get them, made of those that the source has.
+
+        tokenizers: of all models, each once.
+        """
+        return examples
 
     @abstractmethod
     def load(self, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
