@@ -230,16 +230,19 @@ def cache_compare(
     Runs the phases before the recipe's first cache phase, unless they are done.
     """
     loaded = _load(recipe, overrides, small)
-    number = _cache_phases(loaded)[0]
-    if loaded.task.type != "masked-lm":
+    numbers = _cache_phases(loaded)
+    tasks = {number: loaded.task_of(loaded.phases[number]) for number in numbers}
+    number = next((number for number, task in tasks.items() if not task.has_classes), None)
+    if number is None:
         raise UserError(
             f"{recipe}: codecs are for distributions over a vocabulary, but the task's type is "
-            f"{loaded.task.type}. Class logits are stored as they are, 2 bytes each."
+            f"{tasks[numbers[0]].type}. Class logits are stored as they are, 2 bytes each."
         )
     from ds_distill.run.folder import RunFolder
 
     run_folder = RunFolder(folder or Path("runs") / loaded.name)
-    done = _execute(loaded, run_folder.path, resume=run_folder.holds_run(), first=number)
+    runs = _execute(loaded, run_folder.path, resume=run_folder.holds_run(), first=number)
+    done = runs[loaded.task_name(loaded.phases[number])]
     from ds_distill.cache.compare import markdown_table
     from ds_distill.run.codecs import compare
 
@@ -301,7 +304,7 @@ def _execute(recipe, path: Path, *, resume: bool, first: int | None = None):  # 
         with exit_on_signal(message):
             from ds_distill.run.execute import execute  # imports deepspeed: seconds
 
-            run = execute(recipe, path, resume=resume, first=first)
+            runs = execute(recipe, path, resume=resume, first=first)
     except Exception as error:
         if isinstance(error, UserError) or not is_disk_full(error):
             raise
@@ -315,7 +318,7 @@ def _execute(recipe, path: Path, *, resume: bool, first: int | None = None):  # 
         typer.echo(f"\nReport   {path / 'report.html'}")
         typer.echo(f"Results  {path / 'results.json'}")
         typer.echo(f"Student  {path / 'student'}")
-    return run
+    return runs
 
 
 def _reading(done: int, files: int) -> None:

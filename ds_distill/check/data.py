@@ -1,4 +1,4 @@
-"""What is wrong with a recipe's data, and what is worth a note."""
+"""What is wrong with the data of a recipe's task, and what is worth a note."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from ds_distill.data.validation_split import (
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import label_columns
-from ds_distill.parts.phases import PHASES, Training
+from ds_distill.parts.phases import PHASES, PhaseSettings, Training
+from ds_distill.parts.tasks import TASKS
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
 
 
 class Data:
-    """The splits that a recipe's phases use, each read once."""
+    """The splits that the phases of a recipe's task use, each read once."""
 
-    def __init__(self, recipe: Recipe, source: Source) -> None:
+    def __init__(self, recipe: Recipe, task_name: str, source: Source) -> None:
         self.recipe = recipe
+        self.task_name, self.task = task_name, recipe.tasks_by_name[task_name]
         self.source = source
         self._read: dict[str, datasets.Dataset] = {}
 
@@ -44,7 +46,7 @@ class Data:
         if not self._read:
             return found  # so they may be others
         found += self._named_labels(labels)
-        if not found and self.recipe.task.has_classes:
+        if not found and self.task.has_classes:
             found += self._parts()
         found += self._ready_teachers(labels, teachers)
         return found
@@ -58,17 +60,17 @@ class Data:
 
     def label_notes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
         """Of the labels of teachers that run without training. Reads no split."""
-        if not self.recipe.task.has_classes:
+        if not self.task.has_classes:
             return []
-        ready = {name: teachers[name] for name in untrained_teachers(self.recipe)}
+        ready = {name: teachers[name] for name in untrained_teachers(self.recipe, self.task_name)}
         return label_notes(self.recipe, self.source.labels, ready)
 
     def _splits(self) -> Iterator[str]:
         """Splits that are not there or cannot be read; a mistake in several is reported once."""
         needs: dict[str, bool] = {}  # split -> whether it needs labels
         missing: set[str] = set()
-        path, there = self.recipe.task.data.path, ", ".join(self.source.splits)
-        for name, phase in zip(self.recipe.phase_names(), self.recipe.phases, strict=True):
+        path, there = self.task.data.path, ", ".join(self.source.splits)
+        for name, phase in self._phases():
             for split, need in phase.reads:
                 if split in self.source.splits:
                     needs[split] = needs.get(split, False) or need
@@ -77,7 +79,7 @@ class Data:
                     yield (
                         f"phases.{name}: there is no split {split!r} in {path}; it has {there}. "
                         f"Choose one with phases.{name}.split=NAME, or say where it is with "
-                        f"task.data.splits.{split}=NAME."
+                        f"{self.task.location}.data.splits.{split}=NAME."
                     )
             if isinstance(phase, Training) and phase.keep == "best":
                 if "validation" in self.source.splits:
@@ -91,7 +93,7 @@ class Data:
         mistakes: dict[str, list[tuple[str, str]]] = {}  # first sentence -> (location, all of it)
         for split, need in needs.items():
             try:
-                self._read[split] = self.source.read(split, need and self.recipe.task.has_classes)
+                self._read[split] = self.source.read(split, need and self.task.has_classes)
             except UserError as error:
                 location, _, what = str(error).partition(": ")
                 mistakes.setdefault(what.split(". ")[0], []).append((location, what))
@@ -100,10 +102,15 @@ class Data:
             more = [location for location in dict(found) if location != first]
             yield f"{first}: {what}" + (f" The same in {', '.join(more)}." if more else "")
 
+    def _phases(self) -> Iterator[tuple[str, PhaseSettings]]:
+        """The task's phases, by name."""
+        names = zip(self.recipe.phase_names(), self.recipe.phases, strict=True)
+        return ((name, p) for name, p in names if self.recipe.task_name(p) == self.task_name)
+
     def _named_labels(self, labels: list[str]) -> Iterator[str]:
-        if not self.recipe.task.has_classes:
+        if not self.task.has_classes:
             return
-        for name, phase in zip(self.recipe.phase_names(), self.recipe.phases, strict=True):
+        for name, phase in self._phases():
             for key, named in phase.labels_named().items():
                 for label in named:
                     if label not in labels:
@@ -117,10 +124,10 @@ class Data:
         recipe, there = self.recipe, self.source.splits
         fitted = {}
         try:
-            for split in recipe.fitted_splits():
+            for split in recipe.fitted_splits(self.task_name):
                 labels, fitted[split] = labels_and_groups(self._read[split])
                 fitting_part(labels, fitted[split], split, recipe.seed)
-            if CHOOSING_SPLIT in there and any(isinstance(p, Training) for p in recipe.phases):
+            if CHOOSING_SPLIT in there and any(isinstance(p, Training) for _, p in self._phases()):
                 data = self.source.read(CHOOSING_SPLIT)
                 choosing_part(*labels_and_groups(data), fitted, recipe.seed)
         except UserError as error:
@@ -132,13 +139,13 @@ class Data:
         """Teachers that run without training must have a head of the task already."""
         recipe = self.recipe
         mistakes: dict[str, list[str]] = {}  # what is wrong -> teachers
-        for name, first in untrained_teachers(recipe).items():
+        for name, first in untrained_teachers(recipe, self.task_name).items():
             if name not in configs:
                 continue
             reference = resolve_model(recipe.teachers[name].model, recipe.models_folder)
             try:
-                check_head(reference, configs[name], masked_lm=not recipe.task.has_classes)
-                if recipe.task.has_classes:
+                check_head(reference, configs[name], TASKS[self.task.type])
+                if self.task.has_classes:
                     label_columns(reference, configs[name], labels, recipe.teachers[name].labels)
             except UserError as error:
                 what = f"used by phase {first!r} without training: {error}"
@@ -158,7 +165,7 @@ class Data:
 
     def _shared_examples(self) -> Iterator[str]:
         """Texts that judge or choose, and stand in a split that trains or chooses, too."""
-        judges = [p for p in self.recipe.phases if PHASES[p.kind].makes == "evaluation"]
+        judges = [p for _, p in self._phases() if PHASES[p.kind].makes == "evaluation"]
         judging = {split for phase in judges for split, _ in phase.reads}
         keys = {split: _keys(data) for split, data in self._read.items()}
         for one, other in combinations(keys, 2):
@@ -179,12 +186,17 @@ class Data:
             )
 
 
-def untrained_teachers(recipe: Recipe) -> dict[str, str]:
-    """Teachers that a phase runs before any phase trains them, and the first such phase."""
+def untrained_teachers(recipe: Recipe, task: str) -> dict[str, str]:
+    """Teachers that a phase of a task runs before any phase trains them, and the first such phase.
+    With several tasks an evaluation leaves out what has no head of the task."""
     trained: set[str] = set()
     found: dict[str, str] = {}
+    several = len(recipe.tasks_by_name) > 1
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
-        for teacher in recipe.teachers if phase.runs_teachers else ():
+        runs = phase.runs_teachers and recipe.task_name(phase) == task
+        if several and PHASES[phase.kind].makes == "evaluation":
+            runs = False
+        for teacher in recipe.teachers if runs else ():
             if teacher not in trained:
                 found.setdefault(teacher, name)
         trained |= set(phase.outputs)

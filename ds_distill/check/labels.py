@@ -13,12 +13,11 @@ from ds_distill.recipe import Recipe
 def label_mistakes(recipe: Recipe) -> Iterator[str]:
     """`teachers.NAME.labels` where they would have no effect."""
     given = [name for name, teacher in recipe.teachers.items() if teacher.labels is not None]
-    if not recipe.task.has_classes:
+    tasks = recipe.tasks_by_name.values()
+    if not any(task.has_classes for task in tasks):
+        without = " and ".join(f"{task.location}.type={task.type}" for task in tasks)
         for name in given:
-            yield (
-                f"teachers.{name}.labels: task.type={recipe.task.type} has no labels. Take the key "
-                "out."
-            )
+            yield f"teachers.{name}.labels: {without} has no labels. Take the key out."
         return
     for phase_name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         for name in phase.starts:

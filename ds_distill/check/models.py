@@ -11,7 +11,6 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import (
     check_encoder,
-    check_masked_lm,
     check_vocabulary,
     check_weights,
     load_config,
@@ -20,7 +19,8 @@ from ds_distill.models.configuration import (
     takes_packed,
     usable_length,
 )
-from ds_distill.parts.tasks import MaskedLM
+from ds_distill.parts.entry import imported
+from ds_distill.parts.tasks import TASKS
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Student, Teacher
@@ -68,8 +68,8 @@ class Models:
         def vocabulary() -> Iterator[str]:
             tokenizer = load_tokenizer(reference, model.revision)
             check_vocabulary(reference, config, tokenizer)
-            if isinstance(self.recipe.task, MaskedLM):
-                check_masked_lm(reference, config, tokenizer)
+            for checks in self._checks():
+                checks(reference, config, tokenizer)
             self._vocabularies[location] = tokenizer, config.vocab_size
             yield from ()
 
@@ -81,17 +81,23 @@ class Models:
         yield from _reported(vocabulary)
         yield from _reported(weights)
 
+    def _checks(self) -> list[Callable[..., None]]:
+        """What the tasks' kinds check of each model."""
+        kinds = {task.type: TASKS[task.type] for task in self.recipe.tasks_by_name.values()}
+        return [imported(kind.checks_model) for kind in kinds.values() if kind.checks_model]
+
     def _too_long(self) -> Iterator[str]:
-        wanted = self.recipe.task.max_length
         limits = {location: usable_length(config) for location, config in self.configs.items()}
-        short = {location: n for location, n in limits.items() if n is not None and n < wanted}
-        if short:
-            limit = min(short.values())
-            [location, *_] = (location for location, n in short.items() if n == limit)
-            yield (
-                f"task.max_length={wanted}: {location} takes at most {limit} tokens. Set "
-                f"task.max_length={limit} or less."
-            )
+        for task in self.recipe.tasks_by_name.values():
+            wanted, at = task.max_length, f"{task.location}.max_length"
+            short = {location: n for location, n in limits.items() if n is not None and n < wanted}
+            if short:
+                limit = min(short.values())
+                [location, *_] = (location for location, n in short.items() if n == limit)
+                yield (
+                    f"{at}={wanted}: {location} takes at most {limit} tokens. Set {at}={limit} or "
+                    "less."
+                )
 
     def _padded(self) -> Iterator[str]:
         for location, config in self.configs.items():
@@ -118,8 +124,9 @@ class Models:
 
 def _token_by_token(recipe: Recipe) -> str | None:
     """What in the recipe compares models token by token, if anything does."""
-    if isinstance(recipe.task, MaskedLM):
-        return "task.type=masked-lm"
+    for task in recipe.tasks_by_name.values():
+        if TASKS[task.type].needs.same_tokens:
+            return f"{task.location}.type={task.type}"
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         for key, entry, _ in phase.parts():
             if entry.needs.same_tokens:

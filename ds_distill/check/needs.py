@@ -19,7 +19,7 @@ def phase_mistakes(recipe: Recipe) -> Iterator[str]:
     """What is wrong with each phase, without what only follows from another mistake."""
     context = Context.start(recipe)
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
-        here = context.at(f"phases.{name}")
+        here = context.before(phase, f"phases.{name}")
         yield from _list_mistakes(phase, here.location)
         entry = PHASES[phase.kind]
         if entry.mistakes is not None:
@@ -28,7 +28,23 @@ def phase_mistakes(recipe: Recipe) -> Iterator[str]:
         yield from unmet
         if not unmet:
             yield from _part_mistakes(phase, here)
-        context = context.after(phase)
+        yield from _other_heads(phase, here)
+        context = here.after(phase)
+
+
+def _other_heads(phase: PhaseSettings, context: Context) -> Iterator[str]:
+    """Teachers that run with the head of another task. An evaluation leaves them out."""
+    if not phase.runs_teachers or PHASES[phase.kind].makes == "evaluation":
+        return
+    for teacher in context.recipe.teachers:
+        head = context.heads.get(teacher, context.task_name)
+        if head != context.task_name:
+            yield (
+                f"{context.location}: runs teacher {teacher!r} on task {context.task_name!r}, and "
+                f"a phase before has trained it on task {head!r}, whose head it has now. Train it "
+                f"on {context.task_name!r} last, or give the trained model another name with "
+                "save_as."
+            )
 
 
 def _list_mistakes(phase: PhaseSettings, location: str) -> Iterator[str]:
@@ -48,8 +64,8 @@ def _unmet(entry: ConfiguredEntry, context: Context, remedy: str) -> Iterator[st
     needs, location, count = entry.needs, context.location, len(context.recipe.teachers)
     if needs.classes and not context.task.has_classes:
         yield (
-            f"{location}: {entry.name} works by class, and task.type={context.task.type} has no "
-            f"classes. {remedy}"
+            f"{location}: {entry.name} works by class, and "
+            f"{context.task.location}.type={context.task.type} has no classes. {remedy}"
         )
     elif count == 0 < needs.teachers:
         yield f"{location}: the recipe has no teachers. Add teachers: {{NAME: ...}}."
@@ -63,7 +79,7 @@ def _unmet(entry: ConfiguredEntry, context: Context, remedy: str) -> Iterator[st
             f"{location}: {entry.name} takes at most {needs.at_most} teacher(s), and the recipe "
             f"has {count}. Take one out, or {entry.name}."
         )
-    elif needs.expertise and not context.has_expertise:
+    elif needs.expertise and not context.made.has_expertise:
         yield (
             f"{location}: {entry.name} needs what an expertise phase learns of the teachers as "
             "they are then. Add - expertise: {split: validation} before it (after the last "
@@ -75,8 +91,8 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
     """Mistakes of the parts that a phase uses, and of those with the cache that it reads."""
     split, held = phase.cached_split, None
     if split is not None:
-        held = context.caches.get(split)
-        if held is None and not context.may_be_cached:
+        held = context.made.caches.get(split)
+        if held is None and not context.made.may_be_cached:
             yield (
                 f"{context.location}: teachers=cached, and no cache phase before it holds the "
                 f"signals of the teachers, as they are then, on split {split!r}. Add - cache: "
@@ -131,7 +147,7 @@ def _cache_mistakes(
             f"Set hidden: {sorted({*missing, *held.hidden})} in its cache phase, or "
             f"{phase}.teachers=live."
         )
-    if entry.needs.fitted_states and context.fitted_states and -1 not in held.hidden:
+    if entry.needs.fitted_states and context.made.fitted_states and -1 not in held.hidden:
         reads = "reads" if entry.implementation else "may choose the gate, which reads"
         yield (
             f"{location}: {entry.name} {reads} the teachers' last states, and the cache of split "

@@ -7,7 +7,7 @@ another. Nothing here needs torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 from transformers import PreTrainedConfig
@@ -33,10 +33,27 @@ def check_recipe(recipe: Recipe, num_ranks: int = 1, *, on_gpu: bool = False) ->
     _raise_all([*_settings(recipe, num_ranks), *Models(recipe, on_gpu=on_gpu).mistakes()])
 
 
-def check_data(recipe: Recipe, source: Source) -> None:
-    """The splits that phases use, their labels, and teachers' labels against the task's, of a
-    recipe that passed `check_recipe`. Raises UserError with all that is wrong."""
-    _raise_all(Data(recipe, source).mistakes(_configurations(recipe)))
+def check_data(recipe: Recipe, sources: Mapping[str, Source]) -> None:
+    """The splits that phases use, their labels, and teachers' labels against the tasks', of a
+    recipe that passed `check_recipe`. Raises UserError with all that is wrong.
+
+    sources: by task.
+    """
+    teachers = _configurations(recipe)
+    _raise_all([m for data in _data(recipe, sources) for m in data.mistakes(teachers)])
+
+
+def open_sources(recipe: Recipe, progress: Progress | None = None) -> dict[str, Source]:
+    """The source of each task's data, by task; see `open_source`. Raises UserError with all that is
+    wrong."""
+    found, mistakes = {}, []
+    for name, task in recipe.tasks_by_name.items():
+        try:
+            found[name] = open_source(task, progress=progress)
+        except UserError as error:
+            mistakes.append(str(error))
+    _raise_all(mistakes)
+    return found
 
 
 def check_all(recipe: Recipe, progress: Progress | None = None) -> list[str]:
@@ -47,28 +64,36 @@ def check_all(recipe: Recipe, progress: Progress | None = None) -> list[str]:
     models = Models(recipe, on_gpu=False)
     found = [*_settings(recipe, 1), *models.mistakes()]
     try:
-        data = Data(recipe, open_source(recipe.task, progress=progress))
+        of_tasks = _data(recipe, open_sources(recipe, progress))
     except UserError as error:
         _raise_all([*found, str(error)])
-    _raise_all([*found, *data.mistakes(models.teachers())])
+    teachers = models.teachers()
+    _raise_all([*found, *(mistake for data in of_tasks for mistake in data.mistakes(teachers))])
     return [
         *trained_on_what_chooses(recipe),
         *_padding_notes(recipe, models),
-        *data.notes(models.teachers()),
+        *(note for data in of_tasks for note in data.notes(teachers)),
     ]
 
 
-def notes(recipe: Recipe, source: Source) -> list[str]:
+def notes(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:
     """The notes of a run on a recipe without mistakes, before it starts; `check` looks further."""
+    teachers = _configurations(recipe)
+    of_tasks = _data(recipe, sources)
     return [
         *trained_on_what_chooses(recipe),
-        *Data(recipe, source).label_notes(_configurations(recipe)),
+        *(note for data in of_tasks for note in data.label_notes(teachers)),
     ]
+
+
+def _data(recipe: Recipe, sources: Mapping[str, Source]) -> list[Data]:
+    return [Data(recipe, name, source) for name, source in sources.items()]
 
 
 def trained_on_what_chooses(recipe: Recipe) -> list[str]:
     """A note where models are trained on the split that chooses."""
-    seen = recipe.trained_on(CHOOSING_SPLIT)
+    tasks = recipe.tasks_by_name
+    seen = list(dict.fromkeys(n for task in tasks for n in recipe.trained_on(task, CHOOSING_SPLIT)))
     if not seen:
         return []
     verb = "is" if len(seen) == 1 else "are"

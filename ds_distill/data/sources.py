@@ -25,7 +25,7 @@ from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.splits import folder_splits, hub_splits, wrong_split
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.parts.sources import source_of
-from ds_distill.parts.tasks import SingleLabel, Task
+from ds_distill.parts.tasks import Task
 
 VERSION = 1
 """Part of the converted files' names: raise it when the same input gives other rows."""
@@ -118,7 +118,7 @@ class Source(ABC):
         hidden = "class" in data.column_names
         if cap is not None:
             classes = _numpy(data, "class" if hidden else "label")
-            if classes[0] < 0 and not isinstance(self.task, SingleLabel):
+            if classes[0] < 0 and not self.task.has_classes:
                 raise UserError(
                     f"task.data.per_class.{split}: caps the examples of each class, and "
                     f"task.type={self.task.type} has no classes. Take the key out."
@@ -174,9 +174,9 @@ class ReaderSource(Source):
 
     @cached_property
     def labels(self) -> list[str]:
-        if not isinstance(self.task, SingleLabel):
+        if not self.task.has_classes:
             return []
-        return self.task.labels or self._declared_labels() or self._labels_in_train()
+        return self.task.given_labels or self._declared_labels() or self._labels_in_train()
 
     def _declared_labels(self) -> list[str] | None:
         if self._folder is not None and (self._folder / "labels.json").is_file():
@@ -258,7 +258,7 @@ class DocstringSource(Source):
         super().__init__(task, cache_folder)
         data = task.data
         packages = docstrings.parse_packages(data.path)
-        labels = task.labels if isinstance(task, SingleLabel) else None
+        labels = task.given_labels
         if labels is not None and set(labels) != set(packages):
             odd = sorted(set(labels) ^ set(packages))[0]
             raise UserError(
@@ -280,7 +280,7 @@ class DocstringSource(Source):
 
     @property
     def labels(self) -> list[str]:
-        return list(self._packages) if isinstance(self.task, SingleLabel) else []
+        return list(self._packages) if self.task.has_classes else []
 
     @cached_property
     def _corpus(self) -> Path:

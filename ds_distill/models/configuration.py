@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import (
 
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
+from ds_distill.parts.entry import TaskEntry
 
 # Code in a model's folder is never run.
 SAFE: dict[str, Any] = {"trust_remote_code": False}
@@ -185,14 +186,12 @@ def check_masked_lm(
         )
 
 
-def check_head(reference: str, config: PreTrainedConfig, *, masked_lm: bool) -> None:
+def check_head(reference: str, config: PreTrainedConfig, task: TaskEntry) -> None:
     """Raises UserError for a checkpoint whose configuration lists no trained head for the task."""
     kinds = getattr(config, "architectures", None) or []
-    endings = ("ForMaskedLM", "BertForPreTraining") if masked_lm else "ForSequenceClassification"
-    if kinds and not any(kind.endswith(endings) for kind in kinds):
-        noun = "masked-LM" if masked_lm else "classifier"
+    if kinds and not any(kind.endswith(task.heads) for kind in kinds):
         raise UserError(
-            f"model {reference!r} holds {', '.join(kinds)}, which is no trained {noun}. "
+            f"model {reference!r} holds {', '.join(kinds)}, which is no trained {task.noun}. "
             "Fine-tune it first (a fine-tune phase before), or use a fine-tuned checkpoint."
         )
 

@@ -9,8 +9,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ds_distill.parts.phases.base import PhaseSettings
     from ds_distill.parts.phases.cache import Cache
-    from ds_distill.parts.tasks import MaskedLM, SingleLabel
+    from ds_distill.parts.tasks import TaskSettings
     from ds_distill.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class OfTask:
+    """What the phases of a task have made of the teachers as they are now."""
+
+    caches: Mapping[str, Cache] = field(default_factory=dict)
+    """By split: the cache phase that holds it."""
+    may_be_cached: bool = False
+    """Whether an earlier cache phase names no split: any could have been meant."""
+    has_expertise: bool = False
+    """Whether an expertise phase has run."""
+    fitted_states: bool = False
+    """Whether the gate of that phase reads the teachers' states."""
 
 
 @dataclass(frozen=True)
@@ -19,48 +33,60 @@ class Context:
     corrected for those after it."""
 
     recipe: Recipe
+    task_name: str
+    """The phase's task."""
     location: str
     """Of the part in the recipe, for messages: `phases.NAME`, or `phases.NAME.losses.kl`."""
     models: frozenset[str]
     """Names of models: `student`, the teachers, and what was trained."""
-    caches: Mapping[str, Cache] = field(default_factory=dict)
-    """By split: the cache phase that holds it, of the teachers as they are now."""
-    may_be_cached: bool = False
-    """Whether an earlier cache phase names no split: any could have been meant."""
-    has_expertise: bool = False
-    """Whether an expertise phase has run, on the teachers as they are now."""
-    fitted_states: bool = False
-    """Whether the gate of that phase reads the teachers' states."""
+    heads: Mapping[str, str] = field(default_factory=dict)
+    """Of the models that were trained: the task that it was last, whose head they have."""
+    of_tasks: Mapping[str, OfTask] = field(default_factory=dict)
+    """By task."""
 
     @staticmethod
     def start(recipe: Recipe) -> Context:
         """Before the first phase."""
-        return Context(recipe, "phases", frozenset({"student", *recipe.teachers}))
+        models = frozenset({"student", *recipe.teachers})
+        return Context(recipe, next(iter(recipe.tasks_by_name)), "phases", models)
 
     @property
-    def task(self) -> SingleLabel | MaskedLM:
-        return self.recipe.task
+    def task(self) -> TaskSettings:
+        return self.recipe.tasks_by_name[self.task_name]
+
+    @property
+    def made(self) -> OfTask:
+        """What there is of the phase's task."""
+        return self.of_tasks.get(self.task_name, OfTask())
 
     def at(self, location: str) -> Context:
         return replace(self, location=location)
 
+    def before(self, phase: PhaseSettings, location: str) -> Context:
+        """What a phase finds."""
+        return replace(self, task_name=self.recipe.task_name(phase), location=location)
+
     def after(self, phase: PhaseSettings) -> Context:
-        """What the next phase finds."""
+        """What the next phase finds. self: what this one found."""
         from ds_distill.parts.phases import PHASES, Cache, Expertise
 
-        found = replace(self, models=self.models | set(phase.outputs))
+        heads = {**self.heads, **dict.fromkeys(phase.outputs, self.task_name)}
+        found = replace(self, models=self.models | set(phase.outputs), heads=heads)
         makes = PHASES[phase.kind].makes
         if set(phase.outputs) & set(phase.starts) & set(self.recipe.teachers):
-            found = replace(found, caches={}, has_expertise=False)  # of teachers as they were
+            # What there is was made of teachers as they were.
+            may = {name: OfTask(may_be_cached=t.may_be_cached) for name, t in self.of_tasks.items()}
+            found = replace(found, of_tasks=may)
+        made = found.made
         if makes == "cache":
             assert isinstance(phase, Cache)
-            caches = {**found.caches, **dict.fromkeys(phase.splits, phase)}
-            return replace(
-                found, caches=caches, may_be_cached=self.may_be_cached or not phase.splits
+            caches = {**made.caches, **dict.fromkeys(phase.splits, phase)}
+            made = replace(
+                made, caches=caches, may_be_cached=made.may_be_cached or not phase.splits
             )
         if makes == "expertise":
             assert isinstance(phase, Expertise)
-            held = found.caches.get(phase.split)
+            held = made.caches.get(phase.split)
             states = phase.states and (held is None or -1 in held.hidden)
-            return replace(found, has_expertise=True, fitted_states=states)
-        return found
+            made = replace(made, has_expertise=True, fitted_states=states)
+        return replace(found, of_tasks={**found.of_tasks, self.task_name: made})

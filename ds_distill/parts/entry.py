@@ -4,10 +4,10 @@ documents know of a part, in one frozen dataclass.
 An entry names its implementation as `module:name`, which is imported when it runs: nothing in
 `ds_distill.parts` imports torch, so that `ds-distill check` answers at once.
 
-Of each kind there is one plain dict, name -> entry: `PHASES`, `TERMS`, `POLICIES`, `CODECS`,
-`METRICS` (by what they are over) and `SOURCES`, each in the module of its kind, beside the recipe
-sections of its parts. No other list of names exists. Parts of other packages are added to the same
-dicts by `ds_distill.parts.outside`.
+Of each kind there is one plain dict, name -> entry: `TASKS`, `PHASES`, `TERMS`, `POLICIES`,
+`CODECS`, `METRICS` (by what they are over) and `SOURCES`, each in the module of its kind, beside
+the recipe sections of its parts. No other list of names exists. Parts of other packages are added
+to the same dicts by `ds_distill.parts.outside`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 Rule = Callable[[Any, "Context"], Iterator[str]]
 """(the part's settings, what the phase finds) -> what is wrong with them, one message each."""
+
+
+def imported(reference: str) -> Any:
+    """What `module:name` names. Raises ImportError, AttributeError or ValueError."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True)
@@ -66,9 +72,8 @@ class Entry:
 
     def load(self) -> Any:
         """The implementation. Raises UserError when it cannot be imported."""
-        module, _, name = (self.implementation or "").partition(":")
         try:
-            return getattr(importlib.import_module(module), name)
+            return imported(self.implementation or "")
         except (ImportError, AttributeError, ValueError) as error:
             raise UserError(
                 f"part {self.name!r}: its implementation {self.implementation!r} cannot be "
@@ -85,6 +90,30 @@ class ConfiguredEntry(Entry):
     needs: Needs = Needs()
     mistakes: Rule | None = None
     """What else can be wrong with the settings. Imports no torch."""
+
+
+Over = Literal["classes", "masked tokens"]
+"""What a metric is over: the kind of the task's predictions."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEntry(ConfiguredEntry):
+    """A kind of task. `settings` is a `TaskSettings`; the implementation is a
+    `ds_distill.tasks.TaskKind`."""
+
+    over: Over
+    """What its metrics are over."""
+    heads: tuple[str, ...]
+    """Endings of the names of transformers' classes that have a head for it, its own first."""
+    noun: str
+    """What a model with such a head is called."""
+    checks_model: str | None = None
+    """`module:name` of a function (reference, config, tokenizer) that raises UserError for a model
+    that cannot have such a head."""
+    pipeline: str
+    """The pipeline of transformers that a model of it runs in."""
+    usage: Callable[[Any], list[str]]
+    """(settings) -> lines of Python that use a student in its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,10 +168,6 @@ class CodecEntry(ConfiguredEntry):
     compared: Mapping[str, Section] = field(default_factory=dict)
     """Settings under which `ds-distill cache compare` measures it, each by the name that its tables
     have for it."""
-
-
-Over = Literal["classes", "masked tokens"]
-"""What a metric is over: the kind of the task's predictions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ds_distill.parts.entry import MetricEntry, Over
-
-if TYPE_CHECKING:
-    from ds_distill.parts.tasks import MaskedLM, SingleLabel
+from ds_distill.parts.tasks import TASKS, TaskSettings
 
 _MODULE = "ds_distill.evaluation.metrics"
 
@@ -66,6 +62,6 @@ METRICS: dict[Over, dict[str, MetricEntry]] = {
 }
 
 
-def metrics_of(task: SingleLabel | MaskedLM) -> dict[str, MetricEntry]:
+def metrics_of(task: TaskSettings) -> dict[str, MetricEntry]:
     """The metrics of a task's predictions, by name."""
-    return METRICS["classes" if task.has_classes else "masked tokens"]
+    return METRICS[TASKS[task.type].over]

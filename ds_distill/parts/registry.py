@@ -13,6 +13,7 @@ from ds_distill.parts.entry import (
     PhaseEntry,
     PolicyEntry,
     SourceEntry,
+    TaskEntry,
     TermEntry,
 )
 from ds_distill.parts.metrics import METRICS
@@ -21,6 +22,7 @@ from ds_distill.parts.phases.base import PhaseSettings
 from ds_distill.parts.policies import POLICIES, Routing
 from ds_distill.parts.section import Section
 from ds_distill.parts.sources import SOURCES
+from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.parts.terms import TERMS, TermSettings
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
@@ -56,4 +58,5 @@ KINDS = (
     Kind("codec", CodecEntry, CODECS, CodecSettings, "name"),
     Kind("metric", MetricEntry, METRICS, names=_METRIC_NAME),
     Kind("source", SourceEntry, SOURCES),
+    Kind("task", TaskEntry, TASKS, TaskSettings, "type"),
 )

@@ -13,6 +13,11 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 
+def mistake_at(key: tuple[str | int, ...], what: str) -> PydanticCustomError:
+    """The error of a validator of several keys for one of them, from the validated section on."""
+    return PydanticCustomError("mistake_at", "{what}", {"key": key, "what": what})
+
+
 class Section(BaseModel):
     """A part of a recipe: frozen, and closed to keys it does not know."""
 

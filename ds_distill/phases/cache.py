@@ -34,7 +34,6 @@ from ds_distill.files import naming
 from ds_distill.models.configuration import load_config
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import MaskedLM
 from ds_distill.run.caches import cache_folder, fingerprint
 from ds_distill.run.codecs import codec_json
 from ds_distill.run.context import ModelReference, Run
@@ -132,19 +131,13 @@ def _schema(
     phase: Cache, run: Run, reference: ModelReference, before: SignalSchema | None
 ) -> SignalSchema:
     """before: of the same teacher, in the cache or its unfinished build."""
-    config, task = load_config(reference.model, reference.revision), run.recipe.task
-    hidden = dict.fromkeys(phase.hidden, config.hidden_size)
-    if not isinstance(task, MaskedLM):
-        return SignalSchema(dtype=phase.dtype, classes=len(run.labels), hidden=hidden)
-    codec = codec_json(run, reference, phase, config.vocab_size, before.codec if before else None)
-    return SignalSchema(
-        dtype=phase.dtype,
-        classes=config.vocab_size,
-        hidden=hidden,
-        mask_variants=task.masking.variants,
-        codec=codec,
-        temperature=phase.codec.temperature if codec else None,
-    )
+    stored = before.codec if before else None
+
+    def codec(entries: int) -> dict[str, Any] | None:
+        return codec_json(run, reference, phase, entries, stored)
+
+    config = load_config(reference.model, reference.revision)
+    return run.kind.signal_schema(phase, config, codec)
 
 
 @dataclass(frozen=True)

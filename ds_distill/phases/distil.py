@@ -41,14 +41,14 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     start = run.reference(phase.start, number)
     student = trainable_model(run, start, phase)
     if routing.policy == "chosen":
-        routing = routing_of_candidate(read_json(run.folder.comparison)["choice"])
+        routing = routing_of_candidate(read_json(run.comparison)["choice"])
         run.log.info(f"  {output}: the chosen policy is {routing.policy}")
     router = router_of(
         routing,
         len(teachers),
         temperature=phase.temperature,
         seed=run.recipe.seed,
-        fitted=run.folder.fitted,
+        fitted=run.fitted,
     )
     widths = {
         reference.name: load_config(reference.model, reference.revision).hidden_size

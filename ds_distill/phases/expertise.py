@@ -36,13 +36,14 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
         run.world.barrier()
         return {}
     references = [run.reference(teacher, number) for teacher in signals]
-    warnings = warn_of_teachers(run, name, phase.split, references, signals, examples.labels)
+    logits = {teacher: outputs.logits.numpy() for teacher, outputs in signals.items()}
+    warnings = warn_of_teachers(run, name, phase.split, references, logits, examples)
     given = (signals, examples.labels, examples.keys, run.labels)
     how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys}
     fitted = fit(*given, **how)
     comparison = compare(*given, **how)
-    fitted.save(run.folder.fitted)
-    write_json(run.folder.comparison, comparison.to_json())
+    fitted.save(run.fitted)
+    write_json(run.comparison, comparison.to_json())
     run.log.show(routing_table(comparison, phase.split))
     run.world.barrier()
     table = fitted.table
@@ -66,11 +67,11 @@ def route(recipe: Recipe, path: Path) -> Comparison:
     Raises UserError when no cache phase holds the split, or its cache is not built.
     """
     settings = next((phase for phase in recipe.phases if isinstance(phase, Expertise)), Expertise())
-    split = settings.split
+    split, task = settings.split, recipe.task_name(settings)
     after = [
         number + 1
         for number, phase in enumerate(recipe.phases)
-        if isinstance(phase, Cache) and split in phase.splits
+        if isinstance(phase, Cache) and split in phase.splits and recipe.task_name(phase) == task
     ]
     if not after:
         raise UserError(
@@ -83,7 +84,8 @@ def route(recipe: Recipe, path: Path) -> Comparison:
         RunFolder(path),
         World.start(),
         RunLog(path, recipe, enabled=False, resumed=True),
-        open_source(recipe.task),
+        open_source(recipe.tasks_by_name[task]),
+        task,
     )
     phase = recipe.phases[after[-1] - 1]
     assert isinstance(phase, Cache)

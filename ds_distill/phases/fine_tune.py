@@ -37,7 +37,7 @@ def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run)
     terms = build_terms({"cross_entropy": CrossEntropyLoss()}, 0, {})
     examples = run.examples(phase.split)
     chosen = np.arange(len(examples))
-    if run.recipe.task.has_classes:
+    if run.task.has_classes:
         chosen = chosen_examples(phase, examples, run.labels)
     tables = {"student": run.tables(phase.split, [reference])[reference.name].at(chosen)}
     examples = examples.at(chosen)

@@ -7,6 +7,14 @@ from ds_distill.recipe.load import (
     recipe_path,
     small_form,
 )
-from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.schema import LONE_TASK, Recipe
 
-__all__ = ["Recipe", "builtin_recipes", "dump_recipe", "load_recipe", "recipe_path", "small_form"]
+__all__ = [
+    "LONE_TASK",
+    "Recipe",
+    "builtin_recipes",
+    "dump_recipe",
+    "load_recipe",
+    "recipe_path",
+    "small_form",
+]

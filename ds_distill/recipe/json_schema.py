@@ -26,6 +26,7 @@ def recipe_json_schema() -> Schema:
     phases = schema["properties"]["phases"]
     phases["items"] = _one_key(phases["items"], sections)
     schema["required"].remove("name")  # the file's name is its default
+    schema["anyOf"] = [{"required": ["task"]}, {"required": ["tasks"]}]
     for section in (schema, *sections.values()):
         for value in section["properties"].values():
             texts = [sections[name].get("description", "") for name in choices(value)]

@@ -114,6 +114,8 @@ def _validate(tree: Tree, data: Mapping[Any, Any]) -> Recipe:
         return Recipe.model_validate(data)
     except ValidationError as failure:
         seen: dict[str, None] = {}
+        if "task" not in data and "tasks" not in data:  # a rule of two keys, so it comes too late
+            seen[f"{tree.location(('task',))}  task: is required and missing."] = None
         shared = data.get("training")
         for error in failure.errors():
             for line in error_lines(tree, error, shared if isinstance(shared, dict) else {}):

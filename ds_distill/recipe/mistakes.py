@@ -43,6 +43,9 @@ def error_lines(tree: Locations, error: Any, shared: Mapping[Any, Any]) -> list[
             hint = _about_unknown_key(key, nearest, error["ctx"], choices)
             lines.append(f"{tree.location((*at, key))}  {where}: unknown key. {hint}")
         return lines
+    if error["type"] == "mistake_at":
+        at = (*at, *error["ctx"]["key"])
+        return [f"{tree.location(at)}  {'.'.join(map(str, at))}: {error['ctx']['what']}."]
     if inherited(at):
         return []
     where = ".".join(map(str, at)) or "recipe"

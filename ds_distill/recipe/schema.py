@@ -13,8 +13,12 @@ from pydantic import Field, field_validator, model_serializer, model_validator
 
 from ds_distill.parts.outside import load_outside
 from ds_distill.parts.phases import PHASES, Phase, Training
-from ds_distill.parts.section import Count, Name, Section
-from ds_distill.parts.tasks import Task
+from ds_distill.parts.phases.base import PhaseSettings
+from ds_distill.parts.section import Count, Name, Section, mistake_at
+from ds_distill.parts.tasks import Task, TaskSettings
+
+LONE_TASK = "task"
+"""The name of a recipe's task where it has but one, under the key of that name."""
 
 # ---------------------------------------------------------------------------------- models
 
@@ -68,7 +72,7 @@ class Logging(Section):
 
 
 class Recipe(Section):
-    """One run: task, teachers, student, phases."""
+    """One run: tasks, teachers, student, phases."""
 
     name: Name
     """Part of the run's folder, runs/NAME. Default: the recipe file's name without its ending."""
@@ -76,8 +80,11 @@ class Recipe(Section):
     """One line, which the report and `ds-distill recipes` show."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Of all random choices: weights of new heads, batches, dropout, random policies."""
-    task: Task
-    """What is learnt, and from which data."""
+    task: Task | None = None
+    """What is learnt, and from which data. Short for `tasks` with one task."""
+    tasks: dict[Name, Task] = Field(default_factory=dict)
+    """Several tasks, each under a name of your choice, which phases then say as `task: NAME`. A
+    model keeps its name across tasks; its head belongs to the task that it was last trained on."""
     teachers: dict[Name, Teacher] = Field(default_factory=dict)
     """The teachers, each under a name of your choice."""
     student: Student
@@ -128,6 +135,23 @@ class Recipe(Section):
             phases.append({**start, **body, "kind": kind})
         return {**data, "phases": phases}
 
+    @model_validator(mode="after")
+    def _tasks_are_named(self) -> Recipe:
+        if (self.task is None) == (not self.tasks):
+            both = "stands beside `tasks`: keep one of them"
+            raise mistake_at(("task",), "is required and missing" if self.task is None else both)
+        for name, task in self.tasks.items():
+            task.stands_at(f"tasks.{name}")
+        for number, phase in enumerate(self.phases):
+            at = ("phases", number, phase.kind, "task")
+            if phase.task is not None and phase.task not in self.tasks_by_name:
+                known = ", ".join(self.tasks) or "`task`, which has no name: leave the key out"
+                raise mistake_at(at, f"there is no task {phase.task!r}. There is: {known}")
+            if phase.task is None and len(self.tasks) > 1:
+                names = ", ".join(self.tasks)
+                raise mistake_at(at, f"is required, because there are several: {names}")
+        return self
+
     @model_serializer(mode="wrap")
     def _as_written(self, handler: Any) -> dict[str, Any]:
         data = handler(self)
@@ -149,11 +173,28 @@ class Recipe(Section):
             names.append(name)
         return names
 
-    def trained_on(self, split: str) -> list[str]:
-        """Names of the models that a phase trains on a split, and of those that start from one."""
+    @property
+    def tasks_by_name(self) -> dict[str, TaskSettings]:
+        """All tasks; the one of the short form is called `task`."""
+        return {LONE_TASK: self.task} if self.task is not None else dict(self.tasks)
+
+    def task_name(self, phase: PhaseSettings) -> str:
+        """The name of a phase's task."""
+        return phase.task or next(iter(self.tasks_by_name))
+
+    def task_of(self, phase: PhaseSettings) -> TaskSettings:
+        return self.tasks_by_name[self.task_name(phase)]
+
+    def phases_of(self, task: str) -> Iterator[PhaseSettings]:
+        """The phases of a task, in order."""
+        return (phase for phase in self.phases if self.task_name(phase) == task)
+
+    def trained_on(self, task: str, split: str) -> list[str]:
+        """Names of the models that a phase trains on a task's split, and of those that start from
+        one."""
         found: dict[str, bool] = {}
         for phase in self.phases:
-            here = split in phase.learns_from
+            here = self.task_name(phase) == task and split in phase.learns_from
             each = len(phase.starts) == len(phase.outputs)
             for number, output in enumerate(phase.outputs):
                 starts = phase.starts[number : number + 1] if each else phase.starts
@@ -166,7 +207,7 @@ class Recipe(Section):
             for output in phase.outputs:
                 yield number, output
 
-    def fitted_splits(self) -> list[str]:
-        """Splits that expertise phases fit on."""
-        fits = (phase for phase in self.phases if PHASES[phase.kind].makes == "expertise")
+    def fitted_splits(self, task: str) -> list[str]:
+        """Splits of a task that expertise phases fit on."""
+        fits = (phase for phase in self.phases_of(task) if PHASES[phase.kind].makes == "expertise")
         return sorted({split for phase in fits for split in phase.learns_from})

@@ -14,7 +14,7 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.parts.metrics import metrics_of
 from ds_distill.parts.phases import PHASES
 from ds_distill.parts.sources import source_of
-from ds_distill.parts.tasks import MaskedLM
+from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Recipe
 
@@ -31,7 +31,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
     not the path.
     """
     evaluation = _evaluation(recipe, results)
-    student = recipe.student
+    student, task = recipe.student, _task(recipe, results)
     lines = [
         "---",
         _metadata(recipe, results, evaluation).to_yaml(),
@@ -46,7 +46,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "```python",
         "from transformers import pipeline",
         "",
-        *_snippet(recipe),
+        *TASKS[task.type].usage(task),
         "```",
         "",
         "Weights are float32; figures come from predictions in float32.",
@@ -55,13 +55,13 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "",
         f"Starts from {_model(student.model)}"
         + (f", layers {student.layers}" if student.layers else "")
-        + f"; data: {_data(recipe)}.",
+        + f"; data: {_data(task)}.",
     ]
     if recipe.teachers:
         teachers = ", ".join(f"{name} ({_model(t.model)})" for name, t in recipe.teachers.items())
         lines += ["", f"Teachers: {teachers}."]
     if evaluation is not None:
-        lines += ["", f"## Accuracy on {evaluation['split']}", "", *_table(recipe, evaluation)]
+        lines += ["", f"## Accuracy on {evaluation['split']}", "", *_table(task, evaluation)]
     environment = results["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
     lines += ["", "## Versions", "", f"ds_distill {environment['ds_distill']}, {versions}."]
@@ -74,15 +74,15 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
 def _metadata(
     recipe: Recipe, results: dict[str, Any], evaluation: dict[str, Any] | None
 ) -> ModelCardData:
-    masked_lm = isinstance(recipe.task, MaskedLM)
-    hub_data = _hub_data(recipe)
+    task = _task(recipe, results)
+    hub_data = _hub_data(task)
     return ModelCardData(
         library_name="transformers",
-        pipeline_tag="fill-mask" if masked_lm else "text-classification",
+        pipeline_tag=TASKS[task.type].pipeline,
         tags=["knowledge-distillation", "ds-distill"],
         base_model=recipe.student.model if _is_on_hub(recipe.student.model) else None,
         datasets=[hub_data] if hub_data else None,
-        metrics=[e.hub_name for e in metrics_of(recipe.task).values() if e.hub_name]
+        metrics=[e.hub_name for e in metrics_of(task).values() if e.hub_name]
         if evaluation
         else None,
         model_name=recipe.name if evaluation else None,
@@ -117,32 +117,35 @@ def _eval_results(
     recipe: Recipe, results: dict[str, Any], evaluation: dict[str, Any]
 ) -> list[EvalResult]:
     own = evaluation["models"][results["student"]]
-    hub_data = _hub_data(recipe)
+    task = _task(recipe, results)
+    hub_data = _hub_data(task)
     return [
         EvalResult(
-            task_type="fill-mask" if isinstance(recipe.task, MaskedLM) else "text-classification",
+            task_type=TASKS[task.type].pipeline,
             dataset_type=hub_data or "local",
-            dataset_name=hub_data or _name_of_data(recipe),
-            dataset_config=recipe.task.data.config if hub_data else None,
-            dataset_split=recipe.task.data.splits.get(evaluation["split"], evaluation["split"]),
+            dataset_name=hub_data or _name_of_data(task),
+            dataset_config=task.data.config if hub_data else None,
+            dataset_split=task.data.splits.get(evaluation["split"], evaluation["split"]),
             metric_type=entry.hub_name,
             metric_name=entry.title[0].upper() + entry.title[1:],
             metric_value=round(own[name], 4),
         )
-        for name, entry in metrics_of(recipe.task).items()
+        for name, entry in metrics_of(task).items()
         if entry.hub_name
     ]
 
 
 def _evaluation(recipe: Recipe, results: dict[str, Any]) -> dict[str, Any] | None:
     """The last evaluation of the shipped student on a split that was not used to make it."""
-    used = {split for phase in recipe.phases for split in phase.learns_from}
-    if any(phase.outputs for phase in recipe.phases):
+    phases = list(recipe.phases_of(results["task"]))
+    used = {split for phase in phases for split in phase.learns_from}
+    if any(phase.outputs for phase in phases):
         used.add(CHOOSING_SPLIT)  # it chooses epochs and students
     found = [
         record
         for record in results["phases"]
         if PHASES[record["kind"]].makes == "evaluation"
+        and record["task"] == results["task"]
         and record["split"] not in used
         and results["student"] in record["models"]
     ]
@@ -161,28 +164,15 @@ def _no_evaluation(results: dict[str, Any]) -> str:
 # ------------------------------------------------------------------------------------ text
 
 
-def _snippet(recipe: Recipe) -> list[str]:
-    """Code that runs as it is, on a text longer than the model's maximum."""
-    length = recipe.task.max_length
-    if isinstance(recipe.task, MaskedLM):
-        return [
-            'fill = pipeline("fill-mask", model=".")',
-            'text = f"a text with a {fill.tokenizer.mask_token} in it; " + "of any length " * 1000',
-            f'fill(text, tokenizer_kwargs={{"truncation": True, "max_length": {length}}})',
-        ]
-    text = '"a text of any length " * 1000'
-    if recipe.task.data.columns.text_b is not None:
-        text = f'{{"text": {text}, "text_pair": "the second text"}}'
-    return [
-        'classify = pipeline("text-classification", model=".")',
-        f"classify({text}, truncation=True, max_length={length})",
-    ]
+def _task(recipe: Recipe, results: dict[str, Any]) -> TaskSettings:
+    """The shipped student's task."""
+    return recipe.tasks_by_name[results["task"]]
 
 
-def _table(recipe: Recipe, evaluation: dict[str, Any]) -> list[str]:
+def _table(task: TaskSettings, evaluation: dict[str, Any]) -> list[str]:
     first = next(iter(evaluation["models"].values()))
-    metrics = {n: e for n, e in metrics_of(recipe.task).items() if e.shown is not None}
-    labels = first["per_class"] if recipe.task.has_classes else {}
+    metrics = {n: e for n, e in metrics_of(task).items() if e.shown is not None}
+    labels = first["per_class"] if task.has_classes else {}
     if labels:
         about = (
             f"On {first['examples']:,} examples of a split that was not used to make the models. "
@@ -212,22 +202,22 @@ def _model(reference: str) -> str:
     return f"the local folder {_code(Path(reference).name)}"
 
 
-def _data(recipe: Recipe) -> str:
-    hub_data = _hub_data(recipe)
-    config = f" ({_code(recipe.task.data.config)})" if hub_data and recipe.task.data.config else ""
-    return _code(hub_data or _name_of_data(recipe)) + config
+def _data(task: TaskSettings) -> str:
+    hub_data = _hub_data(task)
+    config = f" ({_code(task.data.config)})" if hub_data and task.data.config else ""
+    return _code(hub_data or _name_of_data(task)) + config
 
 
-def _name_of_data(recipe: Recipe) -> str:
-    path = recipe.task.data.path
+def _name_of_data(task: TaskSettings) -> str:
+    path = task.data.path
     if source_of(path).name == "files":  # which may have gone by now
         return Path(path).expanduser().resolve().name
     return path
 
 
-def _hub_data(recipe: Recipe) -> str | None:
+def _hub_data(task: TaskSettings) -> str | None:
     """The data set's hub id, or None where it is not from the hub."""
-    path = recipe.task.data.path
+    path = task.data.path
     return path if source_of(path).name == "hub" else None
 
 

@@ -51,9 +51,10 @@ def verdict(results: dict[str, Any]) -> str:
 
 
 def last_evaluation(results: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of the last evaluate phase, if there is one."""
+    """The record of the last evaluate phase of the shipped student's task, if there is one."""
     records = [r for r in results["phases"] if PHASES[r["kind"]].makes == "evaluation"]
-    return records[-1] if records else None
+    of_task = [record for record in records if record["task"] == results["task"]]
+    return (of_task or [None])[-1]
 
 
 def _above_baseline(model: dict[str, Any]) -> bool:

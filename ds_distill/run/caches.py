@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from ds_distill.data.batches import CachedSignals, Examples
 from ds_distill.engine.precision import is_bf16
 from ds_distill.models.configuration import load_config
 from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import MaskedLM, SingleLabel
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.types import Signals
 
@@ -28,23 +26,14 @@ def cache_folder(run: Run, phase: Cache, number: int) -> Path:
 def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
     """Everything that a teacher's cached signals depend on, except the attention implementation,
     which a build adds."""
-    task = run.recipe.task
     commit = getattr(load_config(reference.model, reference.revision), "_commit_hash", None)
     return {
         "weights": weights_fingerprint(reference.model, commit),
         "tokenizer": run.tokenizer_fingerprint(reference),
-        "max_length": run.recipe.task.max_length,
-        **({"masking": task.masking.model_dump()} if isinstance(task, MaskedLM) else {}),
-        **({"labels": _labels(run, reference)} if isinstance(task, SingleLabel) else {}),
+        "max_length": run.task.max_length,
+        **run.kind.fingerprint(reference.columns),
         "dtype": "bfloat16" if is_bf16(run.deepspeed()) else "float32",
     }
-
-
-def _labels(run: Run, reference: ModelReference) -> Any:
-    """The labels of a teacher's logits, with the model's outputs where these differ."""
-    if reference.columns is None:
-        return run.labels
-    return {"labels": run.labels, "outputs": list(reference.columns)}
 
 
 def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
@@ -54,7 +43,8 @@ def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
     """
     for earlier in reversed(range(number)):
         phase = run.recipe.phases[earlier]
-        if isinstance(phase, Cache) and split in phase.splits:
+        here = run.recipe.task_name(phase) == run.task_name
+        if here and isinstance(phase, Cache) and split in phase.splits:
             reader = CacheReader(cache_folder(run, phase, earlier))
             for teacher in run.recipe.teachers:
                 reader.check(teacher, fingerprint(run, run.reference(teacher, number)))

@@ -11,8 +11,7 @@ import datasets
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ds_distill.data.batches import CachedSignals, Collator, Examples, SequenceCollator
-from ds_distill.data.masking import MaskedLMCollator, Masking
+from ds_distill.data.batches import CachedSignals, Collator, Examples
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise, tokenizer_fingerprint
 from ds_distill.engine.config import deepspeed_config
@@ -20,15 +19,15 @@ from ds_distill.engine.world import World
 from ds_distill.files import new_folder
 from ds_distill.models.configuration import load_config, load_tokenizer
 from ds_distill.models.labels import class_names, label_columns
-from ds_distill.models.load import load_classifier, load_masked_lm
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.parts.phases import Training
-from ds_distill.parts.tasks import MaskedLM
-from ds_distill.recipe import Recipe
+from ds_distill.parts.tasks import TASKS
+from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Teacher
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
+from ds_distill.tasks import TaskKind
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,15 @@ class ModelReference:
     """Local folder or hub id."""
     revision: str | None = None
     layers: list[int] | None = None
-    trained: bool = False
-    """Whether an earlier phase of this run trained it."""
+    head: str | None = None
+    """The task whose head its files have, where an earlier phase of this run trained it."""
     columns: Sequence[int] | None = None
     """The outputs that are the task's labels; see `label_columns`."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether an earlier phase of this run trained it."""
+        return self.head is not None
 
 
 def columns_of(references: Iterable[ModelReference]) -> dict[str, Sequence[int]]:
@@ -56,16 +60,47 @@ def columns_of(references: Iterable[ModelReference]) -> dict[str, Sequence[int]]
 
 
 class Run:
-    """Recipe, folder, processes, log, data and models of a run."""
+    """Recipe, folder, processes, log, data and models of a run, as the phases of one of its tasks
+    find them."""
 
     def __init__(
-        self, recipe: Recipe, folder: RunFolder, world: World, log: RunLog, source: Source
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        world: World,
+        log: RunLog,
+        source: Source,
+        task_name: str = LONE_TASK,
     ) -> None:
+        """source: of the task's data."""
         self.recipe, self.folder, self.world, self.log = recipe, folder, world, log
+        self.task_name, self.task = task_name, recipe.tasks_by_name[task_name]
         self._source = source
         self.labels: list[str] = source.labels
+        self.kind: TaskKind[Any, Any] = TASKS[self.task.type].load()(self.task, self.labels)
         self._tables: dict[tuple[str, str], TokenTable] = {}
         self._tokenizers: dict[tuple[str, str | None], tuple[PreTrainedTokenizerBase, str]] = {}
+
+    # ------------------------------------------------------------------------- files
+
+    @property
+    def _part(self) -> str | None:
+        """The task's part of the run's folder; the only task has no part of its own."""
+        return None if self.recipe.task is not None else self.task_name
+
+    @property
+    def data_folder(self) -> Path:
+        return self.folder.data(self._part)
+
+    @property
+    def fitted(self) -> Path:
+        """The file of what the task's expertise phase has fitted."""
+        return self.folder.fitted(self._part)
+
+    @property
+    def comparison(self) -> Path:
+        """The file of that phase's comparison of policies."""
+        return self.folder.comparison(self._part)
 
     # ------------------------------------------------------------------------- data
 
@@ -74,7 +109,7 @@ class Run:
 
     def _examples_folder(self, split: str) -> Path:
         """The split's text on disk, read once by the main process."""
-        folder = self.folder.data / split / "examples"
+        folder = self.data_folder / split / "examples"
         if self.world.is_main and not folder.is_dir():
             examples = self._source.read(split)
             with new_folder(folder) as temporary:
@@ -102,7 +137,7 @@ class Run:
                 file = folder.parent / f"tokens-{fingerprint}.arrow"
                 if self.world.is_main and not file.is_file():
                     examples = datasets.load_from_disk(folder)
-                    tokenise(examples, tokenizer, self.recipe.task.max_length, file)
+                    tokenise(examples, tokenizer, self.task.max_length, file)
                 self.world.barrier()
                 self._tables[split, fingerprint] = TokenTable(file, tokenizer)
             tables[reference.name] = self._tables[split, fingerprint]
@@ -115,16 +150,12 @@ class Run:
         cached: CachedSignals | None = None,
         packed: Collection[str] = (),
     ) -> Collator:
-        """The task's batches of a split; see `SequenceCollator`."""
-        task = self.recipe.task
-        if not isinstance(task, MaskedLM):
-            return SequenceCollator(examples, tables, cached, packed)
-        tokenizer = self.tokenizer(self.reference("student", 0))  # all models have the same tokens
-        masking = Masking.of(tokenizer, task.masking.rate, task.masking.seed)
-        variants = task.masking.variants
-        return MaskedLMCollator(
-            examples, tables, masking, variants=variants, cached=cached, packed=packed
-        )
+        """The task's batches of a split; see `TaskKind.collator`."""
+
+        def tokenizer() -> PreTrainedTokenizerBase:
+            return self.tokenizer(self.reference("student", 0))
+
+        return self.kind.collator(examples, tables, tokenizer, cached, packed)
 
     # ----------------------------------------------------------------------- models
 
@@ -133,13 +164,15 @@ class Run:
         it, else from the recipe."""
         for earlier, output in reversed(list(self.recipe.trained_models())):
             if earlier < number and output == name:
-                return ModelReference(name, str(self.folder.model(earlier, output)), trained=True)
+                model = str(self.folder.model(earlier, output))
+                head = self.recipe.task_name(self.recipe.phases[earlier])
+                return ModelReference(name, model, head=head)
         given = self.recipe.student if name == "student" else self.recipe.teachers[name]
         model = resolve_model(given.model, self.recipe.models_folder)
         if not isinstance(given, Teacher):
             return ModelReference(name, model, given.revision, given.layers)
         columns = None
-        if given.labels is not None:
+        if given.labels is not None and self.task.has_classes:
             config = load_config(model, given.revision)
             columns = label_columns(model, config, self.labels, given.labels)
         return ModelReference(name, model, given.revision, columns=columns)
@@ -174,9 +207,9 @@ class Run:
     def model(
         self, reference: ModelReference, *, new_head: bool = False, packed: bool = False
     ) -> PreTrainedModel:
-        """Load a model with the task's head; see `load_classifier` and `load_masked_lm`.
+        """Load a model with the task's head; see `TaskKind.load`.
 
-        new_head: the model will be trained; if it has no head for the task, it gets a new one.
+        new_head: the model will be trained; if it has no head of the task, it gets a new one.
         packed: the model will take packed views.
         """
         # On CPU the backward pass of torch's fused attention takes twice as long as the plain
@@ -189,16 +222,14 @@ class Run:
         options: dict[str, Any] = {
             "revision": reference.revision,
             "layers": reference.layers,
-            "new_head": new_head and not reference.trained,
+            "new_head": new_head and reference.head != self.task_name,
             "seed": self.recipe.seed,
             "attention": attention,
         }
-        if isinstance(self.recipe.task, MaskedLM):
-            return load_masked_lm(reference.model, **options)
         labels = self.labels
         if reference.columns is not None:  # all classes of the checkpoint, in its order
             labels = class_names(load_config(reference.model, reference.revision))
-        return load_classifier(reference.model, labels, **options)
+        return self.kind.load(reference.model, labels, **options)
 
     # ----------------------------------------------------------------------- engine
 

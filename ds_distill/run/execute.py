@@ -8,12 +8,12 @@ from pathlib import Path
 import datasets
 import transformers
 
-from ds_distill.check.recipe import check_data, check_recipe, notes
-from ds_distill.data.sources import open_source
+from ds_distill.check.recipe import check_data, check_recipe, notes, open_sources
 from ds_distill.engine.precision import resolved_name
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.parts.phases import PHASES
+from ds_distill.parts.tasks import TASKS
 from ds_distill.recipe import Recipe
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
@@ -22,8 +22,10 @@ from ds_distill.run.folder import RunFolder
 from ds_distill.run.publish import publish
 
 
-def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | None = None) -> Run:
-    """Run a recipe in the folder `path`.
+def execute(
+    recipe: Recipe, path: Path, *, resume: bool = False, first: int | None = None
+) -> dict[str, Run]:
+    """Run a recipe in the folder `path`. Returns the run as each task finds it, by task.
 
     first: run only the first phases, this many; None runs all and publishes.
 
@@ -37,19 +39,19 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | No
     folder.check_new_or_same(recipe, resume)
     check_recipe(recipe, num_ranks=world.size, on_gpu=world.device.type == "cuda")
     _import_parts(recipe)
-    source = open_source(recipe.task)
+    sources = open_sources(recipe)
     if world.is_main and not resume:
         print("Reading the data ...", flush=True)
-        check_data(recipe, source)
+        check_data(recipe, sources)
     world.barrier()  # a mistake found by the main process must not leave a folder behind
     if world.is_main:
         folder.create(recipe, describe_environment(world.size, str(world.device)))
     world.barrier()
     log = RunLog(path, recipe, enabled=world.is_main, resumed=resume)
-    run = Run(recipe, folder, world, log, source)
+    runs = {name: Run(recipe, folder, world, log, source, name) for name, source in sources.items()}
     if resolved_name(recipe.deepspeed) != recipe.deepspeed:
         log.info(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")
-    for note in notes(recipe, source) if world.is_main and not resume else ():
+    for note in notes(recipe, sources) if world.is_main and not resume else ():
         log.info(f"Note: {note}")
     try:
         for number, (phase, name) in enumerate(
@@ -62,27 +64,34 @@ def execute(recipe: Recipe, path: Path, *, resume: bool = False, first: int | No
             log.info(title)
             log.start_phase(number)
             started = time.perf_counter()
-            record = PHASES[phase.kind].load()(phase, number, name, run)
+            record = PHASES[phase.kind].load()(phase, number, name, runs[recipe.task_name(phase)])
             seconds = round(time.perf_counter() - started, 2)
             log.event("phase", phase=name, kind=phase.kind, seconds=seconds)
             if world.is_main:
                 write_json(
                     folder.record(number, name),
-                    {"phase": name, "kind": phase.kind, "seconds": seconds, **record},
+                    {
+                        "phase": name,
+                        "kind": phase.kind,
+                        "task": recipe.task_name(phase),
+                        "seconds": seconds,
+                        **record,
+                    },
                 )
             world.barrier()
         if world.is_main and first is None:
-            publish(run)
+            publish(recipe, folder, log)
         world.barrier()
     finally:
         log.close()
-    return run
+    return runs
 
 
 def _import_parts(recipe: Recipe) -> None:
     """Import the implementations of all parts that a recipe uses, so that one that is not there is
     found before hours of work. Raises UserError."""
     for phase in recipe.phases:
-        for entry in (PHASES[phase.kind], *(entry for _, entry, _ in phase.parts())):
+        parts = (entry for _, entry, _ in phase.parts())
+        for entry in (PHASES[phase.kind], TASKS[recipe.task_of(phase).type], *parts):
             if entry.implementation is not None:
                 entry.load()

@@ -23,12 +23,21 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.data = path / "data"
         self.results = path / "results.json"
         self.report = path / "report.html"
         self.student = path / "student"
-        self.fitted = path / "routing.safetensors"
-        self.comparison = path / "routing.json"
+
+    def data(self, task: str | None) -> Path:
+        """The folder of a task's splits. task: its name; None for the only one."""
+        return self.path / "data" if task is None else self.path / "data" / task
+
+    def fitted(self, task: str | None) -> Path:
+        """What an expertise phase has fitted on a task."""
+        return self.path / (f"routing-{task}.safetensors" if task else "routing.safetensors")
+
+    def comparison(self, task: str | None) -> Path:
+        """The comparison of policies on a task."""
+        return self.path / (f"routing-{task}.json" if task else "routing.json")
 
     def holds_run(self) -> bool:
         return (self.path / "recipe.yaml").is_file()

@@ -4,14 +4,13 @@ another order than the task's."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-
-from ds_distill.evaluation.label_order import Doubt, doubt
+from ds_distill.data.batches import Examples
+from ds_distill.evaluation.label_order import Doubt
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import as_yaml, class_names
 from ds_distill.run.context import ModelReference, Run
-from ds_distill.types import Signals
 
 
 def warn_of_teachers(
@@ -19,17 +18,17 @@ def warn_of_teachers(
     phase: str,
     split: str,
     references: list[ModelReference],
-    outputs: Mapping[str, Signals],
-    labels: np.ndarray,
+    predictions: Mapping[str, Any],
+    examples: Examples,
 ) -> list[str]:
-    """Log and return a line for each doubtful teacher; see `doubt`. The label order of a teacher
-    that this run trained is not in doubt.
+    """Log and return a line for each doubtful teacher; see `TaskKind.doubt`. The label order of a
+    teacher that this run trained is not in doubt.
 
-    outputs: logits [N, C] by teacher; labels: int [N], -1 unlabelled.
+    predictions: of the split's examples, by teacher, as the task's kind makes them.
     """
     warnings = []
     for reference in references:
-        found = doubt(outputs[reference.name].logits.numpy(), labels, run.labels)
+        found = run.kind.doubt(predictions[reference.name], examples)
         if found is not None and (found.is_worthless or not reference.trained):
             warnings.append(_line(run, reference, split, found))
             run.log.info(f"WARNING: {warnings[-1]}")

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ds_distill.check.recipe import check_data, check_recipe
-from ds_distill.data.sources import open_source
+from ds_distill.check.recipe import check_data, check_recipe, open_sources
 from ds_distill.engine.ports import free_port
 from ds_distill.errors import UserError
 from ds_distill.recipe import Recipe
@@ -108,7 +107,7 @@ def _launch(
         folder.check_new_or_same(recipe, resume)
         check_recipe(recipe, num_ranks=count, on_gpu=torch.cuda.is_available())
         if not resume:
-            check_data(recipe, open_source(recipe.task))
+            check_data(recipe, open_sources(recipe))
         print(f"Starting {count} ranks ...", flush=True)
         command = [_deepspeed(), *_placement(ranks), "--no_local_rank"]
         command += ["--log_level", "critical", "--module", "ds_distill", *rank_command]

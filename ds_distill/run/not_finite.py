@@ -91,7 +91,7 @@ def damaged_weights(run: Run, reference: ModelReference) -> UserError | None:
 def _shown(run: Run, splits: Sequence[str], keys: torch.Tensor) -> Iterator[str]:
     """Examples for a message: file and line where the source has them, and the first words."""
     for split in splits:
-        texts = datasets.load_from_disk(run.folder.data / split / "examples")
+        texts = datasets.load_from_disk(run.data_folder / split / "examples")
         locations = run.locations(split, keys)
         stored = Examples.of(texts).keys
         for key in keys:

@@ -13,12 +13,12 @@ from ds_distill.reporting.model_card import model_card
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.uses import uses
 from ds_distill.reporting.verdict import verdict
-from ds_distill.run.context import Run
+from ds_distill.run.events import RunLog
+from ds_distill.run.folder import RunFolder
 
 
-def publish(run: Run) -> None:
+def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
     """Write student/, results.json and report.html. Main process only."""
-    folder, recipe = run.folder, run.recipe
     records = [
         read_json(folder.record(number, name)) for number, name in enumerate(recipe.phase_names())
     ]
@@ -27,6 +27,7 @@ def publish(run: Run) -> None:
         "run": recipe.name,
         "description": recipe.description,
         "student": chosen[1] if chosen else None,
+        "task": recipe.task_name(recipe.phases[chosen[0]]) if chosen else None,
         "seconds": round(sum(record["seconds"] for record in records), 1),
         "uses": uses(recipe, records),
         "phases": records,
@@ -40,29 +41,33 @@ def publish(run: Run) -> None:
             write_text(temporary / "README.md", model_card(recipe, results))
     write_json(folder.results, results)
     write_text(folder.path / "report.html", render_report(results))
-    run.log.info(results["verdict"])
+    log.info(results["verdict"])
 
 
 def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None:
     """(phase number, name) of the student to ship: the most accurate on the choosing examples.
 
-    Distilled students come before other trained ones. Of equal students the first is taken, and
-    without choosing examples the last. A student that was trained on the choosing split is taken
-    only where there is no other.
+    It is a student of the task of the last phase that distils, or else that trains: scores on
+    different tasks cannot be compared. Distilled students come before other trained ones. Of equal
+    students the first is taken, and without choosing examples the last. A student that was trained
+    on the choosing split is taken only where there is no other.
     """
-    seen = recipe.trained_on(CHOOSING_SPLIT)
     trained = [
         (number, PHASES[phase.kind].makes == "student", model)
         for number, (phase, record) in enumerate(zip(recipe.phases, records, strict=True))
         for model in record.get("trained", [])
     ]
+    if not trained:
+        return None
+    last = [item for item in trained if item[1]] or trained
+    task = recipe.task_name(recipe.phases[last[-1][0]])
+    trained = [item for item in trained if recipe.task_name(recipe.phases[item[0]]) == task]
+    seen = recipe.trained_on(task, CHOOSING_SPLIT)
     for preferred in (
         [item for item in trained if item[1]],
         [item for item in trained if item[2]["output"] not in seen],
     ):
         trained = [item for item in trained if item in preferred] or trained
-    if not trained:
-        return None
     accuracies = [(item[2]["choosing"] or {}).get("accuracy") or 0.0 for item in trained]
     best = max(accuracies)
     number, _, model = trained[accuracies.index(best) if best > 0.0 else -1]

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT, choosing_part
 from ds_distill.engine.engine import Engine
-from ds_distill.evaluation.metrics import accuracy, masked_lm_report
-from ds_distill.parts.tasks import MaskedLM
+from ds_distill.parts.metrics import metrics_of
 from ds_distill.run.context import ModelReference, Run
-from ds_distill.run.inference import predict_all, score_tokens
 
 BATCH = 64
 """Examples per rank and forward pass."""
@@ -23,8 +21,7 @@ class Validation:
     split: str
     examples: int
     score: Callable[[Engine], dict[str, float]]
-    """Scores the student of an engine: `accuracy`, by which the best epoch is chosen, and for
-    masked-LM other metrics. Every rank must call it."""
+    """All metrics of the student of an engine. Every rank must call it."""
 
 
 def validation_of(run: Run, reference: ModelReference) -> Validation | None:
@@ -33,21 +30,16 @@ def validation_of(run: Run, reference: ModelReference) -> Validation | None:
     if not run.has_split(CHOOSING_SPLIT):
         return None
     every = run.examples(CHOOSING_SPLIT)
-    splits = run.recipe.fitted_splits()
+    splits = run.recipe.fitted_splits(run.task_name)
     fitted = {split: run.examples(split).group_keys.numpy() for split in splits}
     chosen = choosing_part(every.labels, every.group_keys.numpy(), fitted, run.recipe.seed)
     examples = every.at(chosen)
     tables = {"student": run.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)}
     collate = run.collator(examples, tables)
 
-    def classification(engine: Engine) -> dict[str, float]:
-        outputs = predict_all(engine, collate, ["student"], BATCH, run.world)["student"]
-        return {"accuracy": accuracy(outputs.logits.numpy(), examples.labels)}
+    def score(engine: Engine) -> dict[str, float]:
+        predictions = run.kind.predict(engine, collate, examples, ["student"], BATCH)["student"]
+        report = run.kind.report(predictions, examples)
+        return {name: report[name] for name in metrics_of(run.task)}
 
-    def masked_lm(engine: Engine) -> dict[str, float]:
-        scores = score_tokens(engine, collate, ["student"], BATCH, run.world)["student"]
-        report = masked_lm_report(scores)
-        return {name: report[name] for name in ("accuracy", "loss", "perplexity")}
-
-    score = masked_lm if isinstance(run.recipe.task, MaskedLM) else classification
     return Validation(CHOOSING_SPLIT, len(examples), score)

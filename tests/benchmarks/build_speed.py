@@ -28,7 +28,7 @@ from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.precision import is_bf16
 from ds_distill.files import write_json
 from ds_distill.models.configuration import load_tokenizer
-from ds_distill.recipe import load_recipe
+from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
@@ -102,7 +102,7 @@ def measure(texts: list[str], copies: int, tokenizer: str, length: int, layers: 
         settings = recipe(folder, folder / "texts.txt", length)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         started = time.perf_counter()
-        run = execute(load_recipe(str(folder / "recipe.yaml")), folder / "run", first=1)
+        run = execute(load_recipe(str(folder / "recipe.yaml")), folder / "run", first=1)[LONE_TASK]
         whole = time.perf_counter() - started
         events = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
         phase = next(e["seconds"] for e in events if e["event"] == "phase")

@@ -33,7 +33,7 @@ from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.models.encoder import read_signals
-from ds_distill.recipe import load_recipe
+from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.reporting.figures import plot_codecs
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
@@ -115,7 +115,13 @@ def main() -> None:
 
 def compare(folder: Path, rows: int) -> dict[str, Any]:
     recipe = load_recipe(str(folder / "recipe.yaml"))
-    run = Run(recipe, RunFolder(folder), World.start(), cast(Any, None), open_source(recipe.task))
+    run = Run(
+        recipe,
+        RunFolder(folder),
+        World.start(),
+        cast(Any, None),
+        open_source(recipe.tasks_by_name[LONE_TASK]),
+    )
     teacher = next(iter(recipe.teachers))
     sample = [logits for logits, _ in logits_of(run, teacher, "train", FIT_ROWS)]
     outputs = list(logits_of(run, teacher, "validation", rows))

@@ -33,7 +33,7 @@ from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import load_classifier
 from ds_distill.parts.phases import Distil, FineTune
 from ds_distill.phases import distil, fine_tune
-from ds_distill.recipe import load_recipe
+from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
@@ -169,7 +169,7 @@ def main() -> None:
         teachers, student = save_models(folder, given.teachers, given.student)
         settings = recipe(folder, teachers, student, given.steps, given.batch)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-        run = execute(load_recipe(str(folder / "recipe.yaml")), folder / "run", first=1)
+        run = execute(load_recipe(str(folder / "recipe.yaml")), folder / "run", first=1)[LONE_TASK]
         seconds = measure(run, given.steps, given.batch)
         measured = {
             "environment": describe_environment(run.world.size, str(run.world.device)),

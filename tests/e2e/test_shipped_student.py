@@ -22,7 +22,7 @@ from ds_distill.engine.world import World
 from ds_distill.evaluation.metrics import TokenScores, classification_report, masked_lm_report
 from ds_distill.parts.tasks import Columns
 from ds_distill.phases import evaluate
-from ds_distill.recipe import load_recipe
+from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.reporting.model_card import model_card
 from ds_distill.run.context import Run
 from ds_distill.run.execute import execute
@@ -72,9 +72,8 @@ def finished(
     recipe = load_recipe(str(here / "toy.yaml"), [f"deepspeed={config}"])
     told: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("predict_split", "score_models"):
-            patch.setattr(evaluate, name, noted(getattr(evaluate, name), told))
-        run = execute(recipe, here / "run")
+        patch.setattr(evaluate, "predictions_of", noted(evaluate.predictions_of, told))
+        run = execute(recipe, here / "run")[LONE_TASK]
     yield Finished(run, told["answer"])
     World.stop()
     os.environ.clear()
@@ -122,9 +121,9 @@ def test_loaded_plainly_it_predicts_what_the_results_say(finished: Finished) -> 
             }
         else:
             logits = plain_logits(finished, model, name)
-            examples, told = finished.told
-            assert torch.equal(logits, told[name].logits)
-            labels = examples.labels
+            told = finished.told
+            assert torch.equal(logits, torch.from_numpy(told[name]))
+            labels = finished.run.examples("test").labels
             outputs = classification_report(logits.numpy(), labels, finished.run.labels)
         assert {key: finished.models[name][key] for key in outputs} == outputs
     assert finished.results["student"] == "student"

@@ -22,7 +22,7 @@ from ds_distill.cli import app
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
-from ds_distill.recipe import load_recipe
+from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.run.caches import fingerprint
 from ds_distill.run.context import Run
 from ds_distill.run.execute import execute
@@ -47,7 +47,7 @@ class Bench:
 
     def run(self, name: str, teacher: dict[str, Any], phases: list[Any], *more: str) -> Run:
         recipe = load_recipe(str(self.recipe(name, teacher, phases)), more)
-        self.runs[name] = execute(recipe, self.root / name)
+        self.runs[name] = execute(recipe, self.root / name)[LONE_TASK]
         return self.runs[name]
 
     def results(self, name: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from ds_distill.engine.world import World
 from ds_distill.files import read_json, write_json, write_text
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import load_masked_lm
-from ds_distill.recipe import load_recipe
+from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
@@ -176,7 +176,11 @@ def hidden_tokens(folder: Path) -> Iterator[Batch]:
     """The test split under its first masks."""
     settings = load_recipe(str(folder / "recipe.yaml"))
     made = Run(
-        settings, RunFolder(folder), World.start(), cast(Any, None), open_source(settings.task)
+        settings,
+        RunFolder(folder),
+        World.start(),
+        cast(Any, None),
+        open_source(settings.tasks_by_name[LONE_TASK]),
     )
     examples = made.examples("test")
     tables = made.tables("test", [made.reference("student", 0)])

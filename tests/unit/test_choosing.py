@@ -89,8 +89,8 @@ def test_what_starts_from_a_model_trained_on_a_split_counts_as_trained_on_it():
         HONEST,
         {"fine-tune": {"models": "heir", "save_as": "grandchild"}},
     )
-    assert recipe.trained_on("validation") == ["seen", "heir", "grandchild"]
-    assert recipe.trained_on("test") == []
+    assert recipe.trained_on("task", "validation") == ["seen", "heir", "grandchild"]
+    assert recipe.trained_on("task", "test") == []
     [note] = trained_on_what_chooses(recipe)
     assert note.startswith("seen, heir, grandchild are trained on split 'validation'")
     assert trained_on_what_chooses(recipe_of(THREE, CONTROL)) == []

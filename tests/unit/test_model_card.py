@@ -29,9 +29,12 @@ PHASES: list[Any] = [{"distil": {"losses": {"kl": {}}}}, {"evaluate": {"split": 
 def make_results(splits: list[str], labels: list[str], **model: Any) -> dict[str, Any]:
     figures = {**FIGURES, "per_class": dict.fromkeys(labels, 0.5), **model}
     models = {"student": figures, "bert": {**figures, "role": "teacher"}}
-    evaluations = [{"kind": "evaluate", "split": split, "models": models} for split in splits]
+    evaluations = [
+        {"kind": "evaluate", "task": "task", "split": split, "models": models} for split in splits
+    ]
     return {
         "student": "student",
+        "task": "task",
         "phases": [{"kind": "distil"}, *evaluations],
         "verdict": "Accuracy 72.0% of 500 examples.",
         "environment": ENVIRONMENT,

@@ -30,14 +30,16 @@ def make_results(
     baseline=0.3,
 ):
     """models: {name: (role, accuracy)}. All intervals are the difference and 2 points around."""
-    phases = [{"phase": "distil", "kind": "distil", "seconds": 12.34}]
+    phases = [{"phase": "distil", "kind": "distil", "task": "task", "seconds": 12.34}]
     if evaluated:
         evaluation = make_evaluation(models, labels, baseline)
-        phases.append({"phase": "evaluate", "kind": "evaluate", "seconds": 1.0, **evaluation})
+        record = {"phase": "evaluate", "kind": "evaluate", "task": "task", "seconds": 1.0}
+        phases.append({**record, **evaluation})
     results = {
         "run": "a-run",
         "description": description,
         "student": shipped,
+        "task": "task",
         "seconds": 13.3,
         "uses": [
             {

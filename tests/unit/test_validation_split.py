@@ -16,7 +16,7 @@ from ds_distill.data.sources import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.metrics import paired_interval
 from ds_distill.parts.policies import routing_of
-from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.schema import LONE_TASK, Recipe
 from ds_distill.routing import PolicyInputs, fit
 from ds_distill.routing.comparison import at, routed
 from ds_distill.types import Signals
@@ -114,10 +114,10 @@ def test_a_run_that_could_not_fit_is_refused_before_it_starts(toy_settings, tmp_
     settings = {**toy_settings, "task": {**toy_settings["task"], "data": data}}
     recipe = Recipe.model_validate(settings)
     with pytest.raises(UserError, match=r"'validation' has 30 labelled examples, of which 1\d may"):
-        check_data(recipe, open_source(recipe.task, tmp_path))
+        check_data(recipe, {LONE_TASK: open_source(recipe.tasks_by_name[LONE_TASK], tmp_path)})
     caps["validation"] = 20
     recipe = Recipe.model_validate(settings)
-    check_data(recipe, open_source(recipe.task, tmp_path))
+    check_data(recipe, {LONE_TASK: open_source(recipe.tasks_by_name[LONE_TASK], tmp_path)})
 
 
 def noise(count, width, seed):

@@ -18,6 +18,8 @@ class PhaseSettings(Section):
     name: Name | None = None
     """Name of the phase, in the run's folder and in overrides. Default: its kind, numbered where
     that repeats."""
+    task: Name | None = None
+    """The task that it works on, by its name in `tasks`. Default: the only one."""
 
     @property
     def starts(self) -> list[str]:

@@ -71,8 +71,8 @@ def mistakes(settings: Cache, context: Context) -> Iterator[str]:
     if masking is not None and masking.variants is None:
         yield (
             f"{context.location}: a cache holds a number of mask variants of each example. Set "
-            "task.masking.variants, e.g. to the number of epochs: epoch e takes number e mod "
-            "variants."
+            f"{context.task.location}.masking.variants, e.g. to the number of epochs: epoch e "
+            "takes number e mod variants."
         )
 
 

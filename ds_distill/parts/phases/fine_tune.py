@@ -78,7 +78,8 @@ def mistakes(settings: FineTune, context: Context) -> Iterator[str]:
             if getattr(settings, key):
                 yield (
                     f"{context.location}.{key}: chooses examples by class, and "
-                    f"task.type={context.task.type} has no classes. Take the key out."
+                    f"{context.task.location}.type={context.task.type} has no classes. Take the "
+                    "key out."
                 )
 
 

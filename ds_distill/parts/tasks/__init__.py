@@ -1,11 +1,13 @@
-"""The kinds of task: one file each."""
+"""The kinds of task: one file each with its section and its entry."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from ds_distill.parts.data import Columns, Data
+from ds_distill.parts.entry import TaskEntry
 from ds_distill.parts.one_of import OneOf
+from ds_distill.parts.tasks import masked_lm, single_label
 from ds_distill.parts.tasks.base import TaskSettings
 from ds_distill.parts.tasks.masked_lm import MaskedLM, MaskSettings
 from ds_distill.parts.tasks.single_label import SingleLabel
@@ -21,10 +23,15 @@ __all__ = [
     "TaskSettings",
 ]
 
-TASKS: dict[str, type[TaskSettings]] = {"single-label": SingleLabel, "masked-lm": MaskedLM}
-"""A recipe's `task.type` -> the section of that kind of task."""
+TASKS: dict[str, TaskEntry] = {entry.name: entry for entry in (single_label.ENTRY, masked_lm.ENTRY)}
+"""A recipe's `task.type` -> the kind of task."""
 
 Task = Annotated[
-    SingleLabel | MaskedLM,
-    OneOf("task", "type", lambda: TASKS, default="single-label"),
+    TaskSettings,
+    OneOf(
+        "task",
+        "type",
+        lambda: {name: entry.settings for name, entry in TASKS.items()},
+        default="single-label",
+    ),
 ]

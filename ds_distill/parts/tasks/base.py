@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from ds_distill.parts.data import Data
 from ds_distill.parts.section import Section
@@ -16,6 +16,22 @@ class TaskSettings(Section):
 
     has_classes: ClassVar[bool]
     """Whether each example has a class: expertise tables, experts and class logits make sense."""
+
+    _location: str = PrivateAttr("task")
+
+    @property
+    def given_labels(self) -> list[str] | None:
+        """Label names in the order of the class ids, where the recipe gives them."""
+        return None
+
+    @property
+    def location(self) -> str:
+        """Where it stands in its recipe, for messages: `task`, or `tasks.NAME`."""
+        return self._location
+
+    def stands_at(self, location: str) -> None:
+        """The recipe says where, once it has been read."""
+        self._location = location
 
     type: str
     data: Data

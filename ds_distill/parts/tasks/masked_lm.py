@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from ds_distill.parts.entry import Needs, TaskEntry
 from ds_distill.parts.section import Count, Section
 from ds_distill.parts.tasks.base import TaskSettings
 
@@ -33,3 +34,27 @@ class MaskedLM(TaskSettings):
 
     type: Literal["masked-lm"] = "masked-lm"
     masking: MaskSettings = MaskSettings()
+
+
+def _usage(task: MaskedLM) -> list[str]:
+    """On a text longer than the model's maximum."""
+    options = f'{{"truncation": True, "max_length": {task.max_length}}}'
+    return [
+        'fill = pipeline("fill-mask", model=".")',
+        'text = f"a text with a {fill.tokenizer.mask_token} in it; " + "of any length " * 1000',
+        f"fill(text, tokenizer_kwargs={options})",
+    ]
+
+
+ENTRY = TaskEntry(
+    name="masked-lm",
+    settings=MaskedLM,
+    implementation="ds_distill.tasks.masked_lm:MaskedLMKind",
+    needs=Needs(same_tokens=True),
+    over="masked tokens",
+    heads=("ForMaskedLM", "BertForPreTraining"),
+    noun="masked-LM",
+    checks_model="ds_distill.models.configuration:check_masked_lm",
+    pipeline="fill-mask",
+    usage=_usage,
+)

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
+from ds_distill.parts.entry import TaskEntry
 from ds_distill.parts.tasks.base import TaskSettings
 
 
@@ -19,6 +20,10 @@ class SingleLabel(TaskSettings):
     """Label names in the order of the class ids. Default: what the data declare
     (labels.json in the folder, the hub's features), else the sorted names in train."""
 
+    @property
+    def given_labels(self) -> list[str] | None:
+        return self.labels
+
     @field_validator("labels")
     @classmethod
     def _labels_differ(cls, labels: list[str] | None) -> list[str] | None:
@@ -29,3 +34,25 @@ class SingleLabel(TaskSettings):
             if repeated:
                 raise ValueError(f"label {sorted(repeated)[0]!r} stands twice")
         return labels
+
+
+def _usage(task: SingleLabel) -> list[str]:
+    text = '"a text of any length " * 1000'
+    if task.data.columns.text_b is not None:
+        text = f'{{"text": {text}, "text_pair": "the second text"}}'
+    return [
+        'classify = pipeline("text-classification", model=".")',
+        f"classify({text}, truncation=True, max_length={task.max_length})",
+    ]
+
+
+ENTRY = TaskEntry(
+    name="single-label",
+    settings=SingleLabel,
+    implementation="ds_distill.tasks.single_label:SingleLabelKind",
+    over="classes",
+    heads=("ForSequenceClassification",),
+    noun="classifier",
+    pipeline="text-classification",
+    usage=_usage,
+)

@@ -1,0 +1,128 @@
+"""What a run asks of its task."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ds_distill.cache.schema import SignalSchema
+from ds_distill.data.batches import CachedSignals, Collator, Examples
+from ds_distill.data.tokenise import TokenTable
+from ds_distill.engine.engine import Engine
+from ds_distill.engine.predict import Bar
+from ds_distill.evaluation.label_order import Doubt
+from ds_distill.parts.phases import Cache
+from ds_distill.parts.tasks import TaskSettings
+
+if TYPE_CHECKING:
+    from ds_distill.run.context import ModelReference, Run
+
+Settings = TypeVar("Settings", bound=TaskSettings)
+Predictions = TypeVar("Predictions")
+"""A model's predictions for the N examples of a split, as far as metrics need them."""
+
+
+class TaskKind(ABC, Generic[Settings, Predictions]):
+    """One kind of task: its head, its batches, its predictions and their scores. To add a kind,
+    write these, its section and its entry (`ds_distill.parts.tasks`); no other code asks which
+    kind a task is."""
+
+    def __init__(self, settings: Settings, labels: list[str]) -> None:
+        """labels: names of the classes, in the order of the class ids; none where it has none."""
+        self.settings, self.labels = settings, labels
+
+    # ---------------------------------------------------------------------- models and batches
+
+    @abstractmethod
+    def load(self, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+        """A model with the task's head.
+
+        labels: of the head's outputs, the checkpoint's own where they are not the task's.
+        options: as of `load_classifier`.
+        """
+
+    @abstractmethod
+    def collator(
+        self,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        cached: CachedSignals | None,
+        packed: Collection[str],
+    ) -> Collator:
+        """The batches of a split; see `SequenceCollator`. tokenizer: the student's."""
+
+    # --------------------------------------------------------------------------------- caches
+
+    @abstractmethod
+    def fingerprint(self, columns: Sequence[int] | None) -> dict[str, Any]:
+        """What cached signals depend on, beside model, tokenizer and length: JSON values.
+
+        columns: the teacher's outputs that are the task's labels; None: all, in the same order.
+        """
+
+    @abstractmethod
+    def signal_schema(
+        self,
+        phase: Cache,
+        config: PreTrainedConfig,
+        codec: Callable[[int], dict[str, Any] | None],
+    ) -> SignalSchema:
+        """How a cache phase stores a teacher's signals.
+
+        config: the teacher's. codec: makes the codec of distributions over so many entries, as
+            JSON. Every rank calls it, or none.
+        """
+
+    # ---------------------------------------------------------------------- predictions, scores
+
+    @abstractmethod
+    def predict(
+        self,
+        engine: Engine,
+        collate: Collator,
+        examples: Examples,
+        models: Sequence[str],
+        batch_size: int,
+        bar: AbstractContextManager[Bar] | None = None,
+    ) -> dict[str, Predictions]:
+        """Predictions of an engine's models for all examples, on every rank.
+
+        batch_size: examples per rank and forward pass.
+        """
+
+    @abstractmethod
+    def finite(self, predictions: Predictions) -> torch.Tensor:
+        """Whether a model's outputs for each example are finite: bool [N]."""
+
+    @abstractmethod
+    def report(self, predictions: Predictions, examples: Examples) -> dict[str, Any]:
+        """Numbers of predictions and all metrics: JSON values."""
+
+    @abstractmethod
+    def right(self, predictions: Predictions, examples: Examples) -> np.ndarray:
+        """How many predictions for each example are right: int64 [N], 0 where it has no label."""
+
+    @abstractmethod
+    def labelled(self, predictions: Predictions, examples: Examples) -> np.ndarray:
+        """How many predictions each example has that can be right or wrong: int64 [N]."""
+
+    @abstractmethod
+    def baseline(
+        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+    ) -> tuple[Predictions, dict[str, Any]]:
+        """What is right without reading a text, as predictions for a split, and its description:
+        `answer` and the `split` that it comes from. Every rank must call this.
+
+        references: the models that are evaluated.
+        """
+
+    def doubt(self, predictions: Predictions, examples: Examples) -> Doubt | None:
+        """Whether a model's labels may be in another order than the task's."""
+        return None

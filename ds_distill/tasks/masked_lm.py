@@ -1,0 +1,116 @@
+"""Masked-LM: a row per masked token, logits over the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ds_distill.cache.schema import SignalSchema
+from ds_distill.data.batches import CachedSignals, Collator, Examples
+from ds_distill.data.masking import MaskedLMCollator, Masking
+from ds_distill.data.plan import plan_once
+from ds_distill.data.tokenise import TokenTable
+from ds_distill.engine.engine import Engine
+from ds_distill.engine.predict import Bar, score_tokens
+from ds_distill.evaluation.baseline import Unigram
+from ds_distill.evaluation.metrics import TokenScores, masked_lm_report
+from ds_distill.models.load import load_masked_lm
+from ds_distill.parts.phases import Cache
+from ds_distill.parts.tasks import MaskedLM
+from ds_distill.tasks.kind import TaskKind
+
+if TYPE_CHECKING:
+    from ds_distill.run.context import ModelReference, Run
+
+
+class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
+    """Predictions are sums per example: logits over a vocabulary are too large to collect."""
+
+    def load(self, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+        return load_masked_lm(model, **options)
+
+    def collator(
+        self,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        cached: CachedSignals | None,
+        packed: Collection[str],
+    ) -> Collator:
+        settings = self.settings.masking
+        masking = Masking.of(tokenizer(), settings.rate, settings.seed)  # all have the same tokens
+        return MaskedLMCollator(
+            examples, tables, masking, variants=settings.variants, cached=cached, packed=packed
+        )
+
+    def fingerprint(self, columns: Sequence[int] | None) -> dict[str, Any]:
+        return {"masking": self.settings.masking.model_dump()}
+
+    def signal_schema(
+        self,
+        phase: Cache,
+        config: PreTrainedConfig,
+        codec: Callable[[int], dict[str, Any] | None],
+    ) -> SignalSchema:
+        encoding = codec(config.vocab_size)
+        return SignalSchema(
+            dtype=phase.dtype,
+            classes=config.vocab_size,
+            hidden=dict.fromkeys(phase.hidden, config.hidden_size),
+            mask_variants=self.settings.masking.variants,
+            codec=encoding,
+            temperature=phase.codec.temperature if encoding else None,
+        )
+
+    def predict(
+        self,
+        engine: Engine,
+        collate: Collator,
+        examples: Examples,
+        models: Sequence[str],
+        batch_size: int,
+        bar: AbstractContextManager[Bar] | None = None,
+    ) -> dict[str, TokenScores]:
+        """On the first mask variant, the same masked tokens for all models."""
+        return score_tokens(engine, collate, models, batch_size, bar)
+
+    def finite(self, predictions: TokenScores) -> torch.Tensor:
+        return torch.from_numpy(np.isfinite(predictions.loss))
+
+    def report(self, predictions: TokenScores, examples: Examples) -> dict[str, Any]:
+        return masked_lm_report(predictions)
+
+    def right(self, predictions: TokenScores, examples: Examples) -> np.ndarray:
+        return predictions.right
+
+    def labelled(self, predictions: TokenScores, examples: Examples) -> np.ndarray:
+        return predictions.tokens
+
+    def baseline(
+        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+    ) -> tuple[TokenScores, dict[str, Any]]:
+        """The training text's frequencies of tokens as a model, on the tokens that are masked for
+        the others."""
+        phases = run.recipe.phases_of(run.task_name)
+        training = next(
+            (one for phase in phases if phase.outputs for one in phase.learns_from), split
+        )
+        first = references[:1]
+        tokenizer = run.tokenizer(first[0])
+        counts = run.tables(training, first)[first[0].name].counts(len(tokenizer))
+        unigram = Unigram.of(counts, tuple(tokenizer.all_special_ids))
+        collate = run.collator(examples, run.tables(split, first))
+        tokens, owners = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        for batch in plan_once(collate.lengths, 256):
+            masked = collate(batch)
+            counted = masked.row_sets["all"].numpy()
+            tokens.append(masked.labels.numpy()[counted])
+            owners.append(batch[masked.views[first[0].name].example_indices.numpy()[counted]])
+        scores = unigram.score(np.concatenate(tokens), np.concatenate(owners), len(examples))
+        answer = tokenizer.convert_ids_to_tokens(unigram.token)
+        return scores, {"answer": answer, "split": training}

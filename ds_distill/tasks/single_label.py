@@ -1,0 +1,102 @@
+"""Single-label classification: a row per example, logits over the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ds_distill.cache.schema import SignalSchema
+from ds_distill.data.batches import CachedSignals, Collator, Examples, SequenceCollator
+from ds_distill.data.tokenise import TokenTable
+from ds_distill.engine.engine import Engine
+from ds_distill.engine.predict import Bar, predict_all
+from ds_distill.evaluation.baseline import majority_class
+from ds_distill.evaluation.label_order import Doubt, doubt
+from ds_distill.evaluation.metrics import classification_report
+from ds_distill.models.load import load_classifier
+from ds_distill.parts.phases import Cache
+from ds_distill.parts.tasks import SingleLabel
+from ds_distill.tasks.kind import TaskKind
+
+if TYPE_CHECKING:
+    from ds_distill.run.context import ModelReference, Run
+
+
+class SingleLabelKind(TaskKind[SingleLabel, np.ndarray]):
+    """Predictions are logits, float32 [N, C]."""
+
+    def load(self, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+        return load_classifier(model, labels, **options)
+
+    def collator(
+        self,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        cached: CachedSignals | None,
+        packed: Collection[str],
+    ) -> Collator:
+        return SequenceCollator(examples, tables, cached, packed)
+
+    def fingerprint(self, columns: Sequence[int] | None) -> dict[str, Any]:
+        if columns is None:
+            return {"labels": self.labels}
+        return {"labels": {"labels": self.labels, "outputs": list(columns)}}
+
+    def signal_schema(
+        self,
+        phase: Cache,
+        config: PreTrainedConfig,
+        codec: Callable[[int], dict[str, Any] | None],
+    ) -> SignalSchema:
+        """Class logits are stored as they are."""
+        hidden = dict.fromkeys(phase.hidden, config.hidden_size)
+        return SignalSchema(dtype=phase.dtype, classes=len(self.labels), hidden=hidden)
+
+    def predict(
+        self,
+        engine: Engine,
+        collate: Collator,
+        examples: Examples,
+        models: Sequence[str],
+        batch_size: int,
+        bar: AbstractContextManager[Bar] | None = None,
+    ) -> dict[str, np.ndarray]:
+        outputs = predict_all(engine, collate, models, batch_size, bar)
+        return {model: signals.logits.numpy() for model, signals in outputs.items()}
+
+    def finite(self, predictions: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.isfinite(predictions).all(axis=1))
+
+    def report(self, predictions: np.ndarray, examples: Examples) -> dict[str, Any]:
+        return classification_report(predictions, examples.labels, self.labels)
+
+    def right(self, predictions: np.ndarray, examples: Examples) -> np.ndarray:
+        right: np.ndarray = predictions.argmax(axis=1) == examples.labels
+        return right.astype(np.int64)
+
+    def labelled(self, predictions: np.ndarray, examples: Examples) -> np.ndarray:
+        return (examples.labels >= 0).astype(np.int64)
+
+    def baseline(
+        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """The commonest class of the training labels. Where train has no labels, the commonest of
+        the evaluated ones: no constant answer is right more often."""
+        source, shown = "the evaluated split", examples.labels
+        if run.has_split("train"):
+            training = run.examples("train").labels
+            if (training >= 0).any():
+                source, shown = "train", training
+        answer = majority_class(shown)
+        logits = np.zeros((len(examples), len(self.labels)), dtype=np.float32)
+        logits[:, answer] = 1.0
+        return logits, {"answer": self.labels[answer], "split": source}
+
+    def doubt(self, predictions: np.ndarray, examples: Examples) -> Doubt | None:
+        return doubt(predictions, examples.labels, self.labels)
