@@ -33,10 +33,9 @@ def runs() -> Iterator[Any]:
     """(name, small form or not): all recipes, and small forms with phases of their own."""
     for name, path in builtin_recipes().items():
         yield pytest.param(name, False, id=name)
-        if small_form(path).is_file():
-            whole, small = load_recipe(name), load_recipe(name, small=True)
-            if whole.phase_names() != small.phase_names():
-                yield pytest.param(name, True, id=small.name)
+        small = small_form(path)
+        if small.is_file() and isinstance(yaml.safe_load(small.read_text())["phases"], list):
+            yield pytest.param(name, True, id=f"{name}-small")
 
 
 class Toys:

@@ -12,8 +12,8 @@ import pytest
 import torch
 import yaml
 
-from ds_distill.check.recipe import check_recipe
-from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe
+from ds_distill.check.recipe import check_all, check_recipe
+from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
 
 THESIS = ["tweeteval-emotion", "tweeteval-emotion-large", "emotion", "emotion-large"]
 
@@ -33,6 +33,33 @@ def test_a_builtin_recipe_loads_and_says_what_it_is(name: str, tmp_path: Path) -
     written = tmp_path / "again.yaml"
     written.write_text(dump_recipe(recipe), encoding="utf-8")
     assert load_recipe(str(written)) == recipe
+
+
+FILES = [*builtin_recipes().values(), *map(small_form, builtin_recipes().values())]
+
+
+@pytest.mark.parametrize("path", [file for file in FILES if file.is_file()], ids=str)
+def test_a_recipe_can_be_read_at_a_glance(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert len(lines) <= 60 and max(map(len, lines)) <= 100
+
+
+def test_every_small_form_is_of_a_recipe() -> None:
+    [folder] = {small_form(path).parent for path in builtin_recipes().values()}
+    assert {path.stem for path in folder.glob("*")} <= set(builtin_recipes())
+
+
+@pytest.mark.parametrize("name", [name for name, path in builtin_recipes().items() if small_form(path).is_file()])
+def test_a_small_form_fits_its_data_and_models(name: str, shared_data: Path) -> None:
+    """Labels, columns, splits and lengths on the real data; MiniLM is the teacher."""
+    small = load_recipe(name, [f"data_folder={shared_data}"], small=True)
+    check_all(small)
+    assert losses_of(small) == losses_of(load_recipe(name)), "the method is the same"
+
+
+def losses_of(recipe: Recipe) -> list[list[str]]:
+    return [sorted(phase.losses) for phase in recipe.phases if phase.kind == "distil"]
 
 
 @pytest.mark.parametrize("name", THESIS)
