@@ -190,6 +190,10 @@ class TopK:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def at(self, rows: torch.Tensor) -> TopK:
+        """The distributions of some rows, int64 [k]."""
+        return TopK(self.log_probs[rows], self.ids[rows], self.tail_log_prob[rows])
+
     def to(self, device: torch.device | str) -> TopK:
         return TopK(
             self.log_probs.to(device, non_blocking=True),
@@ -249,6 +253,19 @@ class Signals:
         logits = self._logits
         return len(logits.features if isinstance(logits, VocabularyHead) else logits)
 
+    def at(self, rows: torch.Tensor) -> Signals:
+        """These signals at rows of a batch's row set, int64 [k]: a head then projects these rows
+        alone."""
+        if len(rows) == len(self):  # all rows: terms share the logits, and nothing is copied
+            return self
+        states = {layer: state.index_select(0, rows) for layer, state in self.hidden.items()}
+        if self.top is not None:
+            return Signals(self.top.at(rows), states)
+        if self.head is not None and self._logits is self.head:
+            features = self.head.features.index_select(0, rows)
+            return Signals(replace(self.head, features=features), states)
+        return Signals(self.logits.index_select(0, rows), states)
+
     def to(self, device: torch.device | str) -> Signals:
         """For cached signals; a live model's are where the model is."""
         assert not isinstance(self._logits, VocabularyHead)
@@ -283,10 +300,13 @@ class Batch:
     labels: torch.Tensor
     """int64 [n]: class or token id; -100 where unknown."""
     row_sets: dict[str, torch.Tensor]
-    """Named sets of rows that losses count: bool [n]. `all` leaves out dummy rows, which keep
-    ranks in step when there are too few examples; `labelled` has the labelled rows, and is not
-    there where no labels were given."""
+    """Named sets of rows that losses count: int64 [k], ascending indices into the n rows. `all`
+    leaves out dummy rows, which keep ranks in step when there are too few examples; `labelled` has
+    the labelled rows, and is not there where no labels were given. A set may be empty."""
     epoch: int = 0
+    progress: float = 0.0
+    """Share of the phase's optimizer steps that were done before this one, in [0, 1) and alike on
+    all ranks: it decides which terms are active."""
     signals: dict[str, Signals] = field(default_factory=dict)
     """Cached teachers' signals, by teacher; empty when teachers are live."""
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -302,6 +322,7 @@ class Batch:
         signals: Mapping[str, Signals] | None = None,
         row_sets: Mapping[str, torch.Tensor] | None = None,
         epoch: int = 0,
+        progress: float = 0.0,
     ) -> Batch:
         """A batch of data of your own, on which `Bundle.forward` gives the mean loss of its rows.
 
@@ -311,9 +332,11 @@ class Batch:
             has a label, so a term or policy that needs labels raises ValueError.
         keys: int64 [B, 2], as `content_keys` makes them of the texts. None: of the tokens.
         signals: cached teachers' signals by teacher, n rows each; without them teachers run.
-        row_sets: bool [n] by name, for terms that count rows of their own, or an `all` that
-            leaves rows out. Default: `all` has every row, and `labelled` those with a label.
+        row_sets: int64 [k] by name, ascending indices of rows, for terms that count rows of their
+            own, or an `all` that leaves rows out. Default: `all` has every row, and `labelled`
+            those with a label.
         epoch: number of the epoch, on which random policies depend.
+        progress: share of the training that is done, for terms with `from` or `until`.
 
         The rows of this batch are all that the loss is divided by. Over several micro-batches or
         ranks, replace `counts` by their sums (`dataclasses.replace`).
@@ -328,18 +351,18 @@ class Batch:
             keys = token_keys(first.tokens())
         keys = torch.as_tensor(keys).to(device)
         _check("keys", keys, torch.int64, (first.num_examples, 2))
-        sets = {"all": torch.ones(n, dtype=torch.bool, device=device)}
+        sets = {"all": torch.arange(n, device=device)}
         if labels is None:
             labels = torch.full((n,), -100, device=device)
         else:
             _check("labels", labels, labels.dtype, (n,))
             if labels.is_floating_point() or labels.dtype == torch.bool:
                 raise ValueError(f"labels must be class or token ids; they are {labels.dtype}")
-            sets["labelled"] = labels >= 0
+            sets["labelled"] = (labels >= 0).nonzero()[:, 0]
             labels = torch.where(labels < 0, -100, labels).long()
-        for name, mask in (row_sets or {}).items():
-            _check(f"row_sets[{name!r}]", mask, torch.bool, (n,))
-            sets[name] = mask
+        for name, rows in (row_sets or {}).items():
+            _check_rows(name, rows, n)
+            sets[name] = rows
         for name, outputs in (signals or {}).items():
             if len(outputs) != n:
                 raise ValueError(f"signals[{name!r}] has {len(outputs)} rows, and the views {n}")
@@ -349,8 +372,11 @@ class Batch:
             labels=labels,
             row_sets=sets,
             epoch=epoch,
+            progress=progress,
             signals=dict(signals or {}),
-            counts={name: mask.sum().float() for name, mask in sets.items()},
+            counts={
+                name: torch.tensor(float(len(rows)), device=device) for name, rows in sets.items()
+            },
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -364,7 +390,7 @@ class Batch:
             keys=self.keys.to(device, non_blocking=True),
             views={name: moved[id(view)] for name, view in self.views.items()},
             labels=self.labels.to(device, non_blocking=True),
-            row_sets={k: mask.to(device, non_blocking=True) for k, mask in self.row_sets.items()},
+            row_sets={k: rows.to(device, non_blocking=True) for k, rows in self.row_sets.items()},
             signals={name: signals.to(device) for name, signals in self.signals.items()},
             counts={name: count.to(device) for name, count in self.counts.items()},
         )
@@ -390,6 +416,17 @@ def _check_views(views: Mapping[str, View]) -> None:
             "all views must have the same examples and rows; they have "
             + ", ".join(f"{name}: {examples[name]} and {rows[name]}" for name in views)
         )
+
+
+def _check_rows(name: str, rows: torch.Tensor, n: int) -> None:
+    """Raises ValueError unless `rows` are ascending indices into n rows."""
+    what = f"row_sets[{name!r}] must be ascending row indices, int64 [k] in [0, {n})"
+    if rows.dtype != torch.int64 or rows.ndim != 1:
+        fix = ": give mask.nonzero()[:, 0]" if rows.dtype == torch.bool else ""
+        raise ValueError(f"{what}; it is {rows.dtype} {list(rows.shape)}{fix}")
+    edges = torch.tensor([-1, n], device=rows.device)
+    if not bool((torch.cat([edges[:1], rows, edges[1:]]).diff() > 0).all()):
+        raise ValueError(f"{what}; it is {rows.tolist()}")
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -102,6 +102,12 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
     mixed = len(context.recipe.teachers) > 1
     for key, entry, settings in phase.parts():
         here = context.at(f"{context.location}.{key}")
+        if entry.needs.teachers and not phase.runs_teachers:
+            yield (
+                f"{here.location}: {entry.name} needs teachers, and a {phase.kind} phase runs "
+                "none. Take it out, or use it in a distil phase."
+            )
+            continue
         unmet = list(_unmet(entry, here, _without_classes(entry)))
         yield from unmet
         if not unmet and split is not None:

@@ -16,8 +16,9 @@ from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.check.needs import phase_mistakes
+from ds_distill.data.combined import open_source
 from ds_distill.data.docstrings import Progress
-from ds_distill.data.sources import Source, open_source
+from ds_distill.data.sources import Source
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
@@ -49,7 +50,7 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> dict[str, 
     found, mistakes = {}, []
     for name, task in recipe.tasks_by_name.items():
         try:
-            found[name] = open_source(task, progress=progress)
+            found[name] = open_source(task, progress=progress, data_folder=recipe.data_folder)
         except UserError as error:
             mistakes.append(str(error))
     _raise_all(mistakes)

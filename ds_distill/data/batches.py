@@ -60,9 +60,12 @@ class Collator(Protocol):
     lengths: np.ndarray
     """int32 [N]: tokens of each example, for planning batches."""
 
-    def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
+    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
         """The batch of examples `indices` (int [B]). Without examples, a batch of one dummy
-        row that no loss counts, because every rank must run every model in each step."""
+        row that no loss counts, because every rank must run every model in each step.
+
+        signals: read the teachers' signals, where they are cached.
+        """
         ...
 
 
@@ -91,7 +94,7 @@ class SequenceCollator:
         # Lengths in the student's view, or without a student in the longest view.
         self.lengths: np.ndarray = np.max([table.lengths for table in plan_by], axis=0)
 
-    def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
+    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
         """See `Collator`."""
         dummy = len(indices) == 0
         chosen = np.zeros(1, dtype=np.int64) if dummy else indices
@@ -101,14 +104,17 @@ class SequenceCollator:
                 views[id(table)] = table.view(chosen)
         examples = self._examples.at(chosen)
         labels = torch.from_numpy(examples.labels)
-        counted = torch.full((len(chosen),), not dummy)
+        known = (labels >= 0).nonzero()[:, 0]
         return Batch(
             keys=examples.keys,
             views=views_by_model(self._tables, views, self._packed),
             labels=torch.where(labels < 0, -100, labels),
-            row_sets={"all": counted, "labelled": counted & (labels >= 0)},
+            row_sets={
+                "all": torch.arange(0 if dummy else len(chosen)),
+                "labelled": known[:0] if dummy else known,
+            },
             epoch=epoch,
-            signals=self._cached(chosen, epoch) if self._cached else {},
+            signals=self._cached(chosen, epoch) if self._cached and signals else {},
         )
 
 

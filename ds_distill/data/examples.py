@@ -8,7 +8,7 @@ files do not pay for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,9 @@ def convert(reader: Reader, columns: Columns, labels: list[str], path: Path) -> 
     names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
     ids = LabelIds(labels, reader, columns.label) if labels else None
     try:
-        count = _write(path, names, _fast_batches(reader, names, columns.label, ids))
+        count = write_examples(path, names, _fast_batches(reader, names, columns.label, ids))
     except (_Odd, pa.ArrowException, OSError, ValueError):
-        count = _write(path, names, _exact_batches(reader, names, columns.label, ids))
+        count = write_examples(path, names, _exact_batches(reader, names, columns.label, ids))
     if count == 0:
         raise UserError(f"{reader.name}: no rows. Put at least one example there.")
 
@@ -69,13 +69,15 @@ def distinct_labels(reader: Reader, column: str) -> list[str]:
     try:
         for table in reader.tables([column]):
             values = _plain(table[column])
+            if pa.types.is_boolean(values.type):
+                values = values.cast(pa.string())
             if not (_is_text(values.type) or pa.types.is_integer(values.type)):
                 raise _Odd
             found.update(pc.unique(values).to_pylist())
     except (_Odd, pa.ArrowException, OSError, ValueError):
         found = set()
         for location, row in reader.rows([column]):
-            value = row.get(column)
+            value = _name_if_bool(row.get(column))
             if value is not None and type(value) not in (str, int):
                 raise UserError(_not_a_label(location, column, value)) from None
             found.add(value)
@@ -125,7 +127,7 @@ def build_once(target: Path, write: Callable[[Path], None]) -> Path:
 
 
 class LabelIds:
-    """Maps labels of a file, names or whole numbers, to class ids.
+    """Maps labels of a file, names or whole numbers, to class ids. true and false are names.
 
     A number is a class id, except where names are numbers themselves: then it is a name. Where
     the format has names for its class ids, these count. -1, null, and in CSV an empty field mean
@@ -157,6 +159,8 @@ class LabelIds:
     def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
         """Class ids, int64 [N], -1 for no label. Raises _Odd where a label is not known."""
         values = _plain(values)
+        if pa.types.is_boolean(values.type):
+            values = values.cast(pa.string())
         if _is_text(values.type):
             known: dict[Any, int] = self.names
         elif pa.types.is_integer(values.type):
@@ -173,6 +177,7 @@ class LabelIds:
 
     def of_value(self, value: object, location: str) -> int:
         """Class id of one label, -1 for no label. Raises UserError where it is not known."""
+        value = _name_if_bool(value)
         if value is None:
             return -1
         if type(value) is str and value in self.names:
@@ -240,12 +245,15 @@ def _exact_batches(
         yield texts, np.array([number for _, number in batch], dtype=np.int64)
 
 
-def _write(
+def write_examples(
     path: Path,
     names: list[str],
-    batches: Iterator[tuple[list[pa.ChunkedArray], np.ndarray]],
+    batches: Iterable[tuple[list[pa.ChunkedArray], np.ndarray]],
 ) -> int:
-    """Write examples to an Arrow stream file. Returns their number."""
+    """Write examples to an Arrow stream file. Returns their number.
+
+    names: of the text columns, one or two. batches: these columns and the class ids, int64.
+    """
     schema = EXAMPLES
     if len(names) > 1:
         schema = schema.insert(1, pa.field("text_b", pa.string()))
@@ -287,6 +295,11 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
         return column.cast(column.type.value_type)
     return column
+
+
+def _name_if_bool(value: object) -> object:
+    """The name of a label that is true or false, as JSON writes it; other values as they are."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _is_text(kind: pa.DataType) -> bool:

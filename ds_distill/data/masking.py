@@ -97,7 +97,7 @@ class MaskedLMCollator:
         self._variants, self._cached, self._packed = variants, cached, frozenset(packed)
         self.lengths: np.ndarray = next(iter(tables.values())).lengths
 
-    def __call__(self, indices: np.ndarray, epoch: int = 0) -> Batch:
+    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
         """See `Collator`."""
         dummy = len(indices) == 0
         chosen = np.zeros(1, dtype=np.int64) if dummy else indices
@@ -106,15 +106,15 @@ class MaskedLMCollator:
         variant = epoch if self._variants is None else epoch % self._variants
         view, labels = mask_view(next(iter(plain.values())), keys, self._masking, variant)
         assert view.positions is not None
-        signals = self._cached(chosen, epoch) if self._cached else {}
-        _check_rows(signals, len(labels))
+        cached = self._cached(chosen, epoch) if self._cached and signals else {}
+        _check_rows(cached, len(labels))
         if len(view.positions) == 0:  # every rank must run the head in each step
             dummy = True
             view = replace(view, positions=torch.zeros(1, dtype=torch.int64))
             labels = torch.full((1,), -100)
-            signals = {name: outputs.dummy() for name, outputs in signals.items()}
+            cached = {name: outputs.dummy() for name, outputs in cached.items()}
         assert view.positions is not None
-        counted = torch.full((len(labels),), not dummy)
+        counted = torch.arange(0 if dummy else len(labels))
         views = {
             number: replace(own, input_ids=view.input_ids, positions=view.positions)
             for number, own in plain.items()
@@ -125,7 +125,7 @@ class MaskedLMCollator:
             labels=labels,
             row_sets={"all": counted, "labelled": counted},
             epoch=epoch,
-            signals=signals,
+            signals=cached,
         )
 
 

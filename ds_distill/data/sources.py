@@ -24,30 +24,11 @@ from ds_distill.data.keys import content_keys
 from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.splits import folder_splits, hub_splits, wrong_split
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.parts.sources import source_of
+from ds_distill.parts.data import Columns
 from ds_distill.parts.tasks import Task
 
 VERSION = 1
 """Part of the converted files' names: raise it when the same input gives other rows."""
-
-
-def open_source(
-    task: Task,
-    cache_folder: Path | None = None,
-    progress: docstrings.Progress | None = None,
-) -> Source:
-    """The source that `task.data.path` names; nothing large is read yet.
-
-    A single file is the split train. Label names are looked for in labels.json beside the
-    files, then in the files (parquet written by `datasets`), then among the labels of train.
-
-    cache_folder: where downloads and converted files are kept, the default being the cache
-    of `datasets`. progress: called while docstrings are extracted.
-
-    Raises UserError when the path or a split that the recipe names is not there.
-    """
-    source: Source = source_of(task.data.path).load()(task, cache_folder, progress)
-    return source
 
 
 def open_docstrings(
@@ -63,7 +44,7 @@ def open_files(
     local = Path(path).expanduser()
     if local.is_dir():
         return ReaderSource(task, cache_folder, folder_splits(task, local), local)
-    for split, name in task.data.splits.items():
+    for split, name in task.data.own_splits().items():
         raise UserError(
             f"task.data.splits.{split}={name}: task.data.path={path} is one file, which is "
             "split train. Give the folder as the path to name several files in it."
@@ -104,8 +85,8 @@ class Source(ABC):
 
         Columns: `text`, str; `text_b`, str, where the recipe names its column; `label`,
         int64: class id, or -1 in every row of a split without labels; `key_hi` and `key_lo`,
-        int64: the content key; of docstrings `group`, int64: the file. `task.data.per_class` is
-        applied.
+        int64: the content key; of docstrings `group`, int64: the file. `task.data.per_class` and
+        `task.data.limit` are applied.
 
         Raises UserError when the split is not there, a row breaks a rule, or the split has
         no labels and `need_labels` is set.
@@ -127,6 +108,11 @@ class Source(ABC):
                 raise self._no_labels(split)
             keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)
             data = data.select(keep_per_class(classes, keys, cap))
+        limit = self.task.data.limit.get(split)
+        if limit is not None:
+            keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)
+            one_class = np.zeros(len(data), dtype=np.int64)
+            data = data.select(keep_per_class(one_class, keys, limit))
         names = ("text", "text_b", "label", "key_hi", "key_lo", "group")
         return data.select_columns([name for name in names if name in data.column_names])
 
@@ -145,8 +131,9 @@ class Source(ABC):
             )
 
     def _check_named_splits(self) -> None:
-        for split in self.task.data.per_class:
-            self._check_split(split, f"Take task.data.per_class.{split} out of the recipe")
+        for key in ("per_class", "limit"):
+            for split in getattr(self.task.data, key):
+                self._check_split(split, f"Take task.data.{key}.{split} out of the recipe")
 
 
 class ReaderSource(Source):
@@ -208,9 +195,18 @@ class ReaderSource(Source):
             self._readers[split] = open_file(location) if isinstance(location, Path) else location
         return self._readers[split]
 
+    def _columns(self, reader: Reader) -> Columns:
+        """The columns of one file: those of the recipe, or text_a and text_b where it names none
+        and the file has no column `text`."""
+        columns, present = self.task.data.columns, reader.columns()
+        by_default = (columns.text, columns.text_b) == ("text", None)
+        if by_default and "text" not in present and {"text_a", "text_b"} <= set(present):
+            return columns.model_copy(update={"text": "text_a", "text_b": "text_b"})
+        return columns
+
     def _examples(self, split: str) -> datasets.Dataset:
         reader = self._reader(split)
-        columns = self.task.data.columns
+        columns = self._columns(reader)
         present = reader.columns()
         for key in ("text", "text_b"):
             name = getattr(columns, key)
@@ -225,11 +221,12 @@ class ReaderSource(Source):
         return datasets.Dataset.from_file(str(path))
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        columns = self.task.data.columns
-        names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
         found: dict[tuple[int, int], str] = {}
         with suppress(UserError, OSError, KeyError):  # the files are others by now
-            rows = self._reader(split).rows(names)
+            reader = self._reader(split)
+            columns = self._columns(reader)
+            names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
+            rows = reader.rows(names)
             while len(found) < len(keys) and (batch := list(islice(rows, BATCH))):
                 fields = ([row[name] for _, row in batch] for name in names)
                 here = map(tuple, content_keys(*fields).tolist())
@@ -271,7 +268,7 @@ class DocstringSource(Source):
                 raise UserError(f"task.data.{key}={value}: docstrings have none. Take the key out.")
         self._packages = labels or packages
         self._progress = progress
-        self._names = dict(data.splits) or {name: name for name in docstrings.SHARES}
+        self._names = data.own_splits() or {name: name for name in docstrings.SHARES}
         for split, name in self._names.items():
             if name not in docstrings.SHARES:
                 raise wrong_split(split, name, list(docstrings.SHARES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import datasets
@@ -32,8 +33,8 @@ def folder_splits(task: Task, folder: Path) -> dict[str, Path]:
         )
     stems = {name: name[: -len(file_suffix(path) or "")] for name, path in files.items()}
     found: dict[str, list[str]] = {}
-    if task.data.splits:
-        for split, wanted in task.data.splits.items():
+    if named := task.data.own_splits():
+        for split, wanted in named.items():
             found[split] = [name for name in files if wanted in (name, stems[name])]
             if not found[split]:
                 raise wrong_split(split, wanted, list(files), [*files, *stems.values()])
@@ -47,9 +48,14 @@ def folder_splits(task: Task, folder: Path) -> dict[str, Path]:
                 f"task.data.path={folder}: several files could be split {split!r}: "
                 f"{', '.join(names)}. Choose with task.data.splits.{split}={names[0]}."
             )
-    order = ("train", "validation", "test")  # these first, then the others as they come
-    ordered = [s for s in order if s in found] + [s for s in found if s not in order]
-    return {split: files[found[split][0]] for split in ordered}
+    return {split: files[found[split][0]] for split in in_order(found)}
+
+
+def in_order(splits: Iterable[str]) -> list[str]:
+    """train, validation and test first, then the others as they come."""
+    usual = ("train", "validation", "test")
+    found = list(splits)
+    return [s for s in usual if s in found] + [s for s in found if s not in usual]
 
 
 def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
@@ -66,7 +72,8 @@ def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
         there = [str(item) for item in parent.iterdir()] if parent.is_dir() else []
         raise UserError(
             f"task.data.path={path}: no such file or folder.{did_you_mean(path, there)} "
-            "Give a folder, a file, the id of a hub data set, or docstrings:PACKAGE,PACKAGE."
+            "Give a folder, a file, data:NAME, the id of a hub data set, or "
+            "docstrings:PACKAGE,PACKAGE."
         )
     try:
         splits = datasets.load_dataset(
@@ -80,7 +87,7 @@ def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
             f"{name} could not be loaded: {reason}. Check the name and the connection, or give "
             "a local path."
         ) from error
-    names = dict(task.data.splits) or {USUAL_NAMES.get(name, name): name for name in splits}
+    names = task.data.own_splits() or {USUAL_NAMES.get(name, name): name for name in splits}
     for split, name in names.items():
         if name not in splits:
             raise wrong_split(split, name, list(splits))

@@ -124,12 +124,8 @@ class Engine:
     def _with_counts(self, micro_batches: list[Batch]) -> list[Batch]:
         """Row counts of the whole optimizer step, known before its first backward."""
         names = list(micro_batches[0].row_sets)
-        counts = torch.stack(
-            [
-                torch.stack([batch.row_sets[name].sum() for batch in micro_batches]).sum()
-                for name in names
-            ]
-        ).float()
+        numbers = [sum(len(batch.row_sets[name]) for batch in micro_batches) for name in names]
+        counts = torch.tensor(numbers, dtype=torch.float32, device=self.world.device)
         self.world.sum(counts)
         shared = dict(zip(names, counts, strict=True))
         return [replace(batch, counts=shared) for batch in micro_batches]

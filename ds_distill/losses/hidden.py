@@ -30,8 +30,7 @@ class HiddenMSE(Term):
         settings: as a recipe has them, e.g. {"weight": 0.5}.
         student_width, teacher_widths: hidden sizes, of the teachers by name.
         """
-        super().__init__()
-        self._weight = HiddenMSELoss.model_validate(settings).weight
+        super().__init__(HiddenMSELoss.model_validate(settings))
         self.projections = nn.ModuleDict(
             {
                 name: nn.Linear(student_width, width, bias=False)
@@ -52,6 +51,7 @@ class HiddenMSE(Term):
         target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
+        student, teachers, _ = self.at_rows(student, teachers, None, batch)
         state = student.hidden[-1]
         total = torch.zeros(len(state), device=state.device)
         for name, projection in self.projections.items():
@@ -62,4 +62,8 @@ class HiddenMSE(Term):
                 )
             difference = projection(state).float() - teachers[name].hidden[-1].float()
             total = total + difference.square().mean(dim=-1)
-        return self._weight * total
+        return self.weight * total
+
+    def idle(self, student: Signals) -> torch.Tensor:
+        state = student.hidden[-1]
+        return torch.stack([project(state).sum() for project in self.projections.values()]).sum()

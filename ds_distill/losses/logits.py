@@ -19,11 +19,11 @@ class CrossEntropy(Term):
     """-log softmax(z_s)[label] on labelled rows: the student loss of every method."""
 
     rows = "labelled"
+    needs_teachers = False
 
     def __init__(self, settings: CrossEntropyLoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""
-        super().__init__()
-        self._weight = CrossEntropyLoss.model_validate(settings).weight
+        super().__init__(CrossEntropyLoss.model_validate(settings))
 
     def forward(
         self,
@@ -32,8 +32,9 @@ class CrossEntropy(Term):
         target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
-        logits = student.logits.float()
-        return self._weight * F.cross_entropy(logits, batch.labels, reduction="none")
+        rows = batch.row_sets[self.rows]
+        logits, labels = student.at(rows).logits.float(), batch.labels[rows]
+        return self.weight * F.cross_entropy(logits, labels, reduction="none")
 
 
 class KL(Term):
@@ -42,8 +43,8 @@ class KL(Term):
 
     def __init__(self, settings: KLLoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"temperature": 2.0}."""
-        super().__init__()
         self._settings = KLLoss.model_validate(settings)
+        super().__init__(self._settings)
 
     def forward(
         self,
@@ -52,7 +53,7 @@ class KL(Term):
         target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
-        mask = batch.row_sets[self.rows]
+        student, teachers, target = self.at_rows(student, teachers, target, batch)
         options: dict[str, Any] = {
             "temperature": self._settings.temperature,
             "weight": self._settings.weight,
@@ -61,18 +62,16 @@ class KL(Term):
         }
         heads = _vocabulary_heads(student, teachers, target)
         if heads is not None:
-            return _linear(linear_kl, *heads, mask, options)
+            return _linear(linear_kl, *heads, options)
 
         if target is None:
             teacher = only_teacher(teachers)
             if teacher.top is not None:
                 top = teacher.top
-                return topk_kl(
-                    student.logits, top.log_probs, top.ids, top.tail_log_prob, mask, **options
-                )
+                return topk_kl(student.logits, top.log_probs, top.ids, top.tail_log_prob, **options)
 
         def loss(teacher_logits: torch.Tensor) -> torch.Tensor:
-            return masked_kl(student.logits, teacher_logits, mask, **options)
+            return masked_kl(student.logits, teacher_logits, **options)
 
         return target_loss(loss, teachers, target)
 
@@ -91,12 +90,10 @@ def _linear(
     loss: Callable[..., torch.Tensor],
     student: VocabularyHead,
     teacher: VocabularyHead,
-    mask: torch.Tensor,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """A loss over a vocabulary without [n, V] logits of either model. All rows are projected:
-    the few that are not counted are dummies."""
-    rows = loss(
+    """A loss over a vocabulary without [k, V] logits of either model."""
+    return loss(
         student.features,
         student.weight,
         teacher.features,
@@ -105,7 +102,6 @@ def _linear(
         teacher_bias=teacher.bias,
         **options,
     )
-    return torch.where(mask, rows, 0.0)
 
 
 class LogitMSE(Term):
@@ -113,8 +109,7 @@ class LogitMSE(Term):
 
     def __init__(self, settings: LogitMSELoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""
-        super().__init__()
-        self._weight = LogitMSELoss.model_validate(settings).weight
+        super().__init__(LogitMSELoss.model_validate(settings))
 
     def forward(
         self,
@@ -123,13 +118,14 @@ class LogitMSE(Term):
         target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
+        student, teachers, target = self.at_rows(student, teachers, target, batch)
         heads = _vocabulary_heads(student, teachers, target)
         if heads is not None:
-            options = {"weight": self._weight / len(heads[0].bias), "reduction": "none"}
-            return _linear(linear_mse, *heads, batch.row_sets[self.rows], options)
+            options = {"weight": self.weight / len(heads[0].bias), "reduction": "none"}
+            return _linear(linear_mse, *heads, options)
         logits = student.logits.float()
 
         def loss(teacher_logits: torch.Tensor) -> torch.Tensor:
-            return self._weight * (logits - teacher_logits.float()).square().mean(dim=-1)
+            return self.weight * (logits - teacher_logits.float()).square().mean(dim=-1)
 
         return target_loss(loss, teachers, target)

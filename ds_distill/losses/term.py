@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from ds_distill.parts.terms import TermSettings
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 
@@ -17,7 +18,7 @@ DEFAULTS: Mapping[str, Any] = {}
 
 
 class Term(nn.Module, ABC):
-    """A weighted loss per row. A module, because some terms have weights of their own.
+    """A weighted loss per row of a row set. A module, because some terms have weights of their own.
 
     Terms run inside the bundle's forward. A term that reads a weight reads it there, as a
     module's attribute: under ZeRO stage 3 it is empty everywhere else.
@@ -27,6 +28,19 @@ class Term(nn.Module, ABC):
     """The batch's row set that is counted: the loss is the mean over it."""
     layers: tuple[int, ...] = ()
     """Whose states it reads, as `Signals.hidden` numbers them."""
+    needs_teachers: bool = True
+    """Whether it reads what teachers predict. Where no active term does, they do not run."""
+
+    def __init__(self, settings: TermSettings | Mapping[str, Any]) -> None:
+        """settings: as a recipe has them. Of a term of your own: what all terms have, or {}."""
+        super().__init__()
+        shared = TermSettings.model_validate(settings)
+        self.weight = shared.weight
+        self._start, self._until = shared.start, shared.until
+
+    def is_active(self, progress: float) -> bool:
+        """Whether it adds to the loss at a point of the phase; see `Batch.progress`."""
+        return self._start <= progress < self._until
 
     @classmethod
     def build(cls, settings: Any, student_width: int, teacher_widths: Mapping[str, int]) -> Self:
@@ -46,8 +60,34 @@ class Term(nn.Module, ABC):
         target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
-        """Loss per row, weight included: float32 [n]. Rows that are not in the row set may
-        hold anything finite; the bundle leaves them out."""
+        """Losses of the k rows of the term's row set, weight included: float32 [k].
+
+        student, teachers, target: of all n rows; `at_rows` takes those of the row set, which may be
+            empty.
+        """
+
+    def idle(self, student: Signals) -> torch.Tensor:
+        """A loss of 0.0 while the term is not active, with a gradient of 0 for each weight of its
+        own: ranks average the gradients of all weights in each step. A term with trained weights
+        overrides this, and runs its modules on no rows.
+
+        student: of no rows.
+        """
+        if any(weight.requires_grad for weight in self.parameters()):
+            raise NotImplementedError(f"{type(self).__name__} has weights to train and no `idle`")
+        return student.logits.sum()
+
+    def at_rows(
+        self,
+        student: Signals,
+        teachers: Mapping[str, Signals],
+        target: Target | None,
+        batch: Batch,
+    ) -> tuple[Signals, dict[str, Signals], Target | None]:
+        """What the term reads, at the k rows of its row set alone."""
+        rows = batch.row_sets[self.rows]
+        of_teachers = {name: signals.at(rows) for name, signals in teachers.items()}
+        return student.at(rows), of_teachers, None if target is None else target.at(rows)
 
 
 def target_loss(
@@ -55,9 +95,9 @@ def target_loss(
     teachers: Mapping[str, Signals],
     target: Target | None,
 ) -> torch.Tensor:
-    """A logit loss against the routed target, [n].
+    """A logit loss against the routed target, [k].
 
-    loss: target logits [n, C] -> loss per row [n]. Where the policy mixes losses instead of
+    loss: target logits [k, C] -> loss per row [k]. Where the policy mixes losses instead of
     targets, the sum over teachers of weight * loss against that teacher. Without a router
     there is one teacher.
     """

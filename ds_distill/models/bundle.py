@@ -73,10 +73,10 @@ class Bundle(nn.Module):
     ) -> dict[str, Any]:
         """One micro-step's loss, or the outputs of the models in `predict`.
 
-        Training (`predict` is None) returns `loss` and each term's weighted share of it, detached:
-        float32 scalars that add up, over ranks and micro-steps, to the mean over the optimizer
-        step's rows. With `predict` it returns {model: Signals with logits [n, C] and the states of
-        `layers`} and computes no loss; `student` is the student's name.
+        Training (`predict` is None) returns `loss` and each active term's weighted share of it,
+        detached: float32 scalars that add up, over ranks and micro-steps, to the mean over the
+        optimizer step's rows. With `predict` it returns {model: Signals with logits [n, C] and the
+        states of `layers`} and computes no loss; `student` is the student's name.
 
         Raises ValueError when the batch lacks what a model, a term or the router needs.
         """
@@ -90,22 +90,47 @@ class Bundle(nn.Module):
             raise ValueError(
                 f"a bundle without {lacking} has no loss: name the models in `predict`"
             )
-        for name, term in self.terms.items():
-            _check_rows(name, cast(Term, term), batch)
-        teachers = batch.signals or {
-            name: self._signals_of(name, batch, self._teacher_layers) for name in self.teachers
-        }
+        terms = {name: cast(Term, term) for name, term in self.terms.items()}
+        for name, term in terms.items():
+            _check_rows(name, term, batch)
+        active = {name: term for name, term in terms.items() if term.is_active(batch.progress)}
+        if not active:
+            raise ValueError(
+                f"no term is active at progress {batch.progress:g}: their `from` and `until` leave "
+                "it out"
+            )
+        teachers: dict[str, Signals] = {}
+        target = None
+        if self.needs_teachers(batch.progress):
+            teachers = batch.signals or {
+                name: self._signals_of(name, batch, self._teacher_layers) for name in self.teachers
+            }
+            target = self._router(teachers, batch) if self._router else None
         student = read_signals(self.student, _view_of("student", batch), self._layers)
-        target = self._router(teachers, batch) if self._router else None
         parts = {}
-        for name, term in self.terms.items():
-            assert isinstance(term, Term)
-            rows = term(student, teachers, target, batch)
-            counted = batch.row_sets[term.rows]
-            total = torch.where(counted, rows, 0.0).sum()
-            parts[name] = total / batch.counts[term.rows].clamp(min=1)
+        for name, term in active.items():
+            losses = term(student, teachers, target, batch)
+            if losses.shape != batch.row_sets[term.rows].shape:
+                raise ValueError(
+                    f"term {name!r} returned losses {list(losses.shape)}; its row set "
+                    f"{term.rows!r} has {len(batch.row_sets[term.rows])} rows, one loss each"
+                )
+            parts[name] = losses.sum() / batch.counts[term.rows].clamp(min=1)
         loss = torch.stack(list(parts.values())).sum()
+        idle = [term for name, term in terms.items() if name not in active]
+        if idle or all(term.layers for term in active.values()):
+            # A gradient of 0 for the weights that no active term reads, the head's among them:
+            # without any, AdamW decays them at ZeRO stages 1 to 3, and not at stage 0.
+            nothing = student.at(batch.row_sets["all"][:0])
+            loss = loss + nothing.logits.sum()
+            for term in idle:
+                loss = loss + term.idle(nothing)
         return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
+
+    def needs_teachers(self, progress: float) -> bool:
+        """Whether a term that is active then needs what teachers predict."""
+        terms = [cast(Term, term) for term in self.terms.values()]
+        return any(term.needs_teachers and term.is_active(progress) for term in terms)
 
     def _signals_of(self, name: str, batch: Batch, layers: Collection[int]) -> Signals:
         view = _view_of(name, batch)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Any, Literal
 
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from ds_distill.parts.one_of import tag
 from ds_distill.parts.section import Count, Name, Section
 
 
@@ -11,26 +14,143 @@ class Columns(Section):
     """The names of the columns that hold an example."""
 
     text: str = "text"
-    """The text, or the first of two."""
+    """The text, or the first of two. Data with columns `text_a` and `text_b` and no `text` are
+    pairs without naming them here."""
     text_b: str | None = None
     """The second text of a pair."""
     label: str = "label"
-    """The label: a name, or for hub data sets the class id. Absent in unlabelled splits."""
+    """The label: a name, true or false, or for hub data sets the class id. Absent in unlabelled
+    splits."""
+
+
+class Randomise(Section):
+    """Random texts in place of the real ones, which are not labelled: as many, each as long as the
+    real one, of words drawn by how often they occur in all of them. Of a pair that is the second
+    text, the passage; the first is a question: a starter, then words of that passage. Text number
+    i depends on the seed, on i and on the real texts."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """A seed of its own, so that runs with different `seed`s can share a cache."""
+    starters: Annotated[list[str], Field(min_length=1)] = Field(
+        default_factory=lambda: ["is", "are", "what", "how", "does", "can"]
+    )
+    """First words of questions, each as likely. Default: is, are, what, how, does, can."""
+    words: Count = 8
+    """Words of a question after the starter."""
+
+
+def _map_or_none(value: Any) -> str:
+    return tag("labels", "map" if isinstance(value, dict) else "none")
+
+
+LabelMap = Annotated[
+    Annotated[dict[str, str | None], Tag(tag("labels", "map"))]
+    | Annotated[Literal["none"], Tag(tag("labels", "none"))],
+    Discriminator(_map_or_none),
+]
+
+
+class SplitFrom(Section):
+    """A split of this task whose examples come from other data."""
+
+    path: str
+    """As the task's own `path`."""
+    config: str | None = None
+    """The configuration of a hub data set."""
+    split: str | None = None
+    """The file's name in the folder, or the hub's split. Default: train, or the one file."""
+    columns: Columns = Columns()
+    labels: LabelMap | None = None
+    """`none`: the labels of these data are not read. Or a label there to this task's label, e.g.
+    {false: no, true: yes}; one that maps to null leaves its rows out. Default: they have this
+    task's labels, by name, or none at all."""
+    randomise: Randomise | None = None
+    """Random texts made of these."""
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _keys_are_names(cls, labels: Any) -> Any:
+        """YAML reads the keys false and 0 as no text."""
+        if not isinstance(labels, dict):
+            return labels
+        return {
+            str(key).lower() if isinstance(key, bool) else str(key): label
+            for key, label in labels.items()
+        }
+
+    @model_validator(mode="after")
+    def _random_texts_have_no_labels(self) -> SplitFrom:
+        if self.randomise is not None and isinstance(self.labels, dict):
+            raise ValueError("random texts have no labels: leave `labels` out")
+        return self
+
+
+class Folds(Section):
+    """One fold of a cross-validation, for data that have no test split of their own: the examples
+    of fold number `fold` are the split `test`, the others stay where they are. The fold of an
+    example depends on its text (of docstrings: on its file), so equal texts are in one fold."""
+
+    number: Annotated[int, Field(ge=2, le=100, strict=True)] = 10
+    """How many folds there are."""
+    fold: Count
+    """Which of them is tested, from 1."""
+    of: Annotated[list[Name], Field(min_length=1)] = Field(default_factory=lambda: ["train"])
+    """The splits that have folds. If `test` is one of them, its examples of other folds are in the
+    first split named here."""
+
+    @field_validator("of", mode="before")
+    @classmethod
+    def _one_or_many(cls, of: Any) -> Any:
+        return [of] if isinstance(of, str) else of
+
+    @model_validator(mode="after")
+    def _fits(self) -> Folds:
+        if self.fold > self.number:
+            raise ValueError(f"fold {self.fold} of {self.number}: choose one from 1 on")
+        if self.of[0] == "test":
+            raise ValueError("of: name the split that is trained on first, e.g. [train, test]")
+        if len(set(self.of)) < len(self.of):
+            raise ValueError("of: names a split twice")
+        return self
+
+
+def _name_or_section(value: Any) -> str:
+    section = isinstance(value, dict | SplitFrom)
+    return tag("split", "section" if section else "name")
+
+
+Split = Annotated[
+    Annotated[str, Tag(tag("split", "name"))] | Annotated[SplitFrom, Tag(tag("split", "section"))],
+    Discriminator(_name_or_section),
+]
 
 
 class Data(Section):
     """Where the examples come from."""
 
     path: str
-    """A folder, a file, a data set of the hub, or `docstrings:PACKAGE,PACKAGE` (see
-    `ds_distill.data.docstrings`). Folders hold one file per split: jsonl, csv, parquet, or txt
-    with one text per line; also gzipped."""
+    """A folder, a file, `data:NAME` (the folder or file NAME in `data_folder`), a data set of the
+    hub, or `docstrings:PACKAGE,PACKAGE` (see `ds_distill.data.docstrings`). Folders hold one file
+    per split: jsonl, csv, tsv, parquet, or txt with one text per line; also gzipped."""
     config: str | None = None
     """The configuration of a hub data set."""
-    splits: dict[Name, str] = Field(default_factory=dict)
-    """Our split's name to the file's name in the folder, or to the hub's split. Without it
-    train, validation, test (and what else is there) are found by their usual names."""
     columns: Columns = Columns()
+    splits: dict[Name, Split] = Field(default_factory=dict)
+    """Our split's name to the file's name in the folder, or to the hub's split; or to a section,
+    for a split from other data. If no file is named here, train, validation, test (and what else
+    is there) are found by their usual names."""
+    folds: Folds | None = None
+    """Cross-validation. Default: the splits as they are."""
     per_class: dict[Name, Count] = Field(default_factory=dict)
-    """Split to the number of examples kept of each class (of docstrings: each package), chosen
-    by the examples' own keys: the same ones on every machine."""
+    """Split to the number of examples that are used of each class (of docstrings: each package),
+    chosen by the examples' own keys: the same ones on every machine."""
+    limit: dict[Name, Count] = Field(default_factory=dict)
+    """Split to the number of examples that are used at most, chosen likewise, after `per_class`."""
+
+    def own_splits(self) -> dict[str, str]:
+        """Those of `splits` that are in the data themselves: our name to theirs."""
+        return {name: split for name, split in self.splits.items() if isinstance(split, str)}
+
+    def splits_from(self) -> dict[str, SplitFrom]:
+        """Those of `splits` that come from other data."""
+        return {name: s for name, s in self.splits.items() if isinstance(s, SplitFrom)}

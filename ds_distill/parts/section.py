@@ -23,27 +23,37 @@ class Section(BaseModel):
 
     # Built at first use: a section that holds other parts is made when all parts are known.
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        defer_build=True,
+        serialize_by_alias=True,
     )
 
     renamed: ClassVar[dict[str, str]] = {}
     """Keys of earlier versions -> what they are called now."""
 
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        """Its keys as a recipe has them: a key that is a word of Python has another name here."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: Any) -> Any:
         if isinstance(data, dict):
-            unknown = [key for key in data if key not in cls.model_fields]
+            known = cls.known_keys()
+            unknown = [key for key in data if key not in known]
             if unknown:
                 nearest = {
                     str(key): [cls.renamed[key]]
                     if key in cls.renamed
-                    else difflib.get_close_matches(str(key), cls.model_fields, n=1)
+                    else difflib.get_close_matches(str(key), known, n=1)
                     for key in unknown
                 }
                 raise PydanticCustomError(
                     "unknown_keys",
                     "unknown keys",
-                    {"nearest": nearest, "known": sorted(cls.model_fields), "renamed": cls.renamed},
+                    {"nearest": nearest, "known": sorted(known), "renamed": cls.renamed},
                 )
         return data

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, GetCoreSchemaHandler, create_model
+from pydantic import Field, GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core import core_schema
 
 from ds_distill.parts.entry import Needs, TermEntry
 from ds_distill.parts.outside import load_outside
-from ds_distill.parts.section import Section
+from ds_distill.parts.section import Section, Share
 
 
 class TermSettings(Section):
@@ -18,6 +18,17 @@ class TermSettings(Section):
 
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Factor of the term in the phase's loss."""
+    start: Share = Field(default=0.0, alias="from")
+    """Share of the phase's optimizer steps after which the term is active."""
+    until: Share = 1.0
+    """Share of the phase's optimizer steps after which it is active no more. Where no active term
+    compares with the teachers, they do not run."""
+
+    @model_validator(mode="after")
+    def _starts_before_it_ends(self) -> Self:
+        if self.start >= self.until:
+            raise ValueError(f"`from` ({self.start}) must be below `until` ({self.until})")
+        return self
 
 
 class SoftenedTerm(TermSettings):
@@ -57,18 +68,23 @@ TERMS: dict[str, TermEntry] = {
             implementation="ds_distill.losses.logits:CrossEntropy",
             needs=Needs(labels=True),
         ),
-        TermEntry(name="kl", settings=KLLoss, implementation="ds_distill.losses.logits:KL"),
+        TermEntry(
+            name="kl",
+            settings=KLLoss,
+            implementation="ds_distill.losses.logits:KL",
+            needs=Needs(teachers=1),
+        ),
         TermEntry(
             name="logit_mse",
             settings=LogitMSELoss,
             implementation="ds_distill.losses.logits:LogitMSE",
-            needs=Needs(logits=True),
+            needs=Needs(teachers=1, logits=True),
         ),
         TermEntry(
             name="hidden_mse",
             settings=HiddenMSELoss,
             implementation="ds_distill.losses.hidden:HiddenMSE",
-            needs=Needs(states=(-1,)),
+            needs=Needs(teachers=1, states=(-1,)),
         ),
     )
 }

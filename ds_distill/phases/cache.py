@@ -325,7 +325,7 @@ def _run_block(
             # Without the dummy row of a batch of no rows.
             of_rows = view.example_indices[batch.row_sets["all"]]
             counts.append(np.bincount(of_rows.numpy(), minlength=len(some)))
-        if batch.row_sets["all"].any():
+        if len(batch.row_sets["all"]):
             encoded.append(schema.encode(signals))
     return encoded, np.concatenate(counts) if counts else None
 

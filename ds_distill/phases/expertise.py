@@ -9,7 +9,7 @@ import torch
 
 from ds_distill.cache.format import MANIFEST
 from ds_distill.data.batches import Examples
-from ds_distill.data.sources import open_source
+from ds_distill.data.combined import open_source
 from ds_distill.data.validation_split import fitting_part
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
@@ -84,7 +84,7 @@ def route(recipe: Recipe, path: Path) -> Comparison:
         RunFolder(path),
         World.start(),
         RunLog(path, recipe, enabled=False, resumed=True),
-        open_source(recipe.tasks_by_name[task]),
+        open_source(recipe.tasks_by_name[task], data_folder=recipe.data_folder),
         task,
     )
     phase = recipe.phases[after[-1] - 1]

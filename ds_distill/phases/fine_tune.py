@@ -12,14 +12,13 @@ from ds_distill.data.plan import keep_share_of_others
 from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import FineTune
-from ds_distill.parts.terms import CrossEntropyLoss
 from ds_distill.run.context import Run
 from ds_distill.run.training import Job, train, trainable_model
 from ds_distill.run.validation import validation_of
 
 
 def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, Any]:
-    """Fine-tune each of the phase's models with cross-entropy."""
+    """Fine-tune each of the phase's models."""
     trained = []
     for model_name, output in zip(phase.models, phase.outputs, strict=True):
         done = run.folder.finished_training(number, output)
@@ -34,7 +33,7 @@ def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run)
     """All that one model's training needs."""
     reference = run.reference(model_name, number)
     model = trainable_model(run, reference, phase)
-    terms = build_terms({"cross_entropy": CrossEntropyLoss()}, 0, {})
+    terms = build_terms(phase.losses, model.config.hidden_size, {})
     examples = run.examples(phase.split)
     chosen = np.arange(len(examples))
     if run.task.has_classes:

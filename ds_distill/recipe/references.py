@@ -1,11 +1,14 @@
-"""Where a model reference of a recipe points to."""
+"""Where a recipe's references to models and data point to."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
 
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, did_you_mean
+
+DATA_FOLDER = "data:"
+"""What the path of data in a recipe's `data_folder` begins with."""
 
 
 def resolve_model(reference: str, models_folder: str | None = None) -> str:
@@ -40,6 +43,33 @@ def resolve_model(reference: str, models_folder: str | None = None) -> str:
     if looks_local:
         raise UserError(f"model {reference!r}: there is no such folder. Check the path.")
     return reference
+
+
+def resolve_data(path: str, data_folder: str | None = None) -> str:
+    """A path of data, with `data:NAME` as the folder or file NAME in `data_folder`.
+
+    Raises UserError when there is no `data_folder`, or NAME is not in it.
+    """
+    if not path.startswith(DATA_FOLDER):
+        return path
+    name = path.removeprefix(DATA_FOLDER)
+    if data_folder is None:
+        raise UserError(
+            f"task.data.path={path}: this is the folder {name!r} in data_folder, which is not set. "
+            "Set it to the folder that holds your data sets: data_folder=DIR."
+        )
+    root = Path(data_folder).expanduser()
+    there = sorted(item.name for item in root.iterdir()) if root.is_dir() else []
+    steps = Path(name).parts
+    if steps and not Path(name).is_absolute() and ".." not in steps and (root / name).exists():
+        return str(root / name)
+    shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
+    holds = f"it holds: {shown or 'nothing'}" if root.is_dir() else "there is no such folder"
+    raise UserError(
+        f"task.data.path={path}: not in data_folder={data_folder} ({holds})."
+        f"{did_you_mean(name, there)} Put the data there, or choose another folder with "
+        "data_folder=DIR."
+    )
 
 
 def _package_folder(reference: str) -> Path:

@@ -105,6 +105,8 @@ class Recipe(Section):
     models_folder: str | None = None
     """Folder with local copies of hub models: org/name is looked for as FOLDER/org/name
     and FOLDER/name."""
+    data_folder: str | None = None
+    """Folder with data sets: `data:NAME`, as a path of data, is FOLDER/NAME."""
     logging: Logging = Logging()
 
     @model_validator(mode="before")
@@ -131,7 +133,7 @@ class Recipe(Section):
                 raise ValueError(f"phase {kind!r} needs settings as key: value, got {body!r}")
             entry = PHASES.get(str(kind))
             trains = entry is not None and issubclass(entry.settings, Training)
-            start = shared if trains else {}
+            start = Training.inherited(shared, body) if trains else {}
             phases.append({**start, **body, "kind": kind})
         return {**data, "phases": phases}
 

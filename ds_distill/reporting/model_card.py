@@ -119,13 +119,14 @@ def _eval_results(
     own = evaluation["models"][results["student"]]
     task = _task(recipe, results)
     hub_data = _hub_data(task)
+    split = evaluation["split"]
     return [
         EvalResult(
             task_type=TASKS[task.type].pipeline,
             dataset_type=hub_data or "local",
             dataset_name=hub_data or _name_of_data(task),
             dataset_config=task.data.config if hub_data else None,
-            dataset_split=task.data.splits.get(evaluation["split"], evaluation["split"]),
+            dataset_split=task.data.own_splits().get(split, split),
             metric_type=entry.hub_name,
             metric_name=entry.title[0].upper() + entry.title[1:],
             metric_value=round(own[name], 4),

@@ -54,6 +54,13 @@ class Target:
     weights: torch.Tensor
     """float32 [T, n]: how much each teacher is followed, teachers in the order of the inputs."""
 
+    def at(self, rows: torch.Tensor) -> Target:
+        """The target of rows of a batch's row set, int64 [k]."""
+        if len(rows) == self.weights.shape[1]:
+            return self
+        logits = None if self.logits is None else self.logits.index_select(0, rows)
+        return Target(logits, self.weights.index_select(1, rows))
+
 
 Policy = Callable[[PolicyInputs, Any], Target]
 """(what it may look at, the settings of its entry) -> target."""

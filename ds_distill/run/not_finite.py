@@ -67,8 +67,8 @@ def find_in_batches(engine: Engine, batches: Iterable[Batch]) -> NotFiniteSignal
         for teacher in engine.bundle.teachers:
             logits = engine.predict(batch, [teacher])[teacher].logits
             counted = batch.row_sets["all"]
-            bad = ~torch.isfinite(logits).all(dim=-1).to(counted.device) & counted
-            keys = engine.world.gather_keys(batch.keys[bad])
+            bad = ~torch.isfinite(logits).all(dim=-1).to(counted.device)
+            keys = engine.world.gather_keys(batch.keys[counted[bad[counted]]])
             if len(keys):
                 examples = engine.world.gather_keys(batch.keys[counted])
                 return NotFiniteSignals(teacher, keys, f"{len(examples)} examples of a batch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -77,7 +78,7 @@ class _Training:
         settings = job.settings
         self.job, self.run = job, run
         self.steps_per_epoch = -(-len(job.examples) // settings.batch_size)
-        self.total_steps = self.steps_per_epoch * settings.epochs
+        self.total_steps = settings.steps or self.steps_per_epoch * settings.epochs
         _, self._micro_steps = batch_shape(settings, run.world.size)
         self.engine = start_engine(job, run, self.total_steps)
         self._checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.output), run.world)
@@ -88,21 +89,33 @@ class _Training:
             at = f"step {self.progress.step} of {self.total_steps}"
             run.log.info(f"  {job.output}: continues at {at}")
         self._meter = _Meter()
-        self._unreported: list[np.ndarray] = []
-        """Global batches since the last reading of the meter, all of one epoch."""
+        self._unreported: list[tuple[int, np.ndarray]] = []
+        """Steps and their global batches since the last reading of the meter, all of one epoch."""
 
-    def epochs_left(self) -> range:
-        return range(self.progress.step // self.steps_per_epoch, self.job.settings.epochs)
+    def epochs_left(self) -> Iterator[int]:
+        """The epochs that are still to do, the last of which may be a part; fewer where patience
+        ends first."""
+        patience = self.job.settings.patience
+        epochs = -(-self.total_steps // self.steps_per_epoch)
+        for epoch in range(self.progress.step // self.steps_per_epoch, epochs):
+            best = self.progress.best_epoch
+            if patience is not None and best is not None and epoch - 1 - best >= patience:
+                self.run.log.info(
+                    f"  {self.job.output}: ends at step {self.progress.step} of "
+                    f"{self.total_steps}, after {patience} epochs without a better score"
+                )
+                return
+            yield epoch
 
     def run_epoch(self, epoch: int, bar: Bar) -> None:
         """The steps of an epoch that are still to do."""
-        batches = self._batches(epoch)
-        ready = prefetch(partial(self._collate, epoch), batches)
-        for batch, micro_batches in zip(batches, ready, strict=True):
+        steps = list(enumerate(self._batches(epoch), self.progress.step))
+        ready = prefetch(partial(self._collate, epoch), steps)
+        for (number, batch), micro_batches in zip(steps, ready, strict=True):
             losses = self.engine.train_step(micro_batches)
-            self.progress = replace(self.progress, step=self.progress.step + 1)
+            self.progress = replace(self.progress, step=number + 1)
             self._meter.add(losses, self.job.collate.lengths[batch])
-            self._unreported.append(batch)
+            self._unreported.append((number, batch))
             self._after_step(epoch, bar)
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
@@ -110,7 +123,9 @@ class _Training:
         job, step = self.job, self.progress.step
         lengths, seed = job.collate.lengths, self.run.recipe.seed
         plan = plan_epoch(lengths, job.examples.keys, job.settings.batch_size, seed, epoch)
-        done = step - epoch * self.steps_per_epoch
+        first = epoch * self.steps_per_epoch
+        plan = plan[: self.total_steps - first]
+        done = step - first
         if done == 0:  # an epoch that a kill interrupted is announced once
             share = padding_share(lengths, plan, self._micro_steps * self.run.world.size)
             share = round(share, 4)
@@ -119,16 +134,21 @@ class _Training:
             )
         return plan[done:]
 
-    def _collate(self, epoch: int, batch: np.ndarray) -> list[Batch]:
-        """This rank's micro-batches of a global batch."""
-        world = self.run.world
+    def _collate(self, epoch: int, step: tuple[int, np.ndarray]) -> list[Batch]:
+        """This rank's micro-batches of a step's global batch."""
+        world, (number, batch) = self.run.world, step
+        progress = number / self.total_steps
+        signals = self.job.bundle.needs_teachers(progress)
         shares = split_batch(batch, self._micro_steps, world.size, world.rank)
-        return [self.job.collate(share, epoch) for share in shares]
+        return [
+            replace(self.job.collate(share, epoch, signals=signals), progress=progress)
+            for share in shares
+        ]
 
     def _after_step(self, epoch: int, bar: Bar) -> None:
         """Report, validate and save where a step is one for it."""
         step, every = self.progress.step, self.job.settings.save_every
-        epoch_ends = step == (epoch + 1) * self.steps_per_epoch
+        epoch_ends = step in ((epoch + 1) * self.steps_per_epoch, self.total_steps)
         saves = (epoch_ends and step < self.total_steps) or (
             every is not None and step % every == 0
         )
@@ -154,7 +174,7 @@ class _Training:
     def _astray(self, epoch: int, loss: float) -> UserError:
         """Why a loss is not finite: looks at the batches since the last one that was."""
         job, run = self.job, self.run
-        batches = (micro for batch in self._unreported for micro in self._collate(epoch, batch))
+        batches = (micro for step in self._unreported for micro in self._collate(epoch, step))
         if found := find_in_batches(self.engine, batches):
             return refusal(run, [job.settings.split], found)
         return damaged_weights(run, job.start) or UserError(
@@ -199,7 +219,7 @@ class _Training:
             "output": job.output,
             "split": job.settings.split,
             "examples": len(job.examples),
-            "steps": self.total_steps,
+            "steps": self.progress.step,
             "choosing": _choosing(job, self.progress),
         }
         if run.world.is_main:
@@ -262,16 +282,16 @@ class _Meter:
 
     def _reset(self) -> None:
         self._losses: dict[str, torch.Tensor] = {}
-        self._counted = self._examples = self._tokens = 0
+        self._times: dict[str, int] = {}
+        self._examples = self._tokens = 0
         self._started = time.perf_counter()
-        self._since = 0
 
     def add(self, losses: dict[str, torch.Tensor], lengths: np.ndarray) -> None:
         """losses: this rank's shares of one step; lengths: of the global batch's examples."""
         self._steps += 1
-        self._since += 1
         for name, loss in losses.items():
             self._losses[name] = self._losses.get(name, torch.zeros_like(loss)) + loss
+            self._times[name] = self._times.get(name, 0) + 1
         if self._steps == WARM_UP_STEPS:
             self._started, self._examples, self._tokens = time.perf_counter(), 0, 0
         elif self._steps > WARM_UP_STEPS:
@@ -279,10 +299,11 @@ class _Meter:
             self._tokens += int(lengths.sum())
 
     def read(self, world: Any) -> dict[str, float]:
-        """Means since the last reading: the only place that waits for the device."""
+        """Means since the last reading, each over the steps that gave it: the only place that
+        waits for the device."""
         names = list(self._losses)
-        totals = world.sum(torch.stack([self._losses[name] for name in names])) / self._since
-        values = dict(zip(names, totals.tolist(), strict=True))
+        totals = world.sum(torch.stack([self._losses[name] for name in names])).tolist()
+        values = {n: total / self._times[n] for n, total in zip(names, totals, strict=True)}
         seconds = time.perf_counter() - self._started
         if self._examples:
             values["examples_per_second"] = round(self._examples / seconds, 1)

@@ -33,8 +33,8 @@ from ds_distill.cache.plan import Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import EncodedSignals, SignalSchema
 from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.combined import open_source
 from ds_distill.data.plan import plan_once
-from ds_distill.data.sources import open_source
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from ds_distill.cache.codecs import Encoded, TopKCodec
 from ds_distill.cache.compare import candidates, compare_codecs, markdown_table
+from ds_distill.data.combined import open_source
 from ds_distill.data.plan import plan_epoch
-from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.models.encoder import read_signals
@@ -57,7 +57,7 @@ def logits_of(run: Run, teacher: str, split: str, rows: int) -> Iterator[tuple[T
     for chosen in plan_epoch(collate.lengths, examples.keys, EXAMPLES, seed=0, epoch=0):
         batch = collate(chosen, 0)
         counted = batch.row_sets["all"]
-        if given >= rows or not counted.any():
+        if given >= rows or not len(counted):
             break
         with torch.inference_mode():
             logits = read_signals(model, batch.views[teacher]).logits[counted]

@@ -216,7 +216,7 @@ def make_batch(setting: Setting, number: int) -> Batch:
         keys=torch.randint(0, 2**60, (counted, 2), generator=generator),
         views=views,
         labels=torch.full((counted,), -100),
-        row_sets={"all": torch.ones(counted, dtype=torch.bool)},
+        row_sets={"all": torch.arange(counted)},
     )
 
 

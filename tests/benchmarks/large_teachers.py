@@ -166,7 +166,7 @@ def _batch(size: int, length: int, seed: int, packed: Collection[str]) -> Batch:
         keys=torch.randint(0, 2**60, (size, 2), generator=generator),
         views=views,
         labels=torch.full((size,), -100),
-        row_sets={"all": torch.ones(size, dtype=torch.bool)},
+        row_sets={"all": torch.arange(size)},
     )
 
 

@@ -5,7 +5,7 @@ The loop uses no part of ds_distill but the batches: losses are written out agai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -29,8 +29,15 @@ LEARNING_RATE, STEPS, WARMUP_STEPS, TOTAL_STEPS = 1e-3, 4, 2, 6
 """The rate rises from 0 to 1e-3 over the first two steps and is 0.75e-3 in the fourth."""
 WEIGHT_DECAY = 1.0
 """A hundred times the usual, so that four steps without it end at other weights."""
-MAX_GRAD_NORM = {"classification": 4.9, "other families": 5.5, "masked-lm": 0.9}
-"""Between the norms of a scenario's steps: Adam does not see a factor that all of them share."""
+MAX_GRAD_NORM = {"classification": 4.9, "other families": 5.5, "masked-lm": 0.9, "switch": 2.0}
+"""By a scenario's task, or its batches. Between the norms of its steps: Adam does not see a factor
+that all of them share."""
+
+
+def max_grad_norm(task: str, kind: str) -> float:
+    return MAX_GRAD_NORM.get(kind, MAX_GRAD_NORM[task])
+
+
 MICRO_BATCHES = 4
 """Per optimizer step over all ranks: 2 ranks accumulate 2 each, 1 rank accumulates 4."""
 
@@ -93,13 +100,24 @@ def make_teacher(task: str, name: str) -> Any:
     return teacher
 
 
-def make_terms(task: str, width: int, teacher_widths: dict[str, int]) -> dict[str, Term]:
+SWITCH: dict[str, dict[str, Any]] = {
+    "cross_entropy": {"until": 0.5},
+    "kl": {"temperature": 2.0, "weight": 0.5, "from": 0.75},
+    "hidden_mse": {"from": 0.25, "until": 0.75},
+}
+"""Four steps: labels alone, without teachers; labels and states; states alone, so that the head and
+the pooler are not used; logits alone, so that the projections are not."""
+
+
+def make_terms(task: str, kind: str, width: int, teacher_widths: dict[str, int]) -> dict[str, Term]:
     torch.manual_seed(11)  # projections
-    return build_terms(task_losses(task), width, teacher_widths)
+    return build_terms(task_losses(task, kind), width, teacher_widths)
 
 
-def task_losses(task: str) -> dict[str, TermSettings]:
+def task_losses(task: str, kind: str) -> dict[str, TermSettings]:
     kl = {"temperature": 2.0, "weight": 0.5}
+    if kind == "switch":
+        return losses_of(SWITCH)
     if task == "masked-lm":
         return losses_of({"kl": kl, "cross_entropy": {}})
     rest = {"cross_entropy": {}, "logit_mse": {"weight": 0.1}, "hidden_mse": {}}
@@ -121,6 +139,11 @@ def table() -> dict[str, Any]:
 
 def step_batches(task: str, kind: str, step: int) -> list[Batch]:
     """The MICRO_BATCHES batches of one optimizer step, in the order of (micro-step, rank)."""
+    batches = _step_batches(task, kind, step)
+    return [replace(batch, progress=step / STEPS) for batch in batches]
+
+
+def _step_batches(task: str, kind: str, step: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(1000 * step + len(kind))
     if task == "masked-lm":
         return [_masked_lm_batch(generator) for _ in range(MICRO_BATCHES)]
@@ -131,12 +154,19 @@ def step_batches(task: str, kind: str, step: int) -> list[Batch]:
         follows_first = followed_teacher(pool) == 0
         sides = [follows_first.nonzero()[:, 0], (~follows_first).nonzero()[:, 0]]
         return [_pick(pool, sides[number % 2][8 * number : 8 * number + 8]) for number in range(4)]
+    if kind == "switch":
+        # Of two ranks, the second has no labelled row, and in the third step no row at all.
+        batches = [_batch(generator, 8) for _ in range(MICRO_BATCHES)]
+        for batch in batches[1::2]:
+            batch.row_sets["labelled"] = torch.zeros(0, dtype=torch.int64)
+            if step == 2:
+                batch.row_sets["all"] = torch.zeros(0, dtype=torch.int64)
+        return batches
     # The third has unlabelled rows, the last is a filler with one of its rows not counted.
     batches = [_batch(generator, 8) for _ in range(MICRO_BATCHES)]
     batches[2].labels[:3] = -100
-    batches[2].row_sets["labelled"][:3] = False
-    batches[3].row_sets["all"][0] = False
-    batches[3].row_sets["labelled"][0] = False
+    batches[2].row_sets["labelled"] = torch.arange(3, 8)
+    batches[3].row_sets.update({"all": torch.arange(1, 8), "labelled": torch.arange(1, 8)})
     return batches
 
 
@@ -150,7 +180,7 @@ def _batch(generator: torch.Generator, size: int) -> Batch:
         keys=torch.randint(0, 2**60, (size, 2), generator=generator),
         views=dict.fromkeys(("student", "first", "second"), view),
         labels=torch.randint(0, CLASSES, (size,), generator=generator),
-        row_sets={name: torch.ones(size, dtype=torch.bool) for name in ("all", "labelled")},
+        row_sets={name: torch.arange(size) for name in ("all", "labelled")},
     )
 
 
@@ -163,7 +193,7 @@ def _masked_lm_batch(generator: torch.Generator) -> Batch:
         keys=plain.keys[view.positions // view.input_ids.shape[1]],
         views=dict.fromkeys(("student", "first"), view),
         labels=labels,
-        row_sets={name: torch.ones(len(labels), dtype=torch.bool) for name in ("all", "labelled")},
+        row_sets={name: torch.arange(len(labels)) for name in ("all", "labelled")},
     )
 
 
@@ -178,7 +208,7 @@ def _pick(batch: Batch, rows: torch.Tensor) -> Batch:
         keys=batch.keys[rows],
         views=dict.fromkeys(batch.views, part),
         labels=batch.labels[rows],
-        row_sets={name: mask[rows] for name, mask in batch.row_sets.items()},
+        row_sets={name: torch.arange(len(rows)) for name in batch.row_sets},
     )
 
 
@@ -219,7 +249,7 @@ def plain_loop(task: str, kind: str, policy: str) -> Trained:
     student = make_student(task)
     teachers = {name: make_teacher(task, name) for name in teacher_names(task)}
     widths = {name: WIDTHS[name] for name in teachers}
-    terms = make_terms(task, WIDTHS["student"], widths)
+    terms = make_terms(task, kind, WIDTHS["student"], widths)
     projections = terms["hidden_mse"].projections if task != "masked-lm" else None
     parameters = [*student.parameters(), *(projections.parameters() if projections else [])]
     optimizer = torch.optim.AdamW(
@@ -236,15 +266,22 @@ def plain_loop(task: str, kind: str, policy: str) -> Trained:
             group["lr"] = LEARNING_RATE * min(rise, fall)
         batches = step_batches(task, kind, step)
         parts = _losses(task, policy, student, teachers, projections, batches)
+        if kind == "switch":
+            now = {name: (one.get("from", 0), one.get("until", 1)) for name, one in SWITCH.items()}
+            active = {n for n, (start, until) in now.items() if start <= step / STEPS < until}
+            parts = {name: part for name, part in parts.items() if name in active}
         loss = torch.stack(list(parts.values())).sum()
         losses.append({name: part.item() for name, part in {"loss": loss, **parts}.items()})
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=False)
         loss.backward()
+        for parameter in parameters:  # AdamW then steps what no term read, too
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         if step == 0:
             gradients = {
                 name: p.grad.clone() for name, p in student.named_parameters() if p.grad is not None
             }
-        norms.append(torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM[task]).item())
+        norms.append(torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm(task, kind)).item())
         optimizer.step()
     weights = {name: value.detach().clone() for name, value in student.state_dict().items()}
     return Trained(losses, gradients, norms, weights)
@@ -276,7 +313,7 @@ def _losses(
         else:
             target = sum(targets.values()) / len(targets)
         counted, known = batch.row_sets["all"], batch.row_sets["labelled"]
-        rows, labelled = rows + int(counted.sum()), labelled + int(known.sum())
+        rows, labelled = rows + len(counted), labelled + len(known)
         p, q = F.log_softmax(target / 2, -1), F.log_softmax(logits["student"] / 2, -1)
         kl = 0.5 * 4.0 * (p.exp() * (p - q)).sum(-1)[counted].sum()
         scores, labels = logits["student"][known], batch.labels[known]

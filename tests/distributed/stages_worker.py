@@ -15,7 +15,6 @@ import torch
 from deepspeed.utils import safe_get_full_grad
 from reference import (
     LEARNING_RATE,
-    MAX_GRAD_NORM,
     MICRO_BATCHES,
     STEPS,
     TOTAL_STEPS,
@@ -25,6 +24,7 @@ from reference import (
     make_student,
     make_teacher,
     make_terms,
+    max_grad_norm,
     step_batches,
     table,
     teacher_names,
@@ -58,7 +58,9 @@ def known_experts() -> Fitted:
     return Fitted(experts, temperatures, {}, torch.zeros(classes), nothing, keys)
 
 
-def build(task: str, folder: Path, config: dict[str, Any], policy: str, packed: bool) -> Bundle:
+def build(
+    task: str, kind: str, folder: Path, config: dict[str, Any], policy: str, packed: bool
+) -> Bundle:
     student = make_student(task)
     with sharded_loading(config):
         teachers = {}
@@ -70,7 +72,7 @@ def build(task: str, folder: Path, config: dict[str, Any], policy: str, packed: 
     loaded = [p for teacher in teachers.values() for p in teacher.parameters()]
     assert all(hasattr(p, "ds_tensor") == (zero_stage(config) == 3) for p in loaded)
     widths = {name: teacher.config.hidden_size for name, teacher in teachers.items()}
-    terms = make_terms(task, student.config.hidden_size, widths)
+    terms = make_terms(task, kind, student.config.hidden_size, widths)
     router = None
     if len(teachers) > 1:
         router = Router(
@@ -96,10 +98,10 @@ def run(
     """Train STEPS steps; keep losses, gradients of the first step and final weights."""
     accumulation = MICRO_BATCHES // world.size
     training = Training(
-        batch_size=8 * MICRO_BATCHES, micro_batch_size=8, max_grad_norm=MAX_GRAD_NORM[task]
+        batch_size=8 * MICRO_BATCHES, micro_batch_size=8, max_grad_norm=max_grad_norm(task, batches)
     )
     config = deepspeed_config(config_name, training, world.size)
-    bundle = build(task, folder, config, policy, packed)
+    bundle = build(task, batches, folder, config, policy, packed)
     assert bundle.student is not None
     engine = Engine(
         bundle,
@@ -225,6 +227,12 @@ def main(folder: Path) -> None:
     run("expertise", "classification", folder, "zero3_fp32", policy="expertise", batches="opposed")
     run("uneven_zero2", "classification", folder, "zero2_fp32", batches="uneven")
     run("uneven_zero3", "classification", folder, "zero3_fp32", batches="uneven")
+    for stage in range(4):
+        run(f"switch_zero{stage}", "classification", folder, f"zero{stage}_fp32", batches="switch")
+    run(
+        "switch_sharded_student", "classification", folder, "zero3_fp32", batches="switch",
+        resident=False,
+    )  # fmt: skip
     run("masked_lm_zero1", "masked-lm", folder, "zero1_fp32")
     run("masked_lm_zero3", "masked-lm", folder, "zero3_fp32")
     run("masked_lm_sharded_student", "masked-lm", folder, "zero3_fp32", resident=False)

@@ -18,10 +18,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from reference import (  # noqa: E402
-    MAX_GRAD_NORM,
     WIDTHS,
     make_student,
     make_teacher,
+    max_grad_norm,
     plain_loop,
 )
 
@@ -43,6 +43,10 @@ SCENARIOS = {
     "expertise": ("classification", "opposed", "expertise"),
     "uneven_zero2": ("classification", "uneven", "average"),
     "uneven_zero3": ("classification", "uneven", "average"),
+    **{
+        f"switch_{name}": ("classification", "switch", "average")
+        for name in ("zero0", "zero1", "zero2", "zero3", "sharded_student")
+    },
     "masked_lm_zero1": ("masked-lm", "even", "average"),
     # The teacher's head is tied to its sharded embeddings; the KL goes through linear_kl.
     "masked_lm_zero3": ("masked-lm", "even", "average"),
@@ -151,7 +155,7 @@ def test_equals_a_plain_loop(scenario: str, ranks: str, request: pytest.FixtureR
     for name, gradient in plain.gradients.items():
         # One scale for all: some gradients are zero but for rounding (a key's bias).
         assert (ours[name] - gradient).abs().max() < 1e-5 * largest, name
-    limit = MAX_GRAD_NORM[SCENARIOS[scenario][0]]
+    limit = max_grad_norm(*SCENARIOS[scenario][:2])
     assert min(plain.norms) < 0.99 * limit and max(plain.norms) > 1.01 * limit, plain.norms
     ours = run.tensors(scenario, "weights")
     assert ours.keys() == plain.weights.keys()

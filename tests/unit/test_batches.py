@@ -180,8 +180,8 @@ def test_a_batch_holds_keys_labels_and_row_sets(tokenizers, tmp_path):
     )
     batch = collate(np.array([2, 0, 4, 3]), epoch=5)
     assert batch.labels.tolist() == [1, -100, 0, -100]  # -1, no label, is -100 here
-    assert batch.row_sets["all"].tolist() == [True] * 4
-    assert batch.row_sets["labelled"].tolist() == [True, False, True, False]
+    assert batch.row_sets["all"].tolist() == [0, 1, 2, 3]
+    assert batch.row_sets["labelled"].tolist() == [0, 2]
     np.testing.assert_array_equal(batch.keys, content_keys([TEXTS[i] for i in (2, 0, 4, 3)]))
     assert batch.epoch == 5
 
@@ -198,7 +198,10 @@ def test_no_examples_make_a_dummy_row_that_is_counted_nowhere(tokenizers, tmp_pa
     batch = SequenceCollator(Examples.of(split), tables, cached)(np.array([], dtype=np.int64))
     assert [len(view.input_ids) for view in batch.views.values()] == [1, 1]
     assert len(batch.keys) == len(batch.labels) == len(batch.signals["roberta"].logits) == 1
-    assert [mask.tolist() for mask in batch.row_sets.values()] == [[False], [False]]
+    assert {name: rows.tolist() for name, rows in batch.row_sets.items()} == {
+        "all": [],
+        "labelled": [],
+    }
     assert calls[0].tolist() == [0]  # an example that the cache holds
 
 

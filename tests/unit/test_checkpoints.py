@@ -135,7 +135,7 @@ def test_matrices_alone_decay(engine: Engine) -> None:
     """One AdamW step from a gradient of 0, at the first warm-up step's rate after 0."""
     before = engine.student_weights()
     nothing = make_batch()
-    nothing.row_sets["labelled"] &= False
+    nothing.row_sets["labelled"] = torch.zeros(0, dtype=torch.int64)
     for _ in range(2):  # the first step's rate is 0
         engine.train_step([nothing])
     rate = RATE / 2

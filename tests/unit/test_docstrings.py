@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds_distill.data import docstrings
+from ds_distill.data.combined import open_source
 from ds_distill.data.docstrings import (
     SHARES,
     docstring_corpus,
@@ -18,7 +19,6 @@ from ds_distill.data.docstrings import (
     paragraphs,
     split_of_file,
 )
-from ds_distill.data.sources import open_source
 from ds_distill.errors import UserError
 from ds_distill.parts.tasks import Columns, Data, SingleLabel, Task
 

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from transformers import BertConfig, BertForSequenceClassification
 
 from ds_distill.check.needs import phase_mistakes
-from ds_distill.data.sources import open_source
+from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.metrics import classification_report
 from ds_distill.losses import build_terms
@@ -133,7 +133,7 @@ def lone_teacher_loss(routing: Routing) -> float:
 
     ids = torch.arange(12).view(4, 3)
     view = PaddedView(ids, torch.ones_like(ids))
-    everything = torch.ones(4, dtype=torch.bool)
+    everything = torch.arange(4)
     batch = Batch(
         torch.arange(8).view(4, 2),
         views={"student": view, "only": view},

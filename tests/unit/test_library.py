@@ -229,15 +229,23 @@ class Shortest(Term):
     rows = "short"
 
     def forward(self, student: Signals, *others: Any) -> torch.Tensor:
+        student, *_ = self.at_rows(student, *others)
+        return student.logits.square().mean(dim=1)
+
+
+class AllRows(Shortest):
+    def forward(self, student: Signals, *others: Any) -> torch.Tensor:
         return student.logits.square().mean(dim=1)
 
 
 def test_a_term_of_your_own_counts_rows_of_its_own(toy: Path, inputs: Any) -> None:
-    models = bundle(toy, 0, {"mine": Shortest()})
-    short = torch.tensor([False, True, False, True])
+    models = bundle(toy, 0, {"mine": Shortest({})})
+    short = torch.tensor([1, 3])
     loss = models(batch_for(0, inputs, row_sets={"short": short}))["loss"]
     expected = models.student(**inputs).logits.square().mean(dim=1)[short].mean()
     torch.testing.assert_close(loss, expected)
+    with pytest.raises(ValueError, match=r"'mine' returned losses \[4\].*'short' has 2 rows"):
+        bundle(toy, 0, {"mine": AllRows({})})(batch_for(0, inputs, row_sets={"short": short}))
 
 
 # ---------------------------------------------------------------------------------- batches
@@ -288,9 +296,21 @@ def refusals(inputs: Any) -> dict[str, tuple[str, Callable[[], object]]]:
             r"keys must be torch\.int64 \[4, 2\]",
             lambda: Batch.from_views(views, keys=torch.zeros(4, dtype=torch.int64)),
         ),
-        "a mask of numbers": (
-            r"row_sets\['mine'\] must be torch\.bool \[4\]",
-            lambda: Batch.from_views(views, row_sets={"mine": torch.ones(4)}),
+        "a mask": (
+            r"row_sets\['mine'\] must be .* int64 \[k\] in \[0, 4\).*bool \[4\].*nonzero",
+            lambda: Batch.from_views(views, row_sets={"mine": torch.ones(4).bool()}),
+        ),
+        "a row twice": (
+            r"row_sets\['mine'\] must be ascending.*\[1, 1\]",
+            lambda: Batch.from_views(views, row_sets={"mine": torch.tensor([1, 1])}),
+        ),
+        "a row too far": (
+            r"row_sets\['mine'\] must be .*in \[0, 4\); it is \[2, 4\]",
+            lambda: Batch.from_views(views, row_sets={"mine": torch.tensor([2, 4])}),
+        ),
+        "a row before the first": (
+            r"row_sets\['mine'\] must be .*; it is \[-1, 2\]",
+            lambda: Batch.from_views(views, row_sets={"mine": torch.tensor([-1, 2])}),
         ),
         "other signals": (
             r"signals\['a'\] has 3 rows, and the views 4",
@@ -306,7 +326,8 @@ def refusals(inputs: Any) -> dict[str, tuple[str, Callable[[], object]]]:
 @pytest.mark.parametrize(
     "case",
     ["no views", "no view", "two sizes", "too few labels", "labels that are shares", "keys of rows",
-     "a mask of numbers", "other signals", "one example"],
+     "a mask", "a row twice", "a row too far", "a row before the first", "other signals",
+     "one example"],
 )  # fmt: skip
 def test_a_batch_that_cannot_be_is_refused(case: str, inputs: Any) -> None:
     rule, make = refusals(inputs)[case]
@@ -319,7 +340,7 @@ def test_a_batch_that_cannot_be_is_refused(case: str, inputs: Any) -> None:
 
 def test_a_row_set_that_is_not_there(toy: Path, inputs: Any) -> None:
     with pytest.raises(ValueError, match=r"'mine' counts the rows 'short'.*only all: add it to"):
-        bundle(toy, 0, {"mine": Shortest()})(batch_for(0, inputs))
+        bundle(toy, 0, {"mine": Shortest({})})(batch_for(0, inputs))
     with pytest.raises(ValueError, match=r"'ce' counts the rows 'labelled'.*no labels were given"):
         bundle(toy, 0, {"ce": CrossEntropy()})(batch_for(0, inputs))
 

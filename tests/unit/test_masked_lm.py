@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from ds_distill.data.batches import Examples
+from ds_distill.data.combined import open_source
 from ds_distill.data.keys import content_keys
 from ds_distill.data.masking import MaskedLMCollator, Masking
-from ds_distill.data.sources import open_source
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
@@ -173,7 +173,7 @@ def test_cached_signals_belong_to_the_batch_or_are_refused(
     def cached(numbers: np.ndarray, epoch: int) -> dict[str, Signals]:
         calls.append((numbers.tolist(), epoch))
         chosen = plain(numbers, epoch)
-        rows = int(chosen.row_sets["all"].sum())
+        rows = len(chosen.row_sets["all"])
         return {"bert": Signals(torch.ones(rows + too_many, 3), {-1: torch.ones(rows, 2)})}
 
     plain = make_collator(tmp_path, tiny_models["toy"], variants=3)
@@ -181,16 +181,16 @@ def test_cached_signals_belong_to_the_batch_or_are_refused(
     batch = collate(np.array([3, 0, 2]), 7)
     assert calls == [([3, 0, 2], 7)]
     assert len(batch.signals["bert"]) == len(batch.labels) == len(batch.keys) > 1
-    assert batch.row_sets["all"].all()
+    assert batch.row_sets["all"].tolist() == list(range(len(batch.labels)))
     # No example: one dummy row, which is counted nowhere.
     batch = collate(np.array([], dtype=np.int64), 7)
-    assert not batch.row_sets["all"].any()
+    assert not len(batch.row_sets["all"])
     # Of an example in which no token was chosen, too.
     for epoch in range(3):
         batch = collate(np.array([1]), epoch)
-        if not batch.row_sets["all"].any():
+        if not len(batch.row_sets["all"]):
             break
-    assert batch.row_sets["all"].tolist() == [False] and batch.labels.tolist() == [-100]
+    assert not len(batch.row_sets["all"]) and batch.labels.tolist() == [-100]
     assert batch.signals["bert"].logits.tolist() == [[0.0] * 3]
     assert batch.views["student"].positions.tolist() == [0]  # type: ignore[union-attr]
     too_many = 1
@@ -304,13 +304,11 @@ def test_scores_are_those_of_a_plain_loop(
             with torch.no_grad():
                 logits = model(**view.model_inputs()).logits[0]
             loss, right, tokens = 0.0, 0, 0
-            for row, label, counted in zip(
-                view.positions, batch.labels, batch.row_sets["all"], strict=True
-            ):
-                if counted:
-                    loss += F.cross_entropy(logits[row], label).item()
-                    right += int(logits[row].argmax() == label)
-                    tokens += 1
+            for row in batch.row_sets["all"]:
+                position, label = view.positions[row], batch.labels[row]
+                loss += F.cross_entropy(logits[position], label).item()
+                right += int(logits[position].argmax() == label)
+                tokens += 1
             assert found[name].loss[number] == pytest.approx(loss, rel=1e-5, abs=1e-9)
             assert (found[name].right[number], found[name].tokens[number]) == (right, tokens)
     report = masked_lm_report(found["first"])

@@ -67,8 +67,7 @@ def make_fitted(table, width=0):
 def make_batch(labels, keys=None, epoch=0):
     labels = torch.as_tensor(labels)
     keys = make_keys(len(labels)) if keys is None else keys
-    counted = torch.ones(len(labels), dtype=torch.bool)
-    row_sets = {"all": counted, "labelled": labels >= 0}
+    row_sets = {"all": torch.arange(len(labels)), "labelled": (labels >= 0).nonzero()[:, 0]}
     return Batch(keys, {}, labels, row_sets, epoch)
 
 

@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.data import examples
+from ds_distill.data.combined import open_source
 from ds_distill.data.keys import content_keys
 from ds_distill.data.readers import open_file
-from ds_distill.data.sources import open_source
 from ds_distill.errors import UserError
 from ds_distill.parts.tasks import Columns, Data, SingleLabel, Task
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ds_distill.check.recipe import check_data
 from ds_distill.data import validation_split
 from ds_distill.data.batches import Examples
+from ds_distill.data.combined import open_source
 from ds_distill.data.keys import content_keys
-from ds_distill.data.sources import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.metrics import paired_interval
 from ds_distill.parts.policies import routing_of

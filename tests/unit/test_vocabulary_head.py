@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from ds_distill.losses import KL, LogitMSE, Term
+from ds_distill.losses import KL, CrossEntropy, LogitMSE, Term
 from ds_distill.parts.terms import KLLoss, LogitMSELoss
 from ds_distill.types import Batch, Signals, VocabularyHead
 
@@ -20,11 +22,11 @@ def head(width: int, seed: int, *, trained: bool) -> VocabularyHead:
 
 
 def batch() -> Batch:
-    counted = torch.arange(ROWS) != 2
+    counted = torch.tensor([row for row in range(ROWS) if row != 2])
     return Batch(
         keys=torch.zeros(ROWS, 2, dtype=torch.int64),
         views={},
-        labels=torch.zeros(ROWS, dtype=torch.int64),
+        labels=torch.arange(ROWS),
         row_sets={"all": counted, "labelled": counted},
     )
 
@@ -43,8 +45,8 @@ def test_the_same_loss_and_gradients_without_logits(name: str) -> None:
         student, teacher = head(8, 0, trained=True), head(16, 1, trained=False)
         outputs = Signals(student if linear else student.logits())
         taught = Signals(teacher if linear else teacher.logits())
-        rows = term(outputs, {"only": taught}, None, batch())
-        losses = torch.where(batch().row_sets["all"], rows, 0.0)  # as the bundle counts them
+        losses = term(outputs, {"only": taught}, None, batch())
+        assert losses.shape == (ROWS - 1,)
         losses.sum().backward()
         if linear:
             assert outputs._logits is outputs.head and taught._logits is taught.head
@@ -52,6 +54,28 @@ def test_the_same_loss_and_gradients_without_logits(name: str) -> None:
         results.append((losses, *gradients))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", [*TERMS, "cross_entropy"])
+@pytest.mark.parametrize("rows", [[], [2], [0, 3, 5]])
+def test_a_term_projects_the_rows_of_its_own_set(name: str, rows: list[int]) -> None:
+    """No other row reaches a head: its features are NaN, its gradient is 0."""
+    term = {**TERMS, "cross_entropy": CrossEntropy()}[name]
+    student, teacher = head(8, 0, trained=True), head(16, 1, trained=False)
+    others = [row for row in range(ROWS) if row not in rows]
+    with torch.no_grad():
+        student.features[others] = torch.nan
+        teacher.features[others] = torch.nan
+    own = replace(batch(), row_sets=dict.fromkeys(("all", "labelled"), torch.tensor(rows).long()))
+    losses = term(Signals(student), {"only": Signals(teacher)}, None, own)
+    assert losses.shape == (len(rows),) and losses.isfinite().all()
+    losses.sum().backward()
+    gradient = student.features.grad
+    assert gradient is not None and (gradient[others] == 0).all()
+    assert bool((gradient[rows] != 0).all())
+    for parameter in student.weight_of.parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all()
+        assert bool((parameter.grad != 0).any()) == bool(rows)
 
 
 def test_logits_are_made_once_when_a_term_asks() -> None:

@@ -12,6 +12,7 @@ from ds_distill.parts import (
     Context,
     MetricEntry,
     Name,
+    Needs,
     PhaseEntry,
     PhaseSettings,
     PolicyEntry,
@@ -60,7 +61,10 @@ def soup_mistakes(settings: Soup, context: Context) -> Iterator[str]:
 
 ENTRIES = [
     TermEntry(
-        name="reverse_kl", settings=ReverseKL, implementation="example_parts.parts:ReverseKLTerm"
+        name="reverse_kl",
+        settings=ReverseKL,
+        implementation="example_parts.parts:ReverseKLTerm",
+        needs=Needs(teachers=1),
     ),
     PolicyEntry(
         name="confident",

@@ -22,7 +22,7 @@ class ReverseKLTerm(Term):
     """weight * T^2 * KL(softmax(z_s / T) || softmax(z_t / T)) per row."""
 
     def __init__(self, settings: ReverseKL) -> None:
-        super().__init__()
+        super().__init__(settings)
         self._settings = settings
 
     def forward(
@@ -32,6 +32,7 @@ class ReverseKLTerm(Term):
         target: Target | None,
         batch: Batch,
     ) -> torch.Tensor:
+        student, teachers, target = self.at_rows(student, teachers, target, batch)
         temperature, weight = self._settings.temperature, self._settings.weight
         own = torch.log_softmax(student.logits.float() / temperature, dim=-1)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ds_distill.parts.context import Context
 from ds_distill.parts.entry import ConfiguredEntry
 from ds_distill.parts.section import Count, Name, Section, Share
+from ds_distill.parts.terms import TERMS, Losses
 
 
 class PhaseSettings(Section):
@@ -71,6 +73,13 @@ class Training(Section):
 
     epochs: Count = 3
     """Passes over the split."""
+    steps: Count | None = None
+    """Optimizer steps to train for, in place of `epochs`; the last epoch ends where they do. Of
+    `training` and a phase, the phase's own word holds, be it steps or epochs."""
+    patience: Count | None = None
+    """Epochs without a better validation score than the best so far, after which training ends; the
+    learning rate follows the whole plan all the same. Needs keep=best: the last weights would be
+    those that the patience was lost with."""
     batch_size: Count = 32
     """Examples per optimizer step, all ranks and micro-steps together."""
     micro_batch_size: Count | None = None
@@ -93,13 +102,54 @@ class Training(Section):
     save_every: Count | None = None
     """Optimizer steps between checkpoints. Default: one at the end of each epoch."""
 
+    @staticmethod
+    def inherited(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """What a phase with keys of its own takes of the section `training`."""
+        replaced = "epochs" in own and "steps" not in own
+        return {key: value for key, value in shared.items() if not (replaced and key == "steps")}
+
 
 class TrainingPhase(Training, PhaseSettings):
     """Settings of a phase that trains models on one split."""
 
     split: Name = "train"
     """The split that it trains on; its labels are read where something needs them."""
+    losses: Losses
 
     @property
     def learns_from(self) -> list[str]:
         return [self.split]
+
+    def parts(self) -> Iterator[tuple[str, ConfiguredEntry, Section]]:
+        for name, settings in self.losses.items():
+            yield f"losses.{name}", TERMS[name], settings
+
+
+def training_mistakes(settings: TrainingPhase, context: Context) -> Iterator[str]:
+    """Steps without a term, an epoch that could be kept from before a term starts, and patience
+    with weights that are not the best."""
+    location, losses = context.location, settings.losses
+    if settings.patience is not None and settings.keep != "best":
+        yield (
+            f"{location}.patience={settings.patience}: training would end after epochs without a "
+            f"better score, and keep={settings.keep} keep the last of them. Set {location}.keep=best, "
+            "or take patience out."
+        )
+    late = {name: term.start for name, term in losses.items() if term.start > 0}
+    if late and settings.keep == "best":
+        name = max(late, key=lambda name: late[name])
+        yield (
+            f"{location}.losses.{name}.from={late[name]:g}: keep=best could keep an epoch from "
+            f"before the term is active. Set {location}.keep=last."
+        )
+    covered = 0.0
+    for start, until in sorted((term.start, term.until) for term in losses.values()):
+        if start > covered:
+            break
+        covered = max(covered, until)
+    if covered < 1:
+        later = (term.start for term in losses.values() if term.start > covered)
+        yield (
+            f"{location}.losses: no term is active from {covered:g} to {min(later, default=1):g} "
+            "of the phase's steps. Let `from` and `until` of the terms meet."
+        )

@@ -10,10 +10,10 @@ from pydantic import Field, field_validator, model_validator
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import ConfiguredEntry, Needs, PhaseEntry
 from ds_distill.parts.one_of import OneOf
-from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.parts.phases.base import TrainingPhase, training_mistakes
 from ds_distill.parts.policies import POLICIES, Average, Routing
 from ds_distill.parts.section import Name, Section
-from ds_distill.parts.terms import TERMS, Losses, SoftenedTerm
+from ds_distill.parts.terms import SoftenedTerm
 
 Policy = Annotated[
     Routing,
@@ -35,7 +35,6 @@ class Distil(TrainingPhase):
     """Teachers in the engine, or their signals from an earlier cache phase."""
     routing: list[Policy] = Field(default_factory=_average)
     """Which teacher an example follows: a policy's name, or its settings, or a list of them."""
-    losses: Losses
     save_as: Name | None = None
     """Name of the student. Default: `student`, or with several routings the policy's."""
 
@@ -85,14 +84,14 @@ class Distil(TrainingPhase):
         return self.split if self.teachers == "cached" else None
 
     def parts(self) -> Iterator[tuple[str, ConfiguredEntry, Section]]:
-        for name, settings in self.losses.items():
-            yield f"losses.{name}", TERMS[name], settings
+        yield from super().parts()
         for routing in self.routing:
             yield "routing", POLICIES[routing.policy], routing
 
 
 def mistakes(settings: Distil, context: Context) -> Iterator[str]:
-    """A start that is not there."""
+    """A start that is not there, and what is wrong with any training."""
+    yield from training_mistakes(settings, context)
     if settings.start not in context.models:
         yield (
             f"{context.location}.start: no model {settings.start!r} before this phase. There are: "

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import PhaseEntry
-from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.parts.phases.base import TrainingPhase, training_mistakes
 from ds_distill.parts.section import Count, Name, Section, Share
+from ds_distill.parts.terms import CrossEntropyLoss, Losses, TermSettings
 
 
 class Focus(Section):
@@ -22,13 +23,18 @@ class Focus(Section):
     """Share of the examples of the other classes that it sees."""
 
 
+def _on_labels() -> dict[str, TermSettings]:
+    return {"cross_entropy": CrossEntropyLoss()}
+
+
 class FineTune(TrainingPhase):
-    """Train models on labels."""
+    """Train models without teachers."""
 
     kind: Literal["fine-tune"] = "fine-tune"
     models: list[Name]
     """Teachers' names or `student`; one after the other with the same settings."""
     focus: Focus | None = None
+    losses: Losses = Field(default_factory=_on_labels)
     per_class: Count | None = None
     """Examples of each class to train on. Default: all."""
     save_as: Name | None = None
@@ -66,7 +72,9 @@ class FineTune(TrainingPhase):
 
 
 def mistakes(settings: FineTune, context: Context) -> Iterator[str]:
-    """Models that are not there, and what needs classes where there are none."""
+    """Models that are not there, what needs classes where there are none, and what is wrong with
+    any training."""
+    yield from training_mistakes(settings, context)
     for model in settings.models:
         if model not in context.models:
             yield (

@@ -1,0 +1,280 @@
+"""The source that a task's data describe: the data themselves, splits from other data, folds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+import datasets
+import numpy as np
+
+from ds_distill.data import docstrings
+from ds_distill.data.keys import hash_keys
+from ds_distill.data.randomise import randomised
+from ds_distill.data.sources import Source
+from ds_distill.data.splits import in_order
+from ds_distill.data.validation_split import labels_and_groups
+from ds_distill.errors import UserError
+from ds_distill.parts.data import Folds, SplitFrom
+from ds_distill.parts.sources import source_of
+from ds_distill.parts.tasks import MaskedLM, Task
+from ds_distill.recipe.references import resolve_data
+
+FOLD = 105
+"""Purpose of the hashes that assign examples to folds."""
+
+_TEST = "test"
+_UNKNOWN, _LEFT_OUT = -3, -2
+
+
+def open_source(
+    task: Task,
+    cache_folder: Path | None = None,
+    progress: docstrings.Progress | None = None,
+    data_folder: str | None = None,
+) -> Source:
+    """The source that `task.data` describes; nothing large is read yet.
+
+    A single file is the split train. Label names are looked for in labels.json beside the
+    files, then in the files (parquet written by `datasets`), then among the labels of train.
+
+    cache_folder: where downloads and converted files are kept, the default being the cache
+    of `datasets`. progress: called while docstrings are extracted. data_folder: the recipe's.
+
+    Raises UserError when a path or a split that the recipe names is not there.
+    """
+
+    def source_at(task: Task) -> Source:
+        path = resolve_data(task.data.path, data_folder)
+        data = task.data.model_copy(update={"path": path})
+        resolved = task.model_copy(update={"data": data})
+        source: Source = source_of(path).load()(resolved, cache_folder, progress)
+        return source
+
+    if task.data.folds is None and not task.data.splits_from():
+        return source_at(task)
+    return CombinedSource(task, cache_folder, source_at)
+
+
+class CombinedSource(Source):
+    """The task's own data, with splits from other data, or with folds."""
+
+    def __init__(
+        self, task: Task, cache_folder: Path | None, source_at: Callable[[Task], Source]
+    ) -> None:
+        """source_at: opens data without either."""
+        super().__init__(task, cache_folder)
+        data = task.data
+        plain = {"splits": data.own_splits(), "folds": None, "per_class": {}, "limit": {}}
+        self._own = source_at(task.model_copy(update={"data": data.model_copy(update=plain)}))
+        self._others = {
+            name: _Other(name, split, task, self, source_at)
+            for name, split in data.splits_from().items()
+        }
+        self.splits = in_order({*self._own.splits, *self._others})
+        if data.folds is not None:
+            self._check_folds(data.folds)
+            self.splits = in_order({*self.splits, _TEST})
+        self._check_named_splits()
+
+    @property
+    def labels(self) -> list[str]:
+        return self._own.labels
+
+    def _examples(self, split: str) -> datasets.Dataset:
+        folds = self.task.data.folds
+        if folds is None or split not in {*folds.of, _TEST}:
+            return self._whole(split)
+        parts = [
+            self._part(folds, source, tested=split == _TEST)
+            for source in folds.of
+            if split in (_TEST, source) or (source == _TEST and split == folds.of[0])
+        ]
+        if len({(tuple(part.column_names), part[0]["label"] < 0) for part in parts if part}) > 1:
+            raise UserError(
+                f"task.data.folds.of: {', '.join(folds.of)} do not have the same columns, or some "
+                "have labels and others none, so they cannot be one split. Name splits that are "
+                "alike."
+            )
+        joined = datasets.concatenate_datasets(parts)
+        if len(joined) == 0:
+            raise UserError(
+                f"task.data.folds: fold {folds.fold} of {folds.number} leaves split {split!r} "
+                "without an example. Choose fewer folds with task.data.folds.number=N."
+            )
+        return joined
+
+    def _part(self, folds: Folds, split: str, *, tested: bool) -> datasets.Dataset:
+        """The examples of a split that are in the tested fold, or those that are not."""
+        data = self._whole(split)
+        numbers = fold_numbers(labels_and_groups(data)[1], folds.number)
+        return data.select(np.flatnonzero((numbers == folds.fold) == tested))
+
+    def _whole(self, split: str) -> datasets.Dataset:
+        other = self._others.get(split)
+        return self._own._examples(split) if other is None else other.examples()
+
+    def _no_labels(self, split: str) -> UserError:
+        if split in self._others:
+            return self._others[split].no_labels()
+        return self._own._no_labels(split if split in self._own.splits else self._own.splits[0])
+
+    def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+        folds = self.task.data.folds
+        whole = folds.of if folds is not None and split in {*folds.of, _TEST} else [split]
+        found: dict[tuple[int, int], str] = {}
+        for name in whole:
+            other = self._others.get(name)
+            here = self._own.locations(name, keys) if other is None else other.locations(keys)
+            found = {**here, **found}
+        return found
+
+    def _check_folds(self, folds: Folds) -> None:
+        for split in folds.of:
+            self._check_split(split, "Name one of these in task.data.folds.of")
+        if _TEST in self.splits and _TEST not in folds.of:
+            raise UserError(
+                f"task.data.folds: fold {folds.fold} would take the place of the data's own split "
+                f"'test'. Let it have folds too, with task.data.folds.of="
+                f"[{', '.join([*folds.of, _TEST])}], or leave task.data.folds out."
+            )
+
+
+class _Other:
+    """A split of a task that comes from other data."""
+
+    def __init__(
+        self,
+        name: str,
+        split: SplitFrom,
+        task: Task,
+        combined: CombinedSource,
+        source_at: Callable[[Task], Source],
+    ) -> None:
+        self._name, self._split, self._combined = name, split, combined
+        self._key = f"task.data.splits.{name}"
+        self._labelled = task.has_classes and split.labels != "none" and split.randomise is None
+        data = task.data.model_copy(
+            update={
+                "path": split.path,
+                "config": split.config,
+                "columns": split.columns,
+                "splits": {} if split.split is None else {"train": split.split},
+                **{"folds": None, "per_class": {}, "limit": {}},
+            }
+        )
+        there = (
+            task.model_copy(update={"data": data, "labels": None})
+            if self._labelled
+            else MaskedLM(data=data)  # a task that reads no labels
+        )
+        with self._located():
+            self._source = source_at(there)
+        if "train" not in self._source.splits:
+            raise UserError(
+                f"{self._key}.path={split.path}: there is no split 'train'. It has: "
+                f"{', '.join(self._source.splits)}. Choose one with {self._key}.split=NAME."
+            )
+
+    def examples(self) -> datasets.Dataset:
+        with self._located():
+            data = self._source._examples("train")
+            if "class" in data.column_names:
+                data = data.remove_columns("class")
+            if self._split.randomise is not None:
+                return randomised(data, self._split.randomise, self._combined.cache_folder)
+            labels = np.asarray(data.with_format("numpy")["label"][:])
+            if not self._labelled:
+                return _with_labels(data, np.full(len(data), -1, dtype=np.int64))
+            if labels[0] < 0:
+                return data
+            theirs = self._source.labels
+        labels = self._mapped(labels, theirs)
+        if (unknown := np.flatnonzero(labels == _UNKNOWN)).size:
+            row = data[int(unknown[0])]
+            raise self._unknown_label((row["key_hi"], row["key_lo"]), theirs[row["label"]])
+        used = np.flatnonzero(labels >= 0)
+        if not used.size:
+            raise UserError(
+                f"{self._key}.labels: every row of {self._split.path} has a label that maps to "
+                "null. Map one to a label of the task."
+            )
+        data = _with_labels(data, labels)
+        return data if len(used) == len(data) else data.select(used)
+
+    def locations(self, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+        return {} if self._split.randomise is not None else self._source.locations("train", keys)
+
+    def no_labels(self) -> UserError:
+        if not self._labelled:
+            key = f"{self._key}.{'labels=none' if self._split.randomise is None else 'randomise'}"
+            return UserError(
+                f"{key}: so split {self._name!r} has no labels, and they are needed here. Choose "
+                "a split with labels."
+            )
+        return UserError(self._with_our_keys(str(self._source._no_labels("train"))))
+
+    def _mapped(self, labels: np.ndarray, theirs: list[str]) -> np.ndarray:
+        """Our class ids for theirs: int64 [N]."""
+        ours = self._combined.labels
+        mapping = self._split.labels
+        if not isinstance(mapping, dict):
+            mapping = {label: label for label in ours}
+        for label, to in mapping.items():
+            if to is not None and to not in ours:
+                raise UserError(
+                    f"{self._key}.labels.{label}={to}: not a label of this task, which has "
+                    f"{', '.join(ours)}. Map to one of these, or to null to leave the rows out."
+                )
+
+        def number(label: str) -> int:
+            if label not in mapping:
+                return _UNKNOWN
+            to = mapping[label]
+            return _LEFT_OUT if to is None else ours.index(to)
+
+        return np.array([number(label) for label in theirs], dtype=np.int64)[labels]
+
+    def _unknown_label(self, key: tuple[int, int], label: str) -> UserError:
+        location = self._source.locations("train", {key}).get(key, self._split.path)
+        ours = ", ".join(self._combined.labels)
+        if self._split.labels is None:
+            why = f"not one of this task's labels: {ours}"
+        else:
+            why = f"not in {self._key}.labels"
+        return UserError(
+            f"{location}: label {label!r} is {why}. Say what it is here with "
+            f"{self._key}.labels={{{label}: LABEL}}, where null leaves its rows out, or read no "
+            f"labels with {self._key}.labels=none."
+        )
+
+    @contextmanager
+    def _located(self) -> Iterator[None]:
+        """Mistakes name the keys of this split, in place of the task's own."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(self._with_our_keys(str(error))) from error
+
+    def _with_our_keys(self, message: str) -> str:
+        keys = {
+            "task.data.splits.train": f"{self._key}.split",
+            "task.data": self._key,
+            "task.labels=[A, B]": f"{self._key}.labels={{THEIRS: OURS}}",
+            "task.labels": f"{self._key}.labels",
+        }
+        return re.sub("|".join(map(re.escape, keys)), lambda key: keys[key[0]], message)
+
+
+def fold_numbers(group_keys: np.ndarray, number: int) -> np.ndarray:
+    """The fold of each example, from 1 to `number`: int64 [N].
+
+    group_keys: int64 [N, 2], see `Examples.group_keys`.
+    """
+    return (hash_keys(group_keys, FOLD) & (2**63 - 1)) % number + 1
+
+
+def _with_labels(data: datasets.Dataset, labels: np.ndarray) -> datasets.Dataset:
+    return data.remove_columns("label").add_column("label", labels)

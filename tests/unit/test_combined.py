@@ -1,0 +1,371 @@
+"""Splits from other data, folds, limits, and the folder of data sets."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds_distill.data.combined import fold_numbers, open_source
+from ds_distill.data.keys import content_keys
+from ds_distill.data.sources import Source
+from ds_distill.errors import UserError
+from ds_distill.parts.tasks import MaskedLM, SingleLabel, Task
+from ds_distill.recipe.references import resolve_data
+
+OURS = ["no", "yes"]
+
+
+def write(path: Path, rows: list[tuple], names=("text", "label")) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def task(root: Path, labels: list[str] | None = OURS, **data) -> Task:
+    return SingleLabel.model_validate(
+        {"data": {"path": str(root / "own"), **data}, "labels": labels}
+    )
+
+
+def rows_of(data: datasets.Dataset) -> list[tuple[str, int]]:
+    return list(zip(data["text"][:], data["label"][:], strict=True))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A task of yes and no in own/, and other data beside it."""
+    write(tmp_path / "own/train.jsonl", [("a", "yes"), ("b", "no")])
+    write(tmp_path / "own/dev.jsonl", [("c", "no")])
+    write(
+        tmp_path / "other/dev.jsonl",
+        [("d", True), ("e", False), ("f", "maybe"), ("g", True)],
+    )
+    return tmp_path
+
+
+def opened(task: Task, root: Path, **options) -> Source:
+    return open_source(task, root / "cache", **options)
+
+
+# ------------------------------------------------------------------- splits from other data
+
+
+def from_other(root: Path, **split) -> dict:
+    return {"transfer": {"path": str(root / "other"), "split": "dev", **split}}
+
+
+def test_labels_of_other_data_are_mapped_and_rows_may_be_left_out(root):
+    labels = {False: "no", True: "yes", "maybe": None}
+    source = opened(task(root, splits=from_other(root, labels=labels)), root)
+    assert source.splits == ["train", "validation", "transfer"]
+    data = source.read("transfer", need_labels=True)
+    assert rows_of(data) == [("d", 1), ("e", 0), ("g", 1)]
+    assert [data["key_hi"][0], data["key_lo"][0]] == content_keys(["d"])[0].tolist()
+    assert rows_of(source.read("train")) == [("a", 1), ("b", 0)]
+    assert source.labels == OURS
+
+
+@pytest.mark.parametrize("ids", [(1, 0, 1), ("true", "false", "true"), (True, False, True)])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_their_labels_may_be_names_numbers_and_booleans(ids, ending, root):
+    rows = list(zip(["x", "y", "z"], ids, strict=True))
+    write(root / "ids/train.jsonl", rows)
+    if ending == "parquet":
+        (root / "ids/train.jsonl").unlink()
+        table = {"text": ["x", "y", "z"], "label": list(ids)}
+        datasets.Dataset.from_dict(table).to_parquet(root / "ids/train.parquet")
+    names = {1: "no", 0: "yes"} if type(ids[0]) is int else {"true": "no", False: "yes"}
+    split = {"transfer": {"path": str(root / "ids"), "labels": names}}
+    assert opened(task(root, splits=split), root).read("transfer")["label"][:] == [0, 1, 0]
+
+
+def test_their_class_ids_are_not_taken_for_ours(root):
+    write(root / "ids/train.jsonl", [("x", 1), ("y", 0)])
+    (root / "ids/labels.json").write_text('["yes", "no"]')  # ours: no, yes
+    split = {"transfer": {"path": str(root / "ids")}}
+    assert opened(task(root, splits=split), root).read("transfer")["label"][:] == [0, 1]
+
+
+def test_labels_none_reads_no_label(root):
+    write(root / "odd/train.jsonl", [("d", ["a", "list"]), ("e", 0.5)])
+    split = {"transfer": {"path": str(root / "odd"), "labels": "none"}}
+    source = opened(task(root, splits=split), root)
+    assert rows_of(source.read("transfer")) == [("d", -1), ("e", -1)]
+    with pytest.raises(UserError, match=r"task.data.splits.transfer.labels=none: .*no labels"):
+        source.read("transfer", need_labels=True)
+
+
+def test_other_data_may_have_no_labels_or_the_same(root):
+    write(root / "texts/train.jsonl", [("d",), ("e",)], ["text"])
+    write(root / "same.jsonl", [("d", "yes"), ("e", "no")])
+    splits = {"a": {"path": str(root / "texts")}, "b": {"path": str(root / "same.jsonl")}}
+    source = opened(task(root, splits=splits), root)
+    assert rows_of(source.read("a")) == [("d", -1), ("e", -1)]
+    assert rows_of(source.read("b")) == [("d", 1), ("e", 0)]
+    with pytest.raises(UserError, match=r"no column 'label' \(task.data.splits.a.columns.label\)"):
+        source.read("a", need_labels=True)
+
+
+def test_named_splits_and_other_data_stand_side_by_side(root):
+    splits = {"train": "dev", **from_other(root, labels="none")}
+    source = opened(task(root, splits=splits), root)
+    assert source.splits == ["train", "transfer"]
+    assert source.read("train")["text"][:] == ["c"]
+
+
+def test_a_split_of_docstrings(root):
+    split = {"transfer": {"path": "docstrings:json,csv", "split": "transfer", "labels": "none"}}
+    data = opened(task(root, splits=split), root).read("transfer")
+    assert set(data["label"][:]) == {-1} and "class" not in data.column_names
+
+
+def test_a_task_without_labels_takes_texts_from_anywhere(root):
+    task = MaskedLM.model_validate(
+        {"data": {"path": str(root / "own"), "splits": from_other(root)}}
+    )
+    source = opened(task, root)
+    assert source.labels == []
+    assert rows_of(source.read("transfer"))[2] == ("f", -1)
+
+
+KEY = "task.data.splits.transfer"
+LEFT_OUT = {True: None, False: None, "maybe": None}
+MISTAKES = {
+    "unmapped": (
+        {"labels": {True: "yes", False: "no"}},
+        ["dev.jsonl:3: label 'maybe'", f"not in {KEY}.labels", "{maybe: LABEL}", "labels=none"],
+    ),
+    "no mapping": ({}, ["dev.jsonl:1: label 'true'", "task's labels: no, yes", "{true: LABEL}"]),
+    "onto another label": ({"labels": {True: "yess"}}, [f"{KEY}.labels.true=yess", "no, yes"]),
+    "all left out": ({"labels": LEFT_OUT}, [f"{KEY}.labels", "null"]),
+    "split": ({"split": "deev"}, [f"{KEY}.split=deev", "`dev`"]),
+    "no train": ({"split": None}, [f"{KEY}.path=", "'train'", "validation", f"{KEY}.split=NAME"]),
+    "columns": ({"columns": {"text": "tekst"}}, [f"'tekst' ({KEY}.columns.text)"]),
+    "config": ({"config": "en"}, [f"{KEY}.config=en", "local"]),
+    "path": ({"path": "./nowhere"}, [f"{KEY}.path=./nowhere", "no such file"]),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_names_the_key_of_the_split(name, root):
+    split, expected = MISTAKES[name]
+    with pytest.raises(UserError) as refusal:
+        opened(task(root, splits=from_other(root, **split)), root).read("transfer")
+    assert all(part in str(refusal.value) for part in expected), refusal.value
+
+
+def test_locations_are_those_of_the_other_data(root):
+    source = opened(task(root, splits=from_other(root, labels="none")), root)
+    [key] = map(tuple, content_keys(["e"]).tolist())
+    assert source.locations("transfer", {key})[key].endswith("other/dev.jsonl:2")
+
+
+# ------------------------------------------------------------------------------------ pairs
+
+
+def test_text_a_and_text_b_are_found_only_where_there_is_no_text(root):
+    names = ["text_a", "text_b", "label"]
+    write(root / "own/train.jsonl", [("a", "b", "yes"), ("ab", "", "no")], names)
+    write(root / "own/test.jsonl", [("a", "t", "b", "yes")], ["text_a", "text", "text_b", "label"])
+    source = opened(task(root), root)
+    data = source.read("train")
+    assert (data["text"][:], data["text_b"][:]) == (["a", "ab"], ["b", ""])
+    [key] = map(tuple, content_keys(["ab"], [""]).tolist())
+    assert source.locations("train", {key})[key].endswith("train.jsonl:2")
+    assert source.read("test").column_names == ["text", "label", "key_hi", "key_lo"]
+    write(root / "own/train.jsonl", [("a", "yes")], ["text_a", "label"])
+    with pytest.raises(UserError, match="no column 'text'"):
+        opened(task(root), root).read("train")
+
+
+# ------------------------------------------------------------------------------------ limit
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    texts=st.sets(st.text(max_size=3), min_size=2, max_size=30),
+    random=st.randoms(use_true_random=False),
+)
+def test_a_limit_does_not_depend_on_the_order_and_is_nested(texts, random, tmp_path_factory):
+    def kept(order: list[str], limit: int) -> list[str]:
+        root = tmp_path_factory.mktemp("limit")
+        write(root / "own/train.jsonl", [(text, "yes") for text in order])
+        data = opened(task(root, limit={"train": limit}), root).read("train")
+        assert data["text"][:] == [text for text in order if text in set(data["text"][:])]
+        return data["text"][:]
+
+    order = sorted(texts)
+    shuffled = random.sample(order, len(order))
+    small, large = kept(order, len(order) // 2), kept(order, len(order) // 2 + 1)
+    assert len(small) == len(order) // 2 and len(large) == len(small) + 1
+    assert set(small) <= set(large) and set(kept(shuffled, len(small))) == set(small)
+
+
+def test_a_limit_comes_after_the_cap_per_class(root):
+    write(root / "own/train.jsonl", [(f"text {n}", OURS[n % 2]) for n in range(40)])
+    both = opened(task(root, per_class={"train": 4}, limit={"train": 6}), root).read("train")
+    capped = opened(task(root, per_class={"train": 4}), root).read("train")
+    assert len(both) == 6 and set(rows_of(both)) <= set(rows_of(capped))
+    assert len(opened(task(root, limit={"train": 99}), root).read("train")) == 40
+    with pytest.raises(UserError, match=r"'trian'.*`train`.*task.data.limit.trian out"):
+        opened(task(root, limit={"trian": 1}), root)
+
+
+def test_a_limit_of_a_split_from_other_data(root):
+    limited = task(root, splits=from_other(root, labels="none"), limit={"transfer": 2})
+    assert len(opened(limited, root).read("transfer")) == 2
+
+
+# ------------------------------------------------------------------------------------ folds
+
+
+def fold(root: Path, number: int, of: list[str], folds: int) -> dict[str, list[str]]:
+    source = opened(task(root, folds={"number": folds, "fold": number, "of": of}), root)
+    return {split: source.read(split)["text"][:] for split in source.splits}
+
+
+@settings(max_examples=6, deadline=None)
+@given(folds=st.integers(2, 5), repeated=st.lists(st.integers(0, 99), max_size=30))
+def test_the_folds_are_disjoint_and_cover_all(folds, repeated, tmp_path_factory):
+    root = tmp_path_factory.mktemp("folds")
+    texts = [f"text {number}" for number in [*range(100), *repeated]]
+    write(root / "own/train.jsonl", [(text, "yes") for text in texts[:70]])
+    write(root / "own/dev.jsonl", [(text, "no") for text in texts[70:]])
+    tested: list[str] = []
+    for number in range(1, folds + 1):
+        splits = fold(root, number, ["train", "validation"], folds)
+        assert sorted(chain(*splits.values())) == sorted(texts)
+        assert not set(splits["test"]) & (set(splits["train"]) | set(splits["validation"]))
+        assert set(splits["train"]) <= set(texts[:70])
+        tested += splits["test"]
+    assert sorted(tested) == sorted(texts)
+
+
+def test_examples_of_a_test_split_go_to_the_first(root):
+    texts = {"train": range(60), "dev": range(60, 80), "test": range(80, 100)}
+    for name, numbers in texts.items():
+        write(root / f"own/{name}.jsonl", [(f"text {n}", "yes") for n in numbers])
+    splits = fold(root, 2, ["train", "test"], 4)
+    assert splits["validation"] == [f"text {n}" for n in texts["dev"]]
+    assert sorted(splits["train"] + splits["test"]) == sorted(
+        f"text {n}" for n in [*texts["train"], *texts["test"]]
+    )
+    with pytest.raises(UserError, match=r"own split 'test'.*task.data.folds.of=\[train, test\]"):
+        fold(root, 2, ["train"], 4)
+
+
+def test_groups_stay_together():
+    groups = np.random.default_rng(0).integers(-(2**62), 2**62, (200, 2))
+    numbers = fold_numbers(groups.repeat(3, axis=0), 10)
+    assert (numbers.reshape(200, 3) == numbers[::3, None]).all()
+    assert set(numbers) == set(range(1, 11))
+    assert np.bincount(numbers, minlength=11)[1:].min() > 20
+
+
+def test_folds_of_docstrings_hold_whole_files(tmp_path):
+    data = {"path": "docstrings:json,email,http", "splits": {"train": "train"}}
+    folds = {"number": 2, "fold": 1}
+    task = SingleLabel.model_validate({"data": {**data, "folds": folds}})
+    source = open_source(task, tmp_path)
+    groups = [set(source.read(split)["group"][:]) for split in ("train", "test")]
+    assert groups[0] and groups[1] and not groups[0] & groups[1]
+
+
+def test_folds_of_unlike_splits_are_refused(root):
+    write(root / "own/train.jsonl", [(f"t {n}", "yes") for n in range(30)])
+    write(root / "own/dev.jsonl", [(f"v {n}",) for n in range(30)], ["text"])
+    with pytest.raises(UserError, match=r"task.data.folds.of: train, validation .*some have"):
+        fold(root, 1, ["train", "validation"], 2)
+    write(root / "own/train.jsonl", [("one", "yes")])
+    with pytest.raises(UserError, match="without an example"):
+        [fold(root, number, ["train"], 2) for number in (1, 2)]
+
+
+# --------------------------------------------------------------------- the folder of data sets
+
+
+def test_data_by_name(root):
+    by_name = SingleLabel.model_validate(
+        {"data": {"path": "data:own", "splits": {"a": {"path": "data:other/dev.jsonl"}}},
+         "labels": ["true", "false", "maybe"]}
+    )  # fmt: skip
+    source = opened(by_name, root, data_folder=str(root))
+    assert source.read("a")["label"][:] == [0, 1, 2, 0]
+    with pytest.raises(UserError, match=r"train.jsonl:1: label 'yes'"):
+        source.read("train")
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "expected"),
+    [
+        ("data:own", None, ["data:own", "data_folder=DIR", "not set"]),
+        ("data:ownn", "", ["data:ownn", "data_folder=", "it holds: other, own", "`own`"]),
+        ("data:own/../own", "", ["not in data_folder"]),
+        ("data:/etc", "", ["not in data_folder"]),
+        ("data:", "", ["not in data_folder"]),
+        ("data:own", "nowhere", ["there is no such folder"]),
+    ],
+)
+def test_data_by_a_wrong_name(path, folder, expected, root):
+    with pytest.raises(UserError) as refusal:
+        resolve_data(path, None if folder is None else str(root / folder))
+    assert all(part in str(refusal.value) for part in expected), refusal.value
+
+
+# -------------------------------------------------------------------------------- real data
+
+
+BOOLQ = {"path": "data:boolq", "split": "dev"}
+
+
+@pytest.mark.parametrize(
+    ("transfer", "counts"),
+    [
+        ({**BOOLQ, "labels": {False: "no", True: "yes"}}, [1237, 2033]),
+        ({**BOOLQ, "labels": "none"}, []),
+        ({**BOOLQ, "randomise": {}}, []),
+        ({"path": "data:pubmedqa", "labels": {"no": "no", "yes": "yes", "maybe": None}}, None),
+    ],
+)  # fmt: skip
+def test_transfer_sets_of_real_data(transfer, counts, shared_data, tmp_path):
+    task = SingleLabel.model_validate(
+        {
+            "data": {"path": "data:pubmedqa", "splits": {"transfer": transfer}},
+            "labels": ["yes", "no", "maybe"],
+        }
+    )
+    source = open_source(task, tmp_path, data_folder=str(shared_data))
+    assert source.splits == ["train", "validation", "test", "transfer"]
+    data = source.read("transfer")
+    assert "text_b" in data.column_names
+    if counts is None:
+        assert set(data["label"][:]) == {0, 1} and len(data) < len(source.read("train"))
+    elif counts:
+        assert np.bincount(data["label"][:]).tolist() == counts[::-1]
+    else:
+        assert len(data) == 3270 and set(data["label"][:]) == {-1}
+
+
+def test_the_folds_of_gad_and_the_files_of_euadr(shared_data, tmp_path):
+    gad = {"path": "data:re_gad_blurb"}
+    folds = {"number": 10, "fold": 1, "of": ["train", "validation", "test"]}
+    sizes = []
+    for number in range(1, 11):
+        task = SingleLabel.model_validate({"data": {**gad, "folds": {**folds, "fold": number}}})
+        source = open_source(task, tmp_path, data_folder=str(shared_data))
+        sizes.append(len(source.read("test")))
+        assert sum(len(source.read(split)) for split in source.splits) == 5330
+    assert sum(sizes) == 5330 and min(sizes) > 450 and max(sizes) < 620
+    splits = {"train": "fold3_train", "test": "fold3_test"}
+    euadr = {"path": "data:re_euadr_10fold", "splits": splits}
+    source = open_source(
+        SingleLabel.model_validate({"data": euadr}), tmp_path, data_folder=str(shared_data)
+    )
+    assert len(source.read("train")) > 300 and len(source.read("test")) > 20

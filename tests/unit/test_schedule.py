@@ -1,0 +1,194 @@
+"""Terms with `from` and `until`: which of them run, what they need, and how a recipe says it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import BertConfig, BertForSequenceClassification
+
+from ds_distill.check.needs import phase_mistakes
+from ds_distill.errors import UserError
+from ds_distill.losses import build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.parts.terms import TERMS, losses_of
+from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+from ds_distill.recipe.json_schema import recipe_json_schema
+from ds_distill.types import Batch, PaddedView
+
+SWITCH: dict[str, dict[str, Any]] = {
+    "hidden_mse": {"until": 0.5},
+    "cross_entropy": {"from": 0.5},
+    "kl": {"from": 0.25, "until": 0.5},
+}
+
+
+def model(seed: int, width: int = 8) -> BertForSequenceClassification:
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=30, hidden_size=width, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, num_labels=3, initializer_range=0.5,
+    )  # fmt: skip
+    return BertForSequenceClassification(config)
+
+
+def bundle(losses: dict[str, dict[str, Any]]) -> Bundle:
+    terms = build_terms(losses_of(losses), 8, {"big": 16})
+    return Bundle(model(0), {"big": model(1, 16)}, terms).eval()
+
+
+def batch(progress: float, **given: Any) -> Batch:
+    ids = torch.arange(1, 13).view(4, 3)
+    views = dict.fromkeys(("student", "big"), PaddedView(ids, torch.ones_like(ids)))
+    return Batch.from_views(views, torch.tensor([0, 2, 1, 1]), progress=progress, **given)
+
+
+@pytest.mark.parametrize(
+    ("progress", "active", "runs"),
+    [
+        (0.0, {"hidden_mse"}, 1),
+        (0.2499, {"hidden_mse"}, 1),
+        (0.25, {"hidden_mse", "kl"}, 1),
+        (0.5, {"cross_entropy"}, 0),
+        (0.999, {"cross_entropy"}, 0),
+    ],
+)
+def test_active_terms_alone_make_the_loss(progress: float, active: set[str], runs: int) -> None:
+    """With the values that they have on their own; teachers run where one of them reads them."""
+    made = bundle(SWITCH)
+    calls: list[Any] = []
+    made.teachers["big"].register_forward_hook(lambda *call: calls.append(call))
+    parts = made(batch(progress))
+    assert set(parts) == {"loss", *active} and len(calls) == runs
+    always = bundle({name: {} for name in SWITCH})
+    always.load_state_dict(made.state_dict())
+    alone = always(batch(0.0))
+    torch.testing.assert_close({n: parts[n] for n in active}, {n: alone[n] for n in active})
+    torch.testing.assert_close(parts["loss"], sum(parts[name] for name in active))
+    assert made.needs_teachers(progress) == bool(runs)
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.3, 0.9])
+def test_every_trained_weight_has_a_gradient_in_every_step(progress: float) -> None:
+    """0 for those that no active term reads: no optimizer may skip them on a rank or at a stage."""
+    made = bundle(SWITCH)
+    made(batch(progress))["loss"].backward()
+    gradients = {name: p.grad for name, p in made.named_parameters() if p.requires_grad}
+    assert all(gradient is not None for gradient in gradients.values())
+    read = {name for name, g in gradients.items() if g is not None and bool((g != 0).any())}
+    assert ("student.classifier.weight" in read) == (progress > 0)
+    assert ("terms.hidden_mse.projections.big.weight" in read) == (progress < 0.5)
+
+
+def test_a_phase_of_states_alone_has_a_gradient_for_the_head() -> None:
+    made = bundle({"hidden_mse": {}})
+    made(batch(0.0))["loss"].backward()
+    assert made.student is not None
+    gradient = made.student.classifier.weight.grad
+    assert gradient is not None and not bool(gradient.any())
+
+
+def test_a_point_without_a_term_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no term is active at progress 0\.75"):
+        bundle({"kl": {"until": 0.5}})(batch(0.75))
+
+
+def test_an_entry_and_its_class_agree_on_teachers() -> None:
+    for name, entry in TERMS.items():
+        assert entry.load().needs_teachers == (entry.needs.teachers > 0), name
+
+
+# ------------------------------------------------------------------------------------ recipes
+
+
+def recipe(tmp_path: Path, losses: dict[str, Any], *overrides: str, **phase: Any) -> Recipe:
+    distil = {"losses": losses, "keep": "last", **phase}
+    content = {
+        "task": {"type": "single-label", "data": {"path": "data"}, "labels": ["a", "b"]},
+        "teachers": {"big": {"model": "big"}},
+        "student": {"model": "small"},
+        "phases": [{"distil": distil}],
+    }
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
+    return load_recipe(tmp_path / "toy.yaml", overrides)
+
+
+def test_a_recipe_says_from(tmp_path: Path) -> None:
+    loaded = recipe(tmp_path, {"kl": {"from": 0.25}}, "phases.distil.losses.kl.from=0.5")
+    assert loaded.phases[0].losses["kl"].start == 0.5  # type: ignore[attr-defined]
+    text = dump_recipe(loaded)
+    written = yaml.safe_load(text)["phases"][0]["distil"]["losses"]["kl"]
+    assert written["from"] == 0.5 and "start" not in written
+    (tmp_path / "again.yaml").write_text(text)
+    assert load_recipe(tmp_path / "again.yaml") == loaded
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"from": 1.5}, ["losses.kl.from", "less than or equal to 1", "given: 1.5"]),
+        ({"from": 0.5, "until": 0.5}, ["losses.kl", "`from` (0.5) must be below `until` (0.5)"]),
+        ({"frm": 0.5}, ["losses.kl.frm: unknown key. Did you mean `from`?"]),
+        ({"start": 0.5}, ["losses.kl.start: unknown key.", "Known here: from, temperature"]),
+    ],
+)
+def test_a_wrong_share_is_refused(
+    tmp_path: Path, settings: dict[str, Any], said: list[str]
+) -> None:
+    with pytest.raises(UserError) as refused:
+        recipe(tmp_path, {"kl": settings})
+    for part in said:
+        assert part in str(refused.value)
+
+
+def test_the_schema_says_from() -> None:
+    sections = recipe_json_schema()["$defs"]
+    assert "from" in sections["KLLoss"]["properties"]
+    assert '"start"' not in json.dumps(sections["KLLoss"])
+
+
+def mistakes(tmp_path: Path, losses: dict[str, Any], **phase: Any) -> list[str]:
+    return list(phase_mistakes(recipe(tmp_path, losses, **phase)))
+
+
+def test_an_epoch_before_a_switch_is_not_kept(tmp_path: Path) -> None:
+    losses = {"kl": {"until": 0.5}, "cross_entropy": {"from": 0.5}}
+    assert mistakes(tmp_path, losses) == []
+    [message] = mistakes(tmp_path, losses, keep="best")
+    assert message.startswith("phases.distil.losses.cross_entropy.from=0.5: keep=best could")
+    assert "phases.distil.keep=last" in message
+    assert mistakes(tmp_path, {"kl": {"until": 0.5}, "cross_entropy": {}}, keep="best") == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "gap"),
+    [
+        ({"kl": {"until": 0.5}}, "from 0.5 to 1 of"),
+        ({"kl": {"from": 0.5}}, "from 0 to 0.5 of"),
+        ({"kl": {"until": 0.3}, "cross_entropy": {"from": 0.4}}, "from 0.3 to 0.4 of"),
+    ],
+)
+def test_steps_without_a_term_are_refused(tmp_path: Path, losses: Any, gap: str) -> None:
+    [message] = mistakes(tmp_path, losses)
+    assert message.startswith("phases.distil.losses: no term is active") and gap in message
+
+
+def test_terms_may_overlap(tmp_path: Path) -> None:
+    losses = {"kl": {"until": 0.6}, "cross_entropy": {"from": 0.4}, "logit_mse": {"until": 0.1}}
+    assert mistakes(tmp_path, losses) == []
+
+
+def test_a_fine_tuning_has_no_teachers(tmp_path: Path) -> None:
+    loaded = recipe(tmp_path, {"kl": {}})
+    content = yaml.safe_load((tmp_path / "toy.yaml").read_text())
+    phase = {"models": "student", "losses": {"cross_entropy": {}, "hidden_mse": {}}}
+    content["phases"] = [{"fine-tune": phase}]
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
+    loaded = load_recipe(tmp_path / "toy.yaml")
+    [message] = phase_mistakes(loaded)
+    assert message.startswith("phases.fine-tune.losses.hidden_mse: hidden_mse needs teachers")
+    assert "fine-tune phase runs none" in message
