@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from transformers import PreTrainedConfig
 
 from ds_distill.check.labels import label_notes
-from ds_distill.data.sources import Source
+from ds_distill.data.sources import Source, located
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,
@@ -22,7 +22,7 @@ from ds_distill.errors import UserError
 from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import label_columns
 from ds_distill.parts.phases import PHASES, PhaseSettings, Training
-from ds_distill.parts.tasks import TASKS
+from ds_distill.parts.tasks import TASKS, metric_of
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
 
@@ -40,12 +40,14 @@ class Data:
         """teachers: configurations of those that can be read, by name."""
         found = list(self._splits())
         try:
-            labels = self.source.labels
+            with located(self.task):
+                labels = self.source.labels
         except UserError as error:
             return [*found, str(error)]  # the rest is about labels
         if not self._read:
             return found  # so they may be others
         found += self._named_labels(labels)
+        found += self._metric(labels)
         if not found and self.task.has_classes:
             found += self._parts()
         found += self._ready_teachers(labels, teachers)
@@ -118,6 +120,12 @@ class Data:
                             f"phases.{name}.{key}: there is no label {label!r}; the task has "
                             f"{', '.join(labels)}. Name classes of the task."
                         )
+
+    def _metric(self, labels: list[str]) -> Iterator[str]:
+        """A metric that names labels which the task has not, or has no label to be about."""
+        mistakes = metric_of(self.task).label_mistakes
+        for mistake in mistakes(self.task.metric, labels) if mistakes else ():
+            yield f"{self.task.location}.metric{mistake}"
 
     def _parts(self) -> Iterator[str]:
         """Too little for what fits, or nothing left for what chooses."""

@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import torch
 
+from ds_distill.data.labels import is_labelled
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.validation_split import labels_and_groups
 from ds_distill.types import Batch, PackedView, PaddedView, Signals, View
@@ -25,7 +26,8 @@ class Examples:
     keys: torch.Tensor
     """int64 [N, 2]."""
     labels: np.ndarray
-    """int64 [N]; -1 where an example has none."""
+    """int64 [N]: class ids; or [N, L]: of each label whether an example has it. -1 where an example
+    has none."""
     groups: torch.Tensor | None = None
     """int64 [N, 2], where parts and folds are assigned by a group, e.g. the source file, and
     not by the example's own key."""
@@ -44,6 +46,11 @@ class Examples:
         because examples of one file are too similar to fit on some and evaluate on others;
         else the key."""
         return self.keys if self.groups is None else self.groups
+
+    @property
+    def labelled(self) -> np.ndarray:
+        """Whether each example has labels: bool [N]."""
+        return is_labelled(self.labels)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -104,7 +111,7 @@ class SequenceCollator:
                 views[id(table)] = table.view(chosen)
         examples = self._examples.at(chosen)
         labels = torch.from_numpy(examples.labels)
-        known = (labels >= 0).nonzero()[:, 0]
+        known = torch.from_numpy(is_labelled(examples.labels)).nonzero()[:, 0]
         return Batch(
             keys=examples.keys,
             views=views_by_model(self._tables, views, self._packed),

@@ -12,8 +12,9 @@ import numpy as np
 
 from ds_distill.data import docstrings
 from ds_distill.data.keys import hash_keys
+from ds_distill.data.labels import is_labelled, label_array
 from ds_distill.data.randomise import randomised
-from ds_distill.data.sources import Source
+from ds_distill.data.sources import Source, has_labels, located
 from ds_distill.data.splits import in_order
 from ds_distill.data.validation_split import labels_and_groups
 from ds_distill.errors import UserError
@@ -53,9 +54,10 @@ def open_source(
         source: Source = source_of(path).load()(resolved, cache_folder, progress)
         return source
 
-    if task.data.folds is None and not task.data.splits_from():
-        return source_at(task)
-    return CombinedSource(task, cache_folder, source_at)
+    with located(task):
+        if task.data.folds is None and not task.data.splits_from():
+            return source_at(task)
+        return CombinedSource(task, cache_folder, source_at)
 
 
 class CombinedSource(Source):
@@ -92,7 +94,7 @@ class CombinedSource(Source):
             for source in folds.of
             if split in (_TEST, source) or (source == _TEST and split == folds.of[0])
         ]
-        if len({(tuple(part.column_names), part[0]["label"] < 0) for part in parts if part}) > 1:
+        if len({(tuple(part.column_names), has_labels(part)) for part in parts if part}) > 1:
             raise UserError(
                 f"task.data.folds.of: {', '.join(folds.of)} do not have the same columns, or some "
                 "have labels and others none, so they cannot be one split. Name splits that are "
@@ -188,14 +190,17 @@ class _Other:
             labels = np.asarray(data.with_format("numpy")["label"][:])
             if not self._labelled:
                 return _with_labels(data, np.full(len(data), -1, dtype=np.int64))
-            if labels[0] < 0:
+            if not has_labels(data):
                 return data
             theirs = self._source.labels
         labels = self._mapped(labels, theirs)
-        if (unknown := np.flatnonzero(labels == _UNKNOWN)).size:
+        if (unknown := np.flatnonzero((labels == _UNKNOWN).reshape(len(labels), -1).any(1))).size:
             row = data[int(unknown[0])]
-            raise self._unknown_label((row["key_hi"], row["key_lo"]), theirs[row["label"]])
-        used = np.flatnonzero(labels >= 0)
+            given = row["label"]
+            if isinstance(given, list):
+                given = next(n for n, has in enumerate(given) if has and not self._knows(theirs[n]))
+            raise self._unknown_label((row["key_hi"], row["key_lo"]), theirs[given])
+        used = np.flatnonzero(is_labelled(labels))
         if not used.size:
             raise UserError(
                 f"{self._key}.labels: every row of {self._split.path} has a label that maps to "
@@ -216,8 +221,14 @@ class _Other:
             )
         return UserError(self._with_our_keys(str(self._source._no_labels("train"))))
 
+    def _knows(self, label: str) -> bool:
+        """Whether the mapping has one of their labels."""
+        mapping = self._split.labels
+        return label in (mapping if isinstance(mapping, dict) else self._combined.labels)
+
     def _mapped(self, labels: np.ndarray, theirs: list[str]) -> np.ndarray:
-        """Our class ids for theirs: int64 [N]."""
+        """Our class ids for theirs: int64 [N]; or of each of our labels whether a row has one of
+        theirs for it, int64 [N, L]."""
         ours = self._combined.labels
         mapping = self._split.labels
         if not isinstance(mapping, dict):
@@ -235,7 +246,16 @@ class _Other:
             to = mapping[label]
             return _LEFT_OUT if to is None else ours.index(to)
 
-        return np.array([number(label) for label in theirs], dtype=np.int64)[labels]
+        numbers = np.array([number(label) for label in theirs], dtype=np.int64)
+        if labels.ndim == 1:
+            return numbers[labels]
+        has = np.zeros((len(labels), len(ours)), dtype=np.int64)
+        for column, to in zip(labels.T, numbers.tolist(), strict=True):
+            if to == _UNKNOWN:
+                has[column > 0] = _UNKNOWN
+            elif to != _LEFT_OUT:
+                has[:, to] = np.where(has[:, to] < 0, has[:, to], has[:, to] | column)
+        return has
 
     def _unknown_label(self, key: tuple[int, int], label: str) -> UserError:
         location = self._source.locations("train", {key}).get(key, self._split.path)
@@ -277,4 +297,4 @@ def fold_numbers(group_keys: np.ndarray, number: int) -> np.ndarray:
 
 
 def _with_labels(data: datasets.Dataset, labels: np.ndarray) -> datasets.Dataset:
-    return data.remove_columns("label").add_column("label", labels)
+    return data.remove_columns("label").add_column("label", label_array(labels))

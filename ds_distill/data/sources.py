@@ -7,9 +7,10 @@ maps into memory; the file's name is a hash of all it depends on.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Set
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -19,8 +20,9 @@ import numpy as np
 import xxhash
 
 from ds_distill.data import docstrings
-from ds_distill.data.examples import build_once, convert, distinct_labels, keep_per_class
+from ds_distill.data.examples import build_once, convert, keep_per_class
 from ds_distill.data.keys import content_keys
+from ds_distill.data.labels import distinct_labels, is_labelled
 from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.splits import folder_splits, hub_splits, wrong_split
 from ds_distill.errors import UserError, did_you_mean
@@ -54,6 +56,18 @@ def open_files(
 
 def open_hub(task: Task, cache_folder: Path | None, progress: docstrings.Progress | None) -> Source:
     return ReaderSource(task, cache_folder, hub_splits(task, cache_folder), None)
+
+
+@contextmanager
+def located(task: Task) -> Iterator[None]:
+    """Mistakes name a task's keys as `task.KEY`; where it has a name, as `tasks.NAME.KEY`."""
+    try:
+        yield
+    except UserError as error:
+        if task.location == "task":
+            raise
+        keys = r"\btask\.(?=(data|labels|type|max_length|masking)\b)"
+        raise UserError(re.sub(keys, f"{task.location}.", str(error))) from error
 
 
 class Source(ABC):
@@ -91,14 +105,24 @@ class Source(ABC):
         Raises UserError when the split is not there, a row breaks a rule, or the split has
         no labels and `need_labels` is set.
         """
+        with located(self.task):
+            return self._read(split, need_labels)
+
+    def _read(self, split: str, need_labels: bool) -> datasets.Dataset:
         self._check_split(split, f"Pick one of these with e.g. phases.PHASE.split={self.splits[0]}")
         data = self._examples(split)
-        if need_labels and data[0]["label"] < 0:
+        if need_labels and not has_labels(data):
             raise self._no_labels(split)
         cap = self.task.data.per_class.get(split)
         hidden = "class" in data.column_names
         if cap is not None:
             classes = _numpy(data, "class" if hidden else "label")
+            if classes.ndim > 1:
+                raise UserError(
+                    f"task.data.per_class.{split}: caps the examples of each class, and with "
+                    f"task.type={self.task.type} an example has any number of them. Set "
+                    f"task.data.limit.{split} instead."
+                )
             if classes[0] < 0 and not self.task.has_classes:
                 raise UserError(
                     f"task.data.per_class.{split}: caps the examples of each class, and "
@@ -214,10 +238,15 @@ class ReaderSource(Source):
                 raise _missing_column(reader, key, name)
         labels = self.labels if columns.label in present else []
         class_names = reader.label_names(columns.label)
+        many = self.task.many_labels
         state = [VERSION, reader.fingerprint(), columns.model_dump(), labels, class_names]
+        state += ["many labels"] if many else []
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
         path = self.cache_folder / f"examples-{digest}.arrow"
-        build_once(path, lambda temporary: convert(reader, columns, labels, temporary))
+        build_once(
+            path,
+            lambda temporary: convert(reader, columns, labels, temporary, many_labels=many),
+        )
         return datasets.Dataset.from_file(str(path))
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
@@ -255,6 +284,11 @@ class DocstringSource(Source):
         super().__init__(task, cache_folder)
         data = task.data
         packages = docstrings.parse_packages(data.path)
+        if task.many_labels:
+            raise UserError(
+                f"task.type={task.type}: a docstring has one label, its package. Take "
+                "task.type=single-label, or other data."
+            )
         labels = task.given_labels
         if labels is not None and set(labels) != set(packages):
             odd = sorted(set(labels) ^ set(packages))[0]
@@ -332,6 +366,11 @@ def _read_labels(path: Path) -> list[str]:
             f'class ids, e.g. ["no", "yes"]; got {str(labels)[:100]}.'
         )
     return names
+
+
+def has_labels(data: datasets.Dataset) -> bool:
+    """Whether a split has labels: all of its rows have, or none."""
+    return bool(is_labelled(_numpy(data.select(range(1)), "label"))[0])
 
 
 def _numpy(data: datasets.Dataset, column: str) -> np.ndarray:

@@ -14,6 +14,7 @@ import datasets
 import numpy as np
 
 from ds_distill.data.keys import hash_keys
+from ds_distill.data.labels import is_labelled
 from ds_distill.errors import UserError
 
 CHOOSING_SPLIT = "validation"
@@ -30,11 +31,11 @@ def fitting_part(labels: np.ndarray, group_keys: np.ndarray, split: str, seed: i
     """Indices of a split's labelled examples that may be fitted on, ascending: about half of them
     in the choosing split, all of them in any other.
 
-    labels: int64 [N], -1 unlabelled. group_keys: int64 [N, 2], see `Examples.group_keys`.
+    labels: as `is_labelled` takes them. group_keys: int64 [N, 2], see `Examples.group_keys`.
 
     Raises UserError when they are too few.
     """
-    chosen = known = labels >= 0
+    chosen = known = is_labelled(labels)
     part = ""
     if split == CHOOSING_SPLIT:
         chosen = known & _fits(group_keys, seed)
@@ -65,7 +66,7 @@ def choosing_part(
             free &= ~_fits(group_keys, seed)
         else:
             free &= ~np.isin(_one_value(group_keys), _one_value(others))
-    if fitted and not (free & (labels >= 0)).any():
+    if fitted and not (free & is_labelled(labels)).any():
         raise UserError(
             f"split {CHOOSING_SPLIT!r}: routing is fitted on all of its {len(labels)} examples "
             f"(in split {', '.join(fitted)}), so none is left to choose epochs and students. "
@@ -75,12 +76,13 @@ def choosing_part(
 
 
 def labels_and_groups(data: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """A split's labels, int64 [N], and group keys, int64 [N, 2]."""
+    """A split's labels, int64 [N] or [N, L], and group keys, int64 [N, 2]."""
     columns = data.with_format("numpy")  # not `.data`, which also has what a cap left out
+    labels = columns["label"][:].astype(np.int64)
     if "group" in data.column_names:
         groups = columns["group"][:]
-        return columns["label"][:], np.stack([groups, np.zeros_like(groups)], axis=1)
-    return columns["label"][:], np.stack([columns["key_hi"][:], columns["key_lo"][:]], axis=1)
+        return labels, np.stack([groups, np.zeros_like(groups)], axis=1)
+    return labels, np.stack([columns["key_hi"][:], columns["key_lo"][:]], axis=1)
 
 
 def _fits(group_keys: np.ndarray, seed: int) -> np.ndarray:

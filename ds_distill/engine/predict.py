@@ -13,7 +13,7 @@ from ds_distill.data.batches import Collator
 from ds_distill.data.plan import plan_once, split_batch
 from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.engine import Engine
-from ds_distill.evaluation.metrics import TokenScores
+from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.types import Signals
 
 

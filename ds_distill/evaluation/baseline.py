@@ -7,12 +7,18 @@ from functools import partial
 
 import numpy as np
 
-from ds_distill.evaluation.metrics import TokenScores
+from ds_distill.evaluation.predictions import TokenScores
 
 
-def majority_class(labels: np.ndarray) -> int:
-    """The commonest class, of equals the first. labels: int [N], -1 unlabelled (left out)."""
-    return int(np.bincount(labels[labels >= 0]).argmax())
+def class_log_shares(labels: np.ndarray, classes: int) -> np.ndarray:
+    """The logarithm of the share of each class: float64 [C], -inf of a class that is not there.
+
+    labels: int [N], -1 unlabelled (left out).
+    """
+    counts = np.bincount(labels[labels >= 0], minlength=classes)
+    with np.errstate(divide="ignore"):
+        shares: np.ndarray = np.log(counts / counts.sum())
+    return shares
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ds_distill.evaluation.metrics import classification_report
+from ds_distill.evaluation.predictions import ClassPredictions
+from ds_distill.evaluation.report import build_metrics, classification_report
 
 
 @torch.no_grad()
@@ -22,9 +23,10 @@ def evaluate(
     batches: what the model takes, as a DataLoader with transformers' DataCollatorWithPadding gives
         it: input_ids and so on, [B, S], and `labels`, int [B], negative where unknown (left out).
 
-    Returns `examples`, `accuracy`, `macro_f1`, `per_class` (accuracy by the label's name in the
-    model's configuration; None without examples) and `confusion` (counts, true classes by
-    predicted).
+    Returns `examples`, `accuracy`, `macro_f1`, `ece` (expected calibration error), `per_class`
+    (accuracy by the label's name in the model's configuration; None without examples), `confusion`
+    (counts, true classes by predicted) and `reliability` (per bin of confidence: mean confidence,
+    accuracy, count).
 
     Raises ValueError when a batch has no labels, or none of the examples has.
     """
@@ -45,4 +47,5 @@ def evaluate(
     if not any((labels >= 0).any() for labels in truth):
         raise ValueError("none of the examples has a label: there is nothing to compare with")
     names = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
-    return classification_report(torch.cat(scores).numpy(), torch.cat(truth).numpy(), names)
+    predictions = ClassPredictions.labelled(torch.cat(scores).numpy(), torch.cat(truth).numpy())
+    return classification_report(predictions, names, build_metrics("classes", names))

@@ -1,131 +1,216 @@
-"""Quality of predictions: the functions behind `ds_distill.parts.metrics`, and reports of them."""
+"""The metrics: what stands behind the entries of `ds_distill.parts.metrics`.
+
+Shapes: N examples, C classes or labels, R sets of weights, K sums.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
-from ds_distill.errors import UserError
-from ds_distill.parts.metrics import METRICS
+from ds_distill.evaluation.metric import CountMetric, MeanMetric, Metric, ratio
+from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
 
+Indicated = ClassPredictions | LabelPredictions
 
-def accuracy(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Share of labelled examples whose largest logit is the label's.
-
-    logits: float [N, C]; labels: int [N], -1 unlabelled.
-    """
-    known = labels >= 0
-    return float(accuracy_score(labels[known], logits[known].argmax(axis=1)))
+# ------------------------------------------------------------------------- share of right ones
 
 
-def macro_f1(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the classes' F1; a class that is neither there nor predicted is not part of it.
+class Accuracy(MeanMetric[ClassPredictions]):
+    """Share of the examples whose largest logit is the label's."""
 
-    logits: float [N, C]; labels: int [N].
-    """
-    classes, predicted = np.arange(logits.shape[1]), logits.argmax(axis=1)
-    return float(f1_score(labels, predicted, labels=classes, average="macro", zero_division=np.nan))
+    def counts(self, predictions: ClassPredictions) -> np.ndarray:
+        return _with_ones(predictions.predicted == predictions.labels)
 
 
-def classification_report(
-    logits: np.ndarray, labels: np.ndarray, names: list[str]
-) -> dict[str, Any]:
-    """Examples, all metrics over classes, accuracy per class (recall), confusion matrix.
-
-    logits: float [N, C]; labels: int [N], -1 unlabelled (left out). A class without examples
-    has the accuracy None.
-    """
-    known = labels >= 0
-    scores, truth = logits[known], labels[known]
-    confusion = confusion_matrix(truth, scores.argmax(axis=1), labels=np.arange(len(names)))
-    totals = confusion.sum(axis=1)
-    metrics = METRICS["classes"]
-    return {
-        "examples": int(known.sum()),
-        **{name: float(entry.load()(scores, truth)) for name, entry in metrics.items()},
-        "per_class": {
-            name: float(confusion[index, index] / totals[index]) if totals[index] else None
-            for index, name in enumerate(names)
-        },
-        "confusion": confusion.tolist(),
-    }
-
-
-@dataclass(frozen=True)
-class TokenScores:
-    """How a masked-LM does on each of N examples. All float64 [N]."""
-
-    loss: np.ndarray
-    """Sum of the cross-entropies of its masked tokens."""
-    right: np.ndarray
-    """How many of them have the largest logit."""
-    tokens: np.ndarray
-    """How many of its tokens are masked."""
-
-
-def token_accuracy(scores: TokenScores) -> float:
+class TokenAccuracy(MeanMetric[TokenScores]):
     """Share of the masked tokens that have the largest logit."""
-    return float(scores.right.sum() / scores.tokens.sum())
+
+    def counts(self, predictions: TokenScores) -> np.ndarray:
+        return _stacked(predictions.right, predictions.tokens)
 
 
-def token_loss(scores: TokenScores) -> float:
+class TokenLoss(MeanMetric[TokenScores]):
     """Mean cross-entropy of the masked tokens, in nats."""
-    return float(scores.loss.sum() / scores.tokens.sum())
+
+    def counts(self, predictions: TokenScores) -> np.ndarray:
+        return _stacked(predictions.loss, predictions.tokens)
 
 
-def perplexity(scores: TokenScores) -> float:
+class TokenPerplexity(CountMetric[TokenScores]):
     """The exponential of the mean cross-entropy."""
-    return float(np.exp(token_loss(scores)))
+
+    def counts(self, predictions: TokenScores) -> np.ndarray:
+        return _stacked(predictions.loss, predictions.tokens)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        return np.exp(ratio(sums[..., 0], sums[..., 1], np.nan))
 
 
-def masked_lm_report(scores: TokenScores) -> dict[str, Any]:
-    """Examples, masked tokens, and all metrics over these. Raises UserError when no token is
-    masked."""
-    tokens = int(scores.tokens.sum())
-    if tokens == 0:
-        raise UserError(
-            "a split has no token that is masked, so there is nothing to measure: its texts are "
-            "too few or too short for task.masking.rate. Add texts to it, or raise the rate."
-        )
-    metrics = METRICS["masked tokens"]
-    return {
-        "examples": len(scores.tokens),
-        "tokens": tokens,
-        **{name: float(entry.load()(scores)) for name, entry in metrics.items()},
-    }
+# ------------------------------------------------- F1, precision, recall: 0 where not defined
 
 
-def paired_interval(
-    first: np.ndarray,
-    second: np.ndarray,
-    tokens: np.ndarray | None = None,
-    *,
-    groups: np.ndarray | None = None,
-    seed: int = 0,
-    resamples: int = 2000,
-) -> tuple[float, float]:
-    """95% bootstrap interval of the difference in accuracy of two models on the same examples.
+def f1(right: np.ndarray, predicted: np.ndarray, there: np.ndarray) -> np.ndarray:
+    return ratio(2 * right, predicted + there)
 
-    first, second: how many right answers each example has: [N], at most 1 or `tokens`.
-    tokens: predictions of each example, [N], at least one of them above 0. Examples are
-        resampled, not tokens: those of one text are not independent. None: one each.
-    groups: numbers of what the examples were taken from, int [N]; then groups are drawn, because
-        examples of one file are not independent either.
-    """
-    generator = np.random.default_rng(seed)
-    difference = first.astype(np.int64) - second.astype(np.int64)
-    predictions = np.ones_like(difference) if tokens is None else tokens.astype(np.int64)
-    if groups is not None:
-        _, group = np.unique(groups, return_inverse=True)
-        difference, predictions = (
-            np.bincount(group, values).astype(np.int64) for values in (difference, predictions)
-        )
-    # Examples differ only in these values, so a bootstrap sample is multinomial.
-    kinds, counts = np.unique(np.stack([difference, predictions]), axis=1, return_counts=True)
-    samples = generator.multinomial(len(difference), counts / len(difference), size=resamples)
-    means = (samples @ kinds[0]) / np.maximum(samples @ kinds[1], 1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
+
+def precision(right: np.ndarray, predicted: np.ndarray, there: np.ndarray) -> np.ndarray:
+    return ratio(right, predicted)
+
+
+def recall(right: np.ndarray, predicted: np.ndarray, there: np.ndarray) -> np.ndarray:
+    return ratio(right, there)
+
+
+class _Micro(CountMetric[Indicated]):
+    """Of some classes together. The sums: how many right, predicted, there."""
+
+    of = staticmethod(f1)
+
+    def classes(self) -> list[int]:
+        """Numbers of the classes that count."""
+        left_out = getattr(self.settings, "leave_out", ())
+        return [number for number, label in enumerate(self.labels) if label not in left_out]
+
+    def counts(self, predictions: Indicated) -> np.ndarray:
+        predicted, there = (part[:, self.classes()] for part in predictions.indicators())
+        return _stacked(*(part.sum(axis=1) for part in (predicted & there, predicted, there)))
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        return self.of(*np.moveaxis(sums, -1, 0))
+
+
+class MicroF1(_Micro):
+    """Over the classes that are not left out."""
+
+
+class MicroPrecision(_Micro):
+    """Over the classes that are not left out."""
+
+    of = staticmethod(precision)
+
+
+class MicroRecall(_Micro):
+    """Over the classes that are not left out."""
+
+    of = staticmethod(recall)
+
+
+class F1(_Micro):
+    """Of one class."""
+
+    def classes(self) -> list[int]:
+        return [_positive(self.settings, self.labels)]
+
+
+class Precision(F1):
+    """Of one class."""
+
+    of = staticmethod(precision)
+
+
+class Recall(F1):
+    """Of one class."""
+
+    of = staticmethod(recall)
+
+
+class MacroF1(CountMetric[Indicated]):
+    """Mean over the classes that are there or predicted; NaN without any. The sums: of each class,
+    how many right, predicted, there."""
+
+    of = staticmethod(f1)
+
+    def counts(self, predictions: Indicated) -> np.ndarray:
+        predicted, there = predictions.indicators()
+        return np.hstack([predicted & there, predicted, there]).astype(np.float64)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        right, predicted, there = np.split(sums, 3, axis=-1)
+        values = self.of(right, predicted, there)
+        return ratio(values.sum(axis=-1), (predicted + there > 0).sum(axis=-1), np.nan)
+
+
+class MacroPrecision(MacroF1):
+    """Mean over the classes that are there or predicted."""
+
+    of = staticmethod(precision)
+
+
+class MacroRecall(MacroF1):
+    """Mean over the classes that are there or predicted."""
+
+    of = staticmethod(recall)
+
+
+# --------------------------------------------------------------------------------- of scores
+
+
+class AUC(Metric[ClassPredictions]):
+    """Of one class: area under the ROC curve; a tie counts half."""
+
+    def weighted(self, predictions: ClassPredictions, weights: np.ndarray) -> np.ndarray:
+        return auc(*predictions.scores_of(_positive(self.settings, self.labels)), weights)
+
+
+class MacroAUC(Metric[LabelPredictions]):
+    """Mean of the labels' AUC, without those for which it is not defined."""
+
+    def weighted(self, predictions: LabelPredictions, weights: np.ndarray) -> np.ndarray:
+        values = []
+        for logits, labels in zip(predictions.logits.T, predictions.labels.T, strict=True):
+            known = labels >= 0
+            values.append(auc(logits[known], labels[known] == 1, weights[:, known]))
+        stacked = np.stack(values)
+        defined = ~np.isnan(stacked)
+        return ratio(np.where(defined, stacked, 0.0).sum(axis=0), defined.sum(axis=0), np.nan)
+
+
+def auc(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """scores: float [N]; positive: bool [N]; weights: float64 [R, N] -> float64 [R]."""
+    order = np.argsort(scores, kind="stable")
+    _, starts = np.unique(scores[order], return_index=True)
+    if not len(starts):
+        return np.full(len(weights), np.nan)
+    weights = weights[:, order]
+    # Of each score that differs, the weight of the examples that have it: [R, scores].
+    above = np.add.reduceat(weights * positive[order], starts, axis=1)
+    below = np.add.reduceat(weights * ~positive[order], starts, axis=1)
+    smaller = np.cumsum(below, axis=1) - below
+    pairs = above.sum(axis=1) * below.sum(axis=1)
+    return ratio((above * (smaller + below / 2)).sum(axis=1), pairs, np.nan)
+
+
+class ECE(CountMetric[ClassPredictions]):
+    """Sum over bins of |right - confidence|, each summed over the bin's examples, divided by N. The
+    sums: of each bin that difference; the examples."""
+
+    def counts(self, predictions: ClassPredictions) -> np.ndarray:
+        bins = getattr(self.settings, "bins", 15)
+        excess = (predictions.predicted == predictions.labels) - predictions.confidence
+        counts = np.zeros((len(predictions), bins + 1))
+        counts[np.arange(len(predictions)), bin_of(predictions.confidence, bins)] = excess
+        counts[:, bins] = 1.0
+        return counts
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        return ratio(np.abs(sums[..., :-1]).sum(axis=-1), sums[..., -1], np.nan)
+
+
+def bin_of(confidence: np.ndarray, bins: int) -> np.ndarray:
+    """Of equal bins of (0, 1], each without its lower bound, the number from 0: int64 [N]."""
+    return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+
+
+def _positive(settings: Any, labels: Sequence[str]) -> int:
+    return labels.index(settings.positive) if settings.positive is not None else len(labels) - 1
+
+
+def _stacked(*columns: np.ndarray) -> np.ndarray:
+    return np.stack(columns, axis=1).astype(np.float64)
+
+
+def _with_ones(values: np.ndarray) -> np.ndarray:
+    return _stacked(values, np.ones(len(values)))

@@ -17,6 +17,7 @@ from ds_distill.parts.entry import (
     SourceEntry,
     TermEntry,
 )
+from ds_distill.parts.metrics import MetricSettings
 from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase
 from ds_distill.parts.policies import Routing, Weighted
 from ds_distill.parts.section import Count, Name, Section, Share
@@ -29,6 +30,7 @@ __all__ = [
     "Context",
     "Count",
     "MetricEntry",
+    "MetricSettings",
     "Name",
     "Needs",
     "PhaseEntry",

@@ -13,7 +13,7 @@ to the same dicts by `ds_distill.parts.outside`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,6 +55,8 @@ class Needs:
     """What a teacher computes and a cache does not keep."""
     same_tokens: bool = False
     """That all models split a text into the same tokens: it compares them token by token."""
+    equal_widths: bool = False
+    """That the student's hidden states are as wide as every teacher's."""
     teachers: int = 0
     """So many teachers at least."""
     at_most: int | None = None
@@ -92,7 +94,7 @@ class ConfiguredEntry(Entry):
     """What else can be wrong with the settings. Imports no torch."""
 
 
-Over = Literal["classes", "masked tokens"]
+Over = Literal["classes", "labels", "masked tokens"]
 """What a metric is over: the kind of the task's predictions."""
 
 
@@ -170,24 +172,61 @@ class CodecEntry(ConfiguredEntry):
     have for it."""
 
 
+LabelRule = Callable[[Any, Sequence[str]], Iterator[str]]
+"""(a metric's settings, the task's labels) -> what is wrong with them, one message each, which goes
+on after the key: `.positive: ...` or `: ...`."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class MetricEntry(Entry):
-    """A number of a model on a split. Over classes the implementation is a function (logits,
-    labels) -> float, of logits float [N, C] and labels int64 [N], 0 or more: unlabelled examples
-    are left out. Over masked tokens it is a function (TokenScores) -> float."""
+class MetricEntry(ConfiguredEntry):
+    """A number of a model on a split. `settings` is a `MetricSettings`; the implementation is a
+    class derived from `ds_distill.evaluation.metric.Metric`, which is made of (settings, labels)
+    and reads what its `over` names: `ClassPredictions`, `LabelPredictions` or `TokenScores` of
+    `ds_distill.evaluation.predictions`."""
 
     over: Over
     title: str
-    """As tables call it."""
-    shown: str | None = ".3f"
-    """Format of its column in the report and the model card; None: only in results.json."""
+    """As tables and sentences call it."""
+    shown: str = ".1%"
+    """Format of its values. Of a share, with `%`, differences are in points."""
     higher_is_better: bool = True
+    reported: bool = False
+    """Whether every evaluation reports it, and not only where it is the task's metric."""
     hub_name: str | None = None
     """Its name among the metrics of the Hugging Face hub, for the model card; None: not there."""
+    label_mistakes: LabelRule | None = None
+    """What can be wrong with the settings on a task with these labels."""
+
+    @property
+    def is_share(self) -> bool:
+        """Whether values are shown in per cent, and differences in points."""
+        return self.shown.endswith("%")
 
     def shown_as(self, value: float) -> str:
-        """A value as tables show it."""
-        return format(value, self.shown or "")
+        """A value as tables and sentences show it."""
+        return format(value, self.shown)
+
+    def difference_as(self, difference: float) -> str:
+        """A difference of two values, with its sign; of shares, in points."""
+        spec = self.shown.replace("%", "f")
+        shown = format(100 * difference if self.is_share else difference, f"+{spec}")
+        return shown.replace("-", "+") if float(shown) == 0 else shown
+
+    def best(self, values: Mapping[Any, float]) -> Any:
+        """The name of the best of several values, of equals the first."""
+        return (max if self.higher_is_better else min)(values, key=lambda name: values[name])
+
+    def is_better(self, value: float, other: float) -> bool:
+        return value > other if self.higher_is_better else value < other
+
+    def better(self, interval: Sequence[float]) -> bool:
+        """Whether the interval of a difference lies on the side of the better, without 0."""
+        low, high = interval
+        return low > 0 if self.higher_is_better else high < 0
+
+    def worse(self, interval: Sequence[float]) -> bool:
+        low, high = interval
+        return high < 0 if self.higher_is_better else low > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,67 +1,299 @@
-"""The metrics, by what they are over."""
+"""The metrics, by what they are over, and their settings."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from pydantic import Field
+
 from ds_distill.parts.entry import MetricEntry, Over
-from ds_distill.parts.tasks import TASKS, TaskSettings
+from ds_distill.parts.one_of import OneOf
+from ds_distill.parts.section import Count, Section
+
+# -------------------------------------------------------------------------------- settings
+
+
+class MetricSettings(Section):
+    """Settings of a metric."""
+
+    name: str
+
+
+class Accuracy(MetricSettings):
+    """Share of the examples, or of the masked tokens, that are predicted right."""
+
+    name: Literal["accuracy"] = "accuracy"
+
+
+class _OfOneClass(MetricSettings):
+    positive: str | None = None
+    """The label that it is about. Default: of two labels, the last."""
+
+
+class F1(_OfOneClass):
+    """Of one class: harmonic mean of precision and recall."""
+
+    name: Literal["f1"] = "f1"
+
+
+class Precision(_OfOneClass):
+    """Of one class: share of those predicted that are of it."""
+
+    name: Literal["precision"] = "precision"
+
+
+class Recall(_OfOneClass):
+    """Of one class: share of its examples that are predicted."""
+
+    name: Literal["recall"] = "recall"
+
+
+class AUC(_OfOneClass):
+    """Of one class: how often an example of it has a larger probability of it than an example of
+    another class (area under the ROC curve)."""
+
+    name: Literal["auc"] = "auc"
+
+
+class _Micro(MetricSettings):
+    leave_out: list[str] = Field(default_factory=list)
+    """Labels that do not count, such as the class of examples without a relation. To predict one of
+    these is no prediction."""
+
+
+class MicroF1(_Micro):
+    """F1 of the predictions of all classes together."""
+
+    name: Literal["micro_f1"] = "micro_f1"
+
+
+class MicroPrecision(_Micro):
+    """Share of the predictions, of all classes together, that are right."""
+
+    name: Literal["micro_precision"] = "micro_precision"
+
+
+class MicroRecall(_Micro):
+    """Share of the labels, of all classes together, that are predicted."""
+
+    name: Literal["micro_recall"] = "micro_recall"
+
+
+class MacroF1(MetricSettings):
+    """Mean of the classes' F1. A class that is neither there nor predicted is not part of it."""
+
+    name: Literal["macro_f1"] = "macro_f1"
+
+
+class MacroPrecision(MetricSettings):
+    """Mean of the classes' precision, which is 0 of a class that is there and never predicted."""
+
+    name: Literal["macro_precision"] = "macro_precision"
+
+
+class MacroRecall(MetricSettings):
+    """Mean of the classes' recall, which is 0 of a class that is predicted and not there."""
+
+    name: Literal["macro_recall"] = "macro_recall"
+
+
+class MacroAUC(MetricSettings):
+    """Mean of the labels' AUC. A label that all examples have, or none, is not part of it."""
+
+    name: Literal["macro_auc"] = "macro_auc"
+
+
+class ECE(MetricSettings):
+    """Expected calibration error: how far the probability of the predicted class is from the share
+    of right predictions, in bins of equal width (Guo et al. 2017)."""
+
+    name: Literal["ece"] = "ece"
+    bins: Count = 15
+    """So many."""
+
+
+class Loss(MetricSettings):
+    """Mean cross-entropy of the masked tokens, in nats."""
+
+    name: Literal["loss"] = "loss"
+
+
+class Perplexity(MetricSettings):
+    """The exponential of the mean cross-entropy of the masked tokens."""
+
+    name: Literal["perplexity"] = "perplexity"
+
+
+# --------------------------------------------------------------------------- label mistakes
+
+
+def _positive_mistakes(settings: _OfOneClass, labels: Sequence[str]) -> Iterator[str]:
+    if settings.positive is not None and settings.positive not in labels:
+        yield f".positive: there is no label {settings.positive!r}; the task has {_all(labels)}."
+    if settings.positive is None and len(labels) > 2:
+        others = ", ".join(
+            entry.name
+            for entry in METRICS["classes"].values()
+            if not issubclass(entry.settings, _OfOneClass)
+        )
+        yield (
+            f": {settings.name} is of one class, and the task has {len(labels)}: {_all(labels)}. "
+            f"Set metric: {{name: {settings.name}, positive: LABEL}}, or choose {others}."
+        )
+
+
+def _left_out_mistakes(settings: _Micro, labels: Sequence[str]) -> Iterator[str]:
+    for label in settings.leave_out:
+        if label not in labels:
+            yield f".leave_out: there is no label {label!r}; the task has {_all(labels)}."
+    if set(settings.leave_out) >= set(labels):
+        yield ".leave_out: leaves out every label, so that nothing counts. Name fewer."
+
+
+def _all(labels: Sequence[str]) -> str:
+    return ", ".join(labels)
+
+
+# --------------------------------------------------------------------------------- entries
 
 _MODULE = "ds_distill.evaluation.metrics"
 
-JUDGED = "accuracy"
-"""The metric that models are chosen and compared by; over every kind there is one."""
+_OF_ONE_CLASS = tuple(
+    MetricEntry(
+        name=name,
+        over="classes",
+        settings=settings,
+        implementation=f"{_MODULE}:{settings.__name__}",
+        title=title,
+        hub_name=hub_name,
+        label_mistakes=_positive_mistakes,
+    )
+    for name, settings, title, hub_name in (
+        ("f1", F1, "F1", "f1"),
+        ("precision", Precision, "precision", "precision"),
+        ("recall", Recall, "recall", "recall"),
+        ("auc", AUC, "AUC", "roc_auc"),
+    )
+)
+
+
+def _over_indicators(over: Over) -> tuple[MetricEntry, ...]:
+    """Metrics over what is predicted of each class, or of each label."""
+    return tuple(
+        MetricEntry(
+            name=name,
+            over=over,
+            settings=settings,
+            implementation=f"{_MODULE}:{settings.__name__}",
+            title=title,
+            hub_name=hub_name,
+            reported=name == "macro_f1" or (over == "labels" and name == "micro_f1"),
+            label_mistakes=_left_out_mistakes if issubclass(settings, _Micro) else None,
+        )
+        for name, settings, title, hub_name in (
+            ("micro_f1", MicroF1, "micro F1", "f1"),
+            ("micro_precision", MicroPrecision, "micro precision", "precision"),
+            ("micro_recall", MicroRecall, "micro recall", "recall"),
+            ("macro_f1", MacroF1, "macro F1", "f1"),
+            ("macro_precision", MacroPrecision, "macro precision", "precision"),
+            ("macro_recall", MacroRecall, "macro recall", "recall"),
+        )
+    )
+
+
+_CLASSES = (
+    MetricEntry(
+        name="accuracy",
+        over="classes",
+        settings=Accuracy,
+        implementation=f"{_MODULE}:Accuracy",
+        title="accuracy",
+        hub_name="accuracy",
+        reported=True,
+    ),
+    *_OF_ONE_CLASS,
+    *_over_indicators("classes"),
+    MetricEntry(
+        name="ece",
+        over="classes",
+        settings=ECE,
+        implementation=f"{_MODULE}:ECE",
+        title="ECE",
+        higher_is_better=False,
+        reported=True,
+    ),
+)
+
+_LABELS = (
+    *_over_indicators("labels"),
+    MetricEntry(
+        name="macro_auc",
+        over="labels",
+        settings=MacroAUC,
+        implementation=f"{_MODULE}:MacroAUC",
+        title="macro AUC",
+        hub_name="roc_auc",
+    ),
+)
+
+_MASKED_TOKENS = (
+    MetricEntry(
+        name="accuracy",
+        over="masked tokens",
+        settings=Accuracy,
+        implementation=f"{_MODULE}:TokenAccuracy",
+        title="accuracy",
+        hub_name="accuracy",
+        reported=True,
+    ),
+    MetricEntry(
+        name="loss",
+        over="masked tokens",
+        settings=Loss,
+        implementation=f"{_MODULE}:TokenLoss",
+        title="loss",
+        shown=".3f",
+        higher_is_better=False,
+        reported=True,
+    ),
+    MetricEntry(
+        name="perplexity",
+        over="masked tokens",
+        settings=Perplexity,
+        implementation=f"{_MODULE}:TokenPerplexity",
+        title="perplexity",
+        shown=".2f",
+        higher_is_better=False,
+        hub_name="perplexity",
+        reported=True,
+    ),
+)
 
 METRICS: dict[Over, dict[str, MetricEntry]] = {
-    "classes": {
-        entry.name: entry
-        for entry in (
-            MetricEntry(
-                name=JUDGED,
-                over="classes",
-                implementation=f"{_MODULE}:accuracy",
-                title="accuracy",
-                hub_name="accuracy",
-            ),
-            MetricEntry(
-                name="macro_f1",
-                over="classes",
-                implementation=f"{_MODULE}:macro_f1",
-                title="macro F1",
-                hub_name="f1",
-            ),
-        )
-    },
-    "masked tokens": {
-        entry.name: entry
-        for entry in (
-            MetricEntry(
-                name=JUDGED,
-                over="masked tokens",
-                implementation=f"{_MODULE}:token_accuracy",
-                title="accuracy",
-                hub_name="accuracy",
-            ),
-            MetricEntry(
-                name="loss",
-                over="masked tokens",
-                implementation=f"{_MODULE}:token_loss",
-                title="loss",
-                shown=None,
-                higher_is_better=False,
-            ),
-            MetricEntry(
-                name="perplexity",
-                over="masked tokens",
-                implementation=f"{_MODULE}:perplexity",
-                title="perplexity",
-                shown=".2f",
-                higher_is_better=False,
-                hub_name="perplexity",
-            ),
-        )
-    },
+    "classes": {entry.name: entry for entry in _CLASSES},
+    "labels": {entry.name: entry for entry in _LABELS},
+    "masked tokens": {entry.name: entry for entry in _MASKED_TOKENS},
 }
 
 
-def metrics_of(task: TaskSettings) -> dict[str, MetricEntry]:
-    """The metrics of a task's predictions, by name."""
-    return METRICS[TASKS[task.type].over]
+def one_metric(over: Over) -> OneOf:
+    """Annotates a field that holds the settings of one metric over that."""
+    return OneOf(
+        "metric", "name", lambda: {name: entry.settings for name, entry in METRICS[over].items()}
+    )
+
+
+def reported_metrics(over: Over, judge: MetricSettings | None = None) -> dict[str, MetricSettings]:
+    """Settings of the metrics that an evaluation reports, by name: the task's first, then those
+    that every evaluation reports.
+
+    judge: the task's metric, by which its models are compared and chosen.
+    """
+    found = {} if judge is None else {judge.name: judge}
+    for name, entry in METRICS[over].items():
+        if entry.reported and name not in found:
+            settings = entry.settings()
+            assert isinstance(settings, MetricSettings)
+            found[name] = settings
+    return found

@@ -16,7 +16,7 @@ from ds_distill.parts.entry import (
     TaskEntry,
     TermEntry,
 )
-from ds_distill.parts.metrics import METRICS
+from ds_distill.parts.metrics import METRICS, MetricSettings
 from ds_distill.parts.phases import PHASES
 from ds_distill.parts.phases.base import PhaseSettings
 from ds_distill.parts.policies import POLICIES, Routing
@@ -29,8 +29,8 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 
 # Its value stands beside these in records, results and events.
 _METRIC_NAME = (
-    r"(?!(answer|confusion|event|examples|model|number|per_class|phase|role|split|step|time|"
-    r"to_baseline|tokens)$)[a-z][a-z0-9_]{0,63}"
+    r"(?!(answer|confusion|event|examples|model|number|per_class|phase|reliability|role|split|"
+    r"step|time|to_baseline|tokens)$)[a-z][a-z0-9_]{0,63}"
 )
 
 
@@ -42,7 +42,7 @@ class Kind:
     """As `OneOf` calls it."""
     entry: type[Entry]
     table: dict[Any, Any]
-    """Name -> entry; of metrics first by what they are over."""
+    """Name -> entry; of metrics, what they are over -> name -> entry."""
     settings: type[Section] = Section
     """What the sections of its parts derive from."""
     key: str | None = None
@@ -50,13 +50,20 @@ class Kind:
     names: str = _NAME
     """What a name must match."""
 
+    @property
+    def entries(self) -> dict[str, Any]:
+        """Name -> entry; of metrics of one name, one of them."""
+        if self.entry is not MetricEntry:
+            return self.table
+        return {name: entry for table in self.table.values() for name, entry in table.items()}
+
 
 KINDS = (
     Kind("phase", PhaseEntry, PHASES, PhaseSettings, "kind"),
     Kind("term", TermEntry, TERMS, TermSettings, names=r"[a-z][a-z0-9_]{0,63}"),
     Kind("policy", PolicyEntry, POLICIES, Routing, "policy"),
     Kind("codec", CodecEntry, CODECS, CodecSettings, "name"),
-    Kind("metric", MetricEntry, METRICS, names=_METRIC_NAME),
+    Kind("metric", MetricEntry, METRICS, MetricSettings, "name", names=_METRIC_NAME),
     Kind("source", SourceEntry, SOURCES),
     Kind("task", TaskEntry, TASKS, TaskSettings, "type"),
 )

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from ds_distill.errors import UserError
-from ds_distill.evaluation.metrics import paired_interval
+from ds_distill.evaluation.report import comparisons, difference
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_columns
-from ds_distill.parts.metrics import JUDGED, metrics_of
 from ds_distill.parts.phases import PHASES, Evaluate
-from ds_distill.parts.tasks import TASKS
+from ds_distill.parts.tasks import TASKS, metric_of
 from ds_distill.recipe.schema import Recipe
 from ds_distill.routing.comparison import numbered
 from ds_distill.run.context import ModelReference, Run
@@ -71,28 +68,26 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     teachers = [reference for reference in references if roles[reference.name] == "teacher"]
     warnings = warn_of_teachers(run, name, phase.split, teachers, predictions, examples)
     predictions[BASELINE], baseline = kind.baseline(run, phase.split, examples, references)
-    reports = {model: kind.report(of_model, examples) for model, of_model in predictions.items()}
-    right = {model: kind.right(of_model, examples) for model, of_model in predictions.items()}
-    labelled = kind.labelled(predictions[BASELINE], examples)
-    known = labelled > 0
-    right = {model: of_model[known] for model, of_model in right.items()}
-    groups = examples.group_keys[torch.from_numpy(known)]
-    difference = partial(_difference, right, labelled[known], numbered(groups))
+    scored = {model: kind.scored(of_model, examples) for model, of_model in predictions.items()}
+    reports = {model: kind.report(of_model) for model, of_model in scored.items()}
+    groups = numbered(examples.group_keys[torch.from_numpy(kind.counted(examples))])
+    entry = metric_of(run.task)
     _log(run, name, phase.split, roles, reports, baseline)
     return {
         "split": phase.split,
+        "over": entry.over,
+        "metric": entry.name,
+        "metric_settings": run.task.metric.model_dump(exclude={"name"}, exclude_defaults=True),
         "models": {
-            model: {"role": role, **reports[model], "to_baseline": difference(model, BASELINE)}
+            model: {
+                "role": role,
+                **reports[model],
+                "to_baseline": difference(scored[model], scored[BASELINE], kind.judge, groups),
+            }
             for model, role in roles.items()
         },
         "baseline": {**baseline, **reports[BASELINE]},
-        "comparisons": [
-            {"student": student, "other": other, **difference(student, other)}
-            for student, role in roles.items()
-            if role == "student"
-            for other in roles
-            if other != student
-        ],
+        "comparisons": comparisons(scored, roles, reports, kind.judge, entry, groups),
         "warnings": warnings,
     }
 
@@ -106,33 +101,19 @@ def _log(
     baseline: dict[str, Any],
 ) -> None:
     """An event and a line for each model, and a line for the baseline."""
+    entry = metric_of(run.task)
+
+    def score(model: str) -> str:
+        return f"{entry.title} {entry.shown_as(reports[model][entry.name])}"
+
     for model, role in roles.items():
-        numbers = {metric: reports[model][metric] for metric in metrics_of(run.task)}
+        numbers = {metric: reports[model][metric] for metric in run.kind.metrics}
         run.log.event("evaluation", phase=phase, model=model, split=split, **numbers)
-        run.log.info(f"  {model:<16} {role:<8} {JUDGED} {numbers[JUDGED]:.3f}")
+        run.log.info(f"  {model:<16} {role:<8} {score(model)}")
     run.log.info(
-        f"  always {baseline['answer']!r} (most frequent in {baseline['split']}): {JUDGED} "
-        f"{reports[BASELINE][JUDGED]:.3f}"
+        f"  always {baseline['answer']!r} (most frequent in {baseline['split']}): {score(BASELINE)}"
     )
 
 
 BASELINE = ""
 """Beside the models' names, of which none is empty."""
-
-
-def _difference(
-    right: dict[str, np.ndarray],
-    labelled: np.ndarray,
-    groups: np.ndarray,
-    first: str,
-    second: str,
-) -> dict[str, Any]:
-    """Difference in accuracy of two models, with its 95% interval.
-
-    right: right predictions per example, [N], by model; labelled: all predictions per example, [N];
-    groups: what the examples were taken from, [N], or the same texts.
-    """
-    return {
-        "difference": float((right[first].sum() - right[second].sum()) / labelled.sum()),
-        "interval": list(paired_interval(right[first], right[second], labelled, groups=groups)),
-    }

@@ -41,7 +41,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     given = (signals, examples.labels, examples.keys, run.labels)
     how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys}
     fitted = fit(*given, **how)
-    comparison = compare(*given, **how)
+    comparison = compare(*given, judge=run.task.metric, **how)
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
     run.log.show(routing_table(comparison, phase.split))
@@ -100,6 +100,7 @@ def route(recipe: Recipe, path: Path) -> Comparison:
         examples.labels,
         examples.keys,
         run.labels,
+        judge=run.task.metric,
         seed=recipe.seed,
         group_keys=examples.group_keys,
     )

@@ -21,8 +21,12 @@ def recipe_json_schema() -> Schema:
     schema: Schema = _plain(Recipe.model_json_schema())
     sections: dict[str, Schema] = schema["$defs"]
     for name, section in sections.items():
-        for key in _short_lists(name):
-            _allow_one(section["properties"][key], sections)
+        for key in _short_forms(name):
+            value = section["properties"][key]
+            if "items" in value:
+                _allow_one(value, sections)
+            elif choices(value):
+                value["anyOf"] = _or_a_name(value, sections)
     phases = schema["properties"]["phases"]
     phases["items"] = _one_key(phases["items"], sections)
     schema["required"].remove("name")  # the file's name is its default
@@ -90,9 +94,9 @@ def _one_key(phases: Schema, sections: dict[str, Schema]) -> Schema:
     return {"anyOf": [{**one, "minProperties": 1, "maxProperties": 1}, {"enum": bare}]}
 
 
-def _short_lists(section: str) -> set[str]:
-    """Keys of a section that take a list, or one item instead of it: lists that a validator sees
-    before pydantic does."""
+def _short_forms(section: str) -> set[str]:
+    """Keys of a section that can be written shorter: those that a validator sees before pydantic
+    does."""
     return {
         key
         for kind in _subclasses(Section)
@@ -100,7 +104,6 @@ def _short_lists(section: str) -> set[str]:
         for validator in kind.__pydantic_decorators__.field_validators.values()
         if validator.info.mode == "before"
         for key in validator.info.fields
-        if str(kind.model_fields[key].annotation).startswith("list")
     }
 
 
@@ -111,11 +114,16 @@ def _subclasses(kind: type[Section]) -> Iterator[type[Section]]:
 
 
 def _allow_one(schema: Schema, sections: dict[str, Schema]) -> None:
-    """Let a list be written as one item; and an item that is a policy, as the policy's name."""
+    """Let a list be written as one item; and an item that is a part, as the part's name."""
     item = schema.pop("items")
-    if named := choices(item):
-        policies = [sections[name]["properties"]["policy"] for name in named]
-        names = [name for policy in policies for name in policy.get("enum", [policy.get("const")])]
-        item = {"anyOf": [*item.get("anyOf", [item]), {"enum": names}]}
+    if choices(item):
+        item = {"anyOf": _or_a_name(item, sections)}
     del schema["type"]
     schema["anyOf"] = [item, {"type": "array", "items": item}]
+
+
+def _or_a_name(schema: Schema, sections: dict[str, Schema]) -> list[Schema]:
+    """What a part's settings can be, with the part's name alone."""
+    keys = (sections[name]["properties"].values() for name in choices(schema))
+    names = [key["const"] for properties in keys for key in properties if "const" in key]
+    return [*schema.get("anyOf", [schema]), {"enum": names}]

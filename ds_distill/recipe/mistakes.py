@@ -87,7 +87,7 @@ def _about_unknown_key(
     if key in context["renamed"]:
         return f"It is called `{nearest[0]}` now."
     kind, name = choices[-1] if choices else ("", "")
-    table = next((k.table for k in KINDS if k.name == kind and k.key is not None), {})
+    table = next((k.entries for k in KINDS if k.name == kind and k.key is not None), {})
     others = [n for n, e in table.items() if n != name and key in e.settings.known_keys()]
     if nearest:
         return f"Did you mean `{nearest[0]}`?"

@@ -11,12 +11,13 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, metadata_load
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT
-from ds_distill.parts.metrics import metrics_of
 from ds_distill.parts.phases import PHASES
 from ds_distill.parts.sources import source_of
 from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Recipe
+from ds_distill.reporting.routing_table import capitalised
+from ds_distill.reporting.verdict import metrics_of
 
 _INHERITED = ("license", "license_name", "license_link", "language")
 """Metadata that a student inherits from the model that it starts from."""
@@ -61,7 +62,9 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         teachers = ", ".join(f"{name} ({_model(t.model)})" for name, t in recipe.teachers.items())
         lines += ["", f"Teachers: {teachers}."]
     if evaluation is not None:
-        lines += ["", f"## Accuracy on {evaluation['split']}", "", *_table(task, evaluation)]
+        judge = next(iter(metrics_of(evaluation).values()))
+        title = f"## {capitalised(judge.title)} on {evaluation['split']}"
+        lines += ["", title, "", *_table(evaluation)]
     environment = results["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
     lines += ["", "## Versions", "", f"ds_distill {environment['ds_distill']}, {versions}."]
@@ -82,9 +85,7 @@ def _metadata(
         tags=["knowledge-distillation", "ds-distill"],
         base_model=recipe.student.model if _is_on_hub(recipe.student.model) else None,
         datasets=[hub_data] if hub_data else None,
-        metrics=[e.hub_name for e in metrics_of(task).values() if e.hub_name]
-        if evaluation
-        else None,
+        metrics=_hub_metrics(evaluation) if evaluation else None,
         model_name=recipe.name if evaluation else None,
         eval_results=_eval_results(recipe, results, evaluation) if evaluation else None,
         **_inherited(recipe),
@@ -113,6 +114,11 @@ def _inherited(recipe: Recipe) -> dict[str, Any]:
     return {key: metadata[key] for key in _INHERITED if is_plain(metadata.get(key))}
 
 
+def _hub_metrics(evaluation: dict[str, Any]) -> list[str]:
+    entries = metrics_of(evaluation).values()
+    return list(dict.fromkeys(entry.hub_name for entry in entries if entry.hub_name))
+
+
 def _eval_results(
     recipe: Recipe, results: dict[str, Any], evaluation: dict[str, Any]
 ) -> list[EvalResult]:
@@ -128,10 +134,10 @@ def _eval_results(
             dataset_config=task.data.config if hub_data else None,
             dataset_split=task.data.own_splits().get(split, split),
             metric_type=entry.hub_name,
-            metric_name=entry.title[0].upper() + entry.title[1:],
+            metric_name=capitalised(entry.title),
             metric_value=round(own[name], 4),
         )
-        for name, entry in metrics_of(task).items()
+        for name, entry in metrics_of(evaluation).items()
         if entry.hub_name
     ]
 
@@ -170,10 +176,10 @@ def _task(recipe: Recipe, results: dict[str, Any]) -> TaskSettings:
     return recipe.tasks_by_name[results["task"]]
 
 
-def _table(task: TaskSettings, evaluation: dict[str, Any]) -> list[str]:
+def _table(evaluation: dict[str, Any]) -> list[str]:
     first = next(iter(evaluation["models"].values()))
-    metrics = {n: e for n, e in metrics_of(task).items() if e.shown is not None}
-    labels = first["per_class"] if task.has_classes else {}
+    metrics = metrics_of(evaluation)
+    labels = first["per_class"] if evaluation["over"] == "classes" else {}
     if labels:
         about = (
             f"On {first['examples']:,} examples of a split that was not used to make the models. "
@@ -190,7 +196,7 @@ def _table(task: TaskSettings, evaluation: dict[str, Any]) -> list[str]:
     for name, model in evaluation["models"].items():
         numbers = [entry.shown_as(model[key]) for key, entry in metrics.items()]
         classes = [
-            "-" if (value := model["per_class"][label]) is None else f"{value:.3f}"
+            "-" if (value := model["per_class"][label]) is None else f"{value:.1%}"
             for label in labels
         ]
         lines.append(f"| {' | '.join([name, model['role'], *numbers, *classes])} |")

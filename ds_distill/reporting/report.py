@@ -7,26 +7,31 @@ from typing import Any
 
 import jinja2
 
-from ds_distill.parts.entry import Over
-from ds_distill.parts.metrics import JUDGED, METRICS
+from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
-from ds_distill.reporting.verdict import last_evaluation
+from ds_distill.reporting.routing_table import capitalised
+from ds_distill.reporting.verdict import last_evaluation, metrics_of
 
 
 def render_report(results: dict[str, Any]) -> str:
     """The HTML page of a run's results (the content of results.json)."""
     template = importlib.resources.files("ds_distill.reporting") / "report.html.jinja"
     evaluation = last_evaluation(results)
-    over: Over = "masked tokens" if evaluation and "tokens" in evaluation["baseline"] else "classes"
+    judge, *others = metrics_of(evaluation).values() if evaluation else [None]
+    comparison = _last_comparison(results)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.from_string(template.read_text(encoding="utf-8")).render(
         results=results,
         evaluation=evaluation,
-        metrics=[e for e in METRICS[over].values() if e.name != JUDGED and e.shown is not None],
+        judge=judge,
+        metrics=others,
         pairs=_pairs(results),
-        comparison=_last_comparison(results),
+        comparison=comparison,
+        chooses=METRICS["classes"][comparison["metric"]] if comparison else None,
+        per_class_metric=METRICS["classes"]["accuracy"],
+        capitalised=capitalised,
     )
 
 

@@ -7,6 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ds_distill.parts.entry import MetricEntry
 from ds_distill.parts.policies import BASELINE, candidates
 from ds_distill.routing.comparison import Comparison, Score
 
@@ -14,24 +15,28 @@ from ds_distill.routing.comparison import Comparison, Score
 def routing_table(comparison: Comparison, split: str) -> Group:
     """The console table, with a line on the choice."""
     examples = f"{comparison.examples:,} examples of {split}"
+    entry, title = comparison.entry, comparison.entry.title
     table = Table(
-        title=f"Accuracy of each policy's target, on {examples}, cross-validated",
+        title=f"{capitalised(title)} of each policy's target, on {examples}, cross-validated",
         title_justify="left",
         box=SIMPLE_HEAD,  # plain enough for a log file
     )
     table.add_column("target", no_wrap=True)
-    for column in ("right", f"to {BASELINE}", "95% interval"):
+    for column in (title, f"to {BASELINE}", "95% interval"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("what it is")
     for name, score in comparison.policies.items():
         style = "bold" if name == comparison.choice else None
-        table.add_row(*_cells(name, score, candidates()[name].meaning), style=style)
+        table.add_row(*_cells(entry, name, score, candidates()[name].meaning), style=style)
     table.add_section()
     for name, score in comparison.teachers.items():
-        table.add_row(*_cells(f"teacher {name}", score, "one teacher alone"))
+        table.add_row(*_cells(entry, f"teacher {name}", score, "one teacher alone"))
     table.add_row(
         *_cells(
-            "any teacher", comparison.any_teacher, "at least one teacher is right: an upper bound"
+            entry,
+            "any teacher",
+            comparison.any_teacher,
+            "the teacher that is right, if one is: an upper bound",
         )
     )
     agreement = "; ".join(f"{pair} {share:.0%}" for pair, share in comparison.agreement.items())
@@ -43,19 +48,26 @@ def routing_table(comparison: Comparison, split: str) -> Group:
 
 def reason(comparison: Comparison) -> str:
     """The reason of the choice, in one sentence."""
+    entry = comparison.entry
     if comparison.choice != BASELINE:
-        low, high = comparison.policies[comparison.choice].interval
+        bounds = sorted(map(abs, comparison.policies[comparison.choice].interval))
+        low, high = (entry.difference_as(bound).lstrip("+") for bound in bounds)
         return (
-            f"Its target is right more often than the {BASELINE}'s, by {100 * low:.1f} to "
-            f"{100 * high:.1f} points."
+            f"The {entry.title} of its target is better than the {BASELINE}'s, by {low} to "
+            f"{high}{' points' if entry.is_share else ''}."
         )
-    best = max(comparison.policies, key=lambda name: comparison.policies[name].accuracy)
+    best = entry.best({name: policy.score for name, policy in comparison.policies.items()})
     if best == BASELINE:
-        return "No policy's target is right more often."
+        return f"No policy's target has a better {entry.title}."
     return f"The best target, of {best}, is better only within chance."
 
 
-def _cells(name: str, score: Score, meaning: str) -> list[Text]:
-    interval = "{:+.1f} to {:+.1f}".format(*(100 * bound for bound in score.interval))
-    numbers = [f"{score.accuracy:.1%}", f"{100 * score.difference:+.1f}", interval]
-    return [Text(cell) for cell in (name, *numbers, meaning)]
+def capitalised(title: str) -> str:
+    """A metric's title at the start of a line: `Micro F1`, `AUC`."""
+    return title[0].upper() + title[1:]
+
+
+def _cells(entry: MetricEntry, name: str, score: Score, meaning: str) -> list[Text]:
+    low, high = (entry.difference_as(bound) for bound in score.interval)
+    numbers = [entry.shown_as(score.score), entry.difference_as(score.difference)]
+    return [Text(cell) for cell in (name, *numbers, f"{low} to {high}", meaning)]

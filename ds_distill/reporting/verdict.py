@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from ds_distill.parts.entry import MetricEntry
+from ds_distill.parts.metrics import METRICS, reported_metrics
 from ds_distill.parts.phases import PHASES
 
 _OUTCOMES = ("better than", "level with", "worse than")
 
 
 def verdict(results: dict[str, Any]) -> str:
-    """The shipped student's accuracy beside the baseline, teachers, controls and other students.
+    """The shipped student's score in the task's metric, beside the baseline, teachers, controls and
+    other students.
 
     Better and worse mean that the 95% interval of the difference excludes zero.
     """
@@ -20,34 +23,10 @@ def verdict(results: dict[str, Any]) -> str:
         return "No student was trained."
     if evaluation is None or student not in evaluation["models"]:
         return (
-            f"The student is `{student}`. No evaluate phase comes after it, so its accuracy was "
+            f"The student is `{student}`. No evaluate phase comes after it, so its quality was "
             "not measured."
         )
-    models = evaluation["models"]
-    own = models[student]
-    counted = (
-        f"{own['tokens']:,} masked tokens" if "tokens" in own else f"{own['examples']:,} examples"
-    )
-    rows = {row["other"]: row for row in evaluation["comparisons"] if row["student"] == student}
-    clauses = [] if _above_baseline(own) else [_to_baseline(own, evaluation["baseline"])]
-    for role, noun, addition in (
-        ("teacher", "teacher", ""),
-        ("control", "student", " without teachers"),
-    ):
-        # Two models at the baseline are not compared.
-        others = {
-            name: models[name]
-            for name in rows
-            if models[name]["role"] == role
-            and (_above_baseline(own) or _above_baseline(models[name]))
-        }
-        clauses += _clauses(others, rows, noun, addition)
-    accuracy = f"accuracy {own['accuracy']:.1%} on {counted} of {evaluation['split']}"
-    outcome = f", {_listed(clauses)}" if clauses else ""
-    sentences = [f"Student `{student}`: {accuracy}{outcome}."]
-    sentences += _of_other_students(rows, models)
-    sentences += _of_models_at_baseline(evaluation, student, _above_baseline(own))
-    return " ".join(sentences)
+    return " ".join(_Verdict(evaluation, student).sentences())
 
 
 def last_evaluation(results: dict[str, Any]) -> dict[str, Any] | None:
@@ -57,81 +36,130 @@ def last_evaluation(results: dict[str, Any]) -> dict[str, Any] | None:
     return (of_task or [None])[-1]
 
 
-def _above_baseline(model: dict[str, Any]) -> bool:
-    return bool(model["to_baseline"]["interval"][0] > 0)
+def metrics_of(evaluation: dict[str, Any]) -> dict[str, MetricEntry]:
+    """Entries of the metrics that an evaluation's record holds, by name: the task's first."""
+    over = evaluation["over"]
+    names = dict.fromkeys([evaluation["metric"], *reported_metrics(over)])
+    return {name: METRICS[over][name] for name in names}
 
 
-def _to_baseline(model: dict[str, Any], baseline: dict[str, Any]) -> str:
-    worse = model["to_baseline"]["interval"][1] < 0
-    constant = f"always predicting {baseline['answer']!r} ({baseline['accuracy']:.1%})"
-    return f"worse than {constant}" if worse else f"no better than {constant}"
+class _Verdict:
+    """On one student in one evaluation."""
 
+    def __init__(self, evaluation: dict[str, Any], student: str) -> None:
+        self._entry = next(iter(metrics_of(evaluation).values()))
+        self._evaluation = evaluation
+        self._models = evaluation["models"]
+        self._student = student
+        rows = (row for row in evaluation["comparisons"] if row["student"] == student)
+        self._rows = {row["other"]: row for row in rows}
 
-def _of_other_students(rows: dict[str, Any], models: dict[str, Any]) -> list[str]:
-    """One sentence that compares the shipped student with the others."""
-    others = {name: row for name, row in rows.items() if models[name]["role"] == "student"}
-    clauses = []
-    for outcome in _OUTCOMES:
-        group = [name for name, row in others.items() if _outcome(row) == outcome]
-        if not group:
-            continue
-        named = _listed([f"`{name}` ({models[name]['accuracy']:.1%})" for name in group])
-        if outcome == "level with":
-            differences = _listed([_points(others[name]) for name in group])
-            clauses.append(f"its difference to {named} is within chance: {differences}")
-        else:
-            clauses.append(f"it is {outcome} {named}")
-    return [f"Among the students, {'; '.join(clauses)}."] if clauses else []
+    def sentences(self) -> list[str]:
+        own = self._models[self._student]
+        above = self._above_baseline(own)
+        clauses = [] if above else [self._to_baseline(own)]
+        for role, noun, addition in (
+            ("teacher", "teacher", ""),
+            ("control", "student", " without teachers"),
+        ):
+            # Two models at the baseline are not compared.
+            others = {
+                name: self._models[name]
+                for name in self._rows
+                if self._models[name]["role"] == role
+                and (above or self._above_baseline(self._models[name]))
+            }
+            clauses += self._clauses(others, noun, addition)
+        counted = (
+            f"{own['tokens']:,} masked tokens"
+            if "tokens" in own
+            else f"{own['examples']:,} examples"
+        )
+        score = f"{self._entry.title} {self._score(own)} on {counted}"
+        outcome = f", {_listed(clauses)}" if clauses else ""
+        first = f"Student `{self._student}`: {score} of {self._evaluation['split']}{outcome}."
+        return [first, *self._of_other_students(), *self._of_models_at_baseline(above)]
 
+    def _score(self, model: dict[str, Any]) -> str:
+        return self._entry.shown_as(model[self._entry.name])
 
-def _of_models_at_baseline(evaluation: dict[str, Any], student: str, above: bool) -> list[str]:
-    """One sentence on the other models that are no better than the baseline."""
-    names = [
-        f"`{name}` ({model['accuracy']:.1%})"
-        for name, model in evaluation["models"].items()
-        if name != student and not _above_baseline(model)
-    ]
-    if not names:
-        return []
-    if not above:
-        return [f"Nor {'is' if len(names) == 1 else 'are'} {_listed(names)} better than that."]
-    baseline = evaluation["baseline"]
-    verb = "is" if len(names) == 1 else "are"
-    return [
-        f"{_listed(names)} {verb} no better than always predicting {baseline['answer']!r} "
-        f"({baseline['accuracy']:.1%})."
-    ]
+    def _above_baseline(self, model: dict[str, Any]) -> bool:
+        return self._entry.better(model["to_baseline"]["interval"])
 
+    def _constant(self) -> str:
+        baseline = self._evaluation["baseline"]
+        return f"always predicting {baseline['answer']!r} ({self._score(baseline)})"
 
-def _clauses(
-    others: dict[str, dict[str, Any]], rows: dict[str, Any], noun: str, addition: str
-) -> list[str]:
-    """One clause per outcome: `both` or `all` where all others share it, else their names."""
-    clauses = []
-    for outcome in _OUTCOMES:
-        group = {name: other for name, other in others.items() if _outcome(rows[name]) == outcome}
-        if not group:
-            continue
-        nouns = (noun if len(group) == 1 else f"{noun}s") + addition
-        if len(group) == len(others):
-            amount = {1: "the", 2: "both"}.get(len(group), f"all {len(group)}")
-            numbers = ", ".join(f"{name} {other['accuracy']:.1%}" for name, other in group.items())
-            clauses.append(f"{outcome} {amount} {nouns} ({numbers})")
-        else:
-            named = [f"{name} ({other['accuracy']:.1%})" for name, other in group.items()]
-            clauses.append(f"{outcome} the {nouns} {_listed(named)}")
-    return clauses
+    def _to_baseline(self, model: dict[str, Any]) -> str:
+        worse = self._entry.worse(model["to_baseline"]["interval"])
+        return f"{'worse' if worse else 'no better'} than {self._constant()}"
 
+    def _of_other_students(self) -> list[str]:
+        """One sentence that compares the shipped student with the others."""
+        others = {
+            name: row for name, row in self._rows.items() if self._models[name]["role"] == "student"
+        }
+        clauses = []
+        for outcome in _OUTCOMES:
+            group = [name for name, row in others.items() if self._outcome(row) == outcome]
+            if not group:
+                continue
+            named = _listed([f"`{name}` ({self._score(self._models[name])})" for name in group])
+            if outcome == "level with":
+                differences = _listed([self._difference(others[name]) for name in group])
+                clauses.append(f"its difference to {named} is within chance: {differences}")
+            else:
+                clauses.append(f"it is {outcome} {named}")
+        return [f"Among the students, {'; '.join(clauses)}."] if clauses else []
 
-def _outcome(row: dict[str, Any]) -> str:
-    low, high = row["interval"]
-    return _OUTCOMES[0 if low > 0 else 2 if high < 0 else 1]
+    def _of_models_at_baseline(self, above: bool) -> list[str]:
+        """One sentence on the other models that are no better than the baseline.
 
+        above: whether the student is better than it.
+        """
+        names = [
+            f"`{name}` ({self._score(model)})"
+            for name, model in self._models.items()
+            if name != self._student and not self._above_baseline(model)
+        ]
+        if not names:
+            return []
+        verb = "is" if len(names) == 1 else "are"
+        if not above:
+            return [f"Nor {verb} {_listed(names)} better than that."]
+        return [f"{_listed(names)} {verb} no better than {self._constant()}."]
 
-def _points(row: dict[str, Any]) -> str:
-    # + 0.0 turns -0.0 into 0.0.
-    numbers = (round(100 * value, 1) + 0.0 for value in (row["difference"], *row["interval"]))
-    return "{:+.1f} points (95% interval {:+.1f} to {:+.1f})".format(*numbers)
+    def _clauses(self, others: dict[str, dict[str, Any]], noun: str, addition: str) -> list[str]:
+        """One clause per outcome: `both` or `all` where all others share it, else their names."""
+        clauses = []
+        for outcome in _OUTCOMES:
+            group = {
+                name: other
+                for name, other in others.items()
+                if self._outcome(self._rows[name]) == outcome
+            }
+            if not group:
+                continue
+            nouns = (noun if len(group) == 1 else f"{noun}s") + addition
+            if len(group) == len(others):
+                amount = {1: "the", 2: "both"}.get(len(group), f"all {len(group)}")
+                numbers = ", ".join(f"{name} {self._score(other)}" for name, other in group.items())
+                clauses.append(f"{outcome} {amount} {nouns} ({numbers})")
+            else:
+                named = [f"{name} ({self._score(other)})" for name, other in group.items()]
+                clauses.append(f"{outcome} the {nouns} {_listed(named)}")
+        return clauses
+
+    def _outcome(self, row: dict[str, Any]) -> str:
+        interval = row["interval"]
+        if self._entry.better(interval):
+            return "better than"
+        return "worse than" if self._entry.worse(interval) else "level with"
+
+    def _difference(self, row: dict[str, Any]) -> str:
+        shown, low, high = map(self._entry.difference_as, (row["difference"], *row["interval"]))
+        unit = " points" if self._entry.is_share else ""
+        return f"{shown}{unit} (95% interval {low} to {high})"
 
 
 def _listed(parts: list[str]) -> str:

@@ -15,7 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.evaluation.metrics import paired_interval
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.predictions import ClassPredictions
+from ds_distill.evaluation.report import build_metric, per_class
+from ds_distill.parts.entry import MetricEntry
+from ds_distill.parts.metrics import METRICS, Accuracy, MetricSettings
 from ds_distill.parts.policies import BASELINE, POLICIES, Routing, candidates
 from ds_distill.routing.fitted import fit, folds_of, states_of
 from ds_distill.routing.gate import FOLDS
@@ -28,13 +32,15 @@ HELD_OUT = 1
 
 @dataclass(frozen=True)
 class Score:
-    """How often a target's largest class is the label."""
+    """How good a target is."""
 
-    accuracy: float
+    score: float
+    """In the task's metric."""
     per_class: dict[str, float | None]
-    """None where the split has no example of the class."""
+    """How often its largest class is the label; None where the split has no example of the
+    class."""
     difference: float
-    """Of the accuracy to the average's."""
+    """Of the score to the average's."""
     interval: tuple[float, float]
     """95% bootstrap interval of the difference, over the same examples, or over the groups by which
     they are assigned to folds."""
@@ -44,11 +50,14 @@ class Score:
 class Comparison:
     """Policies, teachers and what they have in common, on one split."""
 
+    metric: str
+    """The task's: the name of its entry."""
     examples: int
     policies: dict[str, Score]
     teachers: dict[str, Score]
     any_teacher: Score
-    """Right where any teacher is: no choice among teachers can do better."""
+    """Where any teacher is right, its output, else the first one's: no choice among teachers has
+    a better accuracy."""
     agreement: dict[str, float]
     """`one, other` -> share of examples on which two teachers predict the same class."""
     choice: str
@@ -60,6 +69,10 @@ class Comparison:
         """The choice as a recipe would write it."""
         return routing_of_candidate(self.choice)
 
+    @property
+    def entry(self) -> MetricEntry:
+        return METRICS["classes"][self.metric]
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -70,52 +83,60 @@ def compare(
     keys: torch.Tensor,
     labels: Sequence[str],
     *,
+    judge: MetricSettings | None = None,
     seed: int = 0,
     group_keys: torch.Tensor | None = None,
 ) -> Comparison:
     """
     signals: by teacher, logits [N, C] and, for a gate that reads them, the last layer's states
         [N, H]. truth: int [N] class ids, -1 unlabelled (left out). keys: int64 [N, 2].
+    judge: the task's metric; accuracy, where None.
     group_keys: int64 [N, 2], by which examples are assigned to folds; the keys, where None.
     """
+    judge = judge or Accuracy()
+    metric = build_metric("classes", judge, labels)
     known = torch.from_numpy(truth >= 0)
     group_keys = (keys if group_keys is None else group_keys)[known]
     signals, keys, truth = at(signals, known), keys[known], truth[truth >= 0]
-    outputs = {name: signals.logits.argmax(dim=1).numpy() for name, signals in signals.items()}
-    routed = held_out_targets(signals, truth, keys, labels, seed=seed, group_keys=group_keys)
-    right = {name: target.argmax(dim=1).numpy() == truth for name, target in routed.items()}
+    targets = held_out_targets(signals, truth, keys, labels, seed=seed, group_keys=group_keys)
+    routed = {name: ClassPredictions(of.numpy(), truth) for name, of in targets.items()}
+    teachers = {name: ClassPredictions(of.logits.numpy(), truth) for name, of in signals.items()}
     groups = numbered(group_keys)
+    average = metric.value(routed[BASELINE])
 
-    def score(these: np.ndarray) -> Score:
-        return Score(
-            float(these.mean()),
-            {
-                label: float(these[truth == index].mean()) if (truth == index).any() else None
-                for index, label in enumerate(labels)
-            },
-            float(these.mean() - right[BASELINE].mean()),
-            paired_interval(these, right[BASELINE], groups=groups, seed=seed),
-        )
+    def score(these: ClassPredictions) -> Score:
+        value = metric.value(these)
+        interval = paired_interval(these, routed[BASELINE], metric, groups=groups, seed=seed)
+        return Score(value, per_class(these, labels), value - average, interval)
 
-    policies = {name: score(these) for name, these in right.items()}
+    policies = {name: score(these) for name, these in routed.items()}
     return Comparison(
+        metric=judge.name,
         examples=len(truth),
         policies=policies,
-        teachers={name: score(predicted == truth) for name, predicted in outputs.items()},
-        any_teacher=score(np.any([predicted == truth for predicted in outputs.values()], axis=0)),
+        teachers={name: score(these) for name, these in teachers.items()},
+        any_teacher=score(_any_of([*teachers.values()])),
         agreement={
-            f"{one}, {other}": float((outputs[one] == outputs[other]).mean())
-            for one, other in combinations(outputs, 2)
+            f"{one}, {other}": float((teachers[one].predicted == teachers[other].predicted).mean())
+            for one, other in combinations(teachers, 2)
         },
-        choice=choose(policies),
+        choice=choose(policies, METRICS["classes"][judge.name]),
     )
 
 
-def choose(policies: Mapping[str, Score]) -> str:
-    """The most accurate policy, of equals the first; the average if that is not better than it
-    beyond chance."""
-    best = max(policies, key=lambda name: policies[name].accuracy)
-    return best if policies[best].interval[0] > 0 else BASELINE
+def _any_of(teachers: Sequence[ClassPredictions]) -> ClassPredictions:
+    """Of each example, what the first teacher that is right predicts; the first, if none is."""
+    right = np.stack([teacher.predicted == teacher.labels for teacher in teachers])
+    logits = np.stack([teacher.logits for teacher in teachers])
+    rows = np.arange(right.shape[1])
+    return ClassPredictions(logits[right.argmax(axis=0), rows], teachers[0].labels)
+
+
+def choose(policies: Mapping[str, Score], metric: MetricEntry) -> str:
+    """The policy with the best score, of equals the first; the average if that is not better than
+    it beyond chance."""
+    best = metric.best({name: policy.score for name, policy in policies.items()})
+    return best if metric.better(policies[best].interval) else BASELINE
 
 
 def held_out_targets(

@@ -8,6 +8,7 @@ from typing import Any
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.parts.phases import PHASES
+from ds_distill.parts.tasks import metric_of
 from ds_distill.recipe import Recipe
 from ds_distill.reporting.model_card import model_card
 from ds_distill.reporting.report import render_report
@@ -45,7 +46,8 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
 
 
 def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None:
-    """(phase number, name) of the student to ship: the most accurate on the choosing examples.
+    """(phase number, name) of the student to ship: the best on the choosing examples, by its task's
+    metric.
 
     It is a student of the task of the last phase that distils, or else that trains: scores on
     different tasks cannot be compared. Distilled students come before other trained ones. Of equal
@@ -68,7 +70,14 @@ def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None
         [item for item in trained if item[2]["output"] not in seen],
     ):
         trained = [item for item in trained if item in preferred] or trained
-    accuracies = [(item[2]["choosing"] or {}).get("accuracy") or 0.0 for item in trained]
-    best = max(accuracies)
-    number, _, model = trained[accuracies.index(best) if best > 0.0 else -1]
+    metric = metric_of(recipe.tasks_by_name[task])
+    scores = {
+        (number, model["output"]): model["choosing"]["score"]
+        for number, _, model in trained
+        if model["choosing"] is not None and model["choosing"]["score"] is not None
+    }
+    if scores:
+        best: tuple[int, str] = metric.best(scores)
+        return best
+    number, _, model = trained[-1]
     return number, model["output"]

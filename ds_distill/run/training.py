@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,9 @@ from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.config import batch_shape
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.errors import UserError
+from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.configuration import load_config, load_tokenizer
 from ds_distill.models.load import freeze_embeddings, save_model, set_dropout
 from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.run.checkpoints import Checkpoints
@@ -55,8 +56,25 @@ class Progress:
     """Where a training stands; with DeepSpeed's checkpoint it is all that a resume needs."""
 
     step: int = 0
-    best_accuracy: float | None = None
+    best_score: float | None = None
     best_epoch: int | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What terms measured, as last reported."""
+
+
+def train_each(
+    number: int, outputs: Iterable[str], job_of: Callable[[str], Job], run: Run
+) -> dict[str, Any]:
+    """Train a phase's models, one after the other, without those that are done. Returns the phase's
+    record.
+
+    job_of: a model's job by its name, made when its turn comes.
+    """
+    trained = []
+    for output in outputs:
+        done = run.folder.finished_training(number, output)
+        trained.append(train(job_of(output), run) if done is None else done)
+    return {"trained": trained}
 
 
 def train(job: Job, run: Run) -> dict[str, Any]:
@@ -167,6 +185,9 @@ class _Training:
         if not math.isfinite(values["loss"]):
             raise self._astray(epoch, values["loss"])
         self._unreported.clear()
+        measured = {name: value for name, value in values.items() if "." in name}
+        measures = {**self.progress.measures, **measured}
+        self.progress = replace(self.progress, measures=measures)
         step, rate = self.progress.step, self.engine.learning_rate
         self.run.log.event("train", phase=self.job.output, step=step, learning_rate=rate, **values)
         bar.advance(0, f"loss {values['loss']:.4f}")
@@ -183,8 +204,8 @@ class _Training:
         )
 
     def _validate(self, epoch: int) -> None:
-        """Validation at the end of an epoch; the weights of the epoch with the best accuracy are
-        kept."""
+        """Validation at the end of an epoch; the weights of the epoch with the best score in the
+        task's metric are kept."""
         job, progress = self.job, self.progress
         if job.validation is None:
             return
@@ -192,12 +213,13 @@ class _Training:
         self.run.log.event(
             "validation", phase=job.output, step=progress.step, epoch=epoch, **scores
         )
-        result = scores["accuracy"]
+        metric, best = job.validation.metric, progress.best_score
+        result = scores[metric.name]
         if job.settings.keep != "last":
-            if not (progress.best_accuracy is None or result > progress.best_accuracy):
+            if best is not None and not metric.is_better(result, best):
                 return
             self._keep_weights()
-        self.progress = replace(progress, best_accuracy=result, best_epoch=epoch)
+        self.progress = replace(progress, best_score=result, best_epoch=epoch)
 
     def _keep_weights(self) -> None:
         """Write the student as transformers would, aside, to be published when training ends."""
@@ -221,6 +243,7 @@ class _Training:
             "examples": len(job.examples),
             "steps": self.progress.step,
             "choosing": _choosing(job, self.progress),
+            **({"measures": self.progress.measures} if self.progress.measures else {}),
         }
         if run.world.is_main:
             run.folder.publish_model(job.number, job.output, record)
@@ -239,6 +262,31 @@ def trainable_model(
     if settings.dropout is not None:
         set_dropout(model, settings.dropout)
     return model
+
+
+def terms_of(
+    settings: TrainingPhase,
+    run: Run,
+    model: PreTrainedModel,
+    examples: Examples,
+    teachers: Iterable[ModelReference] = (),
+) -> dict[str, Term]:
+    """A phase's loss terms.
+
+    model: the one that it trains. examples: those that it trains on.
+    """
+    widths = {
+        reference.name: load_config(reference.model, reference.revision).hidden_size
+        for reference in teachers
+    }
+    labels = run.labels if run.recipe.task.has_classes else []
+    known = examples.labels[examples.labels >= 0] if labels else np.zeros(0, dtype=np.int64)
+    counts = np.bincount(known, minlength=len(labels)).tolist()
+    torch.manual_seed(run.recipe.seed)  # projections start the same on every rank
+    return build_terms(
+        settings.losses,
+        TermInputs(model.config.hidden_size, widths, labels, counts, run.recipe.seed),
+    )
 
 
 def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
@@ -260,7 +308,7 @@ def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
 
 
 def _choosing(job: Job, progress: Progress) -> dict[str, Any] | None:
-    """The examples that chose the epoch, and will choose the student to ship, with the accuracy on
+    """The examples that chose the epoch, and will choose the student to ship, with the score on
     them: of what was chosen by it, so no measure of the model."""
     if job.validation is None:
         return None
@@ -268,7 +316,8 @@ def _choosing(job: Job, progress: Progress) -> dict[str, Any] | None:
         "split": job.validation.split,
         "examples": job.validation.examples,
         "keep": job.settings.keep,
-        "accuracy": progress.best_accuracy,
+        "metric": job.validation.metric.name,
+        "score": progress.best_score,
         "epoch": progress.best_epoch,
     }
 

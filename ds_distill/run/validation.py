@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT, choosing_part
 from ds_distill.engine.engine import Engine
-from ds_distill.parts.metrics import metrics_of
+from ds_distill.evaluation.report import metric_values
+from ds_distill.parts.entry import MetricEntry
+from ds_distill.parts.tasks import metric_of
 from ds_distill.run.context import ModelReference, Run
 
 BATCH = 64
@@ -20,6 +22,8 @@ class Validation:
 
     split: str
     examples: int
+    metric: MetricEntry
+    """The task's, which chooses the epoch."""
     score: Callable[[Engine], dict[str, float]]
     """All metrics of the student of an engine. Every rank must call it."""
 
@@ -39,7 +43,6 @@ def validation_of(run: Run, reference: ModelReference) -> Validation | None:
 
     def score(engine: Engine) -> dict[str, float]:
         predictions = run.kind.predict(engine, collate, examples, ["student"], BATCH)["student"]
-        report = run.kind.report(predictions, examples)
-        return {name: report[name] for name in metrics_of(run.task)}
+        return metric_values(run.kind.scored(predictions, examples), run.kind.metrics)
 
-    return Validation(CHOOSING_SPLIT, len(examples), score)
+    return Validation(CHOOSING_SPLIT, len(examples), metric_of(run.task), score)

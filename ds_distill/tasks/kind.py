@@ -17,8 +17,10 @@ from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar
 from ds_distill.evaluation.label_order import Doubt
+from ds_distill.evaluation.metric import Metric
+from ds_distill.evaluation.report import build_metrics
 from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import TaskSettings
+from ds_distill.parts.tasks import TASKS, TaskSettings
 
 if TYPE_CHECKING:
     from ds_distill.run.context import ModelReference, Run
@@ -36,6 +38,13 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     def __init__(self, settings: Settings, labels: list[str]) -> None:
         """labels: names of the classes, in the order of the class ids; none where it has none."""
         self.settings, self.labels = settings, labels
+        self.metrics = build_metrics(TASKS[settings.type].over, labels, settings.metric)
+        """What evaluations report, by name: the task's own metric first."""
+
+    @property
+    def judge(self) -> Metric[Any]:
+        """The task's metric, by which its models are compared and chosen."""
+        return self.metrics[self.settings.metric.name]
 
     # ---------------------------------------------------------------------- models and batches
 
@@ -102,16 +111,17 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         """Whether a model's outputs for each example are finite: bool [N]."""
 
     @abstractmethod
-    def report(self, predictions: Predictions, examples: Examples) -> dict[str, Any]:
+    def counted(self, examples: Examples) -> np.ndarray:
+        """Which examples metrics count, such as the labelled ones: bool [N]."""
+
+    @abstractmethod
+    def scored(self, predictions: Predictions, examples: Examples) -> Any:
+        """Predictions for the examples that count, as the task's metrics read them; see
+        `ds_distill.evaluation.predictions`."""
+
+    @abstractmethod
+    def report(self, scored: Any) -> dict[str, Any]:
         """Numbers of predictions and all metrics: JSON values."""
-
-    @abstractmethod
-    def right(self, predictions: Predictions, examples: Examples) -> np.ndarray:
-        """How many predictions for each example are right: int64 [N], 0 where it has no label."""
-
-    @abstractmethod
-    def labelled(self, predictions: Predictions, examples: Examples) -> np.ndarray:
-        """How many predictions each example has that can be right or wrong: int64 [N]."""
 
     @abstractmethod
     def baseline(

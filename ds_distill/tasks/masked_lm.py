@@ -18,7 +18,8 @@ from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar, score_tokens
 from ds_distill.evaluation.baseline import Unigram
-from ds_distill.evaluation.metrics import TokenScores, masked_lm_report
+from ds_distill.evaluation.predictions import TokenScores
+from ds_distill.evaluation.report import masked_lm_report
 from ds_distill.models.load import load_masked_lm
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import MaskedLM
@@ -82,14 +83,14 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
     def finite(self, predictions: TokenScores) -> torch.Tensor:
         return torch.from_numpy(np.isfinite(predictions.loss))
 
-    def report(self, predictions: TokenScores, examples: Examples) -> dict[str, Any]:
-        return masked_lm_report(predictions)
+    def counted(self, examples: Examples) -> np.ndarray:
+        return np.ones(len(examples), dtype=bool)
 
-    def right(self, predictions: TokenScores, examples: Examples) -> np.ndarray:
-        return predictions.right
+    def scored(self, predictions: TokenScores, examples: Examples) -> TokenScores:
+        return predictions
 
-    def labelled(self, predictions: TokenScores, examples: Examples) -> np.ndarray:
-        return predictions.tokens
+    def report(self, scored: TokenScores) -> dict[str, Any]:
+        return masked_lm_report(scored, self.metrics)
 
     def baseline(
         self, run: Run, split: str, examples: Examples, references: list[ModelReference]

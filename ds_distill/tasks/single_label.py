@@ -15,9 +15,10 @@ from ds_distill.data.batches import CachedSignals, Collator, Examples, SequenceC
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar, predict_all
-from ds_distill.evaluation.baseline import majority_class
+from ds_distill.evaluation.baseline import class_log_shares
 from ds_distill.evaluation.label_order import Doubt, doubt
-from ds_distill.evaluation.metrics import classification_report
+from ds_distill.evaluation.predictions import ClassPredictions
+from ds_distill.evaluation.report import classification_report
 from ds_distill.models.load import load_classifier
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import SingleLabel
@@ -73,30 +74,29 @@ class SingleLabelKind(TaskKind[SingleLabel, np.ndarray]):
     def finite(self, predictions: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.isfinite(predictions).all(axis=1))
 
-    def report(self, predictions: np.ndarray, examples: Examples) -> dict[str, Any]:
-        return classification_report(predictions, examples.labels, self.labels)
+    def counted(self, examples: Examples) -> np.ndarray:
+        return examples.labels >= 0
 
-    def right(self, predictions: np.ndarray, examples: Examples) -> np.ndarray:
-        right: np.ndarray = predictions.argmax(axis=1) == examples.labels
-        return right.astype(np.int64)
+    def scored(self, predictions: np.ndarray, examples: Examples) -> ClassPredictions:
+        return ClassPredictions.labelled(predictions, examples.labels)
 
-    def labelled(self, predictions: np.ndarray, examples: Examples) -> np.ndarray:
-        return (examples.labels >= 0).astype(np.int64)
+    def report(self, scored: ClassPredictions) -> dict[str, Any]:
+        return classification_report(scored, self.labels, self.metrics)
 
     def baseline(
         self, run: Run, split: str, examples: Examples, references: list[ModelReference]
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """The commonest class of the training labels. Where train has no labels, the commonest of
-        the evaluated ones: no constant answer is right more often."""
+        """The commonest class of the training labels, each class as likely as it is frequent there.
+        Where train has no labels, those of the evaluated ones: no constant answer is right more
+        often."""
         source, shown = "the evaluated split", examples.labels
         if run.has_split("train"):
             training = run.examples("train").labels
             if (training >= 0).any():
                 source, shown = "train", training
-        answer = majority_class(shown)
-        logits = np.zeros((len(examples), len(self.labels)), dtype=np.float32)
-        logits[:, answer] = 1.0
-        return logits, {"answer": self.labels[answer], "split": source}
+        shares = class_log_shares(shown, len(self.labels))
+        answer = self.labels[int(shares.argmax())]
+        return np.tile(shares, (len(examples), 1)), {"answer": answer, "split": source}
 
     def doubt(self, predictions: np.ndarray, examples: Examples) -> Doubt | None:
         return doubt(predictions, examples.labels, self.labels)

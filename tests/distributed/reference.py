@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from ds_distill.data.masking import Masking, mask_view
-from ds_distill.losses import Term, build_terms
+from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.parts.terms import TermSettings, losses_of
 from ds_distill.types import Batch, PaddedView
 
@@ -111,7 +111,7 @@ the pooler are not used; logits alone, so that the projections are not."""
 
 def make_terms(task: str, kind: str, width: int, teacher_widths: dict[str, int]) -> dict[str, Term]:
     torch.manual_seed(11)  # projections
-    return build_terms(task_losses(task, kind), width, teacher_widths)
+    return build_terms(task_losses(task, kind), TermInputs(width, teacher_widths))
 
 
 def task_losses(task: str, kind: str) -> dict[str, TermSettings]:

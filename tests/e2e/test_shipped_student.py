@@ -19,7 +19,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 
 from ds_distill.data.plan import plan_once
 from ds_distill.engine.world import World
-from ds_distill.evaluation.metrics import TokenScores, classification_report, masked_lm_report
+from ds_distill.evaluation.predictions import ClassPredictions, TokenScores
 from ds_distill.parts.tasks import Columns
 from ds_distill.phases import evaluate
 from ds_distill.recipe import LONE_TASK, load_recipe
@@ -116,15 +116,15 @@ def test_loaded_plainly_it_predicts_what_the_results_say(finished: Finished) -> 
             scores, told = plain_scores(finished, model, name), finished.told[name]
             assert np.array_equal(scores.right, told.right)
             assert scores.loss == pytest.approx(told.loss, rel=1e-5, abs=1e-6)
-            outputs = {
-                key: pytest.approx(v, rel=1e-6) for key, v in masked_lm_report(scores).items()
-            }
+            report = finished.run.kind.report(scores)
+            outputs = {key: pytest.approx(value, rel=1e-6) for key, value in report.items()}
         else:
             logits = plain_logits(finished, model, name)
             told = finished.told
             assert torch.equal(logits, torch.from_numpy(told[name]))
             labels = finished.run.examples("test").labels
-            outputs = classification_report(logits.numpy(), labels, finished.run.labels)
+            scored = ClassPredictions.labelled(logits.numpy(), labels)
+            outputs = finished.run.kind.report(scored)
         assert {key: finished.models[name][key] for key in outputs} == outputs
     assert finished.results["student"] == "student"
     shipped, own = finished.folder / "student", finished.folders()["student"]

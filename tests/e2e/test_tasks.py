@@ -99,7 +99,7 @@ def test_losses_on_two_ranks_are_those_on_one(folders: dict[int, Path]) -> None:
         return [(e["phase"], e["step"], e["loss"]) for e in events if e["event"] == "train"]
 
     one, two = losses(folders[1]), losses(folders[2])
-    assert [loss[:2] for loss in one] == [loss[:2] for loss in two] and len(one) > 10
+    assert [loss[:2] for loss in one] == [loss[:2] for loss in two] and len(one) > 5
     assert [loss[2] for loss in two] == pytest.approx([loss[2] for loss in one], rel=2e-3)
 
 

@@ -65,8 +65,8 @@ KINDS = {
         0.01,
         _SHARES,
         (
-            "routing.json/policies/*/accuracy",
-            "routing.json/teachers/*/accuracy",
+            "routing.json/policies/*/score",
+            "routing.json/teachers/*/score",
             "phases/*/models/*/accuracy",
             "phases/*/models/*/macro_f1",
         ),

@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,11 @@ from routing_sets import SETS, SHARE_OF_OTHERS, StudySet
 from routing_variants import variants
 
 from ds_distill.data.batches import Examples
-from ds_distill.evaluation.metrics import paired_interval
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.predictions import ClassPredictions
+from ds_distill.evaluation.report import build_metric
 from ds_distill.files import write_json
+from ds_distill.parts.metrics import Accuracy
 from ds_distill.parts.policies import candidates
 from ds_distill.recipe import load_recipe
 from ds_distill.routing import PolicyInputs, fit
@@ -133,26 +135,31 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
         fitted=fitted,
         seed=seed,
     )
-    right = {
-        name: routed(inputs, routing_of_candidate(name)).logits.argmax(1).numpy() == truth_test
-        for name in candidates()
+    logits = {
+        name: routed(inputs, routing_of_candidate(name)).logits.numpy() for name in candidates()
     }
     texts = texts_of(place / "students", "test")
-    right["ceiling"] = predicted(trained(place / "teachers", "all-labels"), texts) == truth_test
+    logits["ceiling"] = predicted(trained(place / "teachers", "all-labels"), texts)
     for name in STUDENTS:
         model = trained(place / "students", name)
-        right[f"student of {name}"] = predicted(model, texts) == truth_test
-    interval = partial(paired_interval, groups=numbered(examples_test.group_keys))
+        logits[f"student of {name}"] = predicted(model, texts)
+    models = {name: ClassPredictions(of, truth_test) for name, of in logits.items()}
+    accuracy = build_metric("classes", Accuracy(), study.labels)
+    groups = numbered(examples_test.group_keys)
+
+    def interval(first: str, second: str) -> tuple[float, float]:
+        return paired_interval(models[first], models[second], accuracy, groups=groups)
+
     return {
         "set": study.name,
         "seed": seed,
         "validation": comparison.to_json(),
         "test_examples": len(truth_test),
-        "test": {name: float(these.mean()) for name, these in right.items()},
+        "test": {name: accuracy.value(these) for name, these in models.items()},
         "intervals": {
-            "gate's target to average's": interval(right["gate"], right["average"]),
+            "gate's target to average's": interval("gate", "average"),
             "student of gate to student of average": interval(
-                right["student of gate"], right["student of average"]
+                "student of gate", "student of average"
             ),
         },
         "variants": variants(outputs, truth, examples.group_keys, said_test, truth_test),
@@ -190,14 +197,14 @@ def texts_of(folder: Path, split: str) -> list[str]:
 
 @torch.no_grad()
 def predicted(model_folder: Path, texts: list[str]) -> np.ndarray:
-    """A shipped model's classes, as a user of transformers gets them."""
+    """A shipped model's logits, [N, C], as a user of transformers gets them."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     length = load_recipe(str(model_folder.parents[1] / "recipe.yaml")).task.max_length
     model = AutoModelForSequenceClassification.from_pretrained(model_folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-    classes = np.zeros(len(texts), dtype=np.int64)
+    logits = np.zeros((len(texts), model.config.num_labels), dtype=np.float32)
     for start in range(0, len(order), 64):
         batch = order[start : start + 64]
         inputs = tokenizer(
@@ -207,8 +214,8 @@ def predicted(model_folder: Path, texts: list[str]) -> np.ndarray:
             max_length=length,
             return_tensors="pt",
         )
-        classes[batch] = model(**inputs).logits.argmax(dim=1).numpy()
-    return classes
+        logits[batch] = model(**inputs).logits.numpy()
+    return logits
 
 
 def main() -> None:
@@ -270,7 +277,7 @@ def tables(runs: list[dict[str, Any]]) -> str:
                 held_out = one["validation"]["policies"][name]
                 low, high = held_out["interval"]
                 interval = "" if name == "average" else f" ({100 * low:+.1f} to {100 * high:+.1f})"
-                cells.append(f"{chosen}{held_out['accuracy']:.3f}{chosen}{interval}")
+                cells.append(f"{chosen}{held_out['score']:.3f}{chosen}{interval}")
                 cells.append(f"{one['test'][name]:.3f}")
             text += _row(cells)
         for name in ("ceiling", *(f"student of {policy}" for policy in STUDENTS)):

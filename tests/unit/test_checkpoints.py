@@ -16,7 +16,7 @@ from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
-from ds_distill.losses import build_terms
+from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import Training
 from ds_distill.parts.terms import losses_of
@@ -55,7 +55,7 @@ def make_engine(world: World, config: str, **options: bool) -> Engine:
     with torch.no_grad():
         for parameter in student.parameters():  # biases are 0 and norms 1 otherwise
             parameter.uniform_(0.5, 1.0)
-    terms = build_terms(losses_of({"cross_entropy": {"weight": 1.0}}), 8, {})
+    terms = build_terms(losses_of({"cross_entropy": {"weight": 1.0}}), TermInputs(8))
     return Engine(
         Bundle(student, {}, terms),
         deepspeed_config(config, Training(batch_size=4, micro_batch_size=4), 1),

@@ -26,17 +26,19 @@ def recipe_of(*phases):
     )
 
 
-def record_of(kind, accuracies, *, split="train", keep="best"):
-    """accuracies: by model, on the examples that choose; None without any."""
+CHOOSING = {"split": "validation", "examples": 40, "metric": "accuracy"}
+
+
+def record_of(kind, scores, *, split="train", keep="best"):
+    """scores: by model, on the examples that choose; None without any."""
     trained = [
         {
             "output": name,
             "split": split,
             "examples": 500,
-            "choosing": accuracy
-            and {"split": "validation", "examples": 40, "keep": keep, "accuracy": accuracy},
+            "choosing": score and {**CHOOSING, "keep": keep, "score": score},
         }
-        for name, accuracy in accuracies.items()
+        for name, score in scores.items()
     ]
     return {"kind": kind, "trained": trained}
 

@@ -13,6 +13,9 @@ from rich.console import Console
 from ds_distill.data.batches import Examples
 from ds_distill.data.keys import content_keys
 from ds_distill.errors import UserError
+from ds_distill.evaluation.predictions import ClassPredictions
+from ds_distill.evaluation.report import build_metric
+from ds_distill.parts.metrics import ECE, F1, METRICS, MacroF1, MicroF1
 from ds_distill.parts.policies import candidates
 from ds_distill.phases.expertise import check_signals
 from ds_distill.reporting.routing_table import routing_table
@@ -68,13 +71,13 @@ def test_the_gate_wins_where_states_tell_the_expert():
     signals, truth, keys = told_by_states(400)
     found = compare(signals, truth, keys, LABELS)
     assert found.choice == "gate"
-    assert found.policies["gate"].accuracy > 0.95
-    assert found.policies["average"].accuracy < 0.8
-    assert found.any_teacher.accuracy > 0.95
+    assert found.policies["gate"].score > 0.95
+    assert found.policies["average"].score < 0.8
+    assert found.any_teacher.score > 0.95
     # Without the states nobody can tell.
     blind = {name: Signals(outputs.logits) for name, outputs in signals.items()}
     found = compare(blind, truth, keys, LABELS)
-    assert found.policies["gate"].accuracy < 0.85
+    assert found.policies["gate"].score < 0.85
     assert found.policies["gate"].difference > -0.05
 
 
@@ -101,7 +104,7 @@ def test_on_noise_alone_no_policy_seems_to_know_anything():
     }
     found = compare(signals, truth, keys_of(300), LABELS)
     for name, score in found.policies.items():
-        assert score.accuracy < 0.25 + 3.5 * (0.25 * 0.75 / 300) ** 0.5, name
+        assert score.score < 0.25 + 3.5 * (0.25 * 0.75 / 300) ** 0.5, name
 
 
 def test_an_example_is_judged_by_what_was_learnt_from_others():
@@ -150,7 +153,7 @@ def test_copies_of_a_text_are_not_learnt_from_to_judge_it():
         )
         for name in ("first", "second")
     }
-    assert compare(signals, truth, keys, LABELS).policies["gate"].accuracy < 0.5
+    assert compare(signals, truth, keys, LABELS).policies["gate"].score < 0.5
 
 
 def test_the_figures_are_what_counting_gives():
@@ -162,22 +165,22 @@ def test_the_figures_are_what_counting_gives():
     outputs = {name: signals.logits.argmax(1).numpy()[known] for name, signals in signals.items()}
     right = {name: outputs[name] == truth[known] for name in outputs}
     for name in outputs:
-        assert found.teachers[name].accuracy == pytest.approx(right[name].mean())
+        assert found.teachers[name].score == pytest.approx(right[name].mean())
         for index, label in enumerate(LABELS):
             these = right[name][truth[known] == index]
             assert found.teachers[name].per_class[label] == pytest.approx(these.mean())
     either = right["first"] | right["second"]
-    assert found.any_teacher.accuracy == pytest.approx(either.mean())
+    assert found.any_teacher.score == pytest.approx(either.mean())
     assert found.agreement == {
         "first, second": pytest.approx((outputs["first"] == outputs["second"]).mean())
     }
     mean = (signals["first"].logits + signals["second"].logits).argmax(1).numpy()[known] == truth[
         known
     ]
-    assert found.policies["average"].accuracy == pytest.approx(mean.mean())
+    assert found.policies["average"].score == pytest.approx(mean.mean())
     assert found.policies["average"].interval == (0.0, 0.0)
     random = found.policies["random"]
-    assert random.difference == pytest.approx(random.accuracy - mean.mean())
+    assert random.difference == pytest.approx(random.score - mean.mean())
     assert random.interval[0] <= random.difference <= random.interval[1]
 
 
@@ -186,7 +189,7 @@ def test_any_teacher_counts_where_one_of_them_is_right():
     right = np.stack([outputs.logits.argmax(1).numpy() == truth for outputs in signals.values()])
     assert right.any(axis=0).mean() != (~right).any(axis=0).mean()
     found = compare(signals, truth, keys, LABELS)
-    assert found.any_teacher.accuracy == pytest.approx(right.any(axis=0).mean())
+    assert found.any_teacher.score == pytest.approx(right.any(axis=0).mean())
 
 
 def test_a_class_without_examples_has_no_accuracy():
@@ -223,25 +226,59 @@ def test_texts_of_one_file_are_not_learnt_from_to_judge_each_other():
     examples = Examples(keys_of(8 * files), truth, groups)
     by_text = compare(signals, truth, examples.keys, LABELS)
     by_file = compare(signals, truth, examples.keys, LABELS, group_keys=examples.group_keys)
-    assert by_text.choice == "gate" and by_text.policies["gate"].accuracy > 0.9
-    assert by_file.choice == "average" and by_file.policies["gate"].accuracy < 0.5
+    assert by_text.choice == "gate" and by_text.policies["gate"].score > 0.9
+    assert by_file.choice == "average" and by_file.policies["gate"].score < 0.5
     low, high = by_file.policies["gate"].interval
     assert high - low > 0.15, "files are drawn, not texts"
 
 
-def score(accuracy, low, high):
-    return Score(accuracy, {}, 0.0, (low, high))
+def score(value, low, high):
+    return Score(value, {}, 0.0, (low, high))
+
+
+def chosen(policies, metric="accuracy"):
+    return choose(policies, METRICS["classes"][metric])
 
 
 def test_within_chance_the_average_wins():
     average = score(0.7, 0.0, 0.0)
-    assert choose({"average": average, "gate": score(0.72, 0.001, 0.04)}) == "gate"
-    assert choose({"average": average, "gate": score(0.72, -0.001, 0.04)}) == "average"
-    assert choose({"average": average, "gate": score(0.72, 0.0, 0.04)}) == "average"
-    assert choose({"average": average, "gate": score(0.7, 0.0, 0.0)}) == "average"
+    assert chosen({"average": average, "gate": score(0.72, 0.001, 0.04)}) == "gate"
+    assert chosen({"average": average, "gate": score(0.72, -0.001, 0.04)}) == "average"
+    assert chosen({"average": average, "gate": score(0.72, 0.0, 0.04)}) == "average"
+    assert chosen({"average": average, "gate": score(0.7, 0.0, 0.0)}) == "average"
     # The most accurate is asked, not the one that is surest to be better.
     wide, narrow = score(0.75, -0.01, 0.11), score(0.73, 0.02, 0.04)
-    assert choose({"average": average, "gate": wide, "calibrated": narrow}) == "average"
+    assert chosen({"average": average, "gate": wide, "calibrated": narrow}) == "average"
+
+
+def test_of_a_metric_that_is_to_be_low_the_lowest_wins():
+    average = score(0.3, 0.0, 0.0)
+    policies = {"average": average, "gate": score(0.1, -0.3, -0.1)}
+    assert chosen(policies, "ece") == "gate" and chosen(policies) == "average"
+    assert chosen({"average": average, "gate": score(0.2, -0.3, 0.1)}, "ece") == "average"
+    assert chosen({"average": average, "gate": score(0.5, 0.1, 0.3)}, "ece") == "average"
+
+
+@pytest.mark.parametrize("judge", [MicroF1(leave_out=["a"]), F1(positive="b"), MacroF1(), ECE()])
+def test_policies_are_compared_by_the_tasks_metric(judge):
+    signals, truth, keys = told_by_states(200)
+    found = compare(signals, truth, keys, LABELS, judge=judge)
+    assert found.metric == judge.name
+    metric = build_metric("classes", judge, LABELS)
+    for name, outputs in signals.items():
+        wanted = metric.value(ClassPredictions(outputs.logits.numpy(), truth))
+        assert found.teachers[name].score == pytest.approx(wanted)
+    average = ClassPredictions(
+        sum(outputs.logits for outputs in signals.values()).numpy() / 2, truth
+    )
+    assert found.policies["average"].score == pytest.approx(metric.value(average), abs=1e-6)
+    gate = found.policies["gate"]
+    assert gate.difference == pytest.approx(gate.score - found.policies["average"].score)
+    assert gate.interval[0] <= gate.difference <= gate.interval[1]
+    console = Console(width=140, file=io.StringIO())
+    console.print(routing_table(found, "validation"))
+    title = METRICS["classes"][judge.name].title
+    assert f"{title[0].upper()}{title[1:]} of each policy's target" in console.file.getvalue()
 
 
 def test_labels_and_order_of_rows_change_nothing_but_the_names():
@@ -255,7 +292,7 @@ def test_labels_and_order_of_rows_change_nothing_but_the_names():
     other = compare(moved, truth[order], keys[order], LABELS)
     assert one.choice == other.choice
     for name in candidates():
-        assert one.policies[name].accuracy == pytest.approx(other.policies[name].accuracy, abs=0.01)
+        assert one.policies[name].score == pytest.approx(other.policies[name].score, abs=0.01)
 
 
 def test_the_table_shows_every_row_and_the_choice():
@@ -266,6 +303,6 @@ def test_the_table_shows_every_row_and_the_choice():
     text = console.file.getvalue()
     for name, policy in found.policies.items():
         [line] = [line for line in text.splitlines() if line.startswith(f"  {name}  ")]
-        assert f"{policy.accuracy:.1%}" in line
+        assert f"{policy.score:.1%}" in line
     assert "Choice: gate" in text and "first, second" in text
     assert set(candidates()) == set(found.policies)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
@@ -21,8 +21,10 @@ from transformers import BertConfig, BertForSequenceClassification
 from ds_distill.check.needs import phase_mistakes
 from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
-from ds_distill.evaluation.metrics import classification_report
-from ds_distill.losses import build_terms
+from ds_distill.evaluation.metric import CountMetric
+from ds_distill.evaluation.predictions import ClassPredictions
+from ds_distill.evaluation.report import build_metric, build_metrics, classification_report
+from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts import (
     Candidate,
@@ -39,7 +41,7 @@ from ds_distill.parts import (
 )
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.entry import ConfiguredEntry
-from ds_distill.parts.metrics import METRICS
+from ds_distill.parts.metrics import METRICS, MetricSettings, one_metric
 from ds_distill.parts.phases.distil import Policy
 from ds_distill.parts.policies import POLICIES, candidates
 from ds_distill.parts.registry import KINDS
@@ -142,7 +144,7 @@ def lone_teacher_loss(routing: Routing) -> float:
         counts={"all": torch.tensor(4.0)},
     )
     router = router_of(routing, 1, temperature=1.0, seed=0, fitted=Path("none"))
-    terms = build_terms(losses_of({"kl": {}}), 8, {"only": 8})
+    terms = build_terms(losses_of({"kl": {}}), TermInputs(8, {"only": 8}))
     bundle = Bundle(tiny(0), {"only": tiny(1)}, terms, router)
     with torch.no_grad():
         return float(bundle(batch)["loss"])
@@ -158,14 +160,42 @@ def test_a_policy_that_changes_a_lone_teachers_target_is_not_skipped(uniform_pol
     assert "uniform" in candidates()
 
 
+OneMetric = Annotated[MetricSettings, one_metric("classes")]
+
+
+class HalfSettings(MetricSettings):
+    """Half of the examples."""
+
+    name: Literal["half"] = "half"
+
+
+class Half(CountMetric[ClassPredictions]):
+    def counts(self, predictions: ClassPredictions) -> np.ndarray:
+        return np.ones((len(predictions), 1))
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        return sums[..., 0] / 2
+
+
+HALF = MetricEntry(
+    name="half",
+    over="classes",
+    settings=HalfSettings,
+    implementation="somebodys_parts:Half",
+    title="half",
+    reported=True,
+)
+
+
 def test_a_metric_is_its_entry_alone(module, monkeypatch):
-    module.half = lambda logits, labels: len(labels) / 2  # type: ignore[attr-defined]
-    entry = MetricEntry(
-        name="half", over="classes", implementation="somebodys_parts:half", title="half"
-    )
-    monkeypatch.setitem(METRICS["classes"], "half", entry)
-    report = classification_report(np.eye(3), np.array([0, 1, -1]), ["a", "b", "c"])
+    module.Half = Half  # type: ignore[attr-defined]
+    monkeypatch.setitem(METRICS["classes"], "half", HALF)
+    predictions = ClassPredictions(np.eye(3)[:2], np.array([0, 1]))
+    metrics = build_metrics("classes", "abc")
+    report = classification_report(predictions, "abc", metrics)
     assert report["half"] == 1.0 and report["accuracy"] == 1.0
+    settings = TypeAdapter(OneMetric).validate_python({"name": "half"})
+    assert isinstance(build_metric("classes", settings, "abc"), Half)
 
 
 def test_a_source_is_its_entry_alone(module, monkeypatch):
@@ -268,14 +298,14 @@ class Named(PhaseSettings):
 
 GOOD = PhaseEntry(name="named", settings=Named, implementation="somebodys_parts:f")
 KL_AGAIN = TermEntry(name="kl", settings=TermSettings, implementation="a:b")
-METRIC = MetricEntry(name="tokens", over="classes", implementation="a:b", title="t")
+METRIC = replace(HALF, name="tokens")
 BAD: dict[str, tuple[Any, list[str]]] = {
     "no entry": ("hello", ["'hello' is no entry", "PhaseEntry", "SourceEntry"]),
     "a name of ours": ([KL_AGAIN], ["'kl' is taken"]),
     "a name twice": ([GOOD, GOOD], ["'named' is taken"]),
     "a name with a space": (replace(GOOD, name="a b"), ["phase cannot be called 'a b'"]),
     "a key of records": (METRIC, ["metric cannot be called 'tokens'"]),
-    "over nothing": (replace(METRIC, name="m", over="sums"), ["over 'sums'", "masked tokens"]),
+    "over nothing": (replace(HALF, over="sums"), ["over 'sums'", "masked tokens"]),
     "other settings": (replace(GOOD, settings=TermSettings), ["TermSettings", "no PhaseSettings"]),
     "a policy of states": (
         PolicyEntry(name="p", settings=Uniform, implementation="a:b", needs=Needs(states=(-1,))),

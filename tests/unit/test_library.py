@@ -244,7 +244,7 @@ def test_a_term_of_your_own_counts_rows_of_its_own(toy: Path, inputs: Any) -> No
     loss = models(batch_for(0, inputs, row_sets={"short": short}))["loss"]
     expected = models.student(**inputs).logits.square().mean(dim=1)[short].mean()
     torch.testing.assert_close(loss, expected)
-    with pytest.raises(ValueError, match=r"'mine' returned losses \[4\].*'short' has 2 rows"):
+    with pytest.raises(ValueError, match=r"'mine' returned \[4\] values.*'short' has 2 rows"):
         bundle(toy, 0, {"mine": AllRows({})})(batch_for(0, inputs, row_sets={"short": short}))
 
 

@@ -12,8 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from ds_distill.data.batches import Examples
@@ -25,7 +23,8 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
-from ds_distill.evaluation.metrics import TokenScores, masked_lm_report, paired_interval
+from ds_distill.evaluation.predictions import TokenScores
+from ds_distill.evaluation.report import build_metrics, masked_lm_report
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import check_masked_lm, load_config, same_tokens
 from ds_distill.models.load import load_masked_lm
@@ -311,7 +310,7 @@ def test_scores_are_those_of_a_plain_loop(
                 tokens += 1
             assert found[name].loss[number] == pytest.approx(loss, rel=1e-5, abs=1e-9)
             assert (found[name].right[number], found[name].tokens[number]) == (right, tokens)
-    report = masked_lm_report(found["first"])
+    report = masked_lm_report(found["first"], build_metrics("masked tokens"))
     total = found["first"].tokens.sum()
     assert report["tokens"] == total > len(TEXTS) / 2
     assert report["perplexity"] == pytest.approx(math.exp(found["first"].loss.sum() / total))
@@ -320,26 +319,4 @@ def test_scores_are_those_of_a_plain_loop(
 def test_without_masked_tokens_there_is_nothing_to_measure() -> None:
     nothing = np.zeros(3)
     with pytest.raises(UserError, match=r"task\.masking\.rate"):
-        masked_lm_report(TokenScores(nothing, nothing, nothing))
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(*[st.integers(0, 5)] * 3), min_size=1, max_size=30), st.integers(1, 4))
-def test_the_interval_of_tokens(examples: list[tuple[int, int, int]], repeats: int) -> None:
-    first, second, more = np.array(examples * repeats).T
-    tokens = np.maximum(first, second) + more
-    if tokens.sum() == 0:
-        return
-    low, high = paired_interval(first, second, tokens)
-    difference = (first.sum() - second.sum()) / tokens.sum()
-    assert low - 1e-9 <= difference <= high + 1e-9 or len(first) < 5
-    assert -1 <= low <= high <= 1
-
-
-def test_tokens_of_one_text_do_not_count_as_independent() -> None:
-    """100 texts that are all right or all wrong, of 10 tokens each: as wide as 100 answers."""
-    generator = np.random.default_rng(0)
-    right = generator.random(100) < 0.6
-    ten = paired_interval(right * 10, np.zeros(100), np.full(100, 10), resamples=20_000)
-    one = paired_interval(right, np.zeros(100), resamples=20_000)
-    assert ten == pytest.approx(one, abs=0.011)
+        masked_lm_report(TokenScores(nothing, nothing, nothing), build_metrics("masked tokens"))

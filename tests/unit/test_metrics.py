@@ -1,20 +1,260 @@
-"""Metrics against slow transcriptions."""
+"""Metrics against scikit-learn and slow transcriptions."""
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.special import softmax
+from sklearn import metrics as sklearn
 
-from ds_distill.evaluation.baseline import Unigram, majority_class
-from ds_distill.evaluation.metrics import (
-    TokenScores,
-    accuracy,
+from ds_distill.errors import UserError
+from ds_distill.evaluation.baseline import Unigram, class_log_shares
+from ds_distill.evaluation.metric import CountMetric
+from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
+from ds_distill.evaluation.report import (
+    build_metric,
+    build_metrics,
     classification_report,
+    comparisons,
     masked_lm_report,
-    paired_interval,
+    metric_values,
+    to_teacher,
+)
+from ds_distill.parts.metrics import (
+    AUC,
+    ECE,
+    F1,
+    METRICS,
+    Accuracy,
+    MacroF1,
+    MacroPrecision,
+    MacroRecall,
+    MicroF1,
+    MicroPrecision,
+    MicroRecall,
+    Precision,
+    Recall,
 )
 
 NAMES = ["a", "b", "c", "d"]
+
+
+def value(settings, logits, labels, names=NAMES, over="classes"):
+    kind = ClassPredictions if over == "classes" else LabelPredictions
+    return build_metric(over, settings, names).value(kind(np.asarray(logits), np.asarray(labels)))
+
+
+def one_hot(predicted, classes=4):
+    return np.eye(classes)[predicted]
+
+
+pairs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
+ALIKE = [(1, 1)] * 3  # one class alone
+WRONG = [(0, 1)]  # one example, and wrong
+
+# ------------------------------------------------------------------------- against scikit-learn
+
+
+@pytest.mark.filterwarnings("error")
+@settings(deadline=None)
+@given(pairs, st.sampled_from(NAMES), st.lists(st.sampled_from(NAMES), max_size=3))
+@example(ALIKE, "a", ["b"])
+@example(ALIKE, "b", ["a", "c", "d"])
+@example(WRONG, "b", [])
+def test_counts_are_scikit_learns(examples, positive, left_out):
+    predicted, labels = np.array(examples).T
+    names = sorted({*predicted, *labels})
+    kept = [number for number, name in enumerate(NAMES) if name not in left_out]
+    one = {"labels": [NAMES.index(positive)], "average": "macro"}
+    some = {"labels": kept, "average": "micro"}
+    every = {"labels": names, "average": "macro"}
+    wanted = [
+        (F1(positive=positive), sklearn.f1_score, one),
+        (Precision(positive=positive), sklearn.precision_score, one),
+        (Recall(positive=positive), sklearn.recall_score, one),
+        (MicroF1(leave_out=left_out), sklearn.f1_score, some),
+        (MicroPrecision(leave_out=left_out), sklearn.precision_score, some),
+        (MicroRecall(leave_out=left_out), sklearn.recall_score, some),
+        (MacroF1(), sklearn.f1_score, every),
+        (MacroPrecision(), sklearn.precision_score, every),
+        (MacroRecall(), sklearn.recall_score, every),
+    ]
+    for metric, function, options in wanted:
+        expected = function(labels, predicted, zero_division=0, **options)
+        assert value(metric, one_hot(predicted), labels) == pytest.approx(expected), metric
+    expected = sklearn.accuracy_score(labels, predicted)
+    assert value(Accuracy(), one_hot(predicted), labels) == pytest.approx(expected)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), min_size=2, max_size=40).filter(
+        lambda x: len({label for _, label in x}) == 2
+    )
+)
+def test_the_auc_is_scikit_learns(examples):
+    """Whole scores, so that many are equal."""
+    scores, labels = np.array(examples).T
+    logits = np.stack([np.zeros(len(scores)), scores], axis=1)
+    wanted = sklearn.roc_auc_score(labels, scores)
+    for settings_, expected in ((AUC(), wanted), (AUC(positive="b"), wanted)):
+        assert value(settings_, logits, labels, ["a", "b"]) == pytest.approx(expected)
+    mirrored = value(AUC(positive="a"), logits, labels, ["a", "b"])
+    assert mirrored == pytest.approx(wanted), "of the other class, seen from there, it is the same"
+
+
+def test_the_auc_of_one_of_several_classes_is_that_of_its_probability():
+    generator = np.random.default_rng(0)
+    labels, logits = generator.integers(0, 4, 200), generator.normal(size=(200, 4))
+    logits[np.arange(200), labels] += 1.0
+    for number, name in enumerate(NAMES):
+        wanted = sklearn.roc_auc_score(labels == number, softmax(logits, axis=1)[:, number])
+        assert value(AUC(positive=name), logits, labels) == pytest.approx(wanted)
+
+
+def test_the_auc_tells_probabilities_that_round_to_one():
+    logits = np.array([[0.0, 60.0], [0.0, 50.0], [0.0, 40.0]])
+    assert value(AUC(), logits, [1, 0, 0], ["a", "b"]) == 1.0
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 1), st.integers(0, 3)), max_size=20))
+def test_a_weight_counts_an_example_as_often(examples):
+    """Of every metric over classes: weights 0, 1, 2, 3 are as many copies."""
+    logits = np.array([[0.0, score] for score, _, _ in examples]).reshape(-1, 2)
+    labels = np.array([label for _, label, _ in examples], dtype=np.int64)
+    weights = np.array([weight for *_, weight in examples], dtype=np.int64)
+    whole = ClassPredictions(logits, labels)
+    copies = ClassPredictions(np.repeat(logits, weights, axis=0), np.repeat(labels, weights))
+    for entry in METRICS["classes"].values():
+        metric = build_metric("classes", entry.settings(), "ab")
+        [found] = metric.weighted(whole, weights[None].astype(float))
+        assert found == pytest.approx(metric.value(copies), nan_ok=True), entry.name
+        if isinstance(metric, CountMetric):
+            assert metric.counts(whole).shape[0] == len(whole)
+
+
+# ---------------------------------------------------------------------------------- no examples
+
+
+@pytest.mark.filterwarnings("error")
+def test_without_examples_a_metric_has_no_value_or_is_0():
+    nothing = ClassPredictions(np.zeros((0, 4)), np.zeros(0, dtype=np.int64))
+    for name, entry in METRICS["classes"].items():
+        found = build_metric("classes", entry.settings(), NAMES).value(nothing)
+        if name in ("f1", "precision", "recall", "micro_f1", "micro_precision", "micro_recall"):
+            assert found == 0.0, name  # as scikit-learn has it
+        else:
+            assert np.isnan(found), name
+
+
+def test_what_has_no_value_is_refused():
+    metrics = build_metrics("classes", ["a", "b"], AUC())
+    with pytest.raises(UserError, match="metric auc has no value on these 2 examples"):
+        metric_values(ClassPredictions(np.eye(2), np.array([1, 1])), metrics)
+
+
+# ------------------------------------------------------------------------------- calibration
+
+
+def ece_by_hand(logits, labels, bins):
+    """Guo et al. 2017, equation 3; bin m is ((m - 1) / M, m / M]."""
+    probabilities = softmax(logits.astype(float), axis=1)
+    total = 0.0
+    for number in range(bins):
+        low, high = number / bins, (number + 1) / bins
+        rows = [i for i, p in enumerate(probabilities.max(axis=1)) if low < p <= high]
+        if rows:
+            accuracy = np.mean([probabilities[i].argmax() == labels[i] for i in rows])
+            confidence = np.mean([probabilities[i].max() for i in rows])
+            total += len(rows) / len(labels) * abs(accuracy - confidence)
+    return total
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(2, 5), st.sampled_from([1, 5, 15, 100]), st.integers(0, 99))
+def test_the_calibration_error_is_the_papers(size, classes, bins, seed):
+    generator = np.random.default_rng(seed)
+    logits = 3 * generator.normal(size=(size, classes)).astype(np.float32)
+    labels = generator.integers(0, classes, size)
+    found = value(ECE(bins=bins), logits, labels, "abcde"[:classes])
+    assert found == pytest.approx(ece_by_hand(logits, labels, bins))
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_the_calibration_error_is_torchmetrics(size):
+    """Confidences of exactly 1 apart, to which torchmetrics gives a bin of their own."""
+    functional = pytest.importorskip("torchmetrics.functional.classification")
+    import torch
+
+    generator = np.random.default_rng(0)
+    logits, labels = generator.normal(size=(size, 3)), generator.integers(0, 3, size)
+    wanted = functional.multiclass_calibration_error(
+        torch.from_numpy(softmax(logits, axis=1)), torch.from_numpy(labels), 3, n_bins=15
+    )
+    assert value(ECE(), logits, labels, "abc") == pytest.approx(float(wanted), abs=1e-6)
+
+
+def test_sure_and_right_has_no_calibration_error_and_sure_and_wrong_the_largest():
+    logits = 1000 * np.eye(2)
+    assert value(ECE(), logits, [0, 1], ["a", "b"]) == 0.0
+    assert value(ECE(), logits, [1, 0], ["a", "b"]) == 1.0
+
+
+# ----------------------------------------------------------------------------------- labels
+
+
+@pytest.mark.filterwarnings("error")
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=30))
+def test_what_is_over_labels_is_scikit_learns(rows):
+    """2 * predicted + there, of each example and label."""
+    codes = np.array(rows)
+    predicted, there = codes // 2, codes % 2
+    logits = predicted - 0.5
+    some = ((predicted + there) > 0).any(axis=0)
+    for metric, function in (
+        (MicroF1, sklearn.f1_score),
+        (MicroPrecision, sklearn.precision_score),
+        (MicroRecall, sklearn.recall_score),
+    ):
+        wanted = function(there, predicted, average="micro", zero_division=0)
+        assert value(metric(), logits, there, over="labels") == pytest.approx(wanted)
+    for metric, function in (
+        (MacroF1, sklearn.f1_score),
+        (MacroPrecision, sklearn.precision_score),
+        (MacroRecall, sklearn.recall_score),
+    ):
+        by_label = function(there, predicted, average=None, zero_division=0)
+        found = value(metric(), logits, there, over="labels")
+        if some.any():
+            assert found == pytest.approx(by_label[some].mean())
+        else:
+            assert np.isnan(found)
+
+
+def test_what_is_not_known_of_a_label_is_left_out():
+    generator = np.random.default_rng(0)
+    logits, labels = generator.normal(size=(80, 3)), generator.integers(-1, 2, (80, 3))
+    known = labels >= 0
+    wanted = sklearn.f1_score(labels[known] == 1, logits[known] > 0)
+    assert value(MicroF1(), logits, labels, "abc", "labels") == pytest.approx(wanted)
+    each = [
+        sklearn.roc_auc_score(labels[known[:, at], at], logits[known[:, at], at]) for at in range(3)
+    ]
+    settings_ = METRICS["labels"]["macro_auc"].settings()
+    assert value(settings_, logits, labels, "abc", "labels") == pytest.approx(np.mean(each))
+    labels[:, 1] = 1  # has no AUC
+    wanted = np.mean([each[0], each[2]])
+    assert value(settings_, logits, labels, "abc", "labels") == pytest.approx(wanted)
+
+
+# ----------------------------------------------------------------------------------- reports
+
+
+def report_of(logits, labels, names):
+    predictions = ClassPredictions.labelled(np.asarray(logits), np.asarray(labels))
+    return classification_report(predictions, names, build_metrics("classes", names))
 
 
 def report_by_hand(predictions, labels, names):
@@ -43,115 +283,76 @@ def report_by_hand(predictions, labels, names):
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 3)), min_size=1, max_size=40).filter(
-        lambda pairs: any(label >= 0 for _, label in pairs)
+        lambda x: any(label >= 0 for _, label in x)
     )
 )
-def test_a_report_is_what_the_definitions_say(pairs):
-    predictions, labels = map(list, zip(*pairs, strict=True))
-    logits = np.eye(4)[predictions] * 3 - 1
-    report = classification_report(logits, np.array(labels), NAMES)
+def test_a_report_is_what_counting_gives(examples):
+    predictions, labels = (list(column) for column in zip(*examples, strict=True))
+    logits = one_hot(predictions) + np.random.default_rng(0).random((len(labels), 4)) / 2
+    report = report_of(logits, labels, NAMES)
     wanted = report_by_hand(predictions, labels, NAMES)
     for name in ("examples", "per_class", "confusion"):
         assert report[name] == wanted[name]
     for name in ("accuracy", "macro_f1"):
         assert report[name] == pytest.approx(wanted[name])
-    assert accuracy(logits, np.array(labels)) == pytest.approx(wanted["accuracy"])
+    bins = report["reliability"]
+    assert sum(row["count"] for row in bins) == wanted["examples"]
+    right = sum(row["count"] * row["accuracy"] for row in bins)
+    assert right == pytest.approx(wanted["accuracy"] * wanted["examples"])
+    assert [row["confidence"] for row in bins] == sorted(row["confidence"] for row in bins)
 
 
 def test_a_class_that_is_not_there():
     logits = np.eye(3)[[0, 0, 1, 1]]
-    report = classification_report(logits, np.array([0, 0, 1, 0]), ["a", "b", "missing"])
+    report = report_of(logits, np.array([0, 0, 1, 0]), ["a", "b", "missing"])
     assert report["per_class"] == {"a": pytest.approx(2 / 3), "b": 1.0, "missing": None}
     assert report["macro_f1"] == pytest.approx((4 / 5 + 2 / 3) / 2)
     # Predicted without being there, it counts: that is a mistake.
     logits = np.eye(3)[[0, 2, 1, 1]]
-    report = classification_report(logits, np.array([0, 0, 1, 0]), ["a", "b", "missing"])
+    report = report_of(logits, np.array([0, 0, 1, 0]), ["a", "b", "missing"])
     assert report["macro_f1"] == pytest.approx((1 / 2 + 2 / 3 + 0) / 3)
 
 
-# ---------------------------------------------------------------------- paired interval
+def test_the_tasks_metric_comes_first_and_as_it_is_set():
+    assert list(build_metrics("classes", NAMES)) == ["accuracy", "macro_f1", "ece"]
+    found = build_metrics("classes", NAMES, MicroF1(leave_out=["a"]))
+    assert list(found) == ["micro_f1", "accuracy", "macro_f1", "ece"]
+    assert found["micro_f1"].settings.leave_out == ["a"]
+    found = build_metrics("classes", NAMES, ECE(bins=3))
+    assert list(found) == ["ece", "accuracy", "macro_f1"] and found["ece"].settings.bins == 3
 
 
-def answers(both, first, second, neither):
-    """Two models' answers: examples both get right, one alone, none."""
-    pairs = [(True, True)] * both + [(True, False)] * first + [(False, True)] * second
-    one, other = np.array(pairs + [(False, False)] * neither).T
-    return one, other
+def test_a_student_against_its_teachers():
+    labels = np.array([0, 0, 0, 0, 1, 1, 2, 2])
+    predicted = {
+        "teacher": np.array([0, 0, 0, 1, 1, 1, 0, 2]),
+        "student": np.array([0, 0, 1, 1, 1, 1, 2, 2]),
+        "control": np.array([1, 1, 1, 1, 1, 1, 2, 2]),
+    }
+    roles = {name: name for name in predicted}
+    models = {name: ClassPredictions(one_hot(of), labels) for name, of in predicted.items()}
+    metrics = build_metrics("classes", NAMES)
+    reports = {name: classification_report(of, NAMES, metrics) for name, of in models.items()}
+    entry = METRICS["classes"]["accuracy"]
+    [to_teacher_, to_control] = comparisons(models, roles, reports, metrics["accuracy"], entry)
+    assert to_teacher_["student"] == to_control["student"] == "student"
+    assert to_teacher_["retention"] == pytest.approx((6 / 8) / (6 / 8))
+    # -1/4 of a, 0 of b, +1/2 of c; d has no example
+    assert to_teacher_["median_class_difference"] == 0.0
+    assert "retention" not in to_control
+    assert to_control["difference"] == pytest.approx(2 / 8)
+    low, high = to_control["interval"]
+    assert low <= 2 / 8 <= high
 
 
-@settings(max_examples=40, deadline=None)
-@given(*[st.integers(0, 60)] * 4, st.integers(0, 3))
-def test_the_interval_holds_the_difference(both, first, second, neither, seed):
-    if both + first + second + neither == 0:
-        return
-    one, other = answers(both, first, second, neither)
-    low, high = paired_interval(one, other, seed=seed)
-    difference = one.mean() - other.mean()
-    assert low - 1e-9 <= difference <= high + 1e-9
-    mirrored = paired_interval(other, one, seed=seed + 100, resamples=20_000)
-    slack = 0.15 * (high - low) + 1.5 / len(one)
-    assert mirrored == pytest.approx((-high, -low), abs=slack)
-
-
-@pytest.mark.parametrize("size", [200, 2000, 20_000])
-def test_the_interval_is_as_wide_as_theory_says(size):
-    one, other = answers(size // 2, size // 5, size // 10, size // 5)
-    low, high = paired_interval(one, other, resamples=20_000)
-    values = one.astype(float) - other
-    wanted = values.mean() + np.array([-1.96, 1.96]) * values.std() / np.sqrt(size)
-    width = wanted[1] - wanted[0]
-    np.testing.assert_allclose([low, high], wanted, atol=0.06 * width + 1 / size)
-
-
-def test_more_examples_narrow_the_interval():
-    widths = []
-    for size in (100, 1000, 10_000):
-        low, high = paired_interval(*answers(size // 2, size // 5, size // 10, size // 5))
-        widths.append(high - low)
-    assert widths[0] > 2.5 * widths[1] > 6 * widths[2]
-
-
-def test_the_interval_is_the_same_each_time_and_whatever_the_order():
-    one, other = answers(50, 20, 10, 30)
-    order = np.random.default_rng(0).permutation(len(one))
-    wanted = paired_interval(one, other)
-    assert paired_interval(one, other) == wanted
-    assert paired_interval(one[order], other[order]) == wanted
-    assert paired_interval(one, other, seed=1) != wanted
-
-
-def test_the_interval_covers_the_truth_as_often_as_it_says():
-    generator = np.random.default_rng(0)
-    hits = 0
-    for number in range(300):
-        resamples = generator.multinomial(400, [0.5, 0.2, 0.12, 0.18])
-        low, high = paired_interval(*answers(*resamples), seed=number, resamples=1000)
-        hits += low <= 0.2 - 0.12 <= high
-    # 95% of 300 is 285; 99.9% of binomial draws lie between 272 and 296.
-    assert 272 <= hits <= 296
-
-
-def test_equal_models_have_no_interval():
-    one, _ = answers(30, 0, 0, 20)
-    assert paired_interval(one, one) == (0.0, 0.0)
-
-
-def test_copies_of_an_example_in_a_group_do_not_narrow_the_interval():
-    one, other = answers(50, 20, 10, 30)
-    wanted = paired_interval(one, other, resamples=20_000)
-    copies = [np.repeat(values, 5) for values in (one, other)]
-    groups = np.repeat(np.random.default_rng(0).permutation(len(one)), 5)
-    low, high = paired_interval(*copies, groups=groups, resamples=20_000)
-    assert (low, high) == pytest.approx(wanted, abs=0.01)
-    low, high = paired_interval(*copies, resamples=20_000)
-    assert high - low < 0.6 * (wanted[1] - wanted[0])
-
-
-def test_groups_of_one_are_examples():
-    one, other = answers(50, 20, 10, 30)
-    tokens = np.random.default_rng(0).integers(1, 4, len(one))
-    wanted = paired_interval(one, other, tokens)
-    assert paired_interval(one, other, tokens, groups=np.arange(len(one)) * 7) == wanted
+def test_a_teacher_that_knows_nothing_has_nothing_to_retain():
+    entry, loss = METRICS["classes"]["f1"], METRICS["masked tokens"]["loss"]
+    own, other = {"f1": 0.5, "per_class": {"a": 0.75}}, {"f1": 0.0, "per_class": {"a": 0.5}}
+    found = to_teacher(own, other, entry)
+    assert found == {"retention": None, "median_class_difference": 0.25}
+    found = to_teacher({"f1": 0.4}, {"f1": 0.5}, entry)
+    assert found == {"retention": pytest.approx(0.8), "median_class_difference": None}
+    assert to_teacher({"loss": 1.0}, {"loss": 2.0}, loss)["retention"] is None
 
 
 # ----------------------------------------------------------------------------- baselines
@@ -159,10 +360,24 @@ def test_groups_of_one_are_examples():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(-1, 4), min_size=1, max_size=40).filter(lambda x: max(x) >= 0))
-def test_the_majority_is_the_commonest_label_and_of_equals_the_first(labels):
+def test_a_baseline_of_classes_is_their_shares(labels):
+    """The largest is the commonest class, of equals the first."""
     known = [label for label in labels if label >= 0]
-    most = max(known.count(label) for label in known)
-    assert majority_class(np.array(labels)) == min(x for x in known if known.count(x) == most)
+    shares = class_log_shares(np.array(labels), 6)
+    wanted = [known.count(label) / len(known) for label in range(6)]
+    np.testing.assert_allclose(np.exp(shares), wanted)
+    assert shares.argmax() == wanted.index(max(wanted))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_baseline_has_metrics_where_a_class_is_never_seen():
+    labels = np.array([0, 0, 0, 1, 0])
+    logits = np.tile(class_log_shares(labels, 3), (5, 1))
+    report = report_of(logits, labels, "abc")
+    assert report["accuracy"] == 0.8 and report["ece"] == pytest.approx(0.0)
+    for label in "abc":
+        positive = value(AUC(positive=label), logits, labels, "abc")
+        assert positive == 0.5 or (label == "c" and np.isnan(positive))
 
 
 def test_a_unigram_is_what_counting_says():
@@ -186,7 +401,7 @@ def test_masked_lm_report_is_over_tokens_not_texts():
     scores = TokenScores(
         loss=np.array([6.0, 4.0, 0.0]), right=np.array([3.0, 0.0, 0.0]), tokens=np.array([4, 1, 0])
     )
-    assert masked_lm_report(scores) == {
+    assert masked_lm_report(scores, build_metrics("masked tokens")) == {
         "examples": 3,
         "tokens": 5,
         "accuracy": 3 / 5,

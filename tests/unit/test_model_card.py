@@ -19,18 +19,28 @@ from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.model_card import _code, _escaped, model_card
 
 LABELS = ["good", "bad"]
-FIGURES = {"role": "student", "examples": 500, "accuracy": 0.71999, "macro_f1": 0.70001}
+FIGURES = {
+    "role": "student",
+    "examples": 500,
+    "accuracy": 0.71999,
+    "macro_f1": 0.70001,
+    "ece": 0.1234,
+}
 ENVIRONMENT = {"ds_distill": "0.1", "packages": {"torch": "2.13", "triton": None}}
 
 
 PHASES: list[Any] = [{"distil": {"losses": {"kl": {}}}}, {"evaluate": {"split": "test"}}]
 
 
-def make_results(splits: list[str], labels: list[str], **model: Any) -> dict[str, Any]:
+def make_results(
+    splits: list[str], labels: list[str], metric: str = "accuracy", **model: Any
+) -> dict[str, Any]:
     figures = {**FIGURES, "per_class": dict.fromkeys(labels, 0.5), **model}
     models = {"student": figures, "bert": {**figures, "role": "teacher"}}
+    judged = {"over": "masked tokens" if "tokens" in model else "classes", "metric": metric}
     evaluations = [
-        {"kind": "evaluate", "task": "task", "split": split, "models": models} for split in splits
+        {"kind": "evaluate", "task": "task", "split": split, "models": models, **judged}
+        for split in splits
     ]
     return {
         "student": "student",
@@ -100,13 +110,24 @@ def test_the_metadata_are_what_the_hub_reads() -> None:
 
 def test_a_masked_lm_has_a_perplexity_and_no_f1() -> None:
     task = {"type": "masked-lm", "data": {"path": "docstrings:torch"}, "max_length": 48}
-    metadata, text = card_of(make_recipe(task=task), tokens=1234, perplexity=8.1234567)
+    metadata, text = card_of(make_recipe(task=task), tokens=1234, loss=2.1, perplexity=8.1234567)
     assert metadata["pipeline_tag"] == "fill-mask" and "datasets" not in metadata
     [result] = metadata["model-index"][0]["results"]
     assert result["dataset"] == {"name": "docstrings:torch", "type": "local", "split": "test"}
     assert [metric["type"] for metric in result["metrics"]] == ["accuracy", "perplexity"]
     assert result["metrics"][1]["value"] == 8.1235
     assert "1,234 masked tokens" in text and "mask_token" in text
+
+
+def test_the_tasks_metric_comes_first() -> None:
+    """It has a name on the hub that macro F1 has too."""
+    metadata, text = card_of(make_recipe(), metric="micro_f1", micro_f1=0.654321)
+    assert metadata["metrics"] == ["f1", "accuracy"]
+    [result] = metadata["model-index"][0]["results"]
+    assert result["metrics"][0] == {"type": "f1", "value": 0.6543, "name": "Micro F1"}
+    assert "## Micro F1 on test" in text
+    assert "| model | role | micro F1 | accuracy | macro F1 | ECE | good | bad |" in text
+    assert "| student | student | 65.4% | 72.0% | 70.0% | 12.3% | 50.0% | 50.0% |" in text
 
 
 def test_the_recipes_names_of_splits_are_the_data_sets() -> None:
@@ -231,7 +252,7 @@ def test_odd_labels_keep_the_table_whole() -> None:
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 4
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in rows]
-    assert {len(row) for row in cells} == {4 + len(ODD)}
-    shown = [unescaped(cell.strip()) for cell in cells[0][4:]]
+    assert {len(row) for row in cells} == {5 + len(ODD)}
+    shown = [unescaped(cell.strip()) for cell in cells[0][5:]]
     assert shown == [" ".join(label.split()) for label in ODD]
     assert html.unescape("".join(shown)) != "".join(shown), "an entity stays what was written"

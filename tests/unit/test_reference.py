@@ -166,6 +166,9 @@ def test_the_schema_takes_every_short_form(
         {"distil": distil},
     ]
     assert mistakes({**toy_settings, "phases": phases}, SCHEMA) == []
+    for metric in ("macro_f1", {"name": "micro_f1", "leave_out": ["sad"]}):
+        toy_settings["task"]["metric"] = metric
+        assert mistakes(toy_settings, SCHEMA) == []
 
 
 WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -175,6 +178,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
     "a phase without what it needs": lambda data: data["phases"].append("cache"),
     "two phases in one": lambda data: data["phases"][-1].update(expertise=None),
     "a policy that is none": lambda data: data["phases"][4]["distil"].update(routing="mean"),
+    "a metric that is none": lambda data: data["task"].update(metric="f2"),
     "no task": lambda data: data.pop("task"),
     "a share above 1": lambda data: data["training"].update(warmup=1.5),
     "half an epoch": lambda data: data["training"].update(epochs=0.5),

@@ -6,7 +6,10 @@ import re
 import numpy as np
 import pytest
 
-from ds_distill.evaluation.metrics import paired_interval
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.predictions import TokenScores
+from ds_distill.evaluation.report import build_metric, to_teacher
+from ds_distill.parts.metrics import METRICS, Accuracy
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.verdict import verdict
 
@@ -19,6 +22,7 @@ ENVIRONMENT = {
     "packages": {"torch": "2.13", "deepspeed": "0.19", "transformers": "5.23"},
 }
 SIZE = 2000
+SCORES = {"accuracy": 0.123, "macro_f1": 0.456, "ece": 0.0789}
 
 
 def make_results(
@@ -28,11 +32,12 @@ def make_results(
     labels=CLASSES,
     description="Words.",
     baseline=0.3,
+    metric="accuracy",
 ):
-    """models: {name: (role, accuracy)}. All intervals are the difference and 2 points around."""
+    """models: {name: (role, score)}. All intervals are the difference and 2 points around."""
     phases = [{"phase": "distil", "kind": "distil", "task": "task", "seconds": 12.34}]
     if evaluated:
-        evaluation = make_evaluation(models, labels, baseline)
+        evaluation = make_evaluation(models, labels, baseline, metric)
         record = {"phase": "evaluate", "kind": "evaluate", "task": "task", "seconds": 1.0}
         phases.append({**record, **evaluation})
     results = {
@@ -56,7 +61,7 @@ def make_results(
     return {**results, "verdict": verdict(results)}
 
 
-def make_evaluation(models, labels, baseline):
+def make_evaluation(models, labels, baseline, metric):
     def difference(first, second):
         return {
             "difference": first - second,
@@ -68,28 +73,42 @@ def make_evaluation(models, labels, baseline):
             "role": role,
             "to_baseline": difference(accuracy, baseline),
             "examples": SIZE,
-            "accuracy": accuracy,
-            "macro_f1": accuracy - 0.01,
+            **SCORES,
+            metric: accuracy,
+            "reliability": [{"confidence": 0.95, "accuracy": 0.5, "count": 500}],
             "per_class": {label: accuracy for label in labels},
             "confusion": [[0] * len(labels)] * len(labels),
         }
         for name, (role, accuracy) in models.items()
     }
+    entry = METRICS["classes"][metric]
     comparisons = [
-        {"student": student, "other": other, **difference(accuracy, models[other][1])}
+        {
+            "student": student,
+            "other": other,
+            **difference(accuracy, models[other][1]),
+            **(
+                to_teacher(reports[student], reports[other], entry)
+                if models[other][0] == "teacher"
+                else {}
+            ),
+        }
         for student, (role, accuracy) in models.items()
         if role == "student"
         for other in models
         if other != student
     ]
     return {
+        "over": "classes",
+        "metric": metric,
+        "metric_settings": {},
         "models": reports,
         "baseline": {
             "answer": "green",
             "split": "train",
             "examples": SIZE,
-            "accuracy": baseline,
-            "macro_f1": 0.1,
+            **SCORES,
+            metric: baseline,
         },
         "comparisons": comparisons,
         "split": "test",
@@ -182,7 +201,7 @@ def test_the_verdict_is_a_sentence_with_the_numbers(teachers, controls, ending):
 def test_the_verdict_without_a_student_or_an_evaluation():
     assert make_results(ONE_OF_EACH, shipped=None)["verdict"] == "No student was trained."
     wanted = (
-        "The student is `average`. No evaluate phase comes after it, so its accuracy was not "
+        "The student is `average`. No evaluate phase comes after it, so its quality was not "
         "measured."
     )
     assert make_results(ONE_OF_EACH, evaluated=False)["verdict"] == wanted
@@ -244,8 +263,55 @@ def test_better_means_that_the_interval_leaves_out_zero():
         results = make_results({"t": ("teacher", 0.5), "average": ("student", 0.5 + more / SIZE)})
         own = np.arange(SIZE) < 1000 + more
         [row] = results["phases"][-1]["comparisons"]
-        row["interval"] = list(paired_interval(own, other))
+        first, second = (TokenScores(right, right, np.ones(SIZE)) for right in (own, other))
+        judge = build_metric("masked tokens", Accuracy())
+        row["interval"] = list(paired_interval(first, second, judge))
         assert outcome in verdict(results)
+
+
+def test_the_verdict_is_in_the_tasks_metric():
+    models = {"t": ("teacher", 0.6), "average": ("student", 0.7)}
+    assert make_results(models, metric="micro_f1")["verdict"] == (
+        "Student `average`: micro F1 70.0% on 2,000 examples of test, better than the teacher (t "
+        "60.0%)."
+    )
+
+
+def test_of_a_metric_that_is_to_be_low_the_lower_is_better():
+    models = {"t": ("teacher", 0.1), "average": ("student", 0.2), "low": ("student", 0.05)}
+    assert make_results(models, metric="ece")["verdict"] == (
+        "Student `average`: ECE 20.0% on 2,000 examples of test, worse than the teacher (t 10.0%). "
+        "Among the students, it is worse than `low` (5.0%)."
+    )
+    source = render_report(make_results(models, metric="ece"))
+    part = source[source.index("Each student against") : source.index("Which examples")]
+    rows = re.findall(
+        r"<tr.*?<td>(\w+)</td>.*?>(\w+)</td>.*?<td class=.(up|down).>", part, re.DOTALL
+    )
+    assert rows == [("average", "t", "down"), ("average", "low", "down"), ("low", "t", "up")]
+
+
+def test_perplexities_are_compared_as_they_are():
+    """A difference of 0.001 is none with the two digits that are shown."""
+    results = make_results({"t": ("teacher", 0.6), "average": ("student", 0.7)})
+    record = results["phases"][-1]
+    record |= {"over": "masked tokens", "metric": "perplexity"}
+    numbers = {"accuracy": 0.3, "loss": 2.0, "perplexity": 7.389, "tokens": 9876}
+    for model in (*record["models"].values(), record["baseline"]):
+        model |= numbers
+    outcome = {"difference": -0.001, "interval": [-1.5, 1.25]}
+    record["models"]["average"]["to_baseline"] = {"difference": -9.0, "interval": [-9.5, -8.5]}
+    record["models"]["t"]["to_baseline"] = {"difference": 1.0, "interval": [0.5, 1.5]}
+    record["comparisons"][0] |= outcome
+    found = verdict(results)
+    assert found == (
+        "Student `average`: perplexity 7.39 on 9,876 masked tokens of test, level with the teacher "
+        "(t 7.39). `t` (7.39) is no better than always predicting 'green' (7.39)."
+    )
+    page = Page(render_report({**results, "verdict": found})).text
+    for part in ("Perplexity on test", "perplexity (less is better)", "loss (less is better)"):
+        assert part in page
+    assert "+0.00" in page and "−1.50 to +1.25" in page and "points" not in page
 
 
 # ---------------------------------------------------------------------------------- page
@@ -261,7 +327,7 @@ def test_a_page_shows_every_model(students, controls):
     for name in models:
         assert page.text.count(name) >= 3  # accuracy, per class, comparisons
     assert page.text.count("(shipped)") == 1
-    for text in ("70.0%", "0.690", "red", "green", "+10.0", "+8.0 to +12.0", "12.3"):
+    for text in ("70.0%", "45.6%", "7.9%", "red", "green", "+10.0", "+8.0 to +12.0", "12.3"):
         assert text in page.text
     for text in ("always “green”", "+40.0", "+38.0 to +42.0", "30.0%"):
         assert text in page.text, "the baseline"
@@ -331,10 +397,38 @@ def test_two_students_are_compared_once_and_the_shipped_one_comes_first():
     assert pairs == [("b", "a"), ("b", "t"), ("a", "t")]
 
 
+def test_the_tasks_metric_is_the_first_column():
+    results = make_results(ONE_OF_EACH, metric="micro_f1")
+    results["phases"][-1]["metric_settings"] = {"leave_out": ["<none>", "b"]}
+    page = Page(render_report(results)).text
+    assert "Micro F1 on test" in page and "Micro F1: leave out <none>, b." in page
+    [header] = re.findall(r"model\s*role\s*(.*)", page)
+    assert header.startswith("micro F1to the baseline95% intervalaccuracymacro F1ECE (less is")
+
+
+def test_a_page_shows_retention_and_the_median_of_the_classes():
+    models = {"t": ("teacher", 0.8), "average": ("student", 0.6), "c": ("control", 0.5)}
+    results = make_results(models)
+    results["phases"][-1]["comparisons"][0]["median_class_difference"] = -0.123
+    page = Page(render_report(results)).text
+    part = page[page.index("Each student against") : page.index("Which examples")]
+    assert "75.0%" in part and "−12.3" in part, "60% of 80%"
+    assert part.count("%") == 2, "none of the control, and one in the heading"
+
+
+def test_a_page_has_a_figure_of_reliability_for_each_model():
+    source = render_report(make_results(ONE_OF_EACH))
+    assert source.count("<svg") == source.count("<circle") == len(ONE_OF_EACH)
+    assert 'cx="95.0" cy="50.0" r="6.0"' in source, "a quarter of the examples: 1.5 + 9 / 2"
+
+
 def test_the_page_lists_what_chose_and_shows_no_accuracy_of_it():
     results = make_results(ONE_OF_EACH)
     results["phases"][0]["trained"] = [
-        {"output": "average", "choosing": {"split": "validation", "accuracy": 0.98765}}
+        {
+            "output": "average",
+            "choosing": {"split": "validation", "metric": "accuracy", "score": 0.98765},
+        }
     ]
     [use] = results["uses"]
     use["warnings"] = ["average was trained on this split"]
@@ -354,7 +448,7 @@ def test_a_page_needs_nothing_from_elsewhere():
 def test_a_page_shows_how_targets_compare():
     def score(accuracy, low, high):
         return {
-            "accuracy": accuracy,
+            "score": accuracy,
             "per_class": {"<red>": accuracy, "green": None},
             "difference": accuracy - 0.6,
             "interval": [low, high],
@@ -362,6 +456,7 @@ def test_a_page_shows_how_targets_compare():
 
     results = make_results(ONE_OF_EACH)
     comparison = {
+        "metric": "accuracy",
         "examples": 1234,
         "policies": {"average": score(0.6, 0.0, 0.0), "gate": score(0.7, 0.04, 0.16)},
         "teachers": {"first": score(0.5, -0.2, -0.03)},

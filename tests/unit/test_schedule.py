@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from ds_distill.check.needs import phase_mistakes
 from ds_distill.errors import UserError
-from ds_distill.losses import build_terms
+from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.terms import TERMS, losses_of
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
@@ -37,7 +37,7 @@ def model(seed: int, width: int = 8) -> BertForSequenceClassification:
 
 
 def bundle(losses: dict[str, dict[str, Any]]) -> Bundle:
-    terms = build_terms(losses_of(losses), 8, {"big": 16})
+    terms = build_terms(losses_of(losses), TermInputs(8, {"big": 16}))
     return Bundle(model(0), {"big": model(1, 16)}, terms).eval()
 
 

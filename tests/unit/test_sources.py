@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.data import examples
+from ds_distill.data import examples, labels
 from ds_distill.data.combined import open_source
 from ds_distill.data.keys import content_keys
 from ds_distill.data.readers import open_file
@@ -212,7 +212,7 @@ def test_the_fast_and_the_exact_way_agree(rows, ending, tmp_path_factory):
     if ending == "tsv":  # which cannot hold them
         rows = [(re.sub("[\t\r\n]", " ", text), label) for text, label in rows]
     reader = open_file(write(tmp_path_factory.mktemp("rows") / f"a.{ending}", rows))
-    ids = examples.LabelIds(["x", "y", "z"], reader, "label")
+    ids = labels.LabelIds(["x", "y", "z"], reader, "label")
     ways = [
         [
             (text, label)

@@ -14,7 +14,10 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
 from ds_distill.data.keys import content_keys
 from ds_distill.errors import UserError
-from ds_distill.evaluation.metrics import paired_interval
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.predictions import ClassPredictions
+from ds_distill.evaluation.report import build_metric
+from ds_distill.parts.metrics import Accuracy
 from ds_distill.parts.policies import routing_of
 from ds_distill.recipe.schema import LONE_TASK, Recipe
 from ds_distill.routing import PolicyInputs, fit
@@ -156,9 +159,10 @@ def test_a_gate_that_memorised_does_not_win_on_the_part_that_chooses(seed):
             fitted,
         )
         gate, average = (
-            routed(inputs, routing_of(name)).logits.argmax(1).numpy() == truth[part]
+            ClassPredictions(routed(inputs, routing_of(name)).logits.numpy(), truth[part])
             for name in ("gate", "average")
         )
-        intervals[what] = paired_interval(gate, average)
+        accuracy = build_metric("classes", Accuracy(), "abcd")
+        intervals[what] = paired_interval(gate, average, accuracy)
     assert intervals["fits"][0] > 0.02, "the test must have something to find"
     assert intervals["chooses"][0] <= 0

@@ -11,6 +11,7 @@ from ds_distill.parts import (
     Candidate,
     Context,
     MetricEntry,
+    MetricSettings,
     Name,
     Needs,
     PhaseEntry,
@@ -31,6 +32,12 @@ class Confident(Routing):
 
     policy: Literal["confident"] = "confident"
     power: Annotated[float, Field(ge=0)] = 1.0
+
+
+class WorstClassSettings(MetricSettings):
+    """The accuracy on the class on which it is lowest."""
+
+    name: Literal["worst_class"] = "worst_class"
 
 
 class Soup(PhaseSettings):
@@ -76,8 +83,10 @@ ENTRIES = [
     MetricEntry(
         name="worst_class",
         over="classes",
-        implementation="example_parts.parts:worst_class",
+        settings=WorstClassSettings,
+        implementation="example_parts.parts:WorstClass",
         title="worst class",
+        reported=True,
     ),
     PhaseEntry(
         name="soup",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ds_distill.evaluation import ClassPredictions, CountMetric, ratio
 from ds_distill.files import new_folder
 from ds_distill.losses.term import Term, target_loss
 from ds_distill.models.configuration import load_tokenizer
@@ -50,10 +51,16 @@ def confident(inputs: PolicyInputs, settings: Confident) -> Target:
     return mixed(inputs, weights / weights.sum(dim=0), "logits")
 
 
-def worst_class(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The accuracy of the class with the lowest. logits: float [N, C]; labels: int [N]."""
-    right = logits.argmax(axis=1) == labels
-    return min(float(right[labels == label].mean()) for label in np.unique(labels))
+class WorstClass(CountMetric[ClassPredictions]):
+    """The sums: of each class, how many examples are right, and how many there are."""
+
+    def counts(self, predictions: ClassPredictions) -> np.ndarray:
+        predicted, there = predictions.indicators()
+        return np.hstack([predicted & there, there]).astype(np.float64)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        right, there = np.split(sums, 2, axis=-1)
+        return ratio(right, there, np.inf).min(axis=-1)
 
 
 def soup(settings: Soup, number: int, name: str, run: Run) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from ds_distill.parts.data import Columns, Data
-from ds_distill.parts.entry import TaskEntry
+from ds_distill.parts.entry import MetricEntry, TaskEntry
+from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.one_of import OneOf
 from ds_distill.parts.tasks import masked_lm, single_label
 from ds_distill.parts.tasks.base import TaskSettings
@@ -21,10 +22,17 @@ __all__ = [
     "SingleLabel",
     "Task",
     "TaskSettings",
+    "metric_of",
 ]
 
 TASKS: dict[str, TaskEntry] = {entry.name: entry for entry in (single_label.ENTRY, masked_lm.ENTRY)}
 """A recipe's `task.type` -> the kind of task."""
+
+
+def metric_of(task: TaskSettings) -> MetricEntry:
+    """The entry of a task's metric."""
+    return METRICS[TASKS[task.type].over][task.metric.name]
+
 
 Task = Annotated[
     TaskSettings,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, field_validator
 
 from ds_distill.parts.data import Data
+from ds_distill.parts.metrics import Accuracy, MetricSettings
 from ds_distill.parts.section import Section
 
 
@@ -16,6 +17,9 @@ class TaskSettings(Section):
 
     has_classes: ClassVar[bool]
     """Whether each example has a class: expertise tables, experts and class logits make sense."""
+
+    many_labels: ClassVar[bool] = False
+    """Whether an example has any number of classes, instead of one."""
 
     _location: str = PrivateAttr("task")
 
@@ -38,3 +42,11 @@ class TaskSettings(Section):
     """Where the examples come from."""
     max_length: Annotated[int, Field(ge=8, le=4096)] = 128
     """Longest input in tokens of each model; what is longer is cut."""
+    metric: MetricSettings = Accuracy()
+    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
+    others too."""
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _name_alone(cls, metric: Any) -> Any:
+        return {"name": metric} if isinstance(metric, str) else metric

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from ds_distill.parts.entry import Needs, TaskEntry
+from ds_distill.parts.metrics import Accuracy, MetricSettings, one_metric
 from ds_distill.parts.section import Count, Section
 from ds_distill.parts.tasks.base import TaskSettings
 
@@ -33,7 +34,13 @@ class MaskedLM(TaskSettings):
     has_classes: ClassVar[bool] = False
 
     type: Literal["masked-lm"] = "masked-lm"
+    long: Literal["split", "cut"] = "cut"
+    """What becomes of texts longer than `max_length`: `split` makes windows of them, each an
+    example of its own; `cut` throws the rest away."""
     masking: MaskSettings = MaskSettings()
+    metric: Annotated[MetricSettings, one_metric("masked tokens")] = Accuracy()
+    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
+    others too."""
 
 
 def _usage(task: MaskedLM) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import field_validator
 
 from ds_distill.parts.entry import TaskEntry
+from ds_distill.parts.metrics import Accuracy, MetricSettings, one_metric
 from ds_distill.parts.tasks.base import TaskSettings
 
 
@@ -19,6 +20,9 @@ class SingleLabel(TaskSettings):
     labels: list[str] | None = None
     """Label names in the order of the class ids. Default: what the data declare
     (labels.json in the folder, the hub's features), else the sorted names in train."""
+    metric: Annotated[MetricSettings, one_metric("classes")] = Accuracy()
+    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
+    others too."""
 
     @property
     def given_labels(self) -> list[str] | None:

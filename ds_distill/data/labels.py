@@ -1,0 +1,215 @@
+"""Labels of a file as class ids."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ds_distill.data.readers import Reader, kind_of
+from ds_distill.errors import UserError, did_you_mean
+
+_WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
+
+
+class Odd(Exception):
+    """The fast path found something that the exact path has to examine."""
+
+
+def is_labelled(labels: np.ndarray) -> np.ndarray:
+    """Whether each example has labels: bool [N].
+
+    labels: int64 [N], the class id; or [N, L], of each label whether the example has it. -1 where
+        it has none.
+    """
+    known = labels.reshape(len(labels), -1) >= 0
+    return np.asarray(known.all(axis=1))
+
+
+def distinct_labels(reader: Reader, column: str) -> list[str]:
+    """Names of the labels in a column, of each or of lists of them, sorted; as numbers where all
+    are whole numbers.
+
+    Raises UserError when a row cannot be read or its label is neither text nor a whole number.
+    """
+    found: set[Any] = set()
+    try:
+        for table in reader.tables([column]):
+            values = plain(table[column])
+            if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
+                values = pc.list_flatten(values)
+            if pa.types.is_boolean(values.type):
+                values = values.cast(pa.string())
+            if not (is_text(values.type) or pa.types.is_integer(values.type)):
+                raise Odd
+            found.update(pc.unique(values).to_pylist())
+    except (Odd, pa.ArrowException, OSError, ValueError):
+        found = set()
+        for location, row in reader.rows([column]):
+            given = row.get(column)
+            for value in map(_name_if_bool, given if isinstance(given, list) else [given]):
+                if value is not None and type(value) not in (str, int):
+                    raise UserError(_not_a_label(location, column, value)) from None
+                found.add(value)
+    found -= {None, ""} if reader.numbers_are_text else {None}
+    names = {str(value) for value in found} if found != {-1} else set()
+    if all(_WHOLE_NUMBER.fullmatch(name) for name in names):
+        return sorted(names, key=int)
+    return sorted(names)
+
+
+class LabelIds:
+    """Maps labels of a file, names or whole numbers, to class ids. true and false are names.
+
+    A number is a class id, except where names are numbers themselves: then it is a name. Where
+    the format has names for its class ids, these count. -1, null, and in CSV an empty field mean
+    no label.
+    """
+
+    def __init__(self, labels: list[str], reader: Reader, column: str) -> None:
+        self.labels = labels
+        self.column = column
+        self.names = {name: number for number, name in enumerate(labels)}
+        self.class_names = reader.label_names(column)
+        if self.class_names is not None:
+            self.numbers = {
+                number: self.names[name]
+                for number, name in enumerate(self.class_names)
+                if name in self.names
+            }
+        elif any(map(_WHOLE_NUMBER.fullmatch, labels)):
+            whole = [name for name in labels if _WHOLE_NUMBER.fullmatch(name)]
+            self.numbers = {int(name): self.names[name] for name in whole}
+        else:
+            self.numbers = {number: number for number in range(len(labels))}
+        self.numbers.setdefault(-1, -1)
+        if reader.numbers_are_text:
+            for number, label in self.numbers.items():
+                self.names.setdefault(str(number), label)
+            self.names.setdefault("", -1)
+
+    def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
+        """Class ids, int64 [N], -1 for no label. Raises Odd where a label is not known."""
+        values = plain(values)
+        if pa.types.is_boolean(values.type):
+            values = values.cast(pa.string())
+        if is_text(values.type):
+            known: dict[Any, int] = self.names
+        elif pa.types.is_integer(values.type):
+            known, values = self.numbers, values.cast(pa.int64())
+        elif pa.types.is_null(values.type):
+            return np.full(len(values), -1, dtype=np.int64)
+        else:
+            raise Odd
+        locations = pc.index_in(values, value_set=pa.array(list(known), type=values.type))
+        if locations.null_count != values.null_count:
+            raise Odd
+        ids = np.array([*known.values(), -1], dtype=np.int64)
+        return ids[pc.fill_null(locations, len(known)).to_numpy()]
+
+    def of_value(self, value: object, location: str) -> int:
+        """Class id of one label, -1 for no label. Raises UserError where it is not known."""
+        value = _name_if_bool(value)
+        if value is None:
+            return -1
+        if type(value) is str and value in self.names:
+            return self.names[value]
+        if type(value) is int and value in self.numbers:
+            return self.numbers[value]
+        if type(value) not in (str, int):
+            raise UserError(_not_a_label(location, self.column, value))
+        given = repr(value)
+        if type(value) is int and self.class_names and 0 <= value < len(self.class_names):
+            given = f"{value} ({self.class_names[value]!r})"
+        shown = ", ".join(self.labels[:20]) + (", ..." if len(self.labels) > 20 else "")
+        numbers = "" if type(value) is str else f" Class ids go from 0 to {len(self.labels) - 1}."
+        raise UserError(
+            f"{location}: label {given} (column {self.column!r}) is not one of the "
+            f"{len(self.labels)} labels: {shown}.{did_you_mean(str(value), self.labels)}{numbers} "
+            "Correct the row, or list all labels in their order with task.labels=[A, B]."
+        )
+
+
+class LabelSets:
+    """Maps lists of labels, names or whole numbers, to 0 or 1 for each label. null means that a
+    row's labels are not known, an empty list that it has none of them."""
+
+    def __init__(self, labels: list[str], reader: Reader, column: str) -> None:
+        self._one = LabelIds(labels, reader, column)
+        self._count, self._column = len(labels), column
+
+    def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
+        """int64 [N, L], -1 in rows without labels. Raises Odd where a label is not known."""
+        if pa.types.is_null(values.type):
+            return np.full((len(values), self._count), -1, dtype=np.int64)
+        if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+            raise Odd
+        found = [np.zeros((0, self._count), dtype=np.int64)]
+        for chunk in values.chunks:
+            ids = self._one.of_column(pa.chunked_array([chunk.flatten()]))
+            if (ids < 0).any():
+                raise Odd
+            lengths = pc.fill_null(pc.list_value_length(chunk), 0).to_numpy()
+            has = np.zeros((len(chunk), self._count), dtype=np.int64)
+            has[np.repeat(np.arange(len(chunk)), lengths), ids] = 1
+            has[chunk.is_null().to_numpy(zero_copy_only=False)] = -1
+            found.append(has)
+        return np.concatenate(found)
+
+    def of_value(self, value: object, location: str) -> np.ndarray:
+        """int64 [L]. Raises UserError where a label is not known, or it is no list."""
+        has = np.full(self._count, -1, dtype=np.int64)
+        if value is None:
+            return has
+        if not isinstance(value, list):
+            raise UserError(
+                f"{location}: the labels (column {self._column!r}) must be a list of names or "
+                f"whole numbers, got {kind_of(value)}. Write [] where none applies, and null where "
+                "they are not known."
+            )
+        has[:] = 0
+        for label in value:
+            number = self._one.of_value(label, location)
+            if number < 0:
+                raise UserError(
+                    f"{location}: a label (column {self._column!r}) is {label!r}. Take it out of "
+                    "the list."
+                )
+            has[number] = 1
+        return has
+
+
+def label_array(labels: np.ndarray) -> pa.Array:
+    """int64 [N] as it is; [N, L] as lists of int8."""
+    if labels.ndim == 1:
+        return pa.array(labels)
+    flat = pa.array(labels.astype(np.int8).ravel())
+    return pa.FixedSizeListArray.from_arrays(flat, labels.shape[1])
+
+
+def plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column without dictionary encoding."""
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _name_if_bool(value: object) -> object:
+    """The name of a label that is true or false, as JSON writes it; other values as they are."""
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _not_a_label(location: str, column: str, value: object) -> str:
+    return (
+        f"{location}: the label (column {column!r}) must be a name or a whole number, got "
+        f"{kind_of(value)}. Write the label's name in quotes."
+    )

@@ -1,0 +1,253 @@
+"""Cut long texts into windows that models can read whole.
+
+A window is a range of the text's characters, from there on an example like any other: it is found
+by its own text, so a cache of it does not depend on a tokenizer. It ends between words, and it is
+as long as every tokenizer allows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+import numpy as np
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from ds_distill.data.keys import content_keys, hash_keys
+from ds_distill.data.tokenise import tokenizer_fingerprint
+from ds_distill.errors import UserError
+
+VERSION = 1
+"""Part of the fingerprint: raise it when the same texts give other windows."""
+
+BATCH = 200
+
+SAMPLE = 1_000
+"""Texts of which `share_cut` reads no more."""
+
+_GROUP, _SAMPLED = 109, 110
+"""Purposes of hashes."""
+
+_WORD = re.compile(r"[^ \t\n\r]+")
+"""Only what every tokenizer takes for white space separates words: BERT's removes U+000B, and joins
+what stands around it."""
+
+
+def split_long(
+    examples: datasets.Dataset, tokenizers: Sequence[PreTrainedTokenizerBase], max_length: int
+) -> datasets.Dataset:
+    """Each text as windows that have at most `max_length` tokens, special tokens included, by all
+    tokenizers. A text that fits stays as it is.
+
+    examples: columns `text`, `label`, `key_hi`, `key_lo`, and perhaps `group`. The result has these
+    and `group`, int64: the text's own, else a hash of its key. A word that is longer than a window
+    is cut inside; a character of more tokens than a window has is a window of its own.
+
+    Raises UserError for pairs of texts.
+    """
+    if "text_b" in examples.column_names:
+        raise UserError(
+            "task.long=split: these examples are pairs of texts, which cannot be cut. Use single "
+            "texts, or task.long=cut."
+        )
+    splitter = _Splitter(tokenizers, max_length)
+
+    def windows(batch: dict[str, list[Any]]) -> dict[str, Any]:
+        ranges = splitter.ranges(batch["text"])
+        texts = [t[a:b] for t, found in zip(batch["text"], ranges, strict=True) for a, b in found]
+        numbers = np.repeat(np.arange(len(ranges)), [len(found) for found in ranges])
+        keys = content_keys(texts)
+        if "group" in batch:
+            groups = np.array(batch["group"], dtype=np.int64)
+        else:
+            own = np.array([batch["key_hi"], batch["key_lo"]], dtype=np.int64).T
+            groups = hash_keys(own, _GROUP)
+        labels = np.array(batch["label"], dtype=np.int64)[numbers]
+        columns = (texts, labels, keys[:, 0], keys[:, 1], groups[numbers])
+        return dict(zip(_FEATURES, columns, strict=True))
+
+    state = [VERSION, max_length, examples._fingerprint, *map(tokenizer_fingerprint, tokenizers)]
+    return examples.map(
+        windows,
+        batched=True,
+        batch_size=BATCH,
+        remove_columns=examples.column_names,
+        features=_FEATURES,
+        new_fingerprint=xxhash.xxh3_64_hexdigest(str(state).encode()),
+    )
+
+
+_FEATURES = datasets.Features(
+    {
+        "text": datasets.Value("string"),
+        **{name: datasets.Value("int64") for name in ("label", "key_hi", "key_lo", "group")},
+    }
+)
+
+
+def share_cut(
+    examples: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> float:
+    """The share of the tokens that are thrown away where texts are cut at `max_length`; of a
+    sample, if there are many texts.
+
+    examples: columns `text`, `key_hi`, `key_lo`.
+    """
+    columns = examples.select_columns(["key_hi", "key_lo"]).with_format("numpy")[:]
+    hashes = hash_keys(np.stack([columns["key_hi"], columns["key_lo"]], axis=1), _SAMPLED)
+    texts = examples.select(np.sort(np.argsort(hashes, kind="stable")[:SAMPLE]))["text"][:]
+    lengths = _lengths(tokenizer, texts)
+    total = int(lengths.sum())
+    return float(np.maximum(lengths - max_length, 0).sum() / total) if total else 0.0
+
+
+def _lengths(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: bool) -> np.ndarray:
+    """Tokens of each text, with special tokens: int64 [N]."""
+    encoded = tokenizer(
+        texts,
+        truncation=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,  # longer than the model's maximum: the very reason to be here
+        **options,
+    )
+    return np.array([len(ids) for ids in encoded["input_ids"]], dtype=np.int64)
+
+
+def _last_characters(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.ndarray]:
+    """Where the last character of each token stands, without special tokens: int64 [tokens]."""
+    encoded = tokenizer(
+        texts,
+        add_special_tokens=False,
+        truncation=False,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    found = []
+    for offsets in encoded["offset_mapping"]:
+        places = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+        found.append(np.maximum(places[:, 1] - 1, places[:, 0]))
+    return found
+
+
+Range = tuple[int, int]
+"""From and to a character of a text."""
+
+
+class _Splitter:
+    """Finds windows.
+
+    The fast way counts the tokens of each word once, in the whole text, and adds them up. That is
+    right where words are tokenised each on its own, as BERT, RoBERTa and DeBERTa do; the first word
+    of a window is counted alone, because a space before it may be part of a token. Each window is
+    then tokenised as it is; where that gives another number, or a word is too long, the text goes
+    the exact way, which tokenises every candidate.
+    """
+
+    def __init__(self, tokenizers: Sequence[PreTrainedTokenizerBase], max_length: int) -> None:
+        self._tokenizers = tokenizers
+        self._max_length = max_length
+        self._special = [t.num_special_tokens_to_add() for t in tokenizers]
+        self._rooms = [max_length - special for special in self._special]
+        self._alone: list[dict[str, int]] = [{} for _ in tokenizers]
+
+    def ranges(self, texts: list[str]) -> list[list[Range]]:
+        """The windows of each text, one or more."""
+        tokens = [_last_characters(tokenizer, texts) for tokenizer in self._tokenizers]
+        found: list[list[Range]] = [[(0, len(text))] for text in texts]
+        predicted: dict[int, np.ndarray] = {}  # text -> tokens of its windows, by tokenizer
+        for number, text in enumerate(texts):
+            here = [each[number] for each in tokens]
+            if any(len(t) > room for t, room in zip(here, self._rooms, strict=True)):
+                found[number], predicted[number] = self._fast(text, here)
+        if not predicted:
+            return found
+        windows = [texts[n][a:b] for n in predicted for a, b in found[n]]
+        right = np.ones(len(windows), dtype=bool)
+        for column, tokenizer in enumerate(self._tokenizers):
+            lengths = [counts[:, column] for counts in predicted.values()]
+            if windows:
+                right &= _lengths(tokenizer, windows) == np.concatenate(lengths)
+        ends = np.cumsum([len(found[number]) for number in predicted])
+        for number, ok in zip(predicted, np.split(right, ends[:-1]), strict=True):
+            if not (found[number] and ok.all()):
+                found[number] = self._exact(texts[number])
+        return found
+
+    def _fast(self, text: str, tokens: list[np.ndarray]) -> tuple[list[Range], np.ndarray]:
+        """(windows, their tokens by tokenizer: int64 [N, tokenizers]); none where a word is too
+        long.
+
+        tokens: of the whole text, see `_last_characters`.
+        """
+        spans = np.array([m.span() for m in _WORD.finditer(text)], dtype=np.int64).reshape(-1, 2)
+        sums = []  # tokens up to and with a word; white space counts to the word after it
+        for last in tokens:
+            of_word = np.searchsorted(spans[:, 1], last, side="right")
+            sums.append(np.bincount(of_word, minlength=len(spans))[: len(spans)].cumsum())
+        ranges: list[Range] = []
+        lengths: list[list[int]] = []
+        first = 0
+        while first < len(spans):
+            word = text[slice(*spans[first])]
+            alone = [self._tokens_alone(number, word) for number in range(len(sums))]
+            end = len(spans)
+            for room, count, total in zip(self._rooms, alone, sums, strict=True):
+                if count > room:
+                    return [], np.empty((0, len(sums)), dtype=np.int64)
+                limit = total[first] + room - count
+                end = min(end, int(np.searchsorted(total, limit, side="right")))
+            ranges.append((int(spans[first, 0]), int(spans[end - 1, 1])))
+            added = [int(total[end - 1] - total[first]) for total in sums]
+            lengths.append([sum(each) for each in zip(alone, added, self._special, strict=True)])
+            first = end
+        return ranges, np.array(lengths, dtype=np.int64).reshape(-1, len(sums))
+
+    def _tokens_alone(self, number: int, word: str) -> int:
+        """Tokens of a word at the beginning of a text."""
+        known = self._alone[number]
+        if word not in known:
+            [known[word]] = _lengths(self._tokenizers[number], [word], add_special_tokens=False)
+        return known[word]
+
+    def _exact(self, text: str) -> list[Range]:
+        """The windows of one text. Each is tokenised, and one word (or character) more, too."""
+        words = [match.span() for match in _WORD.finditer(text)]
+        if not words:
+            return [(0, 0)]
+        ends = [end for _, end in words]
+        ranges: list[Range] = []
+        word, start = 0, words[0][0]
+        while word < len(words):
+            count = self._longest(text, start, ends, word)
+            end = ends[word + count - 1]
+            if count == 0:  # not even the first word, or what is left of it
+                letters = range(start + 1, ends[word] + 1)
+                end = start + max(1, self._longest(text, start, letters, 0))
+            ranges.append((start, end))
+            word += count
+            start = end if count == 0 else words[word][0] if word < len(words) else end
+            if word < len(words) and start == ends[word]:
+                word += 1
+                start = words[word][0] if word < len(words) else end
+        return ranges
+
+    def _longest(self, text: str, start: int, ends: Sequence[int], first: int) -> int:
+        """How many of the ends from number `first` on make a window that fits, where one more does
+        not: found in steps that double, then in halves."""
+        low, high, step = 0, len(ends) - first + 1, 64
+        while low + 1 < high:
+            middle = min(low + step, high - 1) if step else (low + high) // 2
+            if self._fits(text[start : ends[first + middle - 1]]):
+                low, step = middle, step * 2
+            else:
+                high, step = middle, 0
+        return low
+
+    def _fits(self, text: str) -> bool:
+        return all(_lengths(t, [text])[0] <= self._max_length for t in self._tokenizers)

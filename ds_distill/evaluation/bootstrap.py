@@ -1,0 +1,103 @@
+"""Intervals of differences between two models, by resampling the examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ds_distill.evaluation.metric import CountMetric, Metric
+
+_AT_ONCE = 2**22
+"""Numbers that a part of the resamples holds at most: 32 MB."""
+
+
+def paired_interval(
+    first: Any,
+    second: Any,
+    metric: Metric[Any],
+    *,
+    groups: np.ndarray | None = None,
+    seed: int = 0,
+    resamples: int = 2000,
+) -> tuple[float, float]:
+    """95% bootstrap interval of the difference of a metric, the first model's less the second's.
+
+    first, second: predictions of the same N examples. Examples are resampled, not the tokens or
+        labels of them: those of one text are not independent.
+    groups: numbers of what the examples were taken from, int [N]; then groups are drawn, because
+        examples of one file are not independent either.
+
+    Resamples for which the metric is not defined are left out; both bounds are NaN where it is for
+    none.
+    """
+    generator = np.random.default_rng(seed)
+    group = np.arange(len(first))
+    if groups is not None:
+        _, group = np.unique(groups, return_inverse=True)
+    if isinstance(metric, CountMetric):
+        parts = _by_counts(first, second, metric, group, generator, resamples)
+    else:
+        parts = _by_weights(first, second, metric, group, generator, resamples)
+    differences = np.concatenate(list(parts))
+    defined = differences[~np.isnan(differences)]
+    if not len(defined):
+        return float("nan"), float("nan")
+    low, high = np.quantile(defined, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _by_counts(
+    first: Any,
+    second: Any,
+    metric: CountMetric[Any],
+    group: np.ndarray,
+    generator: np.random.Generator,
+    resamples: int,
+) -> Iterator[np.ndarray]:
+    """Groups differ only in what they add to the sums, so that those of a kind are drawn
+    together."""
+    counts = metric.pair_counts(first, second)
+    sums = np.zeros((group.max(initial=-1) + 1, counts.shape[1]))
+    np.add.at(sums, group, counts)
+    kinds, sizes = _kinds(sums)
+    for draws in _draws(sizes, generator, resamples):
+        yield metric.difference(draws @ kinds)
+
+
+def _by_weights(
+    first: Any,
+    second: Any,
+    metric: Metric[Any],
+    group: np.ndarray,
+    generator: np.random.Generator,
+    resamples: int,
+) -> Iterator[np.ndarray]:
+    for draws in _draws(np.ones(group.max(initial=-1) + 1), generator, resamples):
+        weights = draws[:, group].astype(np.float64)
+        yield metric.weighted(first, weights) - metric.weighted(second, weights)
+
+
+def _draws(
+    sizes: np.ndarray, generator: np.random.Generator, resamples: int
+) -> Iterator[np.ndarray]:
+    """How often each kind is drawn, int64 [R, kinds]; so many resamples at once as memory allows.
+
+    sizes: how many there are of each kind, [kinds].
+    """
+    total = int(sizes.sum())
+    step = max(1, _AT_ONCE // max(1, len(sizes)))
+    for start in range(0, resamples, step):
+        count = min(step, resamples - start)
+        yield generator.multinomial(total, sizes / max(1, total), size=count)
+
+
+def _kinds(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that differ, in lexical order, and how often each is there."""
+    # Comparing bytes is much faster than comparing many columns, but its order means nothing.
+    counts = np.ascontiguousarray(counts) + 0.0  # no -0.0
+    whole = counts.view(np.dtype((np.void, counts.dtype.itemsize * counts.shape[1])))
+    _, rows, sizes = np.unique(whole, return_index=True, return_counts=True)
+    order = np.lexsort(counts[rows].T[::-1])
+    return counts[rows][order], sizes[order]

@@ -1,0 +1,83 @@
+"""What models predict of a split's examples, as metrics read it: one type for each `Over`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import logsumexp, softmax
+
+
+@dataclass(frozen=True)
+class ClassPredictions:
+    """Of N labelled examples with one of C classes each."""
+
+    logits: np.ndarray
+    """float [N, C]."""
+    labels: np.ndarray
+    """int64 [N], 0 or more."""
+
+    @staticmethod
+    def labelled(logits: np.ndarray, labels: np.ndarray) -> ClassPredictions:
+        """Of the labelled ones among all examples; labels: int [N], -1 unlabelled."""
+        known = labels >= 0
+        return ClassPredictions(logits[known], labels[known])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        """int64 [N]: the class with the largest logit, of equals the first."""
+        return self.logits.argmax(axis=1)
+
+    @cached_property
+    def confidence(self) -> np.ndarray:
+        """float64 [N]: the probability of that class."""
+        return softmax(self.logits.astype(np.float64), axis=1).max(axis=1)
+
+    def indicators(self) -> tuple[np.ndarray, np.ndarray]:
+        """bool [N, C] each: which class is predicted, and which is the label."""
+        classes = np.arange(self.logits.shape[1])
+        return self.predicted[:, None] == classes, self.labels[:, None] == classes
+
+    def scores_of(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """float64 [N] that rises with the probability of a class (its log odds), and bool [N]:
+        where it is the label."""
+        logits = self.logits.astype(np.float64)
+        others = logsumexp(np.delete(logits, index, axis=1), axis=1)
+        return logits[:, index] - others, self.labels == index
+
+
+@dataclass(frozen=True)
+class LabelPredictions:
+    """Of N examples with any number of L labels each. A label is predicted where its logit is above
+    0."""
+
+    logits: np.ndarray
+    """float [N, L]."""
+    labels: np.ndarray
+    """int64 [N, L] of 0 and 1; -1 where it is not known: that label of that example is left out."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def indicators(self) -> tuple[np.ndarray, np.ndarray]:
+        """bool [N, L] each: which labels are predicted, and which are there."""
+        return (self.logits > 0) & (self.labels >= 0), self.labels == 1
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """How a masked-LM does on each of N examples. All float64 [N]."""
+
+    loss: np.ndarray
+    """Sum of the cross-entropies of its masked tokens."""
+    right: np.ndarray
+    """How many of them have the largest logit."""
+    tokens: np.ndarray
+    """How many of its tokens are masked."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)

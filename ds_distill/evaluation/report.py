@@ -1,0 +1,164 @@
+"""What an evaluation reports of a model's predictions, and of two models'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import confusion_matrix
+
+from ds_distill.errors import UserError
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.metric import Metric
+from ds_distill.evaluation.metrics import bin_of
+from ds_distill.evaluation.predictions import ClassPredictions, TokenScores
+from ds_distill.parts.entry import MetricEntry, Over
+from ds_distill.parts.metrics import METRICS, MetricSettings, reported_metrics
+
+RELIABILITY_BINS = 10
+"""Of the figure of reliability."""
+
+
+def build_metric(over: Over, settings: MetricSettings, labels: Sequence[str] = ()) -> Metric[Any]:
+    """labels: the task's, in the order of the class ids; none over masked tokens."""
+    metric: Metric[Any] = METRICS[over][settings.name].load()(settings, labels)
+    return metric
+
+
+def build_metrics(
+    over: Over, labels: Sequence[str] = (), judge: MetricSettings | None = None
+) -> dict[str, Metric[Any]]:
+    """What an evaluation reports, by name; the task's metric, `judge`, first."""
+    return {
+        name: build_metric(over, settings, labels)
+        for name, settings in reported_metrics(over, judge).items()
+    }
+
+
+def metric_values(predictions: Any, metrics: Mapping[str, Metric[Any]]) -> dict[str, float]:
+    """Raises UserError where a metric is not defined for these examples."""
+    values = {name: metric.value(predictions) for name, metric in metrics.items()}
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise UserError(
+                f"metric {name} has no value on these {len(predictions):,} examples ({value}): an "
+                "AUC, for one, needs examples with its label and others. Evaluate on other "
+                "examples, or choose another metric."
+            )
+    return values
+
+
+def classification_report(
+    predictions: ClassPredictions, names: Sequence[str], metrics: Mapping[str, Metric[Any]]
+) -> dict[str, Any]:
+    """Examples, metrics, accuracy per class, confusion matrix (true classes by predicted),
+    reliability."""
+    confusion = confusion_matrix(
+        predictions.labels, predictions.predicted, labels=np.arange(len(names))
+    )
+    return {
+        "examples": len(predictions),
+        **metric_values(predictions, metrics),
+        "per_class": per_class(predictions, names),
+        "confusion": confusion.tolist(),
+        "reliability": reliability(predictions),
+    }
+
+
+def per_class(predictions: ClassPredictions, names: Sequence[str]) -> dict[str, float | None]:
+    """The accuracy on the examples of each class (its recall); None without any."""
+    right = predictions.predicted == predictions.labels
+    totals = np.bincount(predictions.labels, minlength=len(names))
+    rights = np.bincount(predictions.labels[right], minlength=len(names))
+    return {
+        name: float(rights[index] / totals[index]) if totals[index] else None
+        for index, name in enumerate(names)
+    }
+
+
+def reliability(predictions: ClassPredictions) -> list[dict[str, Any]]:
+    """Of each bin of confidence that holds an example: the mean confidence, the accuracy, and how
+    many examples it holds."""
+    bins = bin_of(predictions.confidence, RELIABILITY_BINS)
+    right = predictions.predicted == predictions.labels
+    return [
+        {
+            "confidence": float(predictions.confidence[here].mean()),
+            "accuracy": float(right[here].mean()),
+            "count": int(here.sum()),
+        }
+        for here in (bins == number for number in np.unique(bins))
+    ]
+
+
+def masked_lm_report(scores: TokenScores, metrics: Mapping[str, Metric[Any]]) -> dict[str, Any]:
+    """Examples, masked tokens, metrics over these. Raises UserError when no token is masked."""
+    tokens = int(scores.tokens.sum())
+    if tokens == 0:
+        raise UserError(
+            "a split has no token that is masked, so there is nothing to measure: its texts are "
+            "too few or too short for task.masking.rate. Add texts to it, or raise the rate."
+        )
+    return {"examples": len(scores), "tokens": tokens, **metric_values(scores, metrics)}
+
+
+# ------------------------------------------------------------------------------ two models
+
+
+def difference(
+    first: Any, second: Any, metric: Metric[Any], groups: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Difference of a metric of two models' predictions, with its 95% interval.
+
+    groups: as of `paired_interval`.
+    """
+    return {
+        "difference": metric.value(first) - metric.value(second),
+        "interval": list(paired_interval(first, second, metric, groups=groups)),
+    }
+
+
+def comparisons(
+    predictions: Mapping[str, Any],
+    roles: Mapping[str, str],
+    reports: Mapping[str, Mapping[str, Any]],
+    judge: Metric[Any],
+    entry: MetricEntry,
+    groups: np.ndarray | None = None,
+) -> list[dict[str, Any]]:
+    """Each student against each other model: the `difference`, and against a teacher `to_teacher`.
+
+    predictions, roles (`teacher`, `student`, `control`) and reports: by model.
+    judge, entry: the task's metric.
+    """
+    rows = []
+    for student, role in roles.items():
+        for other in roles if role == "student" else ():
+            if other == student:
+                continue
+            row = {
+                "student": student,
+                "other": other,
+                **difference(predictions[student], predictions[other], judge, groups),
+            }
+            if roles[other] == "teacher":
+                row |= to_teacher(reports[student], reports[other], entry)
+            rows.append(row)
+    return rows
+
+
+def to_teacher(
+    student: Mapping[str, Any], teacher: Mapping[str, Any], entry: MetricEntry
+) -> dict[str, float | None]:
+    """`retention`: the student's score as a share of the teacher's; None where the teacher's is 0
+    or less is better. `median_class_difference`: the median over the classes with examples of the
+    student's accuracy less the teacher's; None without classes."""
+    own, others = (report.get("per_class", {}) for report in (student, teacher))
+    differences = [own[name] - others[name] for name in own if own[name] is not None]
+    known = entry.higher_is_better and teacher[entry.name] > 0
+    return {
+        "retention": student[entry.name] / teacher[entry.name] if known else None,
+        "median_class_difference": float(np.median(differences)) if differences else None,
+    }

@@ -1,0 +1,248 @@
+"""Windows of long texts: nothing is lost, each fits every tokenizer, none could be longer."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from toys import make_tiny_bert
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
+
+from ds_distill.data import windows
+from ds_distill.data.keys import content_keys
+from ds_distill.data.tokenise import tokenizer_fingerprint
+from ds_distill.data.windows import share_cut, split_long
+from ds_distill.errors import UserError
+
+LETTERS = "abcdefgh"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fingerprints_made_once() -> Iterator[None]:
+    """A large vocabulary takes half a second each time."""
+    known: dict[int, str] = {}
+
+    def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+        if id(tokenizer) not in known:
+            known[id(tokenizer)] = tokenizer_fingerprint(tokenizer)
+        return known[id(tokenizer)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(windows, "tokenizer_fingerprint", fingerprint)
+        yield
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    """Words of the letters a to h; each letter is a token of its own, but for a few words."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, "abc", "##abc", "."]
+    vocabulary += [f"##{letter}" for letter in LETTERS]
+    folder = make_tiny_bert(tmp_path_factory.mktemp("small") / "bert", vocabulary)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def real(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Tokenizers of the real vocabularies, by name."""
+    kinds = {
+        "bert-base-cased": "bert",
+        "pubmedbert-uncased": "bert",
+        "deberta-v3-base": "deberta-v2",
+        "albert-base": "albert",
+        "t5": "t5",
+    }
+    root, found = tmp_path_factory.mktemp("vocabularies"), {}
+    for name, kind in kinds.items():
+        shutil.copytree(shared_data / "vocabs" / name, root / name, copy_function=shutil.copyfile)
+        (root / name).chmod(0o755)
+        (root / name / "config.json").write_text(json.dumps({"model_type": kind}))
+        lower = {"do_lower_case": "uncased" in name} if kind == "bert" else {}
+        found[name] = AutoTokenizer.from_pretrained(root / name, **lower)
+    for name in ("roberta-base", "gpt2"):
+        folder = shared_data / "vocabs" / name
+        found[name] = RobertaTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    return found
+
+
+def dataset(texts: list[str], **more: list) -> datasets.Dataset:
+    keys = content_keys(texts)
+    columns = {
+        "text": texts,
+        "label": [-1] * len(texts),
+        "key_hi": keys[:, 0],
+        "key_lo": keys[:, 1],
+    }
+    return datasets.Dataset.from_dict({**columns, **more})
+
+
+def tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    return len(tokenizer(text)["input_ids"])
+
+
+def check_windows(text: str, found: list[str], tokenizers: list, max_length: int) -> None:
+    """What must be true of the windows of one text."""
+
+    def fits(window: str) -> bool:
+        return all(tokens(tokenizer, window) <= max_length for tokenizer in tokenizers)
+
+    if fits(text):
+        assert found == [text]
+        return
+    if not text.strip(" \t\n\r"):
+        assert found == [""]
+        return
+    at, spans = 0, []
+    for window in found:
+        start = text.index(window, at)
+        assert text[at:start].strip(" \t\n\r") == "", "text was lost"
+        at = start + len(window)
+        spans.append((start, at))
+    assert text[at:].strip(" \t\n\r") == "", "text was lost"
+    assert all(fits(window) or len(window) == 1 for window in found)
+    for (start, end), _ in pairwise(spans):
+        in_a_word = re.match(r"[^ \t\n\r]", text[end:]) is not None
+        longer = end + 1 if in_a_word else end + re.match(r"\s*[^ \t\n\r]+", text[end:]).end()
+        assert not fits(text[start:longer]), "a window could be longer"
+        if in_a_word:  # only where the whole word would be too long from its beginning
+            word = max(text.rfind(blank, 0, end) for blank in " \t\n\r") + 1
+            assert max(word, start) == start, "a word was cut that would fit a window of its own"
+
+
+words = st.text(LETTERS + "xé.", min_size=1, max_size=30)
+texts = st.lists(
+    st.one_of(words, st.sampled_from(["abc", "a", " ", "\n", "\t"])), max_size=25
+).flatmap(lambda parts: st.sampled_from([" ", "  ", "\n"]).map(lambda blank: blank.join(parts)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(many=st.lists(texts, min_size=1, max_size=4), max_length=st.integers(8, 14))
+@example(many=["a" * 100], max_length=8)
+@example(many=["a b c d e f g h a", "a" * 7 + " b"], max_length=8)
+@example(many=[" " * 50, "", "\n a b c d e f g h\n"], max_length=8)
+def test_windows_of_random_texts(many, max_length, small):
+    data = split_long(dataset(many), [small], max_length)
+    check_all(many, data, [small], max_length)
+
+
+HOSTILE = st.sampled_from(
+    [
+        *("ﷺ", "e\u0301", "\u0301", "a\u200bb", "\u00ad", "\x0b", "\xa0", "\u2028"),
+        *(
+            "漢字かな交じり",
+            "😀👩\u200d👩\u200d👧",
+            "x" * 40,
+            "don't",
+            "https://a.b/c?d=e&f=01234567",
+        ),
+        *("1,234.5", "<pad>", "[SEP]", "ﬁ", "\u202e", "ก็", "Straße", "İ", "\ufeff", "a\x1cb"),
+        *("\x07", "½", "…", "▁", "Ġ"),
+    ]
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    parts=st.lists(st.one_of(HOSTILE, words, st.text(max_size=6)), max_size=12),
+    blank=st.sampled_from([" ", "  ", "\n", " \u0301", ""]),
+    chosen=st.sets(st.integers(0, 6), min_size=1, max_size=3),
+    max_length=st.integers(8, 20),
+)
+def test_windows_of_hostile_texts_by_real_tokenizers(parts, blank, chosen, max_length, real):
+    text = blank.join(parts)
+    tokenizers = [list(real.values())[number] for number in sorted(chosen)]
+    data = split_long(dataset([text]), tokenizers, max_length)
+    check_all([text], data, tokenizers, max_length)
+
+
+def check_all(many: list[str], data: datasets.Dataset, tokenizers: list, max_length: int) -> None:
+    assert data.column_names == ["text", "label", "key_hi", "key_lo", "group"]
+    keys = np.stack([data["key_hi"], data["key_lo"]], axis=1)
+    np.testing.assert_array_equal(keys, content_keys(data["text"][:]))
+    found, groups = data["text"][:], data["group"][:]
+    at = 0
+    for text in many:
+        own = split_long(dataset([text]), tokenizers, max_length)  # alone, as among others
+        assert found[at : at + len(own)] == own["text"][:]
+        assert groups[at : at + len(own)] == own["group"][:]
+        assert len(set(own["group"][:])) == 1
+        check_windows(text, own["text"][:], tokenizers, max_length)
+        at += len(own)
+    assert at == len(data)
+
+
+@pytest.mark.parametrize("corpus", ["raw_biomed/biomed_cased_valid", "raw_general/wikitext2_test"])
+def test_windows_of_real_documents(corpus, real, shared_data, monkeypatch):
+    with gzip.open(shared_data / f"{corpus}.txt.gz", "rt", encoding="utf-8") as file:
+        many = [line.strip() for line in file if line.strip()][:20]
+    exact = []
+    monkeypatch.setattr(windows._Splitter, "_exact", lambda self, text: exact.append(text) or [])
+    chosen = [real[name] for name in ("bert-base-cased", "roberta-base", "deberta-v3-base")]
+    data = split_long(dataset(many), chosen, 128)
+    assert exact == []  # the fast way is right here
+    check_all(many, data, chosen, 128)
+    lengths = np.array([[tokens(t, window) for t in chosen] for window in data["text"][:]])
+    assert lengths.max() == 128 and len(data) > len(many)
+
+
+def test_a_group_that_is_there_stays(small):
+    data = split_long(dataset(["a b c d e f g h", "a"], group=[7, -3]), [small], 8)
+    assert data["group"][:] == [7, 7, -3]
+    assert data["text"][:] == ["a b c d e f", "g h", "a"]
+
+
+def test_a_label_stays(small):
+    data = dataset(["a b c d e f g h"]).remove_columns("label").add_column("label", [3])
+    assert split_long(data, [small], 8)["label"][:] == [3, 3]
+
+
+def test_what_the_windows_depend_on_is_in_their_fingerprint(small):
+    data = dataset(["a b c d e f g h"])
+    again = split_long(data, [small], 8)._fingerprint
+    other = copy.deepcopy(small)
+    other.add_tokens(["abcd"])
+    assert split_long(data, [other], 8)._fingerprint != again
+    assert split_long(data, [small], 8)._fingerprint == again
+    assert split_long(data, [small], 9)._fingerprint != again
+    assert split_long(dataset(["b"]), [small], 8)._fingerprint != again
+
+
+def test_pairs_are_refused(small):
+    with pytest.raises(UserError, match=r"task.long=split: .* pairs"):
+        split_long(dataset(["a"], text_b=["b"]), [small], 8)
+
+
+def test_the_share_that_is_cut(small):
+    # 10 and 22 tokens with special tokens; 8 of each remain.
+    data = dataset([" ".join("abcdefgh"), " ".join("abcde" * 4)])
+    assert share_cut(data, small, 8) == pytest.approx((2 + 14) / 32)
+    assert share_cut(data, small, 22) == 0.0
+
+
+def test_the_share_is_of_a_sample_of_many_texts(small, monkeypatch):
+    many = ["a " * length for length in range(1, 40)]
+    full = share_cut(dataset(many), small, 8)
+    monkeypatch.setattr(windows, "SAMPLE", 20)
+    sampled = share_cut(dataset(many), small, 8)
+    assert sampled == share_cut(dataset(many[::-1]), small, 8)
+    assert sampled != full and abs(sampled - full) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("corpus", "least", "most"),
+    [("raw_biomed/biomed_cased_train", 0.5, 0.8), ("raw_general/wikipedia_en_train", 0.6, 0.9)],
+)
+def test_most_of_a_real_corpus_is_cut(corpus, least, most, real, shared_data):
+    with gzip.open(shared_data / f"{corpus}.txt.gz", "rt", encoding="utf-8") as file:
+        many = [line.strip() for _, line in zip(range(200), file, strict=False) if line.strip()]
+    assert least < share_cut(dataset(many), real["bert-base-cased"], 128) < most
