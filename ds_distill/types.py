@@ -298,7 +298,9 @@ class Batch:
     views: dict[str, View]
     """By model name; `student` is the student's. Models with the same tokenizer share one."""
     labels: torch.Tensor
-    """int64 [n]: class or token id; -100 where unknown."""
+    """int64 [n]: class or token id; -100 where unknown. Where an example has any number of L
+    labels, int64 [n, L]: of each label whether it has it; losses on logits then see n * L rows of
+    two classes (`ds_distill.losses.binary`)."""
     row_sets: dict[str, torch.Tensor]
     """Named sets of rows that losses count: int64 [k], ascending indices into the n rows. `all`
     leaves out dummy rows, which keep ranks in step when there are too few examples; `labelled` has
@@ -328,8 +330,9 @@ class Batch:
 
         views: by model name, of the same B examples with n rows in each; `student` is the
             student's. What a tokenizer returns is a view: `PaddedView(**inputs)`.
-        labels: int [n], the class or token id of each row; negative where unknown. None: no row
-            has a label, so a term or policy that needs labels raises ValueError.
+        labels: int [n], the class or token id of each row; or int [n, L] of 0 and 1, of each label
+            whether a row has it. Negative where unknown. None: no row has a label, so a term or
+            policy that needs labels raises ValueError.
         keys: int64 [B, 2], as `content_keys` makes them of the texts. None: of the tokens.
         signals: cached teachers' signals by teacher, n rows each; without them teachers run.
         row_sets: int64 [k] by name, ascending indices of rows, for terms that count rows of their
@@ -355,10 +358,11 @@ class Batch:
         if labels is None:
             labels = torch.full((n,), -100, device=device)
         else:
-            _check("labels", labels, labels.dtype, (n,))
+            _check("labels", labels, labels.dtype, (n, *labels.shape[1:2]))
             if labels.is_floating_point() or labels.dtype == torch.bool:
                 raise ValueError(f"labels must be class or token ids; they are {labels.dtype}")
-            sets["labelled"] = (labels >= 0).nonzero()[:, 0]
+            known = labels >= 0
+            sets["labelled"] = (known if labels.ndim == 1 else known.all(dim=1)).nonzero()[:, 0]
             labels = torch.where(labels < 0, -100, labels).long()
         for name, rows in (row_sets or {}).items():
             _check_rows(name, rows, n)

@@ -8,9 +8,10 @@ from itertools import combinations
 import datasets
 import numpy as np
 import pyarrow.compute as pc
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.check.labels import label_notes
+from ds_distill.data.lengths import share_cut
 from ds_distill.data.sources import Source, located
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
@@ -25,6 +26,9 @@ from ds_distill.parts.phases import PHASES, PhaseSettings, Training
 from ds_distill.parts.tasks import TASKS, metric_of
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
+
+WORTH_A_NOTE = 0.05
+"""Share of tokens that are cut."""
 
 
 class Data:
@@ -48,6 +52,7 @@ class Data:
             return found  # so they may be others
         found += self._named_labels(labels)
         found += self._metric(labels)
+        found += self._pairs()
         if not found and self.task.has_classes:
             found += self._parts()
         found += self._ready_teachers(labels, teachers)
@@ -127,6 +132,18 @@ class Data:
         for mistake in mistakes(self.task.metric, labels) if mistakes else ():
             yield f"{self.task.location}.metric{mistake}"
 
+    def _pairs(self) -> Iterator[str]:
+        """Pairs of texts, where long texts are to be split."""
+        for split, data in self._read.items():
+            if not self.task.cuts and "text_b" in data.column_names:
+                at = self.task.location
+                yield (
+                    f"{at}.long=split: the examples of split {split!r} are pairs of texts, and "
+                    f"only single texts can be split. Set {at}.long=cut, or choose one column with "
+                    f"{at}.data.columns.text=NAME."
+                )
+                return
+
     def _parts(self) -> Iterator[str]:
         """Too little for what fits, or nothing left for what chooses."""
         recipe, there = self.recipe, self.source.splits
@@ -169,6 +186,22 @@ class Data:
                 yield (
                     f"{count:,} of {len(data):,} texts of split {split!r} are empty. They count as "
                     "examples all the same."
+                )
+
+    def cut_texts(self, tokenizer: PreTrainedTokenizerBase | None) -> Iterator[str]:
+        """How much of the texts is longer than the task's maximum. tokenizer: the student's."""
+        if tokenizer is None or not self.task.cuts:
+            return
+        at, most = self.task.location, self.task.max_length
+        fix = f"Raise {at}.max_length" + (
+            f", or split long texts with {at}.long=split." if hasattr(self.task, "long") else "."
+        )
+        for split, data in self._read.items():
+            share = share_cut(data, tokenizer, most)
+            if share >= WORTH_A_NOTE:
+                yield (
+                    f"{share:.0%} of the tokens of split {split!r} are thrown away, because "
+                    f"{at}.max_length={most} cuts long texts. {fix}"
                 )
 
     def _shared_examples(self) -> Iterator[str]:

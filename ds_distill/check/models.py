@@ -59,6 +59,11 @@ class Models:
         """Configurations of the teachers that could be read, by name."""
         return {n: c for n in self.recipe.teachers if (c := self.configs.get(f"teachers.{n}"))}
 
+    def student_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The student's tokenizer, if it could be read."""
+        found = self._vocabularies.get("student")
+        return found and found[0]
+
     def _of_model(self, location: str, model: Teacher | Student) -> Iterator[str]:
         reference = resolve_model(model.model, self.recipe.models_folder)
         config = load_config(reference, model.revision)

@@ -74,6 +74,7 @@ def check_all(recipe: Recipe, progress: Progress | None = None) -> list[str]:
         *trained_on_what_chooses(recipe),
         *_padding_notes(recipe, models),
         *(note for data in of_tasks for note in data.notes(teachers)),
+        *(note for data in of_tasks for note in data.cut_texts(models.student_tokenizer())),
     ]
 
 

@@ -66,7 +66,7 @@ def located(task: Task) -> Iterator[None]:
     except UserError as error:
         if task.location == "task":
             raise
-        keys = r"\btask\.(?=(data|labels|type|max_length|masking)\b)"
+        keys = r"\btask\.(?=(data|labels|type|long|max_length|masking)\b)"
         raise UserError(re.sub(keys, f"{task.location}.", str(error))) from error
 
 

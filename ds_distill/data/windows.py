@@ -17,19 +17,16 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.keys import content_keys, hash_keys
+from ds_distill.data.lengths import token_lengths
 from ds_distill.data.tokenise import tokenizer_fingerprint
-from ds_distill.errors import UserError
 
 VERSION = 1
 """Part of the fingerprint: raise it when the same texts give other windows."""
 
 BATCH = 200
 
-SAMPLE = 1_000
-"""Texts of which `share_cut` reads no more."""
-
-_GROUP, _SAMPLED = 109, 110
-"""Purposes of hashes."""
+_GROUP = 109
+"""Purpose of the hashes that are groups."""
 
 _WORD = re.compile(r"[^ \t\n\r]+")
 """Only what every tokenizer takes for white space separates words: BERT's removes U+000B, and joins
@@ -46,13 +43,10 @@ def split_long(
     and `group`, int64: the text's own, else a hash of its key. A word that is longer than a window
     is cut inside; a character of more tokens than a window has is a window of its own.
 
-    Raises UserError for pairs of texts.
+    Raises ValueError for pairs of texts.
     """
     if "text_b" in examples.column_names:
-        raise UserError(
-            "task.long=split: these examples are pairs of texts, which cannot be cut. Use single "
-            "texts, or task.long=cut."
-        )
+        raise ValueError("pairs of texts cannot be cut into windows")
     splitter = _Splitter(tokenizers, max_length)
 
     def windows(batch: dict[str, list[Any]]) -> dict[str, Any]:
@@ -86,35 +80,6 @@ _FEATURES = datasets.Features(
         **{name: datasets.Value("int64") for name in ("label", "key_hi", "key_lo", "group")},
     }
 )
-
-
-def share_cut(
-    examples: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> float:
-    """The share of the tokens that are thrown away where texts are cut at `max_length`; of a
-    sample, if there are many texts.
-
-    examples: columns `text`, `key_hi`, `key_lo`.
-    """
-    columns = examples.select_columns(["key_hi", "key_lo"]).with_format("numpy")[:]
-    hashes = hash_keys(np.stack([columns["key_hi"], columns["key_lo"]], axis=1), _SAMPLED)
-    texts = examples.select(np.sort(np.argsort(hashes, kind="stable")[:SAMPLE]))["text"][:]
-    lengths = _lengths(tokenizer, texts)
-    total = int(lengths.sum())
-    return float(np.maximum(lengths - max_length, 0).sum() / total) if total else 0.0
-
-
-def _lengths(tokenizer: PreTrainedTokenizerBase, texts: list[str], **options: bool) -> np.ndarray:
-    """Tokens of each text, with special tokens: int64 [N]."""
-    encoded = tokenizer(
-        texts,
-        truncation=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,  # longer than the model's maximum: the very reason to be here
-        **options,
-    )
-    return np.array([len(ids) for ids in encoded["input_ids"]], dtype=np.int64)
 
 
 def _last_characters(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.ndarray]:
@@ -172,7 +137,7 @@ class _Splitter:
         for column, tokenizer in enumerate(self._tokenizers):
             lengths = [counts[:, column] for counts in predicted.values()]
             if windows:
-                right &= _lengths(tokenizer, windows) == np.concatenate(lengths)
+                right &= token_lengths(tokenizer, windows) == np.concatenate(lengths)
         ends = np.cumsum([len(found[number]) for number in predicted])
         for number, ok in zip(predicted, np.split(right, ends[:-1]), strict=True):
             if not (found[number] and ok.all()):
@@ -212,7 +177,7 @@ class _Splitter:
         """Tokens of a word at the beginning of a text."""
         known = self._alone[number]
         if word not in known:
-            [known[word]] = _lengths(self._tokenizers[number], [word], add_special_tokens=False)
+            [known[word]] = token_lengths(self._tokenizers[number], [word], special_tokens=False)
         return known[word]
 
     def _exact(self, text: str) -> list[Range]:
@@ -250,4 +215,4 @@ class _Splitter:
         return low
 
     def _fits(self, text: str) -> bool:
-        return all(_lengths(t, [text])[0] <= self._max_length for t in self._tokenizers)
+        return all(token_lengths(t, [text])[0] <= self._max_length for t in self._tokenizers)

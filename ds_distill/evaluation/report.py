@@ -13,7 +13,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.metric import Metric
 from ds_distill.evaluation.metrics import bin_of
-from ds_distill.evaluation.predictions import ClassPredictions, TokenScores
+from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS, MetricSettings, reported_metrics
 
@@ -61,20 +61,20 @@ def classification_report(
     return {
         "examples": len(predictions),
         **metric_values(predictions, metrics),
-        "per_class": per_class(predictions, names),
+        "per_class": predictions.per_class(names),
         "confusion": confusion.tolist(),
         "reliability": reliability(predictions),
     }
 
 
-def per_class(predictions: ClassPredictions, names: Sequence[str]) -> dict[str, float | None]:
-    """The accuracy on the examples of each class (its recall); None without any."""
-    right = predictions.predicted == predictions.labels
-    totals = np.bincount(predictions.labels, minlength=len(names))
-    rights = np.bincount(predictions.labels[right], minlength=len(names))
+def label_report(
+    predictions: LabelPredictions, names: Sequence[str], metrics: Mapping[str, Metric[Any]]
+) -> dict[str, Any]:
+    """Examples, metrics, F1 of each label."""
     return {
-        name: float(rights[index] / totals[index]) if totals[index] else None
-        for index, name in enumerate(names)
+        "examples": len(predictions),
+        **metric_values(predictions, metrics),
+        "per_class": predictions.per_class(names),
     }
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ds_distill.losses import Term
+from ds_distill.losses.binary import rows_of_two
 from ds_distill.models.encoder import read_signals
 from ds_distill.routing import Router
 from ds_distill.types import Batch, Signals, View
@@ -108,12 +109,16 @@ class Bundle(nn.Module):
             }
             target = self._router(teachers, batch) if self._router else None
         student = read_signals(self.student, _view_of("student", batch), self._layers)
+        of_examples = student, teachers, target, batch
+        # With many labels per example each is a row of a loss on logits; states have one row still.
+        of_rows = rows_of_two(*of_examples) if batch.labels.ndim > 1 else of_examples
         parts, measured = {}, {}
         for name, term in active.items():
-            parts[name] = _share(name, term, term(student, teachers, target, batch), batch)
+            own, others, its_target, rows = of_examples if term.layers else of_rows
+            parts[name] = _share(name, term, term(own, others, its_target, rows), rows)
             with torch.no_grad():
-                for what, values in term.measures(student, teachers, batch).items():
-                    measured[f"{name}.{what}"] = _share(name, term, values, batch)
+                for what, values in term.measures(own, others, rows).items():
+                    measured[f"{name}.{what}"] = _share(name, term, values, rows)
         loss = torch.stack(list(parts.values())).sum()
         idle = [term for name, term in terms.items() if name not in active]
         if idle or all(term.layers for term in active.values()):

@@ -94,10 +94,11 @@ class ActivationBoundaryLoss(TermSettings):
 
 
 def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Iterator[str]:
-    if settings.class_weights is not None and not context.task.has_classes:
+    task = context.task
+    if settings.class_weights is not None and (not task.has_classes or task.many_labels):
         yield (
-            f"{context.location}.class_weights: weighs classes, and "
-            f"task.type={context.task.type} has none. Take the key out."
+            f"{context.location}.class_weights: weighs examples by their one class, and with "
+            f"{task.location}.type={task.type} they do not have one. Take the key out."
         )
 
 

@@ -11,7 +11,7 @@ from ds_distill.files import read_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import Distil
 from ds_distill.parts.policies import POLICIES, Routing
-from ds_distill.routing import Fitted, Router
+from ds_distill.routing import Router
 from ds_distill.routing.comparison import routing_of_candidate
 from ds_distill.run.caches import cached_signals
 from ds_distill.run.context import ModelReference, Run, columns_of
@@ -99,5 +99,5 @@ def router_of(
         routing,
         temperature=temperature,
         seed=seed,
-        fitted=Fitted.load(fitted) if entry.needs.expertise else None,
+        fitted=fitted if entry.needs.expertise else None,
     )

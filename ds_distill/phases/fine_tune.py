@@ -52,7 +52,7 @@ def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run)
 
 def chosen_examples(phase: FineTune, examples: Examples, labels: list[str]) -> np.ndarray:
     """Indices of the examples that a phase trains on: labelled, in focus, capped per class."""
-    chosen = np.flatnonzero(examples.labels >= 0)
+    chosen = np.flatnonzero(examples.labelled)
     if phase.focus is not None:
         part = examples.at(chosen)
         classes = [labels.index(label) for label in phase.focus.classes]

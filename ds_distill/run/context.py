@@ -111,7 +111,7 @@ class Run:
         """The split's text on disk, read once by the main process."""
         folder = self.data_folder / split / "examples"
         if self.world.is_main and not folder.is_dir():
-            examples = self._source.read(split)
+            examples = self.kind.prepare(self._source.read(split), self._tokenizers_of_all)
             with new_folder(folder) as temporary:
                 examples.save_to_disk(temporary)
         self.world.barrier()
@@ -123,7 +123,9 @@ class Run:
 
     def examples(self, split: str) -> Examples:
         """Keys and labels of a split. Every rank must call this."""
-        return Examples.of(datasets.load_from_disk(self._examples_folder(split)))
+        return self.kind.examples(
+            Examples.of(datasets.load_from_disk(self._examples_folder(split)))
+        )
 
     def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
         """A split's tokens for each model; models with the same tokenizer share a table. Every
@@ -181,6 +183,12 @@ class Run:
         """A model's tokenizer, read once and shared. It keeps the settings of its last call, so
         load another one to save it."""
         return self._tokenizer(reference)[0]
+
+    def _tokenizers_of_all(self) -> list[PreTrainedTokenizerBase]:
+        """The tokenizers of the recipe's models; of several that are the same, one."""
+        references = (self.reference(name, 0) for name in (*self.recipe.teachers, "student"))
+        found = {self.tokenizer_fingerprint(r): self.tokenizer(r) for r in references}
+        return [found[fingerprint] for fingerprint in sorted(found)]
 
     def tokenizer_fingerprint(self, reference: ModelReference) -> str:
         return self._tokenizer(reference)[1]

@@ -279,9 +279,8 @@ def terms_of(
         reference.name: load_config(reference.model, reference.revision).hidden_size
         for reference in teachers
     }
-    labels = run.labels if run.recipe.task.has_classes else []
-    known = examples.labels[examples.labels >= 0] if labels else np.zeros(0, dtype=np.int64)
-    counts = np.bincount(known, minlength=len(labels)).tolist()
+    labels = run.labels if run.task.has_classes else []
+    counts = examples.class_counts(len(labels)).tolist() if labels else []
     torch.manual_seed(run.recipe.seed)  # projections start the same on every rank
     return build_terms(
         settings.losses,

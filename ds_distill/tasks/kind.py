@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import datasets
 import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -48,6 +49,17 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
 
     # ---------------------------------------------------------------------- models and batches
 
+    def prepare(
+        self,
+        examples: datasets.Dataset,
+        tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
+    ) -> datasets.Dataset:
+        """A split's examples as models get them, made of those that the source has.
+
+        tokenizers: of all models, each once.
+        """
+        return examples
+
     @abstractmethod
     def load(self, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
         """A model with the task's head.
@@ -66,6 +78,10 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         packed: Collection[str],
     ) -> Collator:
         """The batches of a split; see `SequenceCollator`. tokenizer: the student's."""
+
+    def examples(self, examples: Examples) -> Examples:
+        """A split's examples with labels in the task's shape."""
+        return examples
 
     # --------------------------------------------------------------------------------- caches
 

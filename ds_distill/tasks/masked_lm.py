@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import datasets
 import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -15,6 +16,7 @@ from ds_distill.data.batches import CachedSignals, Collator, Examples
 from ds_distill.data.masking import MaskedLMCollator, Masking
 from ds_distill.data.plan import plan_once
 from ds_distill.data.tokenise import TokenTable
+from ds_distill.data.windows import split_long
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar, score_tokens
 from ds_distill.evaluation.baseline import Unigram
@@ -31,6 +33,15 @@ if TYPE_CHECKING:
 
 class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
     """Predictions are sums per example: logits over a vocabulary are too large to collect."""
+
+    def prepare(
+        self,
+        examples: datasets.Dataset,
+        tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
+    ) -> datasets.Dataset:
+        if self.settings.cuts:
+            return examples
+        return split_long(examples, tokenizers(), self.settings.max_length)
 
     def load(self, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
         return load_masked_lm(model, **options)

@@ -244,7 +244,7 @@ def check_ds_distill(words: list[str], written: dict[str, str], file: str) -> No
     overrides = [o for o in parameters.get("overrides") or [] if o != "KEY=VALUE"]
     recipe = written.get(recipe, recipe)
     if recipe in builtin_recipes():
-        load_recipe(recipe, overrides)
+        load_recipe(recipe, overrides, parameters.get("small", False))
     elif overrides:
         assert any(loads(name, overrides) for name in builtin_recipes()), overrides
 

@@ -192,6 +192,8 @@ def test_cached_signals_belong_to_the_batch_or_are_refused(
     assert not len(batch.row_sets["all"]) and batch.labels.tolist() == [-100]
     assert batch.signals["bert"].logits.tolist() == [[0.0] * 3]
     assert batch.views["student"].positions.tolist() == [0]  # type: ignore[union-attr]
+    before = len(calls)
+    assert collate(np.array([3, 0, 2]), 7, signals=False).signals == {} and len(calls) == before
     too_many = 1
     with pytest.raises(
         ValueError, match=r"has \d+ rows of teacher 'bert' for .* choose \d+ tokens"

@@ -12,10 +12,17 @@ import pytest
 import torch
 import yaml
 
-from ds_distill.check.recipe import check_recipe
-from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe
+from ds_distill.check.recipe import check_all, check_recipe
+from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
 
-THESIS = ["tweeteval-emotion", "tweeteval-emotion-large", "emotion", "emotion-large"]
+THESIS = [
+    "tweeteval-emotion",
+    "tweeteval-emotion-large",
+    "emotion",
+    "emotion-large",
+    "mind",
+    "tweeteval-sentiment",
+]
 
 STUDENTS = ["expertise", "average", "random"]
 TEACHERS = ["bert", "roberta", "deberta"]
@@ -35,11 +42,41 @@ def test_a_builtin_recipe_loads_and_says_what_it_is(name: str, tmp_path: Path) -
     assert load_recipe(str(written)) == recipe
 
 
+SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]
+FILES = [*builtin_recipes().values(), *map(small_form, builtin_recipes().values())]
+
+
+@pytest.mark.parametrize("path", [file for file in FILES if file.is_file()], ids=str)
+def test_a_recipe_can_be_read_at_a_glance(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert sum(not line.startswith("#") for line in lines) <= 60
+    assert max(map(len, lines)) <= 100
+
+
+def test_every_small_form_is_of_a_recipe() -> None:
+    [folder] = {small_form(path).parent for path in builtin_recipes().values()}
+    assert {path.stem for path in folder.glob("*")} <= set(builtin_recipes())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_form_fits_its_data_and_models(name: str, shared_data: Path) -> None:
+    """Labels, columns, splits and lengths on the real data; MiniLM is the teacher."""
+    small = load_recipe(name, [f"data_folder={shared_data}"], small=True)
+    check_all(small)
+    assert losses_of(small) == losses_of(load_recipe(name)), "the method is the same"
+
+
+def losses_of(recipe: Recipe) -> list[list[str]]:
+    return [sorted(phase.losses) for phase in recipe.phases if phase.kind == "distil"]
+
+
 @pytest.mark.parametrize("name", THESIS)
 def test_a_recipe_of_the_thesis_is_as_published(name: str) -> None:
     recipe = load_recipe(name)
     large = name.endswith("-large")
-    assert list(recipe.teachers) == TEACHERS
+    # DeBERTa failed at sentiment in the thesis, and was left out.
+    assert list(recipe.teachers) == TEACHERS[: 2 if name == "tweeteval-sentiment" else 3]
     assert all(("large" in teacher.model) == large for teacher in recipe.teachers.values())
     distil = next(phase for phase in recipe.phases if phase.kind == "distil")
     assert distil.epochs == 7

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from toys import make_tiny_bert
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
 
-from ds_distill.data import windows
+from ds_distill.data import lengths, windows
 from ds_distill.data.keys import content_keys
+from ds_distill.data.lengths import share_cut
 from ds_distill.data.tokenise import tokenizer_fingerprint
-from ds_distill.data.windows import share_cut, split_long
-from ds_distill.errors import UserError
+from ds_distill.data.windows import split_long
 
 LETTERS = "abcdefgh"
 
@@ -218,7 +218,7 @@ def test_what_the_windows_depend_on_is_in_their_fingerprint(small):
 
 
 def test_pairs_are_refused(small):
-    with pytest.raises(UserError, match=r"task.long=split: .* pairs"):
+    with pytest.raises(ValueError, match="pairs"):
         split_long(dataset(["a"], text_b=["b"]), [small], 8)
 
 
@@ -227,12 +227,14 @@ def test_the_share_that_is_cut(small):
     data = dataset([" ".join("abcdefgh"), " ".join("abcde" * 4)])
     assert share_cut(data, small, 8) == pytest.approx((2 + 14) / 32)
     assert share_cut(data, small, 22) == 0.0
+    pairs = dataset(["a b c"], text_b=["d e f"])  # 9 tokens: three special ones
+    assert share_cut(pairs, small, 8) == pytest.approx(1 / 9)
 
 
 def test_the_share_is_of_a_sample_of_many_texts(small, monkeypatch):
     many = ["a " * length for length in range(1, 40)]
     full = share_cut(dataset(many), small, 8)
-    monkeypatch.setattr(windows, "SAMPLE", 20)
+    monkeypatch.setattr(lengths, "SAMPLE", 20)
     sampled = share_cut(dataset(many), small, 8)
     assert sampled == share_cut(dataset(many[::-1]), small, 8)
     assert sampled != full and abs(sampled - full) < 0.2
@@ -246,3 +248,10 @@ def test_most_of_a_real_corpus_is_cut(corpus, least, most, real, shared_data):
     with gzip.open(shared_data / f"{corpus}.txt.gz", "rt", encoding="utf-8") as file:
         many = [line.strip() for _, line in zip(range(200), file, strict=False) if line.strip()]
     assert least < share_cut(dataset(many), real["bert-base-cased"], 128) < most
+
+
+def test_words_that_depend_on_their_neighbours_are_counted_in_the_window(real):
+    """RoBERTa's tokens of a no-break space depend on what comes after it."""
+    text = "xxxxxxxxxx \xa0 \xa0 xxxxxxxxxx \xa0 \xa0"
+    tokenizer = real["roberta-base"]
+    check_all([text], split_long(dataset([text]), [tokenizer], 8), [tokenizer], 8)

@@ -29,6 +29,11 @@ class TaskSettings(Section):
         return None
 
     @property
+    def cuts(self) -> bool:
+        """Whether what is longer than `max_length` is thrown away."""
+        return True
+
+    @property
     def location(self) -> str:
         """Where it stands in its recipe, for messages: `task`, or `tasks.NAME`."""
         return self._location

@@ -42,6 +42,10 @@ class MaskedLM(TaskSettings):
     """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
     others too."""
 
+    @property
+    def cuts(self) -> bool:
+        return self.long == "cut"
+
 
 def _usage(task: MaskedLM) -> list[str]:
     """On a text longer than the model's maximum."""

@@ -1,0 +1,52 @@
+"""How many tokens texts have, and how much of them is cut. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import datasets
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from ds_distill.data.keys import hash_keys
+
+SAMPLE = 1_000
+"""Examples of which `share_cut` reads no more."""
+
+_SAMPLED = 110
+"""Purpose of hashes: which examples these are."""
+
+
+def token_lengths(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: list[str],
+    texts_b: list[str] | None = None,
+    *,
+    special_tokens: bool = True,
+) -> np.ndarray:
+    """Tokens of each text, or pair of texts, uncut: int64 [N]."""
+    encoded = tokenizer(
+        texts,
+        texts_b,
+        add_special_tokens=special_tokens,
+        truncation=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,  # no warning of what is longer than the model's maximum
+    )
+    return np.array([len(ids) for ids in encoded["input_ids"]], dtype=np.int64)
+
+
+def share_cut(
+    examples: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> float:
+    """The share of the tokens that are thrown away where examples are cut at `max_length`; of a
+    sample, if there are many.
+
+    examples: columns `text`, perhaps `text_b`, `key_hi`, `key_lo`.
+    """
+    columns = examples.select_columns(["key_hi", "key_lo"]).with_format("numpy")[:]
+    hashes = hash_keys(np.stack([columns["key_hi"], columns["key_lo"]], axis=1), _SAMPLED)
+    sample = examples.select(np.sort(np.argsort(hashes, kind="stable")[:SAMPLE]))
+    texts_b = sample["text_b"][:] if "text_b" in sample.column_names else None
+    lengths = token_lengths(tokenizer, sample["text"][:], texts_b)
+    total = int(lengths.sum())
+    return float(np.maximum(lengths - max_length, 0).sum() / total) if total else 0.0
