@@ -416,6 +416,20 @@ def test_a_page_shows_retention_and_the_median_of_the_classes():
     assert part.count("%") == 2, "none of the control, and one in the heading"
 
 
+def test_a_page_of_labels_has_no_accuracy():
+    results = make_results(ONE_OF_EACH, metric="micro_f1")
+    record = results["phases"][-1]
+    record["over"] = "labels"
+    for model in record["models"].values():
+        for name in ("accuracy", "ece", "reliability", "confusion"):
+            del model[name]
+    page = Page(render_report({**results, "verdict": verdict(results)})).text
+    part = page[: page.index("Which examples")]
+    for words in ("Micro F1 on test", "Per label", "F1 of each label", "median of labels"):
+        assert words in part, words
+    assert "ccuracy" not in part and "class" not in part and "Reliability" not in part
+
+
 def test_a_page_has_a_figure_of_reliability_for_each_model():
     source = render_report(make_results(ONE_OF_EACH))
     assert source.count("<svg") == source.count("<circle") == len(ONE_OF_EACH)
@@ -456,6 +470,7 @@ def test_a_page_shows_how_targets_compare():
 
     results = make_results(ONE_OF_EACH)
     comparison = {
+        "over": "classes",
         "metric": "accuracy",
         "examples": 1234,
         "policies": {"average": score(0.6, 0.0, 0.0), "gate": score(0.7, 0.04, 0.16)},
@@ -486,7 +501,7 @@ def test_a_page_shows_how_targets_compare():
         "90.0%",
         "<red>",
         "none",
-        "first, second predict the same class on 42%",
+        "first, second predict the same on 42%",
     ):
         assert part in page, part
 
