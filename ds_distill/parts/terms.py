@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, GetCoreSchemaHandler, create_model, model_validator
+from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag, create_model, model_validator
 from pydantic_core import core_schema
 
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import Needs, TermEntry
+from ds_distill.parts.one_of import tag
 from ds_distill.parts.outside import load_outside
 from ds_distill.parts.section import Section, Share
 
@@ -43,11 +44,19 @@ class SoftenedTerm(TermSettings):
     """T: logits are divided by it before the softmax."""
 
 
+ClassWeights = Annotated[
+    Annotated[Literal["balanced"], Tag(tag("weights", "balanced"))]
+    | Annotated[dict[str, Annotated[float, Field(gt=0)]], Tag(tag("weights", "by label"))],
+    # So that a mistake is reported once, of the form that was meant.
+    Discriminator(lambda v: tag("weights", "by label" if isinstance(v, dict) else "balanced")),
+]
+
+
 class CrossEntropyLoss(TermSettings):
     """Cross-entropy between the student and the label, on labelled rows. In masked-LM a row is a
     masked token, and its label the token itself."""
 
-    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(gt=0)]] | None = None
+    class_weights: ClassWeights | None = None
     """What the classes count: `balanced`, each class as much as any other however few examples it
     has, or a number by label, 1 for those that are not named. They are scaled to a mean of 1 over
     the examples that the phase trains on, so that the loss keeps its scale. Default: all alike."""
