@@ -315,6 +315,16 @@ class Batch:
     """Number of rows of each set in the optimizer step, over all ranks and micro-steps: float
     scalars on the device, so that a division needs no sync."""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a row set that is not indices, such as a mask."""
+        for name, rows in self.row_sets.items():
+            if rows.dtype != torch.int64 or rows.ndim != 1:
+                fix = ": give mask.nonzero()[:, 0]" if rows.dtype == torch.bool else ""
+                raise ValueError(
+                    f"row_sets[{name!r}] must be row indices, int64 [k]; it is {rows.dtype} "
+                    f"{list(rows.shape)}{fix}"
+                )
+
     @staticmethod
     def from_views(
         views: Mapping[str, View],
@@ -365,12 +375,11 @@ class Batch:
             sets["labelled"] = (known if labels.ndim == 1 else known.all(dim=1)).nonzero()[:, 0]
             labels = torch.where(labels < 0, -100, labels).long()
         for name, rows in (row_sets or {}).items():
-            _check_rows(name, rows, n)
             sets[name] = rows
         for name, outputs in (signals or {}).items():
             if len(outputs) != n:
                 raise ValueError(f"signals[{name!r}] has {len(outputs)} rows, and the views {n}")
-        return Batch(
+        batch = Batch(
             keys=keys[example],
             views=dict(views),
             labels=labels,
@@ -382,6 +391,9 @@ class Batch:
                 name: torch.tensor(float(len(rows)), device=device) for name, rows in sets.items()
             },
         )
+        for name in row_sets or {}:
+            _check_rows(name, batch.row_sets[name], n)
+        return batch
 
     def to(self, device: torch.device | str) -> Batch:
         """A copy on a device; models that shared a view still do."""
@@ -424,13 +436,11 @@ def _check_views(views: Mapping[str, View]) -> None:
 
 def _check_rows(name: str, rows: torch.Tensor, n: int) -> None:
     """Raises ValueError unless `rows` are ascending indices into n rows."""
-    what = f"row_sets[{name!r}] must be ascending row indices, int64 [k] in [0, {n})"
-    if rows.dtype != torch.int64 or rows.ndim != 1:
-        fix = ": give mask.nonzero()[:, 0]" if rows.dtype == torch.bool else ""
-        raise ValueError(f"{what}; it is {rows.dtype} {list(rows.shape)}{fix}")
     edges = torch.tensor([-1, n], device=rows.device)
     if not bool((torch.cat([edges[:1], rows, edges[1:]]).diff() > 0).all()):
-        raise ValueError(f"{what}; it is {rows.tolist()}")
+        raise ValueError(
+            f"row_sets[{name!r}] must be ascending row indices in [0, {n}); it is {rows.tolist()}"
+        )
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -128,12 +128,19 @@ def comparisons(
     entry: MetricEntry,
     groups: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """Each student against each other model: the `difference`, and against a teacher `to_teacher`.
+    """Each student against each other model: the `difference`; against a teacher `to_teacher`, and
+    `gap_closed` where the student before training, `start`, is among the models.
 
-    predictions, roles (`teacher`, `student`, `control`) and reports: by model.
+    predictions, roles (`teacher`, `student`, `control`, `start`) and reports: by model.
     judge, entry: the task's metric.
     """
     rows = []
+    start = next((model for model, role in roles.items() if role == "start"), None)
+    gaps = {
+        teacher: difference(predictions[teacher], predictions[start], judge, groups)
+        for teacher, role in roles.items()
+        if role == "teacher" and start is not None
+    }
     for student, role in roles.items():
         for other in roles if role == "student" else ():
             if other == student:
@@ -145,8 +152,21 @@ def comparisons(
             }
             if roles[other] == "teacher":
                 row |= to_teacher(reports[student], reports[other], entry)
+            if other in gaps and start is not None:
+                own = reports[student][entry.name] - reports[start][entry.name]
+                row["gap_closed"] = gap_closed(own, gaps[other], entry)
             rows.append(row)
     return rows
+
+
+def gap_closed(own: float, gap: Mapping[str, Any], entry: MetricEntry) -> float | None:
+    """The part of the way from the start to a teacher that a student has gone; None where the
+    teacher is not better than the start beyond chance, so that there is no gap (the measure
+    of the transfer sets' paper; docs/papers.md).
+
+    own: the student's score less the start's. gap: the teacher's, with its interval.
+    """
+    return own / gap["difference"] if entry.better(gap["interval"]) else None
 
 
 def to_teacher(

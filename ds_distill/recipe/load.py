@@ -21,7 +21,7 @@ from ds_distill.recipe.yaml_tree import Dumper, Tree
 def builtin_recipes() -> dict[str, Path]:
     """Names and files of the recipes that come with the package."""
     folder = Path(str(importlib.resources.files("ds_configs"))) / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"), key=lambda path: path.stem)}
 
 
 def recipe_path(reference: str | Path) -> Path:

@@ -29,6 +29,7 @@ def render_report(results: dict[str, Any]) -> str:
         note=settings_note(evaluation) if evaluation else "",
         metrics=others,
         pairs=_pairs(results),
+        gaps=any("gap_closed" in row for row in _pairs(results)),
         comparison=comparison,
         chooses=METRICS[comparison["over"]][comparison["metric"]] if comparison else None,
         measures=PER_CLASS,

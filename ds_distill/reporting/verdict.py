@@ -76,6 +76,7 @@ class _Verdict:
         for role, noun, addition in (
             ("teacher", "teacher", ""),
             ("control", "student", " without teachers"),
+            ("start", "untrained start", ""),
         ):
             # Two models at the baseline are not compared.
             others = {

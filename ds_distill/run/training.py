@@ -350,8 +350,9 @@ class _Meter:
         """Means since the last reading, each over the steps that gave it: the only place that
         waits for the device."""
         names = list(self._losses)
-        totals = world.sum(torch.stack([self._losses[name] for name in names])).tolist()
-        values = {n: total / self._times[n] for n, total in zip(names, totals, strict=True)}
+        totals = world.sum(torch.stack([self._losses[name] for name in names]))
+        means = totals / totals.new_tensor([self._times[name] for name in names])
+        values = dict(zip(names, means.tolist(), strict=True))
         seconds = time.perf_counter() - self._started
         if self._examples:
             values["examples_per_second"] = round(self._examples / seconds, 1)

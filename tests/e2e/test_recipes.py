@@ -15,6 +15,7 @@ import pytest
 import yaml
 from processes import events
 from toys import TOY_LABELS, make_tiny_bert, toy_text, toy_vocabulary
+from transformers import BertForMaskedLM
 
 from ds_distill import run_recipe
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
@@ -64,12 +65,14 @@ class Toys:
         return load_recipe(path)
 
     def model(self, reference: str) -> Path:
-        """One toy for each model that a recipe names; all have the same vocabulary."""
+        """One toy for each model that a recipe names: masked-LMs, as the published ones are; all
+        have the same vocabulary."""
         if reference not in self.models:
             width = WIDTHS[len(self.models) % len(WIDTHS)]
             folder = self.folder / f"model-{len(self.models)}"
-            made = make_tiny_bert(folder, toy_vocabulary(), hidden_size=width)
-            self.models[reference] = made
+            make_tiny_bert(folder, toy_vocabulary(), hidden_size=width)
+            BertForMaskedLM.from_pretrained(folder).save_pretrained(folder)
+            self.models[reference] = folder
         return self.models[reference]
 
     def replace_data(self, name: str, task: Section, phases: list[Section]) -> None:

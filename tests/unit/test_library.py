@@ -297,7 +297,7 @@ def refusals(inputs: Any) -> dict[str, tuple[str, Callable[[], object]]]:
             lambda: Batch.from_views(views, keys=torch.zeros(4, dtype=torch.int64)),
         ),
         "a mask": (
-            r"row_sets\['mine'\] must be .* int64 \[k\] in \[0, 4\).*bool \[4\].*nonzero",
+            r"row_sets\['mine'\] must be .* int64 \[k\]; it is torch.bool \[4\].*nonzero",
             lambda: Batch.from_views(views, row_sets={"mine": torch.ones(4).bool()}),
         ),
         "a row twice": (

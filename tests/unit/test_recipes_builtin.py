@@ -91,6 +91,78 @@ def test_a_recipe_of_the_thesis_is_as_published(name: str) -> None:
                 assert (phase.learning_rate, phase.batch_size, phase.epochs) == (5e-5, 8, 3)
 
 
+def phases(recipe: Recipe) -> dict[str, Any]:
+    return dict(zip(recipe.phase_names(), recipe.phases, strict=True))
+
+
+def test_doktra_is_as_published() -> None:
+    """Tables A1 and A2 for GAD, algorithm 1, and the authors' code."""
+    recipe = load_recipe("doktra")
+    steps = phases(recipe)
+    assert list(steps) == ["teach", "control", "cache", "distil", "evaluate"]
+    teach, control, distil = (steps[name] for name in ("teach", "control", "distil"))
+    assert (teach.epochs, teach.learning_rate) == (3, 2e-5)
+    assert teach.losses["confidence_penalty"].weight == 0.7
+    assert (control.epochs, control.learning_rate) == (5, 6e-6)
+    assert list(control.losses) == ["cross_entropy"]
+    assert (distil.epochs, distil.learning_rate, distil.start) == (10, 1e-5, "fine-tuned")
+    assert distil.losses["activation_boundary"].until == 0.9
+    assert distil.losses["activation_boundary"].weight == 1 / 1000
+    assert {distil.losses[name].start for name in ("cross_entropy", "confidence_penalty")} == {0.9}
+    assert distil.losses["confidence_penalty"].weight == 0.3
+    for phase in (teach, control, distil):
+        assert (phase.warmup, phase.weight_decay, phase.keep) == (0, 0, "last")
+        assert phase.max_grad_norm == 1
+
+
+def test_tapt_trains_on_the_texts_of_the_same_task() -> None:
+    recipe = load_recipe("doktra-tapt")
+    tasks = recipe.tasks_by_name
+    assert tasks["relations"].data == tasks["texts"].data
+    steps = phases(recipe)
+    assert (steps["adapt"].task, steps["adapt"].epochs, steps["adapt"].batch_size) == (
+        "texts",
+        100,
+        108,
+    )
+    assert steps["tapt"].models == ["adapted"]
+    alike = {"models", "name", "save_as"}
+    control, tapt = (steps[name].model_dump(exclude=alike) for name in ("control", "tapt"))
+    assert tapt == control, "the rival is fine-tuned as the student"
+
+
+def test_doktra_runs_on_another_set_of_relations(shared_data: Path) -> None:
+    """DDI, by overrides: several classes, of which one does not count."""
+    overrides = [
+        f"data_folder={shared_data}",
+        "task.data.path=data:re_ddi",
+        "task.data.limit={train: 2000}",
+        "task.labels=[DDI-mechanism, DDI-effect, DDI-advise, DDI-int, DDI-false]",
+        "task.metric={name: micro_f1, leave_out: [DDI-false]}",
+        "phases.teach.losses.confidence_penalty.weight=0.3",
+        "phases.distil.losses.activation_boundary.until=0.8",
+        "phases.distil.losses.cross_entropy.from=0.8",
+        "phases.distil.losses.confidence_penalty={weight: 0.7, from: 0.8}",
+    ]
+    check_all(load_recipe("doktra", overrides, small=True))
+
+
+def test_distilbert_is_as_published() -> None:
+    recipe = load_recipe("distilbert")
+    assert recipe.student.model == recipe.teachers["bert"].model
+    assert recipe.student.layers == [0, 2, 4, 7, 9, 11]
+    distil, control, _ = recipe.phases
+    losses = distil.losses
+    assert {name: term.weight for name, term in losses.items()} == {
+        "cross_entropy": 2.0,
+        "kl": 5.0,
+        "cosine": 1.0,
+    }
+    assert losses["kl"].temperature == 2
+    for key in ("epochs", "batch_size", "learning_rate", "warmup", "weight_decay", "max_grad_norm"):
+        assert getattr(distil, key) == getattr(control, key), "the control differs in losses alone"
+
+
 @pytest.fixture(scope="module")
 def models_folder(
     tiny_models: dict[str, Path], shared_data: Path, tmp_path_factory: pytest.TempPathFactory
