@@ -198,6 +198,11 @@ class MetricEntry(ConfiguredEntry):
     """What can be wrong with the settings on a task with these labels."""
 
     @property
+    def heading(self) -> str:
+        """The title at the start of a line: `Micro F1`, `AUC`."""
+        return self.title[0].upper() + self.title[1:]
+
+    @property
     def is_share(self) -> bool:
         """Whether values are shown in per cent, and differences in points."""
         return self.shown.endswith("%")

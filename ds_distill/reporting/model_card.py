@@ -16,8 +16,7 @@ from ds_distill.parts.sources import source_of
 from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Recipe
-from ds_distill.reporting.routing_table import capitalised
-from ds_distill.reporting.verdict import PER_CLASS, metrics_of
+from ds_distill.reporting.verdict import PER_CLASS, metrics_of, settings_note
 
 _INHERITED = ("license", "license_name", "license_link", "language")
 """Metadata that a student inherits from the model that it starts from."""
@@ -63,7 +62,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         lines += ["", f"Teachers: {teachers}."]
     if evaluation is not None:
         judge = next(iter(metrics_of(evaluation).values()))
-        title = f"## {capitalised(judge.title)} on {evaluation['split']}"
+        title = f"## {judge.heading} on {evaluation['split']}"
         lines += ["", title, "", *_table(evaluation)]
     environment = results["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
@@ -134,7 +133,7 @@ def _eval_results(
             dataset_config=task.data.config if hub_data else None,
             dataset_split=task.data.own_splits().get(split, split),
             metric_type=entry.hub_name,
-            metric_name=capitalised(entry.title),
+            metric_name=entry.heading,
             metric_value=round(own[name], 4),
         )
         for name, entry in metrics_of(evaluation).items()
@@ -186,6 +185,8 @@ def _table(evaluation: dict[str, Any]) -> list[str]:
             f"On {first['examples']:,} examples of a split that was not used to make the models. "
             f"A label's column is its {measure}."
         )
+        if note := settings_note(evaluation):
+            about += f" {_escaped(note)}"
     else:
         about = (
             f"On {first['tokens']:,} masked tokens of {first['examples']:,} examples, the same for "

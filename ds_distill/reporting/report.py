@@ -10,8 +10,7 @@ import jinja2
 from ds_distill.evaluation.report import RELIABILITY_BINS
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
-from ds_distill.reporting.routing_table import capitalised
-from ds_distill.reporting.verdict import PER_CLASS, last_evaluation, metrics_of
+from ds_distill.reporting.verdict import PER_CLASS, last_evaluation, metrics_of, settings_note
 
 
 def render_report(results: dict[str, Any]) -> str:
@@ -27,6 +26,7 @@ def render_report(results: dict[str, Any]) -> str:
         results=results,
         evaluation=evaluation,
         judge=judge,
+        note=settings_note(evaluation) if evaluation else "",
         metrics=others,
         pairs=_pairs(results),
         gaps=any("gap_closed" in row for row in _pairs(results)),
@@ -35,7 +35,6 @@ def render_report(results: dict[str, Any]) -> str:
         measures=PER_CLASS,
         points=METRICS["classes"]["accuracy"],
         reliability_bins=RELIABILITY_BINS,
-        capitalised=capitalised,
     )
 
 

@@ -17,7 +17,7 @@ def routing_table(comparison: Comparison, split: str) -> Group:
     examples = f"{comparison.examples:,} examples of {split}"
     entry, title = comparison.entry, comparison.entry.title
     table = Table(
-        title=f"{capitalised(title)} of each policy's target, on {examples}, cross-validated",
+        title=f"{entry.heading} of each policy's target, on {examples}, cross-validated",
         title_justify="left",
         box=SIMPLE_HEAD,  # plain enough for a log file
     )
@@ -60,11 +60,6 @@ def reason(comparison: Comparison) -> str:
     if best == BASELINE:
         return f"No policy's target has a better {entry.title}."
     return f"The best target, of {best}, is better only within chance."
-
-
-def capitalised(title: str) -> str:
-    """A metric's title at the start of a line: `Micro F1`, `AUC`."""
-    return title[0].upper() + title[1:]
 
 
 def _cells(entry: MetricEntry, name: str, score: Score, meaning: str) -> list[Text]:

@@ -46,6 +46,18 @@ def metrics_of(evaluation: dict[str, Any]) -> dict[str, MetricEntry]:
     return {name: METRICS[over][name] for name in names}
 
 
+def settings_note(evaluation: dict[str, Any]) -> str:
+    """`Micro F1: leave out DDI-false.`; empty where the task's metric is as it is by default."""
+    settings = evaluation["metric_settings"]
+    if not settings:
+        return ""
+    shown = (
+        f"{key.replace('_', ' ')} {', '.join(value) if isinstance(value, list) else value}"
+        for key, value in settings.items()
+    )
+    return f"{next(iter(metrics_of(evaluation).values())).heading}: {'; '.join(shown)}."
+
+
 class _Verdict:
     """On one student in one evaluation."""
 

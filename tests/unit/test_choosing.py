@@ -14,11 +14,11 @@ from ds_distill.run.publish import choose_student
 LOSSES = {"losses": {"kl": {}}}
 
 
-def recipe_of(*phases):
+def recipe_of(*phases, **task):
     return Recipe.model_validate(
         {
             "name": "a-run",
-            "task": {"data": {"path": "data"}},
+            "task": {"data": {"path": "data"}, **task},
             "teachers": {"t": {"model": "m"}, "u": {"model": "m"}},
             "student": {"model": "m"},
             "phases": list(phases),
@@ -64,6 +64,13 @@ def test_of_equals_the_first_and_without_choosing_examples_the_last():
     assert choose_student(recipe_of({"evaluate": {}}), [{"kind": "evaluate"}]) is None
     control = recipe_of(CONTROL)
     assert choose_student(control, [record_of("fine-tune", {"control": 0.4})]) == (0, "control")
+
+
+@pytest.mark.parametrize(("metric", "best"), [("macro_f1", "random"), ("ece", "average")])
+def test_the_tasks_metric_says_what_is_best(metric, best):
+    """ca-mkd has no score: its training had no choosing examples."""
+    records = [record_of("distil", {"average": 0.2, "random": 0.3, "ca-mkd": None})]
+    assert choose_student(recipe_of(THREE, metric=metric), records) == (0, best)
 
 
 ON_VALIDATION = {"distil": {"split": "validation", "save_as": "cheat", **LOSSES}}

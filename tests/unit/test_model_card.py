@@ -38,7 +38,8 @@ def make_results(
     figures = {**FIGURES, "per_class": dict.fromkeys(labels, 0.5), **model}
     models = {"student": figures, "bert": {**figures, "role": "teacher"}}
     over = model.get("over", "masked tokens" if "tokens" in model else "classes")
-    judged = {"over": over, "metric": metric}
+    settings = {"leave_out": ["bad|one"]} if metric == "micro_recall" else {}
+    judged = {"over": over, "metric": metric, "metric_settings": settings}
     evaluations = [
         {"kind": "evaluate", "task": "task", "split": split, "models": models, **judged}
         for split in splits
@@ -129,6 +130,12 @@ def test_the_tasks_metric_comes_first() -> None:
     assert "## Micro F1 on test" in text
     assert "| model | role | micro F1 | accuracy | macro F1 | ECE | good | bad |" in text
     assert "| student | student | 65.4% | 72.0% | 70.0% | 12.3% | 50.0% | 50.0% |" in text
+
+
+def test_the_card_has_the_settings_of_the_metric() -> None:
+    _, text = card_of(make_recipe(), metric="micro_recall", micro_recall=0.6)
+    [line] = [line for line in text.splitlines() if "bad" in line and "leave out" in line]
+    assert unescaped(line.partition("accuracy. ")[2]) == "Micro recall: leave out bad|one."
 
 
 def test_of_a_label_the_card_has_the_f1() -> None:
