@@ -35,7 +35,8 @@ def long_texts(masked_lm_settings: dict[str, Any], tmp_path: Path) -> dict[str, 
     found["task"]["long"] = "split"
     found["task"]["masking"]["variants"] = 1
     found["training"]["epochs"] = 1
-    found["phases"].insert(1, {"cache": {"splits": ["train"]}})
+    codec = {"name": "compact", "temperature": 2.0}
+    found["phases"].insert(1, {"cache": {"splits": ["train"], "codec": codec}})
     found["phases"][2]["distil"]["teachers"] = "cached"
     return found
 
@@ -64,9 +65,9 @@ def test_check_reports_what_is_cut(
     cut = ds_distill("check", "recipe.yaml", "task.long=cut", cwd=tmp_path)
     assert split.returncode == cut.returncode == 0, cut.stdout + cut.stderr
     assert "thrown away" not in split.stdout + split.stderr
-    said = " ".join((cut.stdout + cut.stderr).split())
-    assert "of the tokens of split 'train' are thrown away" in said
-    assert "task.max_length=32" in said and "task.long=split" in said
+    output = " ".join((cut.stdout + cut.stderr).split())
+    assert "of the tokens of split 'train' are thrown away" in output
+    assert "task.max_length=32" in output and "task.long=split" in output
 
 
 def test_a_transfer_set_of_random_text_from_other_data(
