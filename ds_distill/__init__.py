@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from ds_distill.data.keys import content_keys
     from ds_distill.errors import UserError
     from ds_distill.evaluation.evaluate import evaluate
-    from ds_distill.losses import KL, CrossEntropy, HiddenMSE, LogitMSE, Term
+    from ds_distill.losses import (
+        KL,
+        ActivationBoundary,
+        ConfidencePenalty,
+        Cosine,
+        CrossEntropy,
+        HiddenMSE,
+        LogitMSE,
+        Term,
+    )
     from ds_distill.models.bundle import Bundle
     from ds_distill.models.encoder import read_signals
     from ds_distill.recipe import Recipe, load_recipe
@@ -28,9 +37,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "KL",
+    "ActivationBoundary",
     "Batch",
     "Bundle",
     "CacheReader",
+    "ConfidencePenalty",
+    "Cosine",
     "CrossEntropy",
     "FinishedRun",
     "HiddenMSE",
@@ -54,9 +66,12 @@ __all__ = [
 
 _MODULES = {
     "KL": "losses",
+    "ActivationBoundary": "losses",
     "Batch": "types",
     "Bundle": "models.bundle",
     "CacheReader": "cache.reader",
+    "ConfidencePenalty": "losses",
+    "Cosine": "losses",
     "CrossEntropy": "losses",
     "FinishedRun": "run.run_recipe",
     "HiddenMSE": "losses",

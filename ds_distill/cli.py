@@ -58,6 +58,12 @@ Overrides = Annotated[
         help="Change keys of the recipe, e.g. training.epochs=1 phases.distil.teachers=live",
     ),
 ]
+SmallOption = Annotated[
+    bool,
+    typer.Option(
+        "--small", help="Lay the recipe's small form over it: small/FILE beside its file."
+    ),
+]
 FolderOption = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
 ]
@@ -79,11 +85,12 @@ ResumeOption = Annotated[
 def run(
     recipe: RecipeArgument,
     overrides: Overrides = None,
+    small: SmallOption = False,
     folder: FolderOption = None,
     resume: ResumeOption = False,
 ) -> None:
     """Run a recipe: all its phases, in this process (or as one rank of a launched run)."""
-    loaded = _load(recipe, overrides or [])
+    loaded = _load(recipe, overrides, small)
     _execute(loaded, folder or Path("runs") / loaded.name, resume=resume)
 
 
@@ -92,13 +99,14 @@ def quickstart(
     overrides: Overrides = None, folder: FolderOption = None, resume: ResumeOption = False
 ) -> None:
     """Two teachers, a small student of each routing, and a control; real text, no GPU needed."""
-    run("quickstart", overrides, folder, resume)
+    run("quickstart", overrides, folder=folder, resume=resume)
 
 
 @app.command(epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16")
 def launch(
     recipe: RecipeArgument,
     overrides: Overrides = None,
+    small: SmallOption = False,
     num_gpus: RanksOption = None,
     hostfile: HostfileOption = None,
     folder: FolderOption = None,
@@ -111,16 +119,16 @@ def launch(
     from ds_distill.run.folder import RunFolder
     from ds_distill.run.launching import Ranks, launch_run
 
-    loaded = _load(recipe, overrides or [])
+    loaded = _load(recipe, overrides, small)
     run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
     ranks = Ranks(num_gpus, hostfile)
-    launch_run(recipe, loaded, overrides or [], run_folder, ranks, resume=resume)
+    launch_run(_as_given(recipe, overrides, small), loaded, run_folder, ranks, resume=resume)
 
 
 @app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")
-def check(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+def check(recipe: RecipeArgument, overrides: Overrides = None, small: SmallOption = False) -> None:
     """Find all mistakes in a recipe, its data and models, before anything starts."""
-    loaded = _load(recipe, overrides or [])
+    loaded = _load(recipe, overrides, small)
     _import_without_torch()
     _quiet_libraries()
     from ds_distill.check.recipe import check_all
@@ -139,24 +147,33 @@ def recipes(
         bool, typer.Option("--schema", help="Print the JSON schema of recipes, for editors.")
     ] = False,
 ) -> None:
-    """List the built-in recipes, or print one to start your own from."""
+    """List the built-in recipes, or print one to start your own from.
+
+    [--small] stands behind those that have a small form, for a first try in minutes.
+    """
     if schema:
         from ds_distill.recipe.json_schema import schema_text
 
         typer.echo(schema_text(), nl=False)
         return
-    from ds_distill.recipe import builtin_recipes, load_recipe, recipe_path
+    from ds_distill.recipe import builtin_recipes, load_recipe, recipe_path, small_form
 
     if name is not None:
         typer.echo(recipe_path(name).read_text(encoding="utf-8"), nl=False)
         return
     width = max(len(name) for name in builtin_recipes())
-    for name in builtin_recipes():
-        typer.echo(f"{name:<{width}}  {load_recipe(name).description}")
+    for name, path in builtin_recipes().items():
+        small = "  [--small]" if small_form(path).is_file() else ""
+        typer.echo(f"{name:<{width}}  {load_recipe(name).description}{small}")
 
 
 @app.command(epilog="Example: ds-distill route my.yaml --folder runs/my-run")
-def route(recipe: RecipeArgument, overrides: Overrides = None, folder: FolderOption = None) -> None:
+def route(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    small: SmallOption = False,
+    folder: FolderOption = None,
+) -> None:
     """Compare all routing policies on a run's cache, and choose the best.
 
     Loads no model and trains nothing. Policies that learn from the split are compared by
@@ -165,7 +182,7 @@ def route(recipe: RecipeArgument, overrides: Overrides = None, folder: FolderOpt
     """
     from ds_distill.phases.expertise import route as compare_policies
 
-    loaded = _load(recipe, overrides or [])
+    loaded = _load(recipe, overrides, small)
     _quiet_libraries()
     compare_policies(loaded, folder or Path("runs") / loaded.name)
 
@@ -174,6 +191,7 @@ def route(recipe: RecipeArgument, overrides: Overrides = None, folder: FolderOpt
 def cache_build(
     recipe: RecipeArgument,
     overrides: Overrides = None,
+    small: SmallOption = False,
     num_gpus: RanksOption = None,
     hostfile: HostfileOption = None,
     folder: FolderOption = None,
@@ -185,13 +203,14 @@ def cache_build(
     """
     from ds_distill.run.folder import RunFolder
 
-    loaded = _load(recipe, overrides or [])
+    loaded = _load(recipe, overrides, small)
     caches = _cache_phases(loaded)
     run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
     if num_gpus is not None or hostfile is not None:
         from ds_distill.run.launching import Ranks, launch_build
 
-        launch_build(recipe, loaded, overrides or [], run_folder, Ranks(num_gpus, hostfile))
+        given = _as_given(recipe, overrides, small)
+        launch_build(given, loaded, run_folder, Ranks(num_gpus, hostfile))
     else:
         _execute(loaded, run_folder.path, resume=run_folder.holds_run(), first=caches[-1] + 1)
 
@@ -200,6 +219,7 @@ def cache_build(
 def cache_compare(
     recipe: RecipeArgument,
     overrides: Overrides = None,
+    small: SmallOption = False,
     examples: Annotated[
         int, typer.Option(min=2, help="Examples of the cache's first split to measure on.")
     ] = 512,
@@ -209,7 +229,7 @@ def cache_compare(
 
     Runs the phases before the recipe's first cache phase, unless they are done.
     """
-    loaded = _load(recipe, overrides or [])
+    loaded = _load(recipe, overrides, small)
     numbers = _cache_phases(loaded)
     tasks = {number: loaded.task_of(loaded.phases[number]) for number in numbers}
     number = next((number for number, task in tasks.items() if not task.has_classes), None)
@@ -252,10 +272,15 @@ def cache_info(folder: CacheArgument) -> None:
         typer.echo(describe(path))
 
 
-def _load(recipe, overrides):  # type: ignore[no-untyped-def]
+def _load(recipe: str, overrides: list[str] | None, small: bool):  # type: ignore[no-untyped-def]
     from ds_distill.recipe import load_recipe
 
-    return load_recipe(recipe, overrides)
+    return load_recipe(recipe, overrides or [], small)
+
+
+def _as_given(recipe: str, overrides: list[str] | None, small: bool) -> list[str]:
+    """The arguments by which a rank reads the same recipe."""
+    return [recipe, *(overrides or []), *(["--small"] if small else [])]
 
 
 def _cache_phases(recipe) -> list[int]:  # type: ignore[no-untyped-def]

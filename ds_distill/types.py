@@ -298,7 +298,9 @@ class Batch:
     views: dict[str, View]
     """By model name; `student` is the student's. Models with the same tokenizer share one."""
     labels: torch.Tensor
-    """int64 [n]: class or token id; -100 where unknown."""
+    """int64 [n]: class or token id; -100 where unknown. Where an example has any number of L
+    labels, int64 [n, L]: of each label whether it has it; losses on logits then see n * L rows of
+    two classes (`ds_distill.losses.binary`)."""
     row_sets: dict[str, torch.Tensor]
     """Named sets of rows that losses count: int64 [k], ascending indices into the n rows. `all`
     leaves out dummy rows, which keep ranks in step when there are too few examples; `labelled` has
@@ -312,6 +314,16 @@ class Batch:
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
     """Number of rows of each set in the optimizer step, over all ranks and micro-steps: float
     scalars on the device, so that a division needs no sync."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a row set that is not indices, such as a mask."""
+        for name, rows in self.row_sets.items():
+            if rows.dtype != torch.int64 or rows.ndim != 1:
+                fix = ": give mask.nonzero()[:, 0]" if rows.dtype == torch.bool else ""
+                raise ValueError(
+                    f"row_sets[{name!r}] must be row indices, int64 [k]; it is {rows.dtype} "
+                    f"{list(rows.shape)}{fix}"
+                )
 
     @staticmethod
     def from_views(
@@ -328,8 +340,9 @@ class Batch:
 
         views: by model name, of the same B examples with n rows in each; `student` is the
             student's. What a tokenizer returns is a view: `PaddedView(**inputs)`.
-        labels: int [n], the class or token id of each row; negative where unknown. None: no row
-            has a label, so a term or policy that needs labels raises ValueError.
+        labels: int [n], the class or token id of each row; or int [n, L] of 0 and 1, of each label
+            whether a row has it. Negative where unknown. None: no row has a label, so a term or
+            policy that needs labels raises ValueError.
         keys: int64 [B, 2], as `content_keys` makes them of the texts. None: of the tokens.
         signals: cached teachers' signals by teacher, n rows each; without them teachers run.
         row_sets: int64 [k] by name, ascending indices of rows, for terms that count rows of their
@@ -355,18 +368,18 @@ class Batch:
         if labels is None:
             labels = torch.full((n,), -100, device=device)
         else:
-            _check("labels", labels, labels.dtype, (n,))
+            _check("labels", labels, labels.dtype, (n, *labels.shape[1:2]))
             if labels.is_floating_point() or labels.dtype == torch.bool:
                 raise ValueError(f"labels must be class or token ids; they are {labels.dtype}")
-            sets["labelled"] = (labels >= 0).nonzero()[:, 0]
+            known = labels >= 0
+            sets["labelled"] = (known if labels.ndim == 1 else known.all(dim=1)).nonzero()[:, 0]
             labels = torch.where(labels < 0, -100, labels).long()
         for name, rows in (row_sets or {}).items():
-            _check_rows(name, rows, n)
             sets[name] = rows
         for name, outputs in (signals or {}).items():
             if len(outputs) != n:
                 raise ValueError(f"signals[{name!r}] has {len(outputs)} rows, and the views {n}")
-        return Batch(
+        batch = Batch(
             keys=keys[example],
             views=dict(views),
             labels=labels,
@@ -378,6 +391,9 @@ class Batch:
                 name: torch.tensor(float(len(rows)), device=device) for name, rows in sets.items()
             },
         )
+        for name in row_sets or {}:
+            _check_rows(name, batch.row_sets[name], n)
+        return batch
 
     def to(self, device: torch.device | str) -> Batch:
         """A copy on a device; models that shared a view still do."""
@@ -420,13 +436,11 @@ def _check_views(views: Mapping[str, View]) -> None:
 
 def _check_rows(name: str, rows: torch.Tensor, n: int) -> None:
     """Raises ValueError unless `rows` are ascending indices into n rows."""
-    what = f"row_sets[{name!r}] must be ascending row indices, int64 [k] in [0, {n})"
-    if rows.dtype != torch.int64 or rows.ndim != 1:
-        fix = ": give mask.nonzero()[:, 0]" if rows.dtype == torch.bool else ""
-        raise ValueError(f"{what}; it is {rows.dtype} {list(rows.shape)}{fix}")
     edges = torch.tensor([-1, n], device=rows.device)
     if not bool((torch.cat([edges[:1], rows, edges[1:]]).diff() > 0).all()):
-        raise ValueError(f"{what}; it is {rows.tolist()}")
+        raise ValueError(
+            f"row_sets[{name!r}] must be ascending row indices in [0, {n}); it is {rows.tolist()}"
+        )
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

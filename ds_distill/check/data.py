@@ -194,7 +194,7 @@ class Data:
             return
         at, most = self.task.location, self.task.max_length
         fix = f"Raise {at}.max_length" + (
-            f", or split long texts with {at}.long=split." if hasattr(self.task, "long") else "."
+            f", or split long texts with {at}.long=split." if self.task.can_split else "."
         )
         for split, data in self._read.items():
             share = share_cut(data, tokenizer, most)

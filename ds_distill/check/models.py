@@ -53,7 +53,7 @@ class Models:
         compares = _token_by_token(self.recipe)
         if compares is not None:
             found += vocabulary_mistakes(self._vocabularies, compares)
-        return found + list(self._layers())
+        return found + list(self._layers()) + list(self._widths())
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
         """Configurations of the teachers that could be read, by name."""
@@ -125,6 +125,22 @@ class Models:
                 f"student.layers={layers}: the model has layers 0 to {total - 1}. Name some of "
                 "them, each once."
             )
+
+    def _widths(self) -> Iterator[str]:
+        """Teachers whose states are compared with the student's, and are not as wide."""
+        if "student" not in self.configs:
+            return
+        own = self.configs["student"].hidden_size
+        recipe = self.recipe
+        for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+            for key, entry, _ in phase.parts():
+                for teacher, config in self.teachers().items() if entry.needs.equal_widths else ():
+                    if config.hidden_size != own:
+                        yield (
+                            f"phases.{name}.{key}: {entry.name} compares hidden states one to one; "
+                            f"those of teachers.{teacher} are {config.hidden_size} wide and the "
+                            f"student's {own}. Take {entry.name} out, or choose others."
+                        )
 
 
 def _token_by_token(recipe: Recipe) -> str | None:

@@ -52,6 +52,11 @@ class Examples:
         """Whether each example has labels: bool [N]."""
         return is_labelled(self.labels)
 
+    def class_counts(self, classes: int) -> np.ndarray:
+        """How many examples have each label: int64 [C]."""
+        known = self.labels[self.labelled]
+        return known.sum(axis=0) if known.ndim > 1 else np.bincount(known, minlength=classes)
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -90,7 +90,13 @@ def padding_share(lengths: np.ndarray, batches: list[np.ndarray], shares: int = 
 def keep_share_of_others(
     labels: np.ndarray, keys: torch.Tensor, classes: list[int], share: float
 ) -> np.ndarray:
-    """Indices of all examples of `classes` and a `share` of each other class's."""
-    others = ~np.isin(labels, classes)
+    """Indices of all examples of `classes` and a `share` of the others.
+
+    labels: int64 [N], or [N, L] where an example is of any number of classes.
+    """
+    if labels.ndim > 1:
+        others = (labels[:, classes] <= 0).all(axis=1)
+    else:
+        others = ~np.isin(labels, classes)
     dropped = others & (uniform(keys, SHARE).numpy() >= share)
     return np.flatnonzero(~dropped)

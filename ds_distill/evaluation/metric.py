@@ -84,6 +84,5 @@ class MeanMetric(CountMetric[P]):
 
 def ratio(above: np.ndarray, below: np.ndarray, otherwise: float = 0.0) -> np.ndarray:
     """above / below; `otherwise` where below is 0."""
-    above, below = np.broadcast_arrays(above, below)
     filled = np.full(above.shape, otherwise)
     return np.divide(above, below, out=filled, where=below != 0)

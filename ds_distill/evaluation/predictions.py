@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,6 +38,16 @@ class ClassPredictions:
         """float64 [N]: the probability of that class."""
         return softmax(self.logits.astype(np.float64), axis=1).max(axis=1)
 
+    def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
+        """The accuracy on the examples of each class (its recall); None without any."""
+        right = self.predicted == self.labels
+        totals = np.bincount(self.labels, minlength=len(names))
+        rights = np.bincount(self.labels[right], minlength=len(names))
+        return {
+            name: float(rights[index] / totals[index]) if totals[index] else None
+            for index, name in enumerate(names)
+        }
+
     def indicators(self) -> tuple[np.ndarray, np.ndarray]:
         """bool [N, C] each: which class is predicted, and which is the label."""
         classes = np.arange(self.logits.shape[1])
@@ -62,6 +73,20 @@ class LabelPredictions:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """int64 [N, L]: 1 where a label is predicted."""
+        return (self.logits > 0).astype(np.int64)
+
+    def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
+        """The F1 of each label; None of one that no example has."""
+        predicted, there = self.indicators()
+        both, either = (predicted & there).sum(axis=0), predicted.sum(axis=0) + there.sum(axis=0)
+        return {
+            name: float(2 * both[index] / either[index]) if there[:, index].any() else None
+            for index, name in enumerate(names)
+        }
 
     def indicators(self) -> tuple[np.ndarray, np.ndarray]:
         """bool [N, L] each: which labels are predicted, and which are there."""

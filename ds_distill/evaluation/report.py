@@ -13,12 +13,12 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.metric import Metric
 from ds_distill.evaluation.metrics import bin_of
-from ds_distill.evaluation.predictions import ClassPredictions, TokenScores
+from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS, MetricSettings, reported_metrics
 
-RELIABILITY_BINS = 10
-"""Of the figure of reliability."""
+RELIABILITY_BINS = 15
+"""Of the figure of reliability: as many as the calibration error has by default."""
 
 
 def build_metric(over: Over, settings: MetricSettings, labels: Sequence[str] = ()) -> Metric[Any]:
@@ -61,20 +61,20 @@ def classification_report(
     return {
         "examples": len(predictions),
         **metric_values(predictions, metrics),
-        "per_class": per_class(predictions, names),
+        "per_class": predictions.per_class(names),
         "confusion": confusion.tolist(),
         "reliability": reliability(predictions),
     }
 
 
-def per_class(predictions: ClassPredictions, names: Sequence[str]) -> dict[str, float | None]:
-    """The accuracy on the examples of each class (its recall); None without any."""
-    right = predictions.predicted == predictions.labels
-    totals = np.bincount(predictions.labels, minlength=len(names))
-    rights = np.bincount(predictions.labels[right], minlength=len(names))
+def label_report(
+    predictions: LabelPredictions, names: Sequence[str], metrics: Mapping[str, Metric[Any]]
+) -> dict[str, Any]:
+    """Examples, metrics, F1 of each label."""
     return {
-        name: float(rights[index] / totals[index]) if totals[index] else None
-        for index, name in enumerate(names)
+        "examples": len(predictions),
+        **metric_values(predictions, metrics),
+        "per_class": predictions.per_class(names),
     }
 
 
@@ -128,12 +128,19 @@ def comparisons(
     entry: MetricEntry,
     groups: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
-    """Each student against each other model: the `difference`, and against a teacher `to_teacher`.
+    """Each student against each other model: the `difference`; against a teacher `to_teacher`, and
+    `gap_closed` where the student before training, `start`, is among the models.
 
-    predictions, roles (`teacher`, `student`, `control`) and reports: by model.
+    predictions, roles (`teacher`, `student`, `control`, `start`) and reports: by model.
     judge, entry: the task's metric.
     """
     rows = []
+    start = next((model for model, role in roles.items() if role == "start"), None)
+    gaps = {
+        teacher: difference(predictions[teacher], predictions[start], judge, groups)
+        for teacher, role in roles.items()
+        if role == "teacher" and start is not None
+    }
     for student, role in roles.items():
         for other in roles if role == "student" else ():
             if other == student:
@@ -145,8 +152,21 @@ def comparisons(
             }
             if roles[other] == "teacher":
                 row |= to_teacher(reports[student], reports[other], entry)
+            if other in gaps and start is not None:
+                own = reports[student][entry.name] - reports[start][entry.name]
+                row["gap_closed"] = gap_closed(own, gaps[other], entry)
             rows.append(row)
     return rows
+
+
+def gap_closed(own: float, gap: Mapping[str, Any], entry: MetricEntry) -> float | None:
+    """The part of the way from the start to a teacher that a student has gone; None where the
+    teacher is not better than the start beyond chance, so that there is no gap (the measure
+    of the transfer sets' paper; docs/papers.md).
+
+    own: the student's score less the start's. gap: the teacher's, with its interval.
+    """
+    return own / gap["difference"] if entry.better(gap["interval"]) else None
 
 
 def to_teacher(

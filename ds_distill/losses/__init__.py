@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ds_distill.losses.hidden import HiddenMSE
-from ds_distill.losses.logits import KL, CrossEntropy, LogitMSE
-from ds_distill.losses.term import Term
+from ds_distill.losses.hidden import ActivationBoundary, Cosine, HiddenMSE
+from ds_distill.losses.logits import KL, ConfidencePenalty, CrossEntropy, LogitMSE
+from ds_distill.losses.term import Term, TermInputs
 from ds_distill.parts.terms import TERMS, TermSettings
 
-__all__ = ["KL", "CrossEntropy", "HiddenMSE", "LogitMSE", "Term", "build_terms"]
+__all__ = [
+    "KL",
+    "ActivationBoundary",
+    "ConfidencePenalty",
+    "Cosine",
+    "CrossEntropy",
+    "HiddenMSE",
+    "LogitMSE",
+    "Term",
+    "TermInputs",
+    "build_terms",
+]
 
 
-def build_terms(
-    losses: Mapping[str, TermSettings], student_width: int, teacher_widths: Mapping[str, int]
-) -> dict[str, Term]:
-    """The terms of a recipe's `losses`, by name, in the order of `TERMS`.
-
-    student_width, teacher_widths: hidden sizes, for the terms that project.
-    """
+def build_terms(losses: Mapping[str, TermSettings], inputs: TermInputs) -> dict[str, Term]:
+    """The terms of a recipe's `losses`, by name, in the order of `TERMS`."""
     return {
-        name: entry.load().build(losses[name], student_width, teacher_widths)
+        name: entry.load().build(losses[name], inputs)
         for name, entry in TERMS.items()
         if name in losses
     }

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
-from ds_distill.losses.term import DEFAULTS, Term, only_teacher, target_loss
-from ds_distill.parts.terms import CrossEntropyLoss, KLLoss, LogitMSELoss
+from ds_distill.losses.term import DEFAULTS, Term, TermInputs, only_teacher, target_loss
+from ds_distill.parts.terms import ConfidencePenaltyLoss, CrossEntropyLoss, KLLoss, LogitMSELoss
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals, VocabularyHead
 from ds_kernels import linear_kl, linear_mse, masked_kl, topk_kl
 
 
 class CrossEntropy(Term):
-    """-log softmax(z_s)[label] on labelled rows: the student loss of every method."""
+    """-w[label] * log softmax(z_s)[label] on labelled rows: the student loss of every method. Class
+    weights w, if there are any, have mean 1 over the training examples."""
 
     rows = "labelled"
     needs_teachers = False
 
-    def __init__(self, settings: CrossEntropyLoss | Mapping[str, Any] = DEFAULTS) -> None:
-        """settings: as a recipe has them, e.g. {"weight": 0.5}."""
-        super().__init__(CrossEntropyLoss.model_validate(settings))
+    def __init__(
+        self,
+        settings: CrossEntropyLoss | Mapping[str, Any] = DEFAULTS,
+        labels: Sequence[str] = (),
+        class_counts: Sequence[int] = (),
+    ) -> None:
+        """
+        settings: as a recipe has them, e.g. {"weight": 0.5}.
+        labels, class_counts: names and training examples of the C classes; for class weights.
+
+        Raises ValueError when there are class weights, and no counts or a label without a class.
+        """
+        settings = CrossEntropyLoss.model_validate(settings)
+        super().__init__(settings)
+        # Not a buffer: an engine in bf16 would round it.
+        self._class_weights = _class_weights(settings.class_weights, labels, class_counts)
+
+    @classmethod
+    def build(cls, settings: CrossEntropyLoss, inputs: TermInputs) -> CrossEntropy:
+        return cls(settings, inputs.labels, inputs.class_counts)
 
     def forward(
         self,
@@ -34,7 +52,34 @@ class CrossEntropy(Term):
     ) -> torch.Tensor:
         rows = batch.row_sets[self.rows]
         logits, labels = student.at(rows).logits.float(), batch.labels[rows]
-        return self.weight * F.cross_entropy(logits, labels, reduction="none")
+        if self._class_weights is not None and self._class_weights.device != logits.device:
+            self._class_weights = self._class_weights.to(logits.device)
+        losses = F.cross_entropy(logits, labels, self._class_weights, reduction="none")
+        return self.weight * losses
+
+
+def _class_weights(
+    given: Literal["balanced"] | Mapping[str, float] | None,
+    labels: Sequence[str],
+    class_counts: Sequence[int],
+) -> torch.Tensor | None:
+    """float32 [C], with mean 1 over the training examples; None where no weights are given."""
+    if given is None:
+        return None
+    counts = torch.tensor(class_counts, dtype=torch.float64)
+    if not counts.sum() > 0:
+        raise ValueError("class_weights needs class_counts: the training examples of each class")
+    if given == "balanced":
+        weights = 1 / counts.clamp(min=1)
+    else:
+        unknown = [label for label in given if label not in labels]
+        if unknown or len(labels) != len(counts):
+            raise ValueError(
+                f"class_weights of {', '.join(given)}: `labels` must name these and all other "
+                f"classes, one for each of class_counts; they are {', '.join(labels)}"
+            )
+        weights = torch.tensor([given.get(label, 1.0) for label in labels], dtype=torch.float64)
+    return (weights * counts.sum() / (weights * counts).sum()).float()
 
 
 class KL(Term):
@@ -129,3 +174,25 @@ class LogitMSE(Term):
             return self.weight * (logits - teacher_logits.float()).square().mean(dim=-1)
 
         return target_loss(loss, teachers, target)
+
+
+class ConfidencePenalty(Term):
+    """-weight * H(softmax(z_s)), with H(p) = -sum over classes of p log p (Pereyra et al. 2017;
+    DoKTra, equation 2)."""
+
+    needs_teachers = False
+
+    def __init__(self, settings: ConfidencePenaltyLoss | Mapping[str, Any] = DEFAULTS) -> None:
+        """settings: as a recipe has them, e.g. {"weight": 0.3}."""
+        super().__init__(ConfidencePenaltyLoss.model_validate(settings))
+
+    def forward(
+        self,
+        student: Signals,
+        teachers: Mapping[str, Signals],
+        target: Target | None,
+        batch: Batch,
+    ) -> torch.Tensor:
+        logits = student.at(batch.row_sets[self.rows]).logits
+        log_probs = torch.log_softmax(logits.float(), dim=-1)
+        return self.weight * (log_probs.exp() * log_probs).sum(dim=-1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -15,6 +16,22 @@ from ds_distill.types import Batch, Signals
 
 DEFAULTS: Mapping[str, Any] = {}
 """Settings of which none is given."""
+
+
+@dataclass(frozen=True)
+class TermInputs:
+    """What a term may be built of, beside its settings."""
+
+    student_width: int
+    """Hidden size."""
+    teacher_widths: Mapping[str, int] = field(default_factory=dict)
+    """Hidden sizes, by teacher."""
+    labels: Sequence[str] = ()
+    """Names of the C classes; none for masked-LM."""
+    class_counts: Sequence[int] = ()
+    """Training examples of each class: C numbers."""
+    seed: int = 0
+    """The recipe's, of what a term draws at random and does not train."""
 
 
 class Term(nn.Module, ABC):
@@ -43,13 +60,10 @@ class Term(nn.Module, ABC):
         return self._start <= progress < self._until
 
     @classmethod
-    def build(cls, settings: Any, student_width: int, teacher_widths: Mapping[str, int]) -> Self:
-        """A term from its section of the recipe. A term that projects hidden states overrides
-        this.
-
-        student_width, teacher_widths: hidden sizes, of the teachers by name.
-        """
-        del student_width, teacher_widths
+    def build(cls, settings: Any, inputs: TermInputs) -> Self:
+        """A term from its section of the recipe. A term that needs to know more, such as hidden
+        sizes, overrides this."""
+        del inputs
         return cls(settings)
 
     @abstractmethod
@@ -65,6 +79,13 @@ class Term(nn.Module, ABC):
         student, teachers, target: of all n rows; `at_rows` takes those of the row set, which may be
             empty.
         """
+
+    def measures(
+        self, student: Signals, teachers: Mapping[str, Signals], batch: Batch
+    ) -> dict[str, torch.Tensor]:
+        """Numbers of the k rows of the term's row set that are logged as means beside the losses,
+        without gradients: float32 [k] by name."""
+        return {}
 
     def idle(self, student: Signals) -> torch.Tensor:
         """A loss of 0.0 while the term is not active, with a gradient of 0 for each weight of its

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ds_distill.losses import Term
+from ds_distill.losses.binary import rows_of_two
 from ds_distill.models.encoder import read_signals
 from ds_distill.routing import Router
 from ds_distill.types import Batch, Signals, View
@@ -73,10 +74,11 @@ class Bundle(nn.Module):
     ) -> dict[str, Any]:
         """One micro-step's loss, or the outputs of the models in `predict`.
 
-        Training (`predict` is None) returns `loss` and each active term's weighted share of it,
-        detached: float32 scalars that add up, over ranks and micro-steps, to the mean over the
-        optimizer step's rows. With `predict` it returns {model: Signals with logits [n, C] and the
-        states of `layers`} and computes no loss; `student` is the student's name.
+        Training (`predict` is None) returns `loss`, each active term's weighted share of it, and
+        what it measures as `TERM.NAME`, detached: float32 scalars that add up, over ranks and
+        micro-steps, to the mean over the optimizer step's rows. With `predict` it returns {model:
+        Signals with logits [n, C] and the states of `layers`} and computes no loss; `student` is
+        the student's name.
 
         Raises ValueError when the batch lacks what a model, a term or the router needs.
         """
@@ -107,15 +109,16 @@ class Bundle(nn.Module):
             }
             target = self._router(teachers, batch) if self._router else None
         student = read_signals(self.student, _view_of("student", batch), self._layers)
-        parts = {}
+        of_examples = student, teachers, target, batch
+        # With many labels per example each is a row of a loss on logits; states have one row still.
+        of_rows = rows_of_two(*of_examples) if batch.labels.ndim > 1 else of_examples
+        parts, measured = {}, {}
         for name, term in active.items():
-            losses = term(student, teachers, target, batch)
-            if losses.shape != batch.row_sets[term.rows].shape:
-                raise ValueError(
-                    f"term {name!r} returned losses {list(losses.shape)}; its row set "
-                    f"{term.rows!r} has {len(batch.row_sets[term.rows])} rows, one loss each"
-                )
-            parts[name] = losses.sum() / batch.counts[term.rows].clamp(min=1)
+            own, others, its_target, rows = of_examples if term.layers else of_rows
+            parts[name] = _share(name, term, term(own, others, its_target, rows), rows)
+            with torch.no_grad():
+                for what, values in term.measures(own, others, rows).items():
+                    measured[f"{name}.{what}"] = _share(name, term, values, rows)
         loss = torch.stack(list(parts.values())).sum()
         idle = [term for name, term in terms.items() if name not in active]
         if idle or all(term.layers for term in active.values()):
@@ -125,7 +128,7 @@ class Bundle(nn.Module):
             loss = loss + nothing.logits.sum()
             for term in idle:
                 loss = loss + term.idle(nothing)
-        return {"loss": loss, **{name: part.detach() for name, part in parts.items()}}
+        return {"loss": loss, **{name: part.detach() for name, part in parts.items()}, **measured}
 
     def needs_teachers(self, progress: float) -> bool:
         """Whether a term that is active then needs what teachers predict."""
@@ -175,6 +178,18 @@ def _check_rows(name: str, term: Term, batch: Batch) -> None:
             f"the batch does not say how many rows {term.rows!r} has in the whole optimizer step "
             "(`counts`), by which the loss is divided: Batch.from_views does"
         )
+
+
+def _share(name: str, term: Term, values: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """What a batch's rows add to the mean over the optimizer step's. Raises ValueError unless
+    there is one value for each row that the term counts."""
+    rows = batch.row_sets[term.rows]
+    if values.shape != rows.shape:
+        raise ValueError(
+            f"term {name!r} returned {list(values.shape)} values; its row set {term.rows!r} has "
+            f"{len(rows)} rows, one value each"
+        )
+    return values.sum() / batch.counts[term.rows].clamp(min=1)
 
 
 def _columns_of(teacher: str) -> str:

@@ -26,6 +26,7 @@ def load_classifier(
     new_head: bool,
     seed: int = 0,
     attention: str | None = None,
+    problem_type: str | None = None,
 ) -> PreTrainedModel:
     """A sequence classifier in fp32.
 
@@ -34,6 +35,7 @@ def load_classifier(
         random weights that depend only on `seed`. Otherwise the checkpoint must have a head for
         `labels`.
     attention: transformers' `attn_implementation`; None lets transformers choose.
+    problem_type: transformers' name of the head's loss, for its configuration.
 
     Raises UserError when the weights cannot be loaded or do not fit.
     """
@@ -46,6 +48,7 @@ def load_classifier(
         num_labels=len(labels),
         id2label=dict(enumerate(labels)),
         label2id={label: index for index, label in enumerate(labels)},
+        **({"problem_type": problem_type} if problem_type else {}),
     )
     if not new_head and missing:
         raise UserError(

@@ -18,7 +18,7 @@ from ds_distill.parts.entry import (
     TermEntry,
 )
 from ds_distill.parts.metrics import MetricSettings
-from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase
+from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase, training_mistakes
 from ds_distill.parts.policies import Routing, Weighted
 from ds_distill.parts.section import Count, Name, Section, Share
 from ds_distill.parts.terms import SoftenedTerm, TermSettings
@@ -45,4 +45,5 @@ __all__ = [
     "TermSettings",
     "TrainingPhase",
     "Weighted",
+    "training_mistakes",
 ]

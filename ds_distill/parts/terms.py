@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core import core_schema
 
+from ds_distill.parts.context import Context
 from ds_distill.parts.entry import Needs, TermEntry
 from ds_distill.parts.outside import load_outside
 from ds_distill.parts.section import Section, Share
@@ -23,6 +24,10 @@ class TermSettings(Section):
     until: Share = 1.0
     """Share of the phase's optimizer steps after which it is active no more. Where no active term
     compares with the teachers, they do not run."""
+
+    def labels_named(self) -> dict[str, list[str]]:
+        """By key: labels that must be the task's."""
+        return {}
 
     @model_validator(mode="after")
     def _starts_before_it_ends(self) -> Self:
@@ -42,6 +47,15 @@ class CrossEntropyLoss(TermSettings):
     """Cross-entropy between the student and the label, on labelled rows. In masked-LM a row is a
     masked token, and its label the token itself."""
 
+    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(gt=0)]] | None = None
+    """What the classes count: `balanced`, each class as much as any other however few examples it
+    has, or a number by label, 1 for those that are not named. They are scaled to a mean of 1 over
+    the examples that the phase trains on, so that the loss keeps its scale. Default: all alike."""
+
+    def labels_named(self) -> dict[str, list[str]]:
+        named = self.class_weights
+        return {"class_weights": list(named)} if isinstance(named, dict) else {}
+
 
 class KLLoss(SoftenedTerm):
     """T^2 * KL(teacher || student) at temperature T, against the routed target."""
@@ -59,6 +73,35 @@ class HiddenMSELoss(TermSettings):
     (MT-BERT's hidden loss)."""
 
 
+class CosineLoss(TermSettings):
+    """1 - cos(H_t, H_s) of each row's last states (DistilBERT), of one teacher that is as wide as
+    the student."""
+
+
+class ConfidencePenaltyLoss(TermSettings):
+    """-weight * H(softmax(z_s)), H the entropy: predictions that are too sure cost more (Pereyra et
+    al. 2017). Beside cross_entropy; without teachers."""
+
+
+class ActivationBoundaryLoss(TermSettings):
+    """Squared distance of each neuron of a row's last state to the margin, on the side of 0 on
+    which the one teacher has it (DoKTra; Heo et al. 2019), summed over neurons. Where widths
+    differ, a random map that is not trained brings the teacher's state to the student's width. The
+    share of neurons on the other side is logged beside the losses."""
+
+    margin: Annotated[float, Field(gt=0)] = 1.0
+    """Distance from 0 from which on a neuron of the student adds no loss."""
+
+
+def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Iterator[str]:
+    task = context.task
+    if settings.class_weights is not None and (not task.has_classes or task.many_labels):
+        yield (
+            f"{context.location}.class_weights: weighs examples by their one class, and with "
+            f"{task.location}.type={task.type} they do not have one. Take the key out."
+        )
+
+
 TERMS: dict[str, TermEntry] = {
     entry.name: entry
     for entry in (
@@ -67,6 +110,7 @@ TERMS: dict[str, TermEntry] = {
             settings=CrossEntropyLoss,
             implementation="ds_distill.losses.logits:CrossEntropy",
             needs=Needs(labels=True),
+            mistakes=_cross_entropy_mistakes,
         ),
         TermEntry(
             name="kl",
@@ -85,6 +129,23 @@ TERMS: dict[str, TermEntry] = {
             settings=HiddenMSELoss,
             implementation="ds_distill.losses.hidden:HiddenMSE",
             needs=Needs(teachers=1, states=(-1,)),
+        ),
+        TermEntry(
+            name="cosine",
+            settings=CosineLoss,
+            implementation="ds_distill.losses.hidden:Cosine",
+            needs=Needs(teachers=1, at_most=1, states=(-1,), equal_widths=True),
+        ),
+        TermEntry(
+            name="confidence_penalty",
+            settings=ConfidencePenaltyLoss,
+            implementation="ds_distill.losses.logits:ConfidencePenalty",
+        ),
+        TermEntry(
+            name="activation_boundary",
+            settings=ActivationBoundaryLoss,
+            implementation="ds_distill.losses.hidden:ActivationBoundary",
+            needs=Needs(teachers=1, at_most=1, states=(-1,)),
         ),
     )
 }

@@ -5,34 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.precision import is_bf16
 from ds_distill.files import read_json
-from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.configuration import load_config
 from ds_distill.parts.phases import Distil
 from ds_distill.parts.policies import POLICIES, Routing
-from ds_distill.routing import Fitted, Router
+from ds_distill.routing import Router
 from ds_distill.routing.comparison import routing_of_candidate
 from ds_distill.run.caches import cached_signals
 from ds_distill.run.context import ModelReference, Run, columns_of
-from ds_distill.run.training import Job, train, trainable_model
+from ds_distill.run.training import Job, terms_of, train_each, trainable_model
 from ds_distill.run.validation import validation_of
 
 
 def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
     """Distil the teachers into one student per routing."""
-    trained = []
-    for routing, output in zip(phase.routing, phase.outputs, strict=True):
-        done = run.folder.finished_training(number, output)
-        if done is not None:
-            trained.append(done)
-            continue
-        trained.append(train(job_of(phase, number, routing, output, run), run))
-    return {"trained": trained}
+    routings = dict(zip(phase.outputs, phase.routing, strict=True))
+    return train_each(
+        number,
+        phase.outputs,
+        lambda output: job_of(phase, number, routings[output], output, run),
+        run,
+    )
 
 
 def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) -> Job:
@@ -50,12 +45,8 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         seed=run.recipe.seed,
         fitted=run.fitted,
     )
-    widths = {
-        reference.name: load_config(reference.model, reference.revision).hidden_size
-        for reference in teachers
-    }
-    torch.manual_seed(run.recipe.seed)  # projections start the same on every rank
-    terms = build_terms(phase.losses, student.config.hidden_size, widths)
+    examples = run.examples(phase.split)
+    terms = terms_of(phase, run, student, examples, teachers)
     config = run.deepspeed(phase)
     live = phase.teachers == "live"
     # bf16 halves a teacher's time where the device has it, also beside an fp32 student.
@@ -78,7 +69,6 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         columns=columns_of(running),
         teacher_autocast=autocast,
     )
-    examples = run.examples(phase.split)
     references = [ModelReference("student", start.model, start.revision)]
     tables = run.tables(phase.split, references + running)
     cached = None if live else cached_signals(run, phase.split, number, examples)
@@ -109,5 +99,5 @@ def router_of(
         routing,
         temperature=temperature,
         seed=seed,
-        fitted=Fitted.load(fitted) if entry.needs.expertise else None,
+        fitted=fitted if entry.needs.expertise else None,
     )

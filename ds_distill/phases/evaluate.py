@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from ds_distill.evaluation.report import comparisons, difference
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_columns
 from ds_distill.parts.phases import PHASES, Evaluate
+from ds_distill.parts.phases.evaluate import START
 from ds_distill.parts.tasks import TASKS, metric_of
 from ds_distill.recipe.schema import Recipe
 from ds_distill.routing.comparison import numbered
@@ -62,6 +64,10 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     roles = models_to_evaluate(run.recipe, number)
     references = [run.reference(model, number) for model in roles]
     references = [reference for reference in references if _with_head(run, reference)]
+    if phase.start:
+        given = replace(run.reference("student", 0), name=START, new_head=True)
+        references.append(given)
+        roles[START] = START
     roles = {reference.name: roles[reference.name] for reference in references}
     examples, kind = run.examples(phase.split), run.kind
     predictions = predictions_of(run, references, phase.split, phase.batch_size)

@@ -18,6 +18,7 @@ from ds_distill.parts.phases import Cache, Expertise
 from ds_distill.recipe import Recipe
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
+from ds_distill.routing.by_label import fit_by_label
 from ds_distill.routing.comparison import Comparison, at, compare
 from ds_distill.routing.fitted import STATES
 from ds_distill.run.caches import cache_folder, open_cache
@@ -40,21 +41,17 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     warnings = warn_of_teachers(run, name, phase.split, references, logits, examples)
     given = (signals, examples.labels, examples.keys, run.labels)
     how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys}
-    fitted = fit(*given, **how)
+    fit_them = fit_by_label if run.task.many_labels else fit
+    fitted = fit_them(*given, **how)
     comparison = compare(*given, judge=run.task.metric, **how)
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
     run.log.show(routing_table(comparison, phase.split))
     run.world.barrier()
-    table = fitted.table
     return {
         "split": phase.split,
         "examples": len(examples),
-        "overall": dict(zip(table.teachers, table.overall.tolist(), strict=True)),
-        "experts": {
-            label: table.teachers[t] for label, t in zip(run.labels, table.experts, strict=True)
-        },
-        "temperatures": fitted.temperatures,
+        **fitted.to_record(),
         "comparison": comparison.to_json(),
         "warnings": warnings,
     }

@@ -9,37 +9,35 @@ import numpy as np
 from ds_distill.data.batches import Examples
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.plan import keep_share_of_others
-from ds_distill.losses import build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import FineTune
 from ds_distill.run.context import Run
-from ds_distill.run.training import Job, train, trainable_model
+from ds_distill.run.training import Job, terms_of, train_each, trainable_model
 from ds_distill.run.validation import validation_of
 
 
 def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, Any]:
     """Fine-tune each of the phase's models."""
-    trained = []
-    for model_name, output in zip(phase.models, phase.outputs, strict=True):
-        done = run.folder.finished_training(number, output)
-        if done is not None:
-            trained.append(done)
-            continue
-        trained.append(train(job_of(phase, number, model_name, output, run), run))
-    return {"trained": trained}
+    models = dict(zip(phase.outputs, phase.models, strict=True))
+    return train_each(
+        number,
+        phase.outputs,
+        lambda output: job_of(phase, number, models[output], output, run),
+        run,
+    )
 
 
 def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run) -> Job:
     """All that one model's training needs."""
     reference = run.reference(model_name, number)
     model = trainable_model(run, reference, phase)
-    terms = build_terms(phase.losses, model.config.hidden_size, {})
     examples = run.examples(phase.split)
     chosen = np.arange(len(examples))
     if run.task.has_classes:
         chosen = chosen_examples(phase, examples, run.labels)
     tables = {"student": run.tables(phase.split, [reference])[reference.name].at(chosen)}
     examples = examples.at(chosen)
+    terms = terms_of(phase, run, model, examples)
     return Job(
         number=number,
         output=output,
@@ -54,7 +52,7 @@ def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run)
 
 def chosen_examples(phase: FineTune, examples: Examples, labels: list[str]) -> np.ndarray:
     """Indices of the examples that a phase trains on: labelled, in focus, capped per class."""
-    chosen = np.flatnonzero(examples.labels >= 0)
+    chosen = np.flatnonzero(examples.labelled)
     if phase.focus is not None:
         part = examples.at(chosen)
         classes = [labels.index(label) for label in phase.focus.classes]

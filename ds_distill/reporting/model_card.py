@@ -17,7 +17,7 @@ from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.routing_table import capitalised
-from ds_distill.reporting.verdict import metrics_of
+from ds_distill.reporting.verdict import PER_CLASS, metrics_of
 
 _INHERITED = ("license", "license_name", "license_link", "language")
 """Metadata that a student inherits from the model that it starts from."""
@@ -179,11 +179,12 @@ def _task(recipe: Recipe, results: dict[str, Any]) -> TaskSettings:
 def _table(evaluation: dict[str, Any]) -> list[str]:
     first = next(iter(evaluation["models"].values()))
     metrics = metrics_of(evaluation)
-    labels = first["per_class"] if evaluation["over"] == "classes" else {}
+    measure = PER_CLASS.get(evaluation["over"])
+    labels = first["per_class"] if measure else {}
     if labels:
         about = (
             f"On {first['examples']:,} examples of a split that was not used to make the models. "
-            "A label's column is the accuracy on its examples."
+            f"A label's column is its {measure}."
         )
     else:
         about = (

@@ -7,10 +7,11 @@ from typing import Any
 
 import jinja2
 
+from ds_distill.evaluation.report import RELIABILITY_BINS
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
 from ds_distill.reporting.routing_table import capitalised
-from ds_distill.reporting.verdict import last_evaluation, metrics_of
+from ds_distill.reporting.verdict import PER_CLASS, last_evaluation, metrics_of
 
 
 def render_report(results: dict[str, Any]) -> str:
@@ -28,9 +29,12 @@ def render_report(results: dict[str, Any]) -> str:
         judge=judge,
         metrics=others,
         pairs=_pairs(results),
+        gaps=any("gap_closed" in row for row in _pairs(results)),
         comparison=comparison,
-        chooses=METRICS["classes"][comparison["metric"]] if comparison else None,
-        per_class_metric=METRICS["classes"]["accuracy"],
+        chooses=METRICS[comparison["over"]][comparison["metric"]] if comparison else None,
+        measures=PER_CLASS,
+        points=METRICS["classes"]["accuracy"],
+        reliability_bins=RELIABILITY_BINS,
         capitalised=capitalised,
     )
 

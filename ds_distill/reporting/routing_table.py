@@ -36,13 +36,13 @@ def routing_table(comparison: Comparison, split: str) -> Group:
             entry,
             "any teacher",
             comparison.any_teacher,
-            "the teacher that is right, if one is: an upper bound",
+            "a teacher that is right, where one is: how far choosing can go",
         )
     )
     agreement = "; ".join(f"{pair} {share:.0%}" for pair, share in comparison.agreement.items())
     lines = [f"Choice: {comparison.choice}. {reason(comparison)}"]
     if agreement:
-        lines.append(f"Teachers predict the same class: {agreement}.")
+        lines.append(f"Teachers predict the same: {agreement}.")
     return Group(table, *map(Text, lines))
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ds_distill.parts.entry import MetricEntry
+from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS, reported_metrics
 from ds_distill.parts.phases import PHASES
+
+PER_CLASS: dict[Over, str] = {"classes": "accuracy", "labels": "F1"}
+"""What `per_class` of an evaluation is, by what its metrics are over; masked tokens have none."""
 
 _OUTCOMES = ("better than", "level with", "worse than")
 
@@ -61,6 +64,7 @@ class _Verdict:
         for role, noun, addition in (
             ("teacher", "teacher", ""),
             ("control", "student", " without teachers"),
+            ("start", "untrained start", ""),
         ):
             # Two models at the baseline are not compared.
             others = {

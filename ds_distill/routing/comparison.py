@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ds_distill.data.labels import is_labelled
 from ds_distill.evaluation.bootstrap import paired_interval
-from ds_distill.evaluation.predictions import ClassPredictions
-from ds_distill.evaluation.report import build_metric, per_class
-from ds_distill.parts.entry import MetricEntry
-from ds_distill.parts.metrics import METRICS, Accuracy, MetricSettings
+from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
+from ds_distill.evaluation.report import build_metric
+from ds_distill.parts.entry import MetricEntry, Over
+from ds_distill.parts.metrics import METRICS, Accuracy, MetricSettings, MicroF1
 from ds_distill.parts.policies import BASELINE, POLICIES, Routing, candidates
+from ds_distill.routing.by_label import TWO, of_label
 from ds_distill.routing.fitted import fit, folds_of, states_of
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
@@ -52,12 +54,13 @@ class Comparison:
 
     metric: str
     """The task's: the name of its entry."""
+    over: Over
     examples: int
     policies: dict[str, Score]
     teachers: dict[str, Score]
     any_teacher: Score
-    """Where any teacher is right, its output, else the first one's: no choice among teachers has
-    a better accuracy."""
+    """The output of a teacher that is right, of the first where none is: how far choosing among
+    teachers can go. None can have a better accuracy; another metric can be better by chance."""
     agreement: dict[str, float]
     """`one, other` -> share of examples on which two teachers predict the same class."""
     choice: str
@@ -71,7 +74,7 @@ class Comparison:
 
     @property
     def entry(self) -> MetricEntry:
-        return METRICS["classes"][self.metric]
+        return METRICS[self.over][self.metric]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -89,29 +92,35 @@ def compare(
 ) -> Comparison:
     """
     signals: by teacher, logits [N, C] and, for a gate that reads them, the last layer's states
-        [N, H]. truth: int [N] class ids, -1 unlabelled (left out). keys: int64 [N, 2].
-    judge: the task's metric; accuracy, where None.
+        [N, H]. truth: int [N] class ids, or int [N, C] of 0 and 1 where an example has any number
+        of labels; -1 unlabelled (left out). keys: int64 [N, 2].
+    judge: the task's metric; where None accuracy, or micro F1 where there are many labels.
     group_keys: int64 [N, 2], by which examples are assigned to folds; the keys, where None.
     """
-    judge = judge or Accuracy()
-    metric = build_metric("classes", judge, labels)
-    known = torch.from_numpy(truth >= 0)
+    many = truth.ndim > 1
+    over: Over = "labels" if many else "classes"
+    judge = judge or (MicroF1() if many else Accuracy())
+    metric = build_metric(over, judge, labels)
+    labelled = is_labelled(truth)
+    known = torch.from_numpy(labelled)
     group_keys = (keys if group_keys is None else group_keys)[known]
-    signals, keys, truth = at(signals, known), keys[known], truth[truth >= 0]
+    signals, keys, truth = at(signals, known), keys[known], truth[labelled]
     targets = held_out_targets(signals, truth, keys, labels, seed=seed, group_keys=group_keys)
-    routed = {name: ClassPredictions(of.numpy(), truth) for name, of in targets.items()}
-    teachers = {name: ClassPredictions(of.logits.numpy(), truth) for name, of in signals.items()}
+    predictions = LabelPredictions if many else ClassPredictions
+    routed = {name: predictions(of.numpy(), truth) for name, of in targets.items()}
+    teachers = {name: predictions(of.logits.numpy(), truth) for name, of in signals.items()}
     groups = numbered(group_keys)
     average = metric.value(routed[BASELINE])
 
-    def score(these: ClassPredictions) -> Score:
+    def score(these: ClassPredictions | LabelPredictions) -> Score:
         value = metric.value(these)
         interval = paired_interval(these, routed[BASELINE], metric, groups=groups, seed=seed)
-        return Score(value, per_class(these, labels), value - average, interval)
+        return Score(value, these.per_class(labels), value - average, interval)
 
     policies = {name: score(these) for name, these in routed.items()}
     return Comparison(
         metric=judge.name,
+        over=over,
         examples=len(truth),
         policies=policies,
         teachers={name: score(these) for name, these in teachers.items()},
@@ -120,16 +129,21 @@ def compare(
             f"{one}, {other}": float((teachers[one].predicted == teachers[other].predicted).mean())
             for one, other in combinations(teachers, 2)
         },
-        choice=choose(policies, METRICS["classes"][judge.name]),
+        choice=choose(policies, METRICS[over][judge.name]),
     )
 
 
-def _any_of(teachers: Sequence[ClassPredictions]) -> ClassPredictions:
-    """Of each example, what the first teacher that is right predicts; the first, if none is."""
+def _any_of(
+    teachers: Sequence[ClassPredictions | LabelPredictions],
+) -> ClassPredictions | LabelPredictions:
+    """Of each example, or of each of its labels, what the first teacher that is right predicts; the
+    first, if none is."""
     right = np.stack([teacher.predicted == teacher.labels for teacher in teachers])
     logits = np.stack([teacher.logits for teacher in teachers])
-    rows = np.arange(right.shape[1])
-    return ClassPredictions(logits[right.argmax(axis=0), rows], teachers[0].labels)
+    first = right.argmax(axis=0)
+    first = first.reshape(*first.shape, *[1] * (logits.ndim - right.ndim))
+    chosen = np.take_along_axis(logits, np.broadcast_to(first, logits.shape[1:])[None], axis=0)[0]
+    return type(teachers[0])(chosen, teachers[0].labels)
 
 
 def choose(policies: Mapping[str, Score], metric: MetricEntry) -> str:
@@ -149,8 +163,18 @@ def held_out_targets(
     group_keys: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
     """Each policy's target logits on every example, fitted on examples of other folds:
-    float32 [N, C] by policy."""
+    float32 [N, C] by policy. truth: as of `compare`, all labelled."""
     group_keys = keys if group_keys is None else group_keys
+    if truth.ndim > 1:
+        how: dict[str, Any] = {"seed": seed, "group_keys": group_keys}
+        of_labels = [
+            held_out_targets(of_label(signals, number), truth[:, number], keys, TWO, **how)
+            for number in range(len(labels))
+        ]
+        return {
+            name: torch.stack([of[name][:, 1] - of[name][:, 0] for of in of_labels], dim=1)
+            for name in candidates()
+        }
     folds = folds_of(group_keys, seed, HELD_OUT)
     targets = {name: torch.zeros(len(truth), len(labels)) for name in candidates()}
     for fold in range(FOLDS):

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ds_distill.data.keys import uniform
@@ -62,8 +62,30 @@ class Fitted:
             gate=replace(self.gate, **gate),
         )
 
-    def save(self, path: Path) -> None:
-        """Write one safetensors file; the small things are JSON in its header."""
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        return self.table.teachers
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether the gate does."""
+        return self.gate.reads_states
+
+    @property
+    def experts(self) -> dict[str, str]:
+        """The best teacher of each class."""
+        return {
+            label: self.teachers[teacher]
+            for label, teacher in zip(self.table.labels, self.table.experts, strict=True)
+        }
+
+    def to_record(self) -> dict[str, Any]:
+        """For the phase's record: JSON values."""
+        overall = dict(zip(self.teachers, self.table.overall.tolist(), strict=True))
+        return {"overall": overall, "experts": self.experts, "temperatures": self.temperatures}
+
+    def parts(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """What a file holds of it: tensors, and JSON values."""
         tensors = {f"confusion.{name}": counts for name, counts in self.confusion.items()}
         tensors |= {f"gate.{name}": getattr(self.gate, name) for name in _GATE}
         header = {
@@ -71,18 +93,10 @@ class Fitted:
             "temperatures": self.temperatures,
             "reads_states": self.gate.reads_states,
         }
-        with new_file(path) as aside:
-            save_file(
-                {**tensors, "prior": self.prior, "keys": self.keys.contiguous()},
-                aside,
-                {"fitted": json.dumps(header)},
-            )
+        return {**tensors, "prior": self.prior, "keys": self.keys.contiguous()}, header
 
     @staticmethod
-    def load(path: Path) -> Fitted:
-        with safe_open(path, "pt") as file:
-            header = json.loads(file.metadata()["fitted"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    def of_parts(tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> Fitted:
         table = ExpertiseTable.from_json(header["table"])
         gate = {name: tensors[f"gate.{name}"] for name in _GATE}
         return Fitted(
@@ -93,6 +107,12 @@ class Fitted:
             Gate(**gate, reads_states=header["reads_states"]),
             tensors["keys"],
         )
+
+    def save(self, path: Path) -> None:
+        """Write one safetensors file; the small things are JSON in its header."""
+        tensors, header = self.parts()
+        with new_file(path) as aside:
+            save_file(tensors, aside, {"fitted": json.dumps(header)})
 
 
 _GATE = ("weight", "bias")

@@ -11,6 +11,7 @@ import torch
 from ds_distill.errors import did_you_mean
 from ds_distill.parts.outside import load_outside
 from ds_distill.parts.policies import POLICIES, Routing
+from ds_distill.routing.by_label import FittedByLabel, joined, load_fitted, of_label
 from ds_distill.routing.fitted import STATES, Fitted, states_of
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.types import Batch, Signals
@@ -25,7 +26,7 @@ class Router:
         *,
         temperature: float = 1.0,
         seed: int = 0,
-        fitted: Fitted | str | Path | None = None,
+        fitted: Fitted | FittedByLabel | str | Path | None = None,
     ) -> None:
         """
         routing: a policy's name, e.g. "average", or the settings that a recipe has for it, e.g.
@@ -42,7 +43,7 @@ class Router:
         routing = _settings(routing)
         self._entry = POLICIES[routing.policy]
         if isinstance(fitted, str | Path):
-            fitted = Fitted.load(Path(fitted))
+            fitted = load_fitted(Path(fitted))
         if self._entry.needs.expertise and fitted is None:
             raise ValueError(
                 f"the policy {routing.policy} reads what an expertise phase has fitted: give its "
@@ -53,17 +54,19 @@ class Router:
         self._temperature = temperature
         self._seed = seed
         self._fitted = fitted if self._entry.needs.expertise else None
+        self._device = torch.device("cpu")
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers whose states it reads, of every teacher."""
         needs, fitted = self._entry.needs, self._fitted
-        reads = needs.fitted_states and fitted is not None and fitted.gate.reads_states
+        reads = needs.fitted_states and fitted is not None and fitted.reads_states
         return (STATES,) if reads else ()
 
     @torch.no_grad()
     def __call__(self, teachers: Mapping[str, Signals], batch: Batch) -> Target:
-        """The target of each of the batch's n rows.
+        """The target of each of the batch's n rows. Where an example has any number of labels, each
+        label has a target of its own.
 
         teachers: by name, with logits [n, C].
 
@@ -75,19 +78,43 @@ class Router:
                 f"the policy {self._routing.policy} weighs the teachers by the labels, and the "
                 "batch was made without labels: give labels, or take another policy"
             )
-        if self._fitted is not None and set(self._fitted.table.teachers) != set(teachers):
+        if self._fitted is not None and set(self._fitted.teachers) != set(teachers):
             raise ValueError(
-                f"`fitted` is of the teachers {', '.join(self._fitted.table.teachers)}, and the "
+                f"`fitted` is of the teachers {', '.join(self._fitted.teachers)}, and the "
                 f"batch has {', '.join(teachers)}: fit the policy on the same teachers"
             )
-        if self._fitted is not None and self._fitted.prior.device != batch.labels.device:
-            self._fitted = self._fitted.to(batch.labels.device)
+        if self._fitted is not None and self._device != batch.labels.device:
+            self._fitted, self._device = self._fitted.to(batch.labels.device), batch.labels.device
+        if batch.labels.ndim == 1:
+            assert not isinstance(self._fitted, FittedByLabel), "fitted by label"
+            return self._target(teachers, batch, batch.labels, self._fitted)
+        assert not isinstance(self._fitted, Fitted), "fitted on examples with one label each"
+        each = enumerate(batch.labels.unbind(1))
+        return joined(
+            [
+                self._target(
+                    of_label(teachers, number),
+                    batch,
+                    labels,
+                    None if self._fitted is None else self._fitted.of[number],
+                )
+                for number, labels in each
+            ]
+        )
+
+    def _target(
+        self,
+        teachers: Mapping[str, Signals],
+        batch: Batch,
+        labels: torch.Tensor,
+        fitted: Fitted | None,
+    ) -> Target:
         inputs = PolicyInputs(
             {name: signals.logits for name, signals in teachers.items()},
-            batch.labels,
+            labels,
             batch.keys,
             states_of(teachers) if self.layers else {},
-            self._fitted,
+            fitted,
             self._temperature,
             self._seed,
             batch.epoch,

@@ -44,6 +44,9 @@ class ModelReference:
     columns: Sequence[int] | None = None
     """The outputs that are the task's labels; see `label_columns`."""
 
+    new_head: bool = False
+    """Whether it may get a new head, though it will not be trained."""
+
     @property
     def trained(self) -> bool:
         """Whether an earlier phase of this run trained it."""
@@ -123,7 +126,9 @@ class Run:
 
     def examples(self, split: str) -> Examples:
         """Keys and labels of a split. Every rank must call this."""
-        return Examples.of(datasets.load_from_disk(self._examples_folder(split)))
+        return self.kind.examples(
+            Examples.of(datasets.load_from_disk(self._examples_folder(split)))
+        )
 
     def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
         """A split's tokens for each model; models with the same tokenizer share a table. Every
@@ -228,7 +233,7 @@ class Run:
         options: dict[str, Any] = {
             "revision": reference.revision,
             "layers": reference.layers,
-            "new_head": new_head and reference.head != self.task_name,
+            "new_head": (new_head or reference.new_head) and reference.head != self.task_name,
             "seed": self.recipe.seed,
             "attention": attention,
         }

@@ -45,26 +45,21 @@ class Ranks:
 
 
 def launch_run(
-    reference: str,
-    recipe: Recipe,
-    overrides: list[str],
-    folder: RunFolder,
-    ranks: Ranks,
-    *,
-    resume: bool,
+    given: list[str], recipe: Recipe, folder: RunFolder, ranks: Ranks, *, resume: bool
 ) -> None:
-    """Run a recipe on many ranks. Raises as `_launch` does."""
-    command = ["run", reference, *overrides, "--folder", str(folder.path)]
+    """Run a recipe on many ranks. Raises as `_launch` does.
+
+    given: the recipe as the command line has it, with overrides and options.
+    """
+    command = ["run", *given, "--folder", str(folder.path)]
     command += ["--resume"] if resume else []
     _launch(recipe, folder, ranks, command, ["--resume"], resume=resume, result=folder.results)
 
 
-def launch_build(
-    reference: str, recipe: Recipe, overrides: list[str], folder: RunFolder, ranks: Ranks
-) -> None:
+def launch_build(given: list[str], recipe: Recipe, folder: RunFolder, ranks: Ranks) -> None:
     """Run a recipe's phases up to its last cache phase on many ranks; finished phases are skipped.
     Raises as `_launch` does."""
-    command = ["cache", "build", reference, *overrides, "--folder", str(folder.path)]
+    command = ["cache", "build", *given, "--folder", str(folder.path)]
     [*_, (number, name)] = (
         (number, name)
         for number, name in enumerate(recipe.phase_names())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,9 @@ from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.config import batch_shape
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.errors import UserError
+from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.configuration import load_config, load_tokenizer
 from ds_distill.models.load import freeze_embeddings, save_model, set_dropout
 from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.run.checkpoints import Checkpoints
@@ -57,6 +58,23 @@ class Progress:
     step: int = 0
     best_score: float | None = None
     best_epoch: int | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
+    """What terms measured, as last reported."""
+
+
+def train_each(
+    number: int, outputs: Iterable[str], job_of: Callable[[str], Job], run: Run
+) -> dict[str, Any]:
+    """Train a phase's models, one after the other, without those that are done. Returns the phase's
+    record.
+
+    job_of: a model's job by its name, made when its turn comes.
+    """
+    trained = []
+    for output in outputs:
+        done = run.folder.finished_training(number, output)
+        trained.append(train(job_of(output), run) if done is None else done)
+    return {"trained": trained}
 
 
 def train(job: Job, run: Run) -> dict[str, Any]:
@@ -167,6 +185,9 @@ class _Training:
         if not math.isfinite(values["loss"]):
             raise self._astray(epoch, values["loss"])
         self._unreported.clear()
+        measured = {name: value for name, value in values.items() if "." in name}
+        measures = {**self.progress.measures, **measured}
+        self.progress = replace(self.progress, measures=measures)
         step, rate = self.progress.step, self.engine.learning_rate
         self.run.log.event("train", phase=self.job.output, step=step, learning_rate=rate, **values)
         bar.advance(0, f"loss {values['loss']:.4f}")
@@ -222,6 +243,7 @@ class _Training:
             "examples": len(job.examples),
             "steps": self.progress.step,
             "choosing": _choosing(job, self.progress),
+            **({"measures": self.progress.measures} if self.progress.measures else {}),
         }
         if run.world.is_main:
             run.folder.publish_model(job.number, job.output, record)
@@ -240,6 +262,30 @@ def trainable_model(
     if settings.dropout is not None:
         set_dropout(model, settings.dropout)
     return model
+
+
+def terms_of(
+    settings: TrainingPhase,
+    run: Run,
+    model: PreTrainedModel,
+    examples: Examples,
+    teachers: Iterable[ModelReference] = (),
+) -> dict[str, Term]:
+    """A phase's loss terms.
+
+    model: the one that it trains. examples: those that it trains on.
+    """
+    widths = {
+        reference.name: load_config(reference.model, reference.revision).hidden_size
+        for reference in teachers
+    }
+    labels = run.labels if run.task.has_classes else []
+    counts = examples.class_counts(len(labels)).tolist() if labels else []
+    torch.manual_seed(run.recipe.seed)  # projections start the same on every rank
+    return build_terms(
+        settings.losses,
+        TermInputs(model.config.hidden_size, widths, labels, counts, run.recipe.seed),
+    )
 
 
 def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
@@ -304,8 +350,9 @@ class _Meter:
         """Means since the last reading, each over the steps that gave it: the only place that
         waits for the device."""
         names = list(self._losses)
-        totals = world.sum(torch.stack([self._losses[name] for name in names])).tolist()
-        values = {n: total / self._times[n] for n, total in zip(names, totals, strict=True)}
+        totals = world.sum(torch.stack([self._losses[name] for name in names]))
+        means = totals / totals.new_tensor([self._times[name] for name in names])
+        values = dict(zip(names, means.tolist(), strict=True))
         seconds = time.perf_counter() - self._started
         if self._examples:
             values["examples_per_second"] = round(self._examples / seconds, 1)

@@ -79,6 +79,10 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     ) -> Collator:
         """The batches of a split; see `SequenceCollator`. tokenizer: the student's."""
 
+    def examples(self, examples: Examples) -> Examples:
+        """A split's examples with labels in the task's shape."""
+        return examples
+
     # --------------------------------------------------------------------------------- caches
 
     @abstractmethod

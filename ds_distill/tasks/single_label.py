@@ -1,4 +1,4 @@
-"""Single-label classification: a row per example, logits over the classes."""
+"""Classification: a row per example; with one label, logits over the classes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import classification_report
 from ds_distill.models.load import load_classifier
 from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import SingleLabel
+from ds_distill.parts.tasks.labelled import LabelledTask
 from ds_distill.tasks.kind import TaskKind
 
 if TYPE_CHECKING:
     from ds_distill.run.context import ModelReference, Run
 
 
-class SingleLabelKind(TaskKind[SingleLabel, np.ndarray]):
-    """Predictions are logits, float32 [N, C]."""
+class Classification(TaskKind[LabelledTask, np.ndarray]):
+    """What the kinds of classification share. Predictions are logits, float32 [N, C]."""
+
+    problem_type: str | None = None
+    """transformers' name of the head's loss, for the configuration of trained models."""
 
     def load(self, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
-        return load_classifier(model, labels, **options)
+        return load_classifier(model, labels, problem_type=self.problem_type, **options)
 
     def collator(
         self,
@@ -75,7 +78,20 @@ class SingleLabelKind(TaskKind[SingleLabel, np.ndarray]):
         return torch.from_numpy(np.isfinite(predictions).all(axis=1))
 
     def counted(self, examples: Examples) -> np.ndarray:
-        return examples.labels >= 0
+        return examples.labelled
+
+    def training_labels(self, run: Run, examples: Examples) -> tuple[str, np.ndarray]:
+        """The labels of train, and its name; where it has none, those of the evaluated examples: no
+        constant answer is right more often."""
+        if run.has_split("train"):
+            training = run.examples("train")
+            if training.labelled.any():
+                return "train", training.labels[training.labelled]
+        return "the evaluated split", examples.labels[examples.labelled]
+
+
+class SingleLabelKind(Classification):
+    """Each example has one label."""
 
     def scored(self, predictions: np.ndarray, examples: Examples) -> ClassPredictions:
         return ClassPredictions.labelled(predictions, examples.labels)
@@ -86,15 +102,10 @@ class SingleLabelKind(TaskKind[SingleLabel, np.ndarray]):
     def baseline(
         self, run: Run, split: str, examples: Examples, references: list[ModelReference]
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """The commonest class of the training labels, each class as likely as it is frequent there.
-        Where train has no labels, those of the evaluated ones: no constant answer is right more
-        often."""
-        source, shown = "the evaluated split", examples.labels
-        if run.has_split("train"):
-            training = run.examples("train").labels
-            if (training >= 0).any():
-                source, shown = "train", training
-        shares = class_log_shares(shown, len(self.labels))
+        """The commonest class of the training labels, each class as likely as it is frequent
+        there."""
+        source, labels = self.training_labels(run, examples)
+        shares = class_log_shares(labels, len(self.labels))
         answer = self.labels[int(shares.argmax())]
         return np.tile(shares, (len(examples), 1)), {"answer": answer, "split": source}
 

@@ -28,7 +28,7 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings, model_dtype
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.world import World
-from ds_distill.losses import build_terms
+from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import load_classifier, load_masked_lm
 from ds_distill.models.packed import packed_attention, packed_backend
@@ -293,7 +293,7 @@ def _ours(
     router = None
     if setting.task == "classification":  # one teacher's words are the target as they are
         router = Router(routing_of(policy="average"), temperature=TEMPERATURE)
-    terms = build_terms(losses, student.config.hidden_size, {})
+    terms = build_terms(losses, TermInputs(student.config.hidden_size))
     bundle = Bundle(student, teachers, terms, router)
     engine = Engine(bundle, setting.deepspeed, world, optimizer_settings(setting))
     return run_steps(lambda batch: engine.train_step([batch])["loss"], world.device)

@@ -32,7 +32,7 @@ from ds_distill.engine.engine import Engine, OptimizerSettings, model_dtype
 from ds_distill.engine.placement import held_bytes, sharded_loading
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.files import write_json
-from ds_distill.losses import build_terms
+from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.parts.phases import Training
@@ -103,9 +103,8 @@ def distil_two_steps(
         }
     loading = time.perf_counter() - started
     losses = losses_of({"kl": {"temperature": 2.0}})
-    bundle = Bundle(
-        student, teachers, build_terms(losses, 768, {}), Router(routing_of(policy="average"))
-    )
+    terms = build_terms(losses, TermInputs(768))
+    bundle = Bundle(student, teachers, terms, Router(routing_of(policy="average")))
     engine = Engine(bundle, config, world, OptimizerSettings(5e-5, 0.01, 10, 1))
     steps = []
     for step in range(STEPS):

@@ -98,8 +98,8 @@ def our_loop(engine: Engine, ids: list[np.ndarray], packed: bool) -> torch.Tenso
     def collate(batch: np.ndarray) -> Batch:
         whole = padded([ids[example] for example in batch])
         view: View = PackedView.of(whole) if packed else whole
-        counted = torch.ones(len(batch), dtype=torch.bool)
-        return Batch(torch.zeros(len(batch), 2), {"teacher": view}, counted, {"all": counted})
+        every = torch.arange(len(batch))
+        return Batch(torch.zeros(len(batch), 2), {"teacher": view}, every, {"all": every})
 
     for batch, question in zip(batches, prefetch(collate, batches), strict=True):
         outputs = engine.predict(question, ["teacher"])["teacher"].logits.cpu()

@@ -233,6 +233,9 @@ def main(folder: Path) -> None:
         "switch_sharded_student", "classification", folder, "zero3_fp32", batches="switch",
         resident=False,
     )  # fmt: skip
+    for stage in range(4):
+        name, config = f"many_labels_zero{stage}", f"zero{stage}_fp32"
+        run(name, "classification", folder, config, batches="many labels")
     run("masked_lm_zero1", "masked-lm", folder, "zero1_fp32")
     run("masked_lm_zero3", "masked-lm", folder, "zero3_fp32")
     run("masked_lm_sharded_student", "masked-lm", folder, "zero3_fp32", resident=False)

@@ -47,6 +47,10 @@ SCENARIOS = {
         f"switch_{name}": ("classification", "switch", "average")
         for name in ("zero0", "zero1", "zero2", "zero3", "sharded_student")
     },
+    **{
+        f"many_labels_zero{stage}": ("classification", "many labels", "average")
+        for stage in range(4)
+    },
     "masked_lm_zero1": ("masked-lm", "even", "average"),
     # The teacher's head is tied to its sharded embeddings; the KL goes through linear_kl.
     "masked_lm_zero3": ("masked-lm", "even", "average"),

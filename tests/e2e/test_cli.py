@@ -185,7 +185,7 @@ def test_the_student_loads_and_predicts_as_the_evaluation_says(finished, toy_tas
 
 def test_the_better_student_is_shipped(finished):
     distilled = {model["output"]: model for model in results(finished)["phases"][4]["trained"]}
-    best = max(distilled.values(), key=lambda model: model["choosing"]["accuracy"])
+    best = max(distilled.values(), key=lambda model: model["choosing"]["score"])
     assert results(finished)["student"] == best["output"]
 
 

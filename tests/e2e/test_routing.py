@@ -84,7 +84,7 @@ def test_what_was_fitted_on_chose_nothing(finished, toy_task):
         right = sum(
             guess == row["label"] for guess, row in zip(predicted(folder, rest), rest, strict=True)
         )
-        assert choosing["accuracy"] == pytest.approx(right / len(rest)), model["output"]
+        assert choosing["score"] == pytest.approx(right / len(rest)), model["output"]
     uses = {use["use"]: (use["split"], use["examples"]) for use in results["uses"]}
     assert uses["fit"] == ("validation", len(fitted))
     assert uses["choose"] == ("validation", len(rest))
@@ -132,5 +132,5 @@ def test_route_tells_the_same_as_the_run_and_changes_nothing(finished, ds_distil
     assert f"Choice: {comparison['choice']}." in done.stdout
     for name, score in comparison["policies"].items():
         [line] = [line for line in done.stdout.splitlines() if line.startswith(f"  {name}  ")]
-        assert f"{score['accuracy']:.1%}" in line
+        assert f"{score['score']:.1%}" in line
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before

@@ -18,7 +18,7 @@ def settings(toy_settings: dict[str, Any]) -> dict[str, Any]:
     topics = found.pop("task")
     corpus = {"type": "masked-lm", "data": topics["data"], "max_length": topics["max_length"]}
     found["tasks"] = {"corpus": corpus, "topics": topics}
-    found["training"] |= {"epochs": 1}
+    found["training"] |= {"epochs": 1, "dropout": 0.0}
     [teacher, *_] = found["teachers"]
     found["teachers"] = {teacher: found["teachers"][teacher]}
     found["phases"] = [

@@ -105,7 +105,8 @@ def numbers_of(reading: Reading) -> Numbers:
     for kind, settings in KINDS.items():
         for pattern in settings.patterns:
             for place in fnmatch.filter(reading, pattern):
-                numbers.setdefault(kind, {})[place] = reading[place]
+                if place.count("/") == pattern.count("/"):  # a * stands for one step
+                    numbers.setdefault(kind, {})[place] = reading[place]
     return numbers
 
 

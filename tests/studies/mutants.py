@@ -71,7 +71,12 @@ GROUPS = {
         (f"{UNIT}checkpoints.py", f"{UNIT}masked_lm.py", "tests/distributed/test_stages.py"),
     ),
     "metrics": Group(
-        ("ds_distill/evaluation/metrics.py",), 6, (f"{UNIT}metrics.py", f"{UNIT}masked_lm.py")
+        tuple(
+            f"ds_distill/evaluation/{name}.py"
+            for name in ("metric", "metrics", "predictions", "bootstrap", "report")
+        ),
+        14,
+        (f"{UNIT}metrics.py", f"{UNIT}bootstrap.py"),
     ),
     "checkpoints": Group(("ds_distill/run/checkpoints.py",), 3, (f"{UNIT}checkpoints.py",)),
     "kernels": Group(

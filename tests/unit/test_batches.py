@@ -203,6 +203,8 @@ def test_no_examples_make_a_dummy_row_that_is_counted_nowhere(tokenizers, tmp_pa
         "labelled": [],
     }
     assert calls[0].tolist() == [0]  # an example that the cache holds
+    without = SequenceCollator(Examples.of(split), tables, cached)(np.arange(2), signals=False)
+    assert without.signals == {} and len(calls) == 1
 
 
 # ------------------------------------------------------------------------- fingerprints

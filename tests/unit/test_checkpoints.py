@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,12 @@ from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
-from ds_distill.losses import build_terms
+from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import Training
 from ds_distill.parts.terms import losses_of
 from ds_distill.run.checkpoints import Checkpoints
-from ds_distill.types import Batch, PaddedView
+from ds_distill.types import Batch, PaddedView, Signals
 
 RATE, DECAY = 0.01, 0.5
 
@@ -34,13 +35,14 @@ def world() -> Iterator[World]:
 
 def make_batch() -> Batch:
     ids = torch.arange(5, 25).view(4, 5)
-    every = torch.ones(4, dtype=torch.bool)
     view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
     keys = torch.arange(8).view(4, 2)
-    return Batch(keys, {"student": view}, torch.tensor([0, 1, 2, 1]), {"labelled": every})
+    return Batch(keys, {"student": view}, torch.tensor([0, 1, 2, 1]), {"labelled": torch.arange(4)})
 
 
-def make_engine(world: World, config: str, **options: bool) -> Engine:
+def make_engine(
+    world: World, config: str, terms: dict[str, Term] | None = None, **options: bool
+) -> Engine:
     torch.manual_seed(0)
     shape = BertConfig(
         vocab_size=40,
@@ -55,7 +57,7 @@ def make_engine(world: World, config: str, **options: bool) -> Engine:
     with torch.no_grad():
         for parameter in student.parameters():  # biases are 0 and norms 1 otherwise
             parameter.uniform_(0.5, 1.0)
-    terms = build_terms(losses_of({"cross_entropy": {"weight": 1.0}}), 8, {})
+    terms = terms or build_terms(losses_of({"cross_entropy": {"weight": 1.0}}), TermInputs(8))
     return Engine(
         Bundle(student, {}, terms),
         deepspeed_config(config, Training(batch_size=4, micro_batch_size=4), 1),
@@ -113,6 +115,24 @@ def test_a_training_goes_on_from_the_newest_whole_checkpoint(
     write_json(listed, {**read_json(listed), "ranks": 2})
     with pytest.raises(UserError, match=r"written by 2 rank.* has 1\. Resume with --num-gpus 2"):
         checkpoints.load(engine)
+
+
+@pytest.mark.parametrize("config", ["zero0_fp32", "zero1_fp32", "zero3_fp32"])
+def test_a_map_that_is_not_trained_is_in_the_checkpoint(
+    config: str, world: World, tmp_path: Path
+) -> None:
+    terms = build_terms(losses_of({"activation_boundary": {}}), TermInputs(8, {"t": 4}))
+    engine = make_engine(world, config, terms)
+    taught = Signals(torch.zeros(4, 3), {-1: torch.randn(4, 4)})
+    rows = {"all": torch.arange(4)}
+    engine.train_step([replace(make_batch(), signals={"t": taught}, row_sets=rows)])
+    drawn = terms["activation_boundary"].get_buffer("map")
+    before = drawn.clone()
+    engine.save(tmp_path)
+    drawn.zero_()
+    engine.load(tmp_path)
+    assert torch.equal(terms["activation_boundary"].get_buffer("map"), before)
+    engine.close()
 
 
 def test_leftovers_of_a_kill_are_removed_and_replaced(

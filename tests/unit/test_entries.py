@@ -24,7 +24,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.metric import CountMetric
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import build_metric, build_metrics, classification_report
-from ds_distill.losses import build_terms
+from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts import (
     Candidate,
@@ -144,7 +144,7 @@ def lone_teacher_loss(routing: Routing) -> float:
         counts={"all": torch.tensor(4.0)},
     )
     router = router_of(routing, 1, temperature=1.0, seed=0, fitted=Path("none"))
-    terms = build_terms(losses_of({"kl": {}}), 8, {"only": 8})
+    terms = build_terms(losses_of({"kl": {}}), TermInputs(8, {"only": 8}))
     bundle = Bundle(tiny(0), {"only": tiny(1)}, terms, router)
     with torch.no_grad():
         return float(bundle(batch)["loss"])

@@ -1,12 +1,15 @@
 """Loss terms against their equations in float64, and the bundle that adds them up."""
 
 import copy
+import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
-from ds_distill.losses import build_terms
+from ds_distill.losses import CrossEntropy, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.encoder import read_signals
 from ds_distill.parts.policies import routing_of
@@ -34,9 +37,11 @@ def make_batch(labels=LABELS, dummy=(), **given):
     return Batch(keys, labels=labels, row_sets=row_sets, counts=counts, **{"views": {}, **given})
 
 
-def term_of(name, settings, **widths):
+def term_of(name, section, **widths):
     torch.manual_seed(0)  # projections
-    return build_terms(losses_of({name: settings}), widths.pop("student", 5), widths)[name]
+    return build_terms(losses_of({name: section}), TermInputs(widths.pop("student", 5), widths))[
+        name
+    ]
 
 
 def divergence(teacher, student, temperature):
@@ -107,6 +112,46 @@ def test_cross_entropy_of_labelled_rows():
     check_term(term, wanted, randn(ROWS, CLASSES), {}, None, make_batch(dummy=[1]))
 
 
+@given(
+    st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=9),
+    st.one_of(
+        st.just("balanced"),
+        st.dictionaries(st.sampled_from("abcd"), st.floats(0.01, 100), min_size=1),
+    ),
+    st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_class_weights_have_mean_one_over_the_training_examples(labels, named, seed):
+    """Each row's loss is its class's weight times its own, and the mean over rows that lose alike
+    is as without weights."""
+    counts = [labels.count(number) for number in range(CLASSES)]
+    term = CrossEntropy({"class_weights": named, "weight": 0.5}, list("abcd"), counts)
+    if named == "balanced":
+        weights = [1 / count if count else 0.0 for count in counts]
+    else:
+        weights = [named.get(name, 1.0) for name in "abcd"]
+    mean = sum(w * count for w, count in zip(weights, counts, strict=True)) / len(labels)
+    batch, student = make_batch(torch.tensor(labels)), randn(len(labels), CLASSES, seed=seed)
+
+    def wanted(z):
+        own = torch.tensor([weights[label] / mean for label in labels], dtype=torch.float64)
+        return -0.5 * own * torch.log_softmax(z, dim=-1)[torch.arange(len(labels)), labels]
+
+    check_term(term, wanted, student, {}, None, batch)
+    alike = term(Signals(torch.zeros(len(labels), CLASSES)), {}, None, batch)
+    assert alike.mean().item() == pytest.approx(0.5 * math.log(CLASSES), rel=1e-5)
+    if named == "balanced":  # each class that occurs has the same part of the loss
+        sums = torch.zeros(CLASSES).index_add(0, torch.tensor(labels), alike)
+        assert sums[sums > 0].max().item() == pytest.approx(sums[sums > 0].min().item(), rel=1e-5)
+
+
+def test_class_weights_without_counts_are_refused():
+    with pytest.raises(ValueError, match="needs class_counts"):
+        CrossEntropy({"class_weights": "balanced"})
+    with pytest.raises(ValueError, match="class_weights of e: `labels` must name"):
+        CrossEntropy({"class_weights": {"e": 2.0}}, list("abcd"), [1, 1, 1, 1])
+
+
 def test_logit_mse():
     teacher = randn(ROWS, CLASSES, seed=1)
     check_term(
@@ -165,6 +210,135 @@ def test_hidden_mse_projects_the_student_to_each_teacher():
         torch.testing.assert_close(gradient, maps[name].grad, rtol=1e-5, atol=1e-6)
 
 
+def test_confidence_penalty_is_the_negative_entropy():
+    term = term_of("confidence_penalty", {"weight": 0.3})
+
+    def wanted(z):
+        p = torch.softmax(z, dim=-1)
+        return -0.3 * -(p * p.log()).sum(dim=-1)
+
+    check_term(term, wanted, 3 * randn(ROWS, CLASSES), {}, None, make_batch(dummy=[1]))
+
+
+@given(st.integers(0, 99), st.integers(2, 9), st.floats(-50, 50))
+@settings(max_examples=40, deadline=None)
+def test_the_confidence_penalty_is_least_where_nothing_is_known(seed, classes, shift):
+    term, logits = term_of("confidence_penalty", {}), 5 * randn(ROWS, classes, seed=seed)
+    rows, shifted, even = (
+        term(Signals(z), {}, None, make_batch())
+        for z in (logits, logits + shift, torch.zeros(ROWS, classes))
+    )
+    torch.testing.assert_close(shifted, rows, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(even, torch.full((ROWS,), -math.log(classes)))
+    assert bool((rows >= even - 1e-6).all()) and bool((rows <= 1e-6).all())
+
+
+def check_states(term, wanted, student, teacher, batch):
+    """Values and gradients of the student's states; teacher: of another dtype, as in a cache."""
+    given_state = student.clone().requires_grad_()
+    signals = {"t": Signals(randn(ROWS, CLASSES), {-1: teacher})}
+    rows = term(Signals(randn(ROWS, CLASSES), {-1: given_state}), signals, None, batch)
+    counted = batch.row_sets[term.rows]
+    assert rows.shape == counted.shape and rows.dtype == torch.float32
+    exact = student.double().requires_grad_()
+    losses = wanted(exact, teacher.double())[counted]
+    torch.testing.assert_close(rows.double(), losses, rtol=1e-5, atol=1e-6)
+    upstream = torch.linspace(0.5, 2, len(rows))
+    [gradient] = torch.autograd.grad((upstream * rows).sum(), given_state)
+    [exact_gradient] = torch.autograd.grad((upstream.double() * losses).sum(), exact)
+    torch.testing.assert_close(gradient.double(), exact_gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dummy", [[], [1, 4], range(ROWS)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_cosine(dummy, dtype):
+    def wanted(s, t):
+        dot = (s * t).sum(dim=-1)
+        return 0.7 * (1 - dot / (s.pow(2).sum(dim=-1).sqrt() * t.pow(2).sum(dim=-1).sqrt()))
+
+    term, teacher = term_of("cosine", {"weight": 0.7}, t=5), randn(ROWS, 5, seed=1).to(dtype)
+    check_states(term, wanted, randn(ROWS, 5), teacher, make_batch(dummy=dummy))
+
+
+def boundary(s, t, margin):
+    """DoKTra's equation 5, neuron by neuron."""
+    rows = []
+    for own, other in zip(s, t, strict=True):
+        total = 0.0
+        for x, y in zip(own, other, strict=True):
+            rho = 1.0 if y > 0 else 0.0
+            part = rho * (margin - x).clamp(min=0) + (1 - rho) * (margin + x).clamp(min=0)
+            total = total + part**2
+        rows.append(total)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("margin", [1.0, 0.25])
+@pytest.mark.parametrize(("width", "dummy"), [(5, []), (5, [1, 4]), (8, []), (8, [0])])
+def test_activation_boundary(margin, width, dummy):
+    term = term_of("activation_boundary", {"weight": 0.5, "margin": margin}, t=width)
+    student, teacher = randn(ROWS, 5), randn(ROWS, width, seed=1)
+    student[0, 0] = 0.0
+    if width == 5:
+        teacher[2, 1] = 0.0  # rho(0) is 0
+        assert term.map is None
+
+    def wanted(s, t):
+        mapped = t if term.map is None else t @ term.map.double().T
+        return 0.5 * boundary(s, mapped, margin)
+
+    check_states(term, wanted, student, teacher, make_batch(dummy=dummy))
+
+
+def test_the_map_between_widths_is_drawn_from_the_seed_and_not_trained():
+    section = losses_of({"activation_boundary": {}})
+
+    def made(seed, drawn_before):
+        torch.randn(drawn_before)
+        inputs = TermInputs(5, {"t": 8}, seed=seed)
+        return build_terms(section, inputs)["activation_boundary"]
+
+    first, again, other = made(1, 0), made(1, 3), made(2, 0)
+    assert first.map.shape == (5, 8) and torch.equal(first.map, again.map)
+    assert not torch.equal(first.map, other.map)
+    assert list(first.parameters()) == [] and list(first.state_dict()) == ["map"]
+
+
+@given(st.integers(0, 99), st.floats(0.01, 3))
+@settings(max_examples=40, deadline=None)
+def test_neurons_on_the_other_side(seed, margin):
+    """The share that is measured is that of the signs that differ, and 0 where the loss is."""
+    term = term_of("activation_boundary", {"margin": margin}, t=5)
+    student, teacher = randn(ROWS, 5, seed=seed), randn(ROWS, 5, seed=seed + 1000)
+    batch = make_batch(dummy=[seed % ROWS])
+    counted = batch.row_sets["all"]
+
+    def both(state):
+        one = Signals(randn(ROWS, CLASSES), {-1: state})
+        teachers = {"t": Signals(randn(ROWS, CLASSES), {-1: teacher})}
+        return term(one, teachers, None, batch), term.measures(one, teachers, batch)["other_sign"]
+
+    _, share = both(student)
+    count = [[(x > 0) != (y > 0) for x, y in zip(*rows, strict=True)] for rows in
+             zip(student[counted].tolist(), teacher[counted].tolist(), strict=True)]  # fmt: skip
+    assert share.tolist() == pytest.approx([sum(row) / 5 for row in count])
+    losses, share = both(torch.where(teacher > 0, margin, -margin))
+    assert not losses.any() and not share.any()
+
+
+def test_what_terms_measure_adds_up_over_micro_batches():
+    bundle, _ = make_bundle(losses=losses_of({"activation_boundary": {}}), teachers=1)
+    bundle.eval()
+    batch = classifier_batch()
+    whole = bundle(batch)
+    assert list(whole) == ["loss", "activation_boundary", "activation_boundary.other_sign"]
+    assert whole["loss"].item() == whole["activation_boundary"].item()
+    parts = [bundle(part_of(batch, 0, 2)), bundle(part_of(batch, 2, ROWS))]
+    for name, value in whole.items():
+        torch.testing.assert_close(sum(part[name] for part in parts), value, rtol=1e-5, atol=1e-6)
+    assert 0 < whole["activation_boundary.other_sign"].item() < 1
+
+
 def test_a_bf16_student_meets_the_whole_target():
     # A target rounded to bf16 would be off by up to 0.4% of each logit.
     teacher, student = 20 * randn(ROWS, 50), (20 * randn(ROWS, 50)).bfloat16()
@@ -204,11 +378,15 @@ def tiny(kind, seed, width=16, layers=1):
     return kind(config)
 
 
-def make_bundle(kind=BertForSequenceClassification, losses=ALL_TERMS, policy="average", live=True):
+def make_bundle(
+    kind=BertForSequenceClassification, losses=ALL_TERMS, policy="average", live=True, teachers=2
+):
     student = tiny(kind, 0)
+    widths = dict([("first", 24), ("second", 8)][:teachers])
     teachers = {"first": tiny(kind, 1, 24, 2), "second": tiny(kind, 2, 8)}
+    teachers = {name: teachers[name] for name in widths}
     torch.manual_seed(3)
-    terms = build_terms(losses, 16, {"first": 24, "second": 8})
+    terms = build_terms(losses, TermInputs(16, widths))
     router = Router(routing_of(policy=policy), temperature=2.0)
     return Bundle(student, teachers if live else {}, terms, router), teachers
 
@@ -318,9 +496,9 @@ def test_cached_signals_give_the_loss_of_live_teachers(policy):
         }
     own = {"student": batch.views["student"]}
     answers = []
-    for bundle, given in ((live, batch), (cached, make_batch(views=own, signals=signals))):
+    for bundle, each in ((live, batch), (cached, make_batch(views=own, signals=signals))):
         bundle.eval()
-        result = bundle(given)
+        result = bundle(each)
         result["loss"].backward()
         answers.append((result, gradients(bundle)))
     torch.testing.assert_close(answers[0], answers[1], rtol=0, atol=0)
@@ -352,5 +530,5 @@ def test_masked_lm_rows_go_through_the_same_bundle():
 
 
 def test_every_term_of_the_recipe_is_built():
-    terms = build_terms(ALL_TERMS, 4, {"t": 4})
-    assert list(terms) == list(TERMS) == list(ALL_TERMS)
+    terms = build_terms(losses_of({name: {} for name in TERMS}), TermInputs(4, {"t": 4}))
+    assert list(terms) == list(TERMS)

@@ -21,6 +21,7 @@ from ds_distill.data.masking import MaskedLMCollator, Masking
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
+from ds_distill.engine.predict import score_tokens
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import TokenScores
@@ -30,7 +31,6 @@ from ds_distill.models.configuration import check_masked_lm, load_config, same_t
 from ds_distill.models.load import load_masked_lm
 from ds_distill.parts.tasks import Data, MaskedLM, SingleLabel
 from ds_distill.recipe import dump_recipe, load_recipe
-from ds_distill.run.inference import score_tokens
 from ds_distill.types import Signals
 
 TEXTS = ["the cat and the dog", "rain", "soup with bread and cheese", "a new day", "fog, snow."]
@@ -192,6 +192,8 @@ def test_cached_signals_belong_to_the_batch_or_are_refused(
     assert not len(batch.row_sets["all"]) and batch.labels.tolist() == [-100]
     assert batch.signals["bert"].logits.tolist() == [[0.0] * 3]
     assert batch.views["student"].positions.tolist() == [0]  # type: ignore[union-attr]
+    before = len(calls)
+    assert collate(np.array([3, 0, 2]), 7, signals=False).signals == {} and len(calls) == before
     too_many = 1
     with pytest.raises(
         ValueError, match=r"has \d+ rows of teacher 'bert' for .* choose \d+ tokens"
@@ -294,7 +296,7 @@ def test_scores_are_those_of_a_plain_loop(
     for name in models:
         collate._tables[name] = collate._tables["student"]
     engine = Engine(Bundle(None, models), deepspeed_config("zero0_fp32", None, 1), world)
-    found = score_tokens(engine, collate, list(models), 2, world)
+    found = score_tokens(engine, collate, list(models), 2)
     for name, model in models.items():
         for number in range(len(TEXTS)):
             batch = collate(np.array([number]))

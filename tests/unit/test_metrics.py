@@ -408,3 +408,30 @@ def test_masked_lm_report_is_over_tokens_not_texts():
         "loss": 2.0,
         "perplexity": pytest.approx(np.exp(2.0), rel=1e-12),
     }
+
+
+def test_the_gap_closed_is_of_a_teacher_that_is_better_than_the_start() -> None:
+    truth = np.array([0, 1] * 200)
+    draw = np.random.default_rng(0)
+
+    def right(share: float) -> ClassPredictions:
+        predicted = np.where(draw.random(400) < share, truth, 1 - truth)
+        return ClassPredictions(np.eye(2)[predicted], truth)
+
+    models = {"good": right(0.9), "poor": right(0.5), "one": right(0.7), "start": right(0.5)}
+    roles = {"good": "teacher", "poor": "teacher", "one": "student", "start": "start"}
+    judge = build_metric("classes", Accuracy())
+    reports = {name: {"accuracy": judge.value(of)} for name, of in models.items()}
+    rows = comparisons(models, roles, reports, judge, METRICS["classes"]["accuracy"])
+    gaps = {row["other"]: row.get("gap_closed") for row in rows}
+    at = {name: report["accuracy"] for name, report in reports.items()}
+    assert gaps["good"] == pytest.approx((at["one"] - at["start"]) / (at["good"] - at["start"]))
+    assert gaps["poor"] is None and "gap_closed" not in rows[-1]
+    without = comparisons(
+        {n: of for n, of in models.items() if n != "start"},
+        {n: role for n, role in roles.items() if n != "start"},
+        reports,
+        judge,
+        METRICS["classes"]["accuracy"],
+    )
+    assert not any("gap_closed" in row for row in without)

@@ -37,7 +37,8 @@ def make_results(
 ) -> dict[str, Any]:
     figures = {**FIGURES, "per_class": dict.fromkeys(labels, 0.5), **model}
     models = {"student": figures, "bert": {**figures, "role": "teacher"}}
-    judged = {"over": "masked tokens" if "tokens" in model else "classes", "metric": metric}
+    over = model.get("over", "masked tokens" if "tokens" in model else "classes")
+    judged = {"over": over, "metric": metric}
     evaluations = [
         {"kind": "evaluate", "task": "task", "split": split, "models": models, **judged}
         for split in splits
@@ -128,6 +129,12 @@ def test_the_tasks_metric_comes_first() -> None:
     assert "## Micro F1 on test" in text
     assert "| model | role | micro F1 | accuracy | macro F1 | ECE | good | bad |" in text
     assert "| student | student | 65.4% | 72.0% | 70.0% | 12.3% | 50.0% | 50.0% |" in text
+
+
+def test_of_a_label_the_card_has_the_f1() -> None:
+    _, text = card_of(make_recipe(), metric="micro_f1", micro_f1=0.6, over="labels")
+    assert "A label's column is its F1." in text
+    assert "| model | role | micro F1 | macro F1 | good | bad |" in text
 
 
 def test_the_recipes_names_of_splits_are_the_data_sets() -> None:

@@ -167,7 +167,9 @@ def test_a_packed_view_holds_the_same_examples_and_rows(lengths, types, seed):
 
 def test_a_batch_moves_a_shared_view_once():
     view = PackedView.of(padded_view([3, 2]))
-    batch = Batch(torch.zeros(2, 2), {"a": view, "b": view}, torch.zeros(2), {"all": torch.ones(2)})
+    batch = Batch(
+        torch.zeros(2, 2), {"a": view, "b": view}, torch.zeros(2), {"all": torch.arange(2)}
+    )
     moved = batch.to(torch.device("meta")).views
     assert moved["a"] is moved["b"] and moved["a"].input_ids.is_meta and moved["a"].max_seqlen == 3
 

@@ -15,12 +15,12 @@ from ds_distill.check.recipe import name_mistakes
 from ds_distill.errors import UserError
 from ds_distill.parts.phases import Distil, FineTune, Training
 from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe
-from ds_distill.recipe.load import _Dumper, _Tree
 from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.yaml_tree import Dumper, Tree
 
 
 def parse(text: str) -> Any:
-    return _Tree("recipe.yaml").parse(text)
+    return Tree("recipe.yaml").parse(text)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_plain_values_are_those_of_yaml_1_2(text, value):
 
 
 def test_locations_name_the_line():
-    tree = _Tree("a.yaml")
+    tree = Tree("a.yaml")
     tree.parse("one: 1\ntwo:\n  three: [a,\n    {four: 4}]\n")
     assert tree.location(("two", "three")) == "a.yaml:3"
     assert tree.location(("two", "three", 1, "four")) == "a.yaml:4"
@@ -92,7 +92,7 @@ def test_locations_name_the_line():
 )
 def test_odd_yaml_is_refused_with_its_line(text, expected):
     with pytest.raises(UserError) as refusal:
-        _Tree("a.yaml").parse(text)
+        Tree("a.yaml").parse(text)
     assert expected in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -116,7 +116,7 @@ TREES = st.recursive(
 
 @given(TREES)
 def test_what_is_dumped_reads_the_same(tree):
-    text = yaml.dump(tree, Dumper=_Dumper, allow_unicode=True, width=100)
+    text = yaml.dump(tree, Dumper=Dumper, allow_unicode=True, width=100)
     assert parse(text) == tree
 
 
@@ -177,6 +177,17 @@ def test_later_overrides_win_and_a_phase_wins_over_training(load):
     recipe = load("training.epochs=2", "training.epochs=4", "phases.distil.epochs=8")
     epochs = [phase.epochs for phase in recipe.phases if isinstance(phase, Training)]
     assert epochs == [4, 4, 8]
+
+
+def test_a_phase_says_steps_or_epochs_in_place_of_training(load):
+    def lengths(*overrides):
+        recipe = load(*overrides)
+        assert Recipe.model_validate(parse(dump_recipe(recipe))) == recipe
+        return [(p.steps, p.epochs) for p in recipe.phases if isinstance(p, Training)]
+
+    both = lengths("training.steps=50", "phases.teach-first.epochs=2", "phases.distil.steps=9")
+    assert both == [(None, 2), (50, 6), (9, 6)]
+    assert lengths("training.epochs=4", "phases.distil.steps=9")[-1] == (9, 4)
 
 
 def test_phases_may_be_written_short(load):

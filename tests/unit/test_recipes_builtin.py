@@ -12,10 +12,17 @@ import pytest
 import torch
 import yaml
 
-from ds_distill.check.recipe import check_recipe
-from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe
+from ds_distill.check.recipe import check_all, check_recipe
+from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
 
-THESIS = ["tweeteval-emotion", "tweeteval-emotion-large", "emotion", "emotion-large"]
+THESIS = [
+    "tweeteval-emotion",
+    "tweeteval-emotion-large",
+    "emotion",
+    "emotion-large",
+    "mind",
+    "tweeteval-sentiment",
+]
 
 STUDENTS = ["expertise", "average", "random"]
 TEACHERS = ["bert", "roberta", "deberta"]
@@ -35,11 +42,41 @@ def test_a_builtin_recipe_loads_and_says_what_it_is(name: str, tmp_path: Path) -
     assert load_recipe(str(written)) == recipe
 
 
+SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]
+FILES = [*builtin_recipes().values(), *map(small_form, builtin_recipes().values())]
+
+
+@pytest.mark.parametrize("path", [file for file in FILES if file.is_file()], ids=str)
+def test_a_recipe_can_be_read_at_a_glance(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert sum(not line.startswith("#") for line in lines) <= 60
+    assert max(map(len, lines)) <= 100
+
+
+def test_every_small_form_is_of_a_recipe() -> None:
+    [folder] = {small_form(path).parent for path in builtin_recipes().values()}
+    assert {path.stem for path in folder.glob("*")} <= set(builtin_recipes())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_form_fits_its_data_and_models(name: str, shared_data: Path) -> None:
+    """Labels, columns, splits and lengths on the real data; MiniLM is the teacher."""
+    small = load_recipe(name, [f"data_folder={shared_data}"], small=True)
+    check_all(small)
+    assert losses_of(small) == losses_of(load_recipe(name)), "the method is the same"
+
+
+def losses_of(recipe: Recipe) -> list[list[str]]:
+    return [sorted(phase.losses) for phase in recipe.phases if phase.kind == "distil"]
+
+
 @pytest.mark.parametrize("name", THESIS)
 def test_a_recipe_of_the_thesis_is_as_published(name: str) -> None:
     recipe = load_recipe(name)
     large = name.endswith("-large")
-    assert list(recipe.teachers) == TEACHERS
+    # DeBERTa failed at sentiment in the thesis, and was left out.
+    assert list(recipe.teachers) == TEACHERS[: 2 if name == "tweeteval-sentiment" else 3]
     assert all(("large" in teacher.model) == large for teacher in recipe.teachers.values())
     distil = next(phase for phase in recipe.phases if phase.kind == "distil")
     assert distil.epochs == 7
@@ -52,6 +89,78 @@ def test_a_recipe_of_the_thesis_is_as_published(name: str) -> None:
         for phase in recipe.phases:
             if phase.kind == "fine-tune":
                 assert (phase.learning_rate, phase.batch_size, phase.epochs) == (5e-5, 8, 3)
+
+
+def phases(recipe: Recipe) -> dict[str, Any]:
+    return dict(zip(recipe.phase_names(), recipe.phases, strict=True))
+
+
+def test_doktra_is_as_published() -> None:
+    """Tables A1 and A2 for GAD, algorithm 1, and the authors' code."""
+    recipe = load_recipe("doktra")
+    steps = phases(recipe)
+    assert list(steps) == ["teach", "control", "cache", "distil", "evaluate"]
+    teach, control, distil = (steps[name] for name in ("teach", "control", "distil"))
+    assert (teach.epochs, teach.learning_rate) == (3, 2e-5)
+    assert teach.losses["confidence_penalty"].weight == 0.7
+    assert (control.epochs, control.learning_rate) == (5, 6e-6)
+    assert list(control.losses) == ["cross_entropy"]
+    assert (distil.epochs, distil.learning_rate, distil.start) == (10, 1e-5, "fine-tuned")
+    assert distil.losses["activation_boundary"].until == 0.9
+    assert distil.losses["activation_boundary"].weight == 1 / 1000
+    assert {distil.losses[name].start for name in ("cross_entropy", "confidence_penalty")} == {0.9}
+    assert distil.losses["confidence_penalty"].weight == 0.3
+    for phase in (teach, control, distil):
+        assert (phase.warmup, phase.weight_decay, phase.keep) == (0, 0, "last")
+        assert phase.max_grad_norm == 1
+
+
+def test_tapt_trains_on_the_texts_of_the_same_task() -> None:
+    recipe = load_recipe("doktra-tapt")
+    tasks = recipe.tasks_by_name
+    assert tasks["relations"].data == tasks["texts"].data
+    steps = phases(recipe)
+    assert (steps["adapt"].task, steps["adapt"].epochs, steps["adapt"].batch_size) == (
+        "texts",
+        100,
+        108,
+    )
+    assert steps["tapt"].models == ["adapted"]
+    alike = {"models", "name", "save_as"}
+    control, tapt = (steps[name].model_dump(exclude=alike) for name in ("control", "tapt"))
+    assert tapt == control, "the rival is fine-tuned as the student"
+
+
+def test_doktra_runs_on_another_set_of_relations(shared_data: Path) -> None:
+    """DDI, by overrides: several classes, of which one does not count."""
+    overrides = [
+        f"data_folder={shared_data}",
+        "task.data.path=data:re_ddi",
+        "task.data.limit={train: 2000}",
+        "task.labels=[DDI-mechanism, DDI-effect, DDI-advise, DDI-int, DDI-false]",
+        "task.metric={name: micro_f1, leave_out: [DDI-false]}",
+        "phases.teach.losses.confidence_penalty.weight=0.3",
+        "phases.distil.losses.activation_boundary.until=0.8",
+        "phases.distil.losses.cross_entropy.from=0.8",
+        "phases.distil.losses.confidence_penalty={weight: 0.7, from: 0.8}",
+    ]
+    check_all(load_recipe("doktra", overrides, small=True))
+
+
+def test_distilbert_is_as_published() -> None:
+    recipe = load_recipe("distilbert")
+    assert recipe.student.model == recipe.teachers["bert"].model
+    assert recipe.student.layers == [0, 2, 4, 7, 9, 11]
+    distil, control, _ = recipe.phases
+    losses = distil.losses
+    assert {name: term.weight for name, term in losses.items()} == {
+        "cross_entropy": 2.0,
+        "kl": 5.0,
+        "cosine": 1.0,
+    }
+    assert losses["kl"].temperature == 2
+    for key in ("epochs", "batch_size", "learning_rate", "warmup", "weight_decay", "max_grad_norm"):
+        assert getattr(distil, key) == getattr(control, key), "the control differs in losses alone"
 
 
 @pytest.fixture(scope="module")

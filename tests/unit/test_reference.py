@@ -167,8 +167,8 @@ def test_the_schema_takes_every_short_form(
     ]
     assert mistakes({**toy_settings, "phases": phases}, SCHEMA) == []
     for metric in ("macro_f1", {"name": "micro_f1", "leave_out": ["sad"]}):
-        toy_settings["task"]["metric"] = metric
-        assert mistakes(toy_settings, SCHEMA) == []
+        task = {**toy_settings["task"], "metric": metric}
+        assert mistakes({**toy_settings, "task": task}, SCHEMA) == []
 
 
 WRONG: dict[str, Callable[[dict[str, Any]], object]] = {

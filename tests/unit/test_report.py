@@ -309,7 +309,7 @@ def test_perplexities_are_compared_as_they_are():
         "(t 7.39). `t` (7.39) is no better than always predicting 'green' (7.39)."
     )
     page = Page(render_report({**results, "verdict": found})).text
-    for part in ("Perplexity on test", "perplexity (less is better)", "loss (less is better)"):
+    for part in ("Perplexity on test", "perplexity ↓", "loss ↓", "↓: less is better"):
         assert part in page
     assert "+0.00" in page and "−1.50 to +1.25" in page and "points" not in page
 
@@ -403,7 +403,7 @@ def test_the_tasks_metric_is_the_first_column():
     page = Page(render_report(results)).text
     assert "Micro F1 on test" in page and "Micro F1: leave out <none>, b." in page
     [header] = re.findall(r"model\s*role\s*(.*)", page)
-    assert header.startswith("micro F1to the baseline95% intervalaccuracymacro F1ECE (less is")
+    assert header.startswith("micro F1to the baseline95% intervalaccuracymacro F1ECE ↓")
 
 
 def test_a_page_shows_retention_and_the_median_of_the_classes():
@@ -414,6 +414,20 @@ def test_a_page_shows_retention_and_the_median_of_the_classes():
     part = page[page.index("Each student against") : page.index("Which examples")]
     assert "75.0%" in part and "−12.3" in part, "60% of 80%"
     assert part.count("%") == 2, "none of the control, and one in the heading"
+
+
+def test_a_page_of_labels_has_no_accuracy():
+    results = make_results(ONE_OF_EACH, metric="micro_f1")
+    record = results["phases"][-1]
+    record["over"] = "labels"
+    for model in record["models"].values():
+        for name in ("accuracy", "ece", "reliability", "confusion"):
+            del model[name]
+    page = Page(render_report({**results, "verdict": verdict(results)})).text
+    part = page[: page.index("Which examples")]
+    for words in ("Micro F1 on test", "Per label", "F1 of each label", "median of labels"):
+        assert words in part, words
+    assert "ccuracy" not in part and "class" not in part and "Reliability" not in part
 
 
 def test_a_page_has_a_figure_of_reliability_for_each_model():
@@ -456,6 +470,7 @@ def test_a_page_shows_how_targets_compare():
 
     results = make_results(ONE_OF_EACH)
     comparison = {
+        "over": "classes",
         "metric": "accuracy",
         "examples": 1234,
         "policies": {"average": score(0.6, 0.0, 0.0), "gate": score(0.7, 0.04, 0.16)},
@@ -486,7 +501,7 @@ def test_a_page_shows_how_targets_compare():
         "90.0%",
         "<red>",
         "none",
-        "first, second predict the same class on 42%",
+        "first, second predict the same on 42%",
     ):
         assert part in page, part
 

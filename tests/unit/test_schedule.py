@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -13,11 +15,12 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from ds_distill.check.needs import phase_mistakes
 from ds_distill.errors import UserError
-from ds_distill.losses import build_terms
+from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.terms import TERMS, losses_of
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.recipe.json_schema import recipe_json_schema
+from ds_distill.run.training import _Meter
 from ds_distill.types import Batch, PaddedView
 
 SWITCH: dict[str, dict[str, Any]] = {
@@ -37,7 +40,7 @@ def model(seed: int, width: int = 8) -> BertForSequenceClassification:
 
 
 def bundle(losses: dict[str, dict[str, Any]]) -> Bundle:
-    terms = build_terms(losses_of(losses), 8, {"big": 16})
+    terms = build_terms(losses_of(losses), TermInputs(8, {"big": 16}))
     return Bundle(model(0), {"big": model(1, 16)}, terms).eval()
 
 
@@ -100,6 +103,19 @@ def test_a_point_without_a_term_is_refused() -> None:
 def test_an_entry_and_its_class_agree_on_teachers() -> None:
     for name, entry in TERMS.items():
         assert entry.load().needs_teachers == (entry.needs.teachers > 0), name
+
+
+def test_a_logged_mean_is_over_the_steps_that_gave_it() -> None:
+    """Two steps with one term and three with another between two readings."""
+    meter, world = _Meter(), SimpleNamespace(sum=lambda values: values)
+    for step in range(5):
+        name = "kl" if step < 2 else "cross_entropy"
+        parts = {"loss": torch.tensor(float(step)), name: torch.tensor(float(step))}
+        meter.add(parts, np.ones(4, dtype=np.int32))
+    values = meter.read(world)
+    assert (values["loss"], values["kl"], values["cross_entropy"]) == (2.0, 0.5, 3.0)
+    meter.add({"loss": torch.tensor(7.0)}, np.ones(4, dtype=np.int32))
+    assert meter.read(world)["loss"] == 7.0  # and from anew
 
 
 # ------------------------------------------------------------------------------------ recipes

@@ -124,6 +124,13 @@ class TrainingPhase(Training, PhaseSettings):
         for name, settings in self.losses.items():
             yield f"losses.{name}", TERMS[name], settings
 
+    def labels_named(self) -> dict[str, list[str]]:
+        return {
+            f"losses.{name}.{key}": named
+            for name, settings in self.losses.items()
+            for key, named in settings.labels_named().items()
+        }
+
 
 def training_mistakes(settings: TrainingPhase, context: Context) -> Iterator[str]:
     """Steps without a term, an epoch that could be kept from before a term starts, and patience
@@ -132,8 +139,8 @@ def training_mistakes(settings: TrainingPhase, context: Context) -> Iterator[str
     if settings.patience is not None and settings.keep != "best":
         yield (
             f"{location}.patience={settings.patience}: training would end after epochs without a "
-            f"better score, and keep={settings.keep} keep the last of them. Set {location}.keep=best, "
-            "or take patience out."
+            f"better score, and keep={settings.keep} keep the last of them. Set "
+            f"{location}.keep=best, or take patience out."
         )
     late = {name: term.start for name, term in losses.items() if term.start > 0}
     if late and settings.keep == "best":

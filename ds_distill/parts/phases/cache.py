@@ -66,14 +66,10 @@ class Cache(PhaseSettings):
 
 
 def mistakes(settings: Cache, context: Context) -> Iterator[str]:
-    """A cache of masked tokens without a number of masks."""
-    masking = getattr(context.task, "masking", None)
-    if masking is not None and masking.variants is None:
-        yield (
-            f"{context.location}: a cache holds a number of mask variants of each example. Set "
-            f"{context.task.location}.masking.variants, e.g. to the number of epochs: epoch e "
-            "takes number e mod variants."
-        )
+    """A task whose signals no cache can hold."""
+    why = context.task.not_cacheable()
+    if why is not None:
+        yield f"{context.location}: {why}"
 
 
 ENTRY = PhaseEntry(

@@ -65,10 +65,12 @@ class FineTune(TrainingPhase):
         return [(self.split, True)]
 
     def lists(self) -> dict[str, list[str]]:
-        return {"models": self.models, **self.labels_named()}
+        focus = {"focus.classes": self.focus.classes} if self.focus is not None else {}
+        return {"models": self.models, **focus}
 
     def labels_named(self) -> dict[str, list[str]]:
-        return {"focus.classes": self.focus.classes} if self.focus is not None else {}
+        focus = {"focus.classes": self.focus.classes} if self.focus is not None else {}
+        return {**focus, **super().labels_named()}
 
 
 def mistakes(settings: FineTune, context: Context) -> Iterator[str]:

@@ -8,9 +8,10 @@ from ds_distill.parts.data import Columns, Data
 from ds_distill.parts.entry import MetricEntry, TaskEntry
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.one_of import OneOf
-from ds_distill.parts.tasks import masked_lm, single_label
+from ds_distill.parts.tasks import masked_lm, multi_label, single_label
 from ds_distill.parts.tasks.base import TaskSettings
 from ds_distill.parts.tasks.masked_lm import MaskedLM, MaskSettings
+from ds_distill.parts.tasks.multi_label import MultiLabel
 from ds_distill.parts.tasks.single_label import SingleLabel
 
 __all__ = [
@@ -19,13 +20,16 @@ __all__ = [
     "Data",
     "MaskSettings",
     "MaskedLM",
+    "MultiLabel",
     "SingleLabel",
     "Task",
     "TaskSettings",
     "metric_of",
 ]
 
-TASKS: dict[str, TaskEntry] = {entry.name: entry for entry in (single_label.ENTRY, masked_lm.ENTRY)}
+TASKS: dict[str, TaskEntry] = {
+    entry.name: entry for entry in (single_label.ENTRY, multi_label.ENTRY, masked_lm.ENTRY)
+}
 """A recipe's `task.type` -> the kind of task."""
 
 

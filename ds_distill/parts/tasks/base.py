@@ -21,6 +21,9 @@ class TaskSettings(Section):
     many_labels: ClassVar[bool] = False
     """Whether an example has any number of classes, instead of one."""
 
+    can_split: ClassVar[bool] = False
+    """Whether `long: split` can be set."""
+
     _location: str = PrivateAttr("task")
 
     @property
@@ -32,6 +35,10 @@ class TaskSettings(Section):
     def cuts(self) -> bool:
         """Whether what is longer than `max_length` is thrown away."""
         return True
+
+    def not_cacheable(self) -> str | None:
+        """Why no cache can hold teachers' signals, and what to do; None where one can."""
+        return None
 
     @property
     def location(self) -> str:

@@ -32,6 +32,7 @@ class MaskedLM(TaskSettings):
     token that was masked. All models must have the same vocabulary."""
 
     has_classes: ClassVar[bool] = False
+    can_split: ClassVar[bool] = True
 
     type: Literal["masked-lm"] = "masked-lm"
     long: Literal["split", "cut"] = "cut"
@@ -45,6 +46,14 @@ class MaskedLM(TaskSettings):
     @property
     def cuts(self) -> bool:
         return self.long == "cut"
+
+    def not_cacheable(self) -> str | None:
+        if self.masking.variants is not None:
+            return None
+        return (
+            f"a cache holds a number of mask variants of each example. Set {self.location}.masking."
+            "variants, e.g. to the number of epochs: epoch e takes number e mod variants."
+        )
 
 
 def _usage(task: MaskedLM) -> list[str]:

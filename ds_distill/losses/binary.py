@@ -1,0 +1,51 @@
+"""Any number of labels per example, as losses on logits see them: each label of an example is a row
+of two classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from ds_distill.routing import Target
+from ds_distill.types import Batch, Signals
+
+
+def two_classes(logits: torch.Tensor) -> torch.Tensor:
+    """[...] -> [..., 2]: a label's logit z as the logits [0, z] of its absence and presence, whose
+    softmax is sigmoid(z)."""
+    return torch.stack([torch.zeros_like(logits), logits], dim=-1)
+
+
+def rows_of_two(
+    student: Signals, teachers: Mapping[str, Signals], target: Target | None, batch: Batch
+) -> tuple[Signals, dict[str, Signals], Target | None, Batch]:
+    """What a term reads, with n * L rows of two classes in place of n rows of L labels, label after
+    label: cross-entropy is then binary cross-entropy, and a KL is that of two sigmoids.
+
+    batch: labels int64 [n, L], 0 or 1 (-100 unknown). Hidden states are left out: they belong to
+        examples. Row sets and their counts are of the rows of two.
+    """
+    many = batch.labels.shape[1]
+
+    def signals(of: Signals) -> Signals:
+        return Signals(two_classes(of.logits).flatten(0, 1))
+
+    if target is not None:
+        weights = target.weights  # [T, n], or [T, n, L] where each label has its own
+        if weights.ndim == 2:
+            weights = weights[:, :, None].expand(-1, -1, many)
+        logits = None if target.logits is None else two_classes(target.logits).flatten(0, 1)
+        target = Target(logits, weights.flatten(1))
+    each = torch.arange(many, device=batch.labels.device)
+    rows = replace(
+        batch,
+        keys=batch.keys.repeat_interleave(many, dim=0),
+        labels=batch.labels.flatten(),
+        row_sets={
+            name: (rows[:, None] * many + each).flatten() for name, rows in batch.row_sets.items()
+        },
+        counts={name: count * many for name, count in batch.counts.items()},
+    )
+    return signals(student), {name: signals(of) for name, of in teachers.items()}, target, rows

@@ -1,0 +1,52 @@
+"""Multi-label classification: a row per example, a logit per label."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ds_distill.data.batches import Examples
+from ds_distill.evaluation.label_order import Doubt
+from ds_distill.evaluation.predictions import LabelPredictions
+from ds_distill.evaluation.report import label_report
+from ds_distill.tasks.single_label import Classification
+
+if TYPE_CHECKING:
+    from ds_distill.run.context import ModelReference, Run
+
+
+class MultiLabelKind(Classification):
+    """Predictions are logits, float32 [N, L]; a label is predicted where its logit is above 0."""
+
+    problem_type = "multi_label_classification"
+
+    def examples(self, examples: Examples) -> Examples:
+        """Labels int64 [N, L], also of a split that has none."""
+        if examples.labels.ndim > 1:
+            return examples
+        unknown = np.full((len(examples), len(self.labels)), -1, dtype=np.int64)
+        return Examples(examples.keys, unknown, examples.groups)
+
+    def scored(self, predictions: np.ndarray, examples: Examples) -> LabelPredictions:
+        known = examples.labelled
+        return LabelPredictions(predictions[known], examples.labels[known])
+
+    def report(self, scored: LabelPredictions) -> dict[str, Any]:
+        return label_report(scored, self.labels, self.metrics)
+
+    def baseline(
+        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """The labels that most training examples have, each as likely as it is frequent there; the
+        most frequent one, where no label is that frequent: to predict none is right in no F1."""
+        source, labels = self.training_labels(run, examples)
+        shares = labels.mean(axis=0)
+        shares[shares.argmax()] = max(shares.max(), 0.5 + 1e-6)
+        with np.errstate(divide="ignore"):
+            logits = np.log(shares) - np.log1p(-np.minimum(shares, 1 - 1e-9))
+        answer = ", ".join(self.labels[index] for index in np.flatnonzero(logits > 0))
+        return np.tile(logits, (len(examples), 1)), {"answer": answer, "split": source}
+
+    def doubt(self, predictions: np.ndarray, examples: Examples) -> Doubt | None:
+        return None

@@ -1,0 +1,148 @@
+"""A multi-label recipe: two experts of different labels, by command, in one process and on two
+ranks, with cached and with live teachers."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoModelForSequenceClassification
+
+from ds_distill.routing.by_label import FittedByLabel, load_fitted
+from tests.toys import TOY_FILLERS, TOY_WORDS
+
+LABELS = ["animal", "food", "weather"]
+
+
+def write_task(folder: Path) -> Path:
+    """Texts with a word of each of their labels, of which some have none."""
+    folder.mkdir()
+    draw = random.Random(0)
+    for split, size in {"train": 240, "validation": 80, "test": 80, "transfer": 240}.items():
+        with open(folder / f"{split}.jsonl", "w") as file:
+            for _ in range(size):
+                labels = [label for label in LABELS if draw.random() < 0.4]
+                words = [draw.choice(TOY_WORDS[label].split()) for label in labels]
+                words += draw.choices(TOY_FILLERS.split(), k=draw.randint(3, 6))
+                draw.shuffle(words)
+                row: dict[str, Any] = {"text": " ".join(words)}
+                if split != "transfer":
+                    row["labels"] = labels
+                file.write(json.dumps(row) + "\n")
+    (folder / "labels.json").write_text(json.dumps(LABELS))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(
+    tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("labels")
+    model = str(tiny_models["toy"])
+    focus = {"first": ["animal"], "second": ["food", "weather"]}
+    teach = [
+        {
+            "fine-tune": {
+                "name": f"teach-{name}",
+                "models": name,
+                "focus": {"classes": classes},
+            }
+        }
+        for name, classes in focus.items()
+    ]
+    distil = {"split": "transfer", "losses": {"kl": {"temperature": 2.0}}}
+    return {
+        "name": "labels",
+        "task": {
+            "type": "multi-label",
+            "data": {"path": str(write_task(root / "data")), "columns": {"label": "labels"}},
+            "max_length": 16,
+        },
+        "teachers": {"first": {"model": model}, "second": {"model": model}},
+        "student": {"model": model, "layers": [0]},
+        "training": {"batch_size": 16, "learning_rate": 1.0e-2, "epochs": 3, "dropout": 0.0},
+        "phases": [
+            *teach,
+            {"cache": {"splits": ["transfer", "validation"], "hidden": [-1], "dtype": "float32"}},
+            {"expertise": {}},
+            {"distil": {**distil, "teachers": "cached", "routing": ["average", "expertise"]}},
+            {"distil": {**distil, "name": "live", "routing": "average", "save_as": "live"}},
+            {"fine-tune": {"name": "control", "models": "student", "save_as": "labels-only"}},
+            {"evaluate": {"split": "test"}},
+        ],
+        "logging": {"every": 1},
+        "deepspeed": "zero1_fp32",
+    }
+
+
+@pytest.fixture(scope="module")
+def folders(
+    settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, Path]:
+    """Ranks -> the folder of a run."""
+    root = tmp_path_factory.mktemp("multi-label")
+    (root / "labels.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    commands = {
+        1: ["run", "labels.yaml"],
+        2: ["launch", "labels.yaml", "--num-gpus", "2", "deepspeed=zero3_fp32"],
+    }
+    for ranks, command in commands.items():
+        done = ds_distill(*command, "--folder", root / str(ranks), cwd=root)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return {ranks: root / str(ranks) for ranks in commands}
+
+
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+def losses(folder: Path, phase: str) -> list[float]:
+    events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [e["loss"] for e in events if e["event"] == "train" and e["phase"] == phase]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_table_names_the_expert_of_each_label(folders: dict[int, Path], ranks: int) -> None:
+    [record] = (r for r in results(folders[ranks])["phases"] if r["kind"] == "expertise")
+    assert record["experts"] == {"animal": "first", "food": "second", "weather": "second"}
+    assert record["f1"]["first"]["animal"] > 0.9 > record["f1"]["second"]["animal"]
+    fitted = load_fitted(folders[ranks] / "routing.safetensors")
+    assert isinstance(fitted, FittedByLabel) and fitted.experts == record["experts"]
+
+
+def test_scores_are_over_labels(folders: dict[int, Path]) -> None:
+    found = results(folders[1])
+    [record] = (r for r in found["phases"] if r["kind"] == "evaluate")
+    assert record["metric"] == "micro_f1"
+    models = record["models"]
+    assert {"first", "second", "average", "expertise", "live", "labels-only"} == set(models)
+    assert set(models["first"]["per_class"]) == set(LABELS)
+    assert models["labels-only"]["micro_f1"] > record["baseline"]["micro_f1"]
+    assert models["expertise"]["micro_f1"] > 0.8
+    assert "micro F1" in found["verdict"]
+    html = (folders[1] / "report.html").read_text()
+    assert "micro F1" in html
+
+
+def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[int, Path]) -> None:
+    cached, live = (losses(folders[1], phase) for phase in ("average", "live"))
+    assert len(cached) == len(live) > 10
+    assert live == pytest.approx(cached, rel=1e-4)
+
+
+@pytest.mark.parametrize("phase", ["first", "average", "expertise", "live", "labels-only"])
+def test_losses_on_two_ranks_are_those_on_one(folders: dict[int, Path], phase: str) -> None:
+    one, two = losses(folders[1], phase), losses(folders[2], phase)
+    assert len(one) == len(two) > 10
+    assert two[:5] == pytest.approx(one[:5], rel=1e-3)
+
+
+def test_the_student_is_one_for_transformers(folders: dict[int, Path]) -> None:
+    student = AutoModelForSequenceClassification.from_pretrained(folders[1] / "student")
+    assert student.config.problem_type == "multi_label_classification"
+    assert list(student.config.id2label.values()) == LABELS

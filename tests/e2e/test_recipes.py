@@ -1,0 +1,139 @@
+"""Every built-in recipe, whole: its tasks, phases, losses and policies as its file has them, with
+toy models, generated data and a few steps in place of its own. A new recipe is run without being
+named here."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from processes import events
+from toys import TOY_LABELS, make_tiny_bert, toy_text, toy_vocabulary
+from transformers import BertForMaskedLM
+
+from ds_distill import run_recipe
+from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
+
+ROWS = {"train": 40, "validation": 60, "test": 24}
+"""Rows of a split; a fit of routing wants 20 labelled ones in half of validation."""
+OTHERS = 40
+
+WIDTHS = (32, 48, 64)
+"""Of the toy models: what a recipe says of two models holds for unequal ones."""
+
+Section = dict[str, Any]
+
+
+def runs() -> Iterator[Any]:
+    """(name, small form or not): all recipes, and small forms with phases of their own."""
+    for name, path in builtin_recipes().items():
+        yield pytest.param(name, False, id=name)
+        small = small_form(path)
+        if small.is_file() and isinstance(yaml.safe_load(small.read_text())["phases"], list):
+            yield pytest.param(name, True, id=f"{name}-small")
+
+
+class Toys:
+    """What stands in for the models and the data of a recipe."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.draw = random.Random(0)
+        self.models: dict[str, Path] = {}
+
+    def recipe(self, whole: Recipe) -> Recipe:
+        settings = yaml.safe_load(dump_recipe(whole))
+        for model in [settings["student"], *settings["teachers"].values()]:
+            model |= {"model": str(self.model(model["model"])), "revision": None}
+        if settings["student"]["layers"] is not None:
+            settings["student"]["layers"] = [0]
+        phases = [next(iter(phase.values())) for phase in settings["phases"]]
+        for phase in phases:
+            shorten(phase)
+        for name, task in (settings.get("tasks") or {"task": settings["task"]}).items():
+            task["max_length"] = 24
+            self.replace_data(name, task, phases)
+        settings |= {"deepspeed": "zero0_fp32", "models_folder": None, "logging": {"every": 1}}
+        path = self.folder / f"{whole.name}.yaml"
+        path.write_text(yaml.safe_dump(settings, sort_keys=False))
+        return load_recipe(path)
+
+    def model(self, reference: str) -> Path:
+        """One toy for each model that a recipe names: masked-LMs, as the published ones are; all
+        have the same vocabulary."""
+        if reference not in self.models:
+            width = WIDTHS[len(self.models) % len(WIDTHS)]
+            folder = self.folder / f"model-{len(self.models)}"
+            make_tiny_bert(folder, toy_vocabulary(), hidden_size=width)
+            BertForMaskedLM.from_pretrained(folder).save_pretrained(folder)
+            self.models[reference] = folder
+        return self.models[reference]
+
+    def replace_data(self, name: str, task: Section, phases: list[Section]) -> None:
+        """Folders with the splits, columns and labels that the recipe reads."""
+        data = task["data"]
+        labels = task.get("labels") or TOY_LABELS
+        sections = {key: s for key, s in data["splits"].items() if isinstance(s, dict)}
+        read = {phase["split"] for phase in phases if phase.get("split")}
+        read |= {split for phase in phases for split in phase.get("splits", [])}
+        own = {*ROWS, *read} - {*sections}
+        folder = self.folder / f"data-{name}"
+        for split in own:
+            self.write(folder / f"{split}.jsonl", data["columns"], labels)
+        data |= {"path": str(folder), "config": None, "splits": sections, "per_class": {}}
+        data |= {key: empty for key, empty in (("limit", {}), ("folds", None)) if key in data}
+        for split, section in sections.items():
+            there = self.folder / f"data-{name}-{split}"
+            mapped = section["labels"]
+            names = list(mapped) if isinstance(mapped, dict) else labels
+            self.write(there / "train.jsonl", section["columns"], names)
+            section |= {"path": str(there), "config": None, "split": "train"}
+
+    def write(self, file: Path, columns: Section, labels: list[str]) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(file, "w", encoding="utf-8") as lines:
+            for number in range(ROWS.get(file.stem, OTHERS)):
+                label = number % len(labels)
+                row = {columns["label"]: labels[label]}
+                for column in filter(None, (columns["text"], columns["text_b"])):
+                    row[column] = toy_text(TOY_LABELS[label % len(TOY_LABELS)], self.draw)
+                lines.write(json.dumps(row) + "\n")
+
+
+def shorten(phase: Section) -> None:
+    """A few small steps; what is done in them stays."""
+    for key, few in (("epochs", 1), ("steps", 3), ("per_class", 4)):
+        if phase.get(key) is not None:
+            phase[key] = few
+    if "learning_rate" in phase:
+        phase |= {"batch_size": 16, "micro_batch_size": None}
+
+
+@pytest.mark.parametrize(("name", "small"), list(runs()))
+def test_a_builtin_recipe_runs_whole(name: str, small: bool, tmp_path: Path) -> None:
+    whole = load_recipe(name, small=small)
+    recipe = Toys(tmp_path).recipe(whole)
+    assert [phase.kind for phase in recipe.phases] == [phase.kind for phase in whole.phases]
+    done = run_recipe(recipe, tmp_path / "run")
+
+    records = done.results["phases"]
+    assert len(records) == len(whole.phases)
+    trained = {model for _, model in whole.trained_models()}
+    judged = {model for record in records for model in record.get("models", {})}
+    assert trained <= judged | intermediate(whole)
+    assert done.results["student"] in trained
+    assert done.student is not None and done.report.stat().st_size > 0
+
+    losses = [event["loss"] for event in events(done.folder) if event["event"] == "train"]
+    assert losses and all(map(math.isfinite, losses))
+
+
+def intermediate(recipe: Recipe) -> set[str]:
+    """Models that another phase starts from."""
+    return {start for phase in recipe.phases for start in phase.starts}

@@ -1,0 +1,227 @@
+"""Any number of labels per example: data, losses, routing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds_distill.data.batches import Examples
+from ds_distill.data.combined import open_source
+from ds_distill.data.plan import keep_share_of_others
+from ds_distill.errors import UserError
+from ds_distill.losses import TermInputs, build_terms
+from ds_distill.losses.binary import rows_of_two
+from ds_distill.parts.policies import POLICIES, routing_of
+from ds_distill.parts.tasks import Data, MultiLabel
+from ds_distill.parts.terms import losses_of
+from ds_distill.routing import Router
+from ds_distill.routing.by_label import TWO, fit_by_label, load_fitted, of_label
+from ds_distill.routing.comparison import compare
+from ds_distill.types import Batch, PaddedView, Signals
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "a b", "label": ["x", "y"]},
+    {"text": "c", "label": []},
+    {"text": "d", "label": ["z"]},
+]
+
+
+def source(folder: Path, cache: Path, **data: Any) -> Any:
+    return open_source(
+        MultiLabel(labels=["x", "y", "z"], data=Data(path=str(folder), **data)), cache
+    )
+
+
+def labels_of(split: datasets.Dataset) -> list[list[int]]:
+    found: list[list[int]] = Examples.of(split).labels.tolist()
+    return found
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet", "numbers"])
+def test_lists_of_labels_are_read(tmp_path: Path, ending: str) -> None:
+    rows = ROWS
+    if ending == "numbers":
+        rows = [{**row, "label": ["xyz".index(name) for name in row["label"]]} for row in ROWS]
+    if ending == "parquet":
+        pd.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "train.jsonl").write_text(lines)
+    split = source(tmp_path, tmp_path / "cache").read("train")
+    assert labels_of(split) == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    assert Examples.of(split).labelled.all()
+
+
+def test_null_is_no_label_and_an_empty_list_is_none_of_them(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({**row, "label": None}) + "\n" for row in ROWS)
+    (tmp_path / "train.jsonl").write_text(lines)
+    read = source(tmp_path, tmp_path / "cache")
+    assert not Examples.of(read.read("train")).labelled.any()
+    with pytest.raises(UserError, match="no labels"):
+        read.read("train", need_labels=True)
+    (tmp_path / "train.jsonl").write_text(lines + json.dumps(ROWS[1]) + "\n")
+    with pytest.raises(UserError, match="Give every row of a split a label, or none"):
+        source(tmp_path, tmp_path / "cache").read("train")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("x", "must be a list"), (["q"], "'q'.*not one of"), ([None], "Take it out"), ([1.5], "1.5")],
+)
+def test_other_labels_are_refused_with_their_line(tmp_path: Path, value: Any, message: str) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in [*ROWS, {"text": "e", "label": value}])
+    (tmp_path / "train.jsonl").write_text(lines)
+    with pytest.raises(UserError, match=f"train.jsonl:4: .*{message}"):
+        source(tmp_path, tmp_path / "cache").read("train")
+
+
+def test_a_cap_per_class_is_refused_and_a_limit_is_not(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    with pytest.raises(UserError, match=r"any number of them\. Set task\.data\.limit\.train"):
+        source(tmp_path, tmp_path / "cache", per_class={"train": 1}).read("train")
+    assert len(source(tmp_path, tmp_path / "cache", limit={"train": 2}).read("train")) == 2
+
+
+def test_a_focus_takes_all_examples_with_one_of_its_labels() -> None:
+    labels = np.array([[1, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0]])
+    keys = torch.arange(8).view(4, 2)
+    assert keep_share_of_others(labels, keys, [0], 0.0).tolist() == [0, 3]
+    assert keep_share_of_others(labels, keys, [0, 2], 0.0).tolist() == [0, 1, 3]
+    assert keep_share_of_others(labels, keys, [0], 1.0).tolist() == [0, 1, 2, 3]
+
+
+# ------------------------------------------------------------------------------------ losses
+
+
+def make_batch(draw: np.random.Generator, n: int, many: int) -> Batch:
+    ids = torch.from_numpy(draw.integers(5, 50, (n, 4)))
+    labels = torch.from_numpy(draw.integers(0, 2, (n, many)))
+    labels[draw.random(n) < 0.3] = -1
+    return Batch.from_views({"student": PaddedView(ids, torch.ones_like(ids))}, labels)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(2, 5), st.sampled_from([1.0, 2.0]))
+def test_losses_are_those_of_sigmoids(seed: int, n: int, many: int, temperature: float) -> None:
+    """Against the equations in float64, with their gradients."""
+    draw = np.random.default_rng(seed)
+    batch = make_batch(draw, n, many)
+    student = torch.from_numpy(draw.normal(0, 3, (n, many))).float().requires_grad_()
+    teacher = torch.from_numpy(draw.normal(0, 3, (n, many))).float()
+    losses = losses_of({"cross_entropy": {}, "kl": {"temperature": temperature}})
+    terms = build_terms(losses, TermInputs(4, {"t": 4}))
+    own, others, target, rows = rows_of_two(Signals(student), {"t": Signals(teacher)}, None, batch)
+    found = {name: term(own, others, target, rows).sum() for name, term in terms.items()}
+    exact = student.detach().double().requires_grad_()
+    known = batch.row_sets["labelled"]
+    assert rows.counts["labelled"] == len(known) * many and rows.counts["all"] == n * many
+    p, q = torch.sigmoid(teacher.double() / temperature), torch.sigmoid(exact / temperature)
+    kl = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).sum() * temperature**2
+    ce = F.binary_cross_entropy_with_logits(
+        exact[known], batch.labels[known].double(), reduction="sum"
+    )
+    for name, true in {"cross_entropy": ce, "kl": kl}.items():
+        assert found[name].item() == pytest.approx(true.item(), rel=1e-4, abs=1e-5)
+        [ours] = torch.autograd.grad(found[name], student, retain_graph=True)
+        [theirs] = torch.autograd.grad(true, exact, retain_graph=True)
+        assert torch.allclose(ours.double(), theirs, rtol=1e-4, atol=1e-5), name
+
+
+def test_an_unlabelled_row_is_in_no_row_of_two() -> None:
+    batch = make_batch(np.random.default_rng(0), 3, 4)
+    batch.labels[1] = -100
+    batch.row_sets["labelled"] = torch.tensor([0, 2])
+    logits = torch.zeros(3, 4)
+    *_, rows = rows_of_two(Signals(logits), {}, None, batch)
+    assert rows.row_sets["labelled"].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert (rows.labels[rows.row_sets["labelled"]] >= 0).all()
+    assert rows.keys[4:8].equal(batch.keys[1].expand(4, 2)), "each row is of its example"
+
+
+# ----------------------------------------------------------------------------------- routing
+
+
+def experts(n: int = 400) -> tuple[dict[str, Signals], np.ndarray, torch.Tensor]:
+    """`a` knows the first label and `b` the others; what one does not know it never predicts."""
+    draw = np.random.default_rng(3)
+    truth = (draw.random((n, 3)) < 0.3).astype(np.int64)
+    sure = np.where(truth == 1, 4.0, -4.0) + draw.normal(0, 1, truth.shape)
+    blind = -6.0 + draw.normal(0, 0.5, truth.shape)
+    knows = np.array([True, False, False])
+    signals = {
+        "a": Signals(torch.from_numpy(np.where(knows, sure, blind)).float()),
+        "b": Signals(torch.from_numpy(np.where(knows, blind, sure)).float()),
+    }
+    keys = torch.from_numpy(draw.integers(0, 2**60, (n, 2)))
+    return signals, truth, keys
+
+
+def test_what_a_teacher_knows_is_known_of_each_label(tmp_path: Path) -> None:
+    signals, truth, keys = experts()
+    fitted = fit_by_label(signals, truth, keys, ["x", "y", "z"])
+    assert fitted.experts == {"x": "a", "y": "b", "z": "b"}
+    record = fitted.to_record()
+    assert record["f1"]["a"]["x"] > 0.9 and record["f1"]["a"]["y"] < 0.2
+    fitted.save(tmp_path / "routing.safetensors")
+    again = load_fitted(tmp_path / "routing.safetensors")
+    assert again.experts == fitted.experts and again.to_record() == record
+    batch = Batch.from_views(
+        {"student": PaddedView(torch.ones(400, 2).long(), torch.ones(400, 2).long())},
+        torch.from_numpy(truth),
+    )
+    for policy in ("expertise", "gate", "posterior", "calibrated"):
+        target = Router(policy, fitted=tmp_path / "routing.safetensors")(signals, batch)
+        assert target.logits is not None and target.logits.shape == (400, 3)
+        assert target.weights.shape == (2, 400, 3)
+        right = (target.logits.numpy() > 0) == (truth == 1)
+        assert right.mean(axis=0).min() > 0.95, policy
+    followed = Router("expertise", fitted=fitted)(signals, batch).weights
+    there = torch.from_numpy(truth == 1)
+    assert (followed[0, :, 0][there[:, 0]] == 1).all() and (
+        followed[1, :, 1][there[:, 1]] == 1
+    ).all()
+
+
+def test_the_target_of_a_label_does_not_depend_on_the_others() -> None:
+    signals, truth, keys = experts(100)
+    view = PaddedView(torch.ones(100, 2).long(), torch.ones(100, 2).long())
+    for name, entry in POLICIES.items():
+        if name == "chosen":
+            continue
+        fitted = fit_by_label(signals, truth, keys, ["x", "y", "z"])
+        both = {n: Signals(s.logits.clone()) for n, s in signals.items()}
+        for outputs in both.values():
+            outputs.logits[:, 1:] *= -1
+        needs = fitted if entry.needs.expertise else None
+        batch = Batch.from_views({"student": view}, torch.from_numpy(truth), keys=keys)
+        one, other = (Router(routing_of(name), fitted=needs)(s, batch) for s in (signals, both))
+        assert torch.equal(one.weights[:, :, 0], other.weights[:, :, 0]), name
+        if one.logits is not None and other.logits is not None:
+            assert torch.equal(one.logits[:, 0], other.logits[:, 0]), name
+
+
+def test_a_label_is_two_classes() -> None:
+    logits = torch.tensor([[1.0, -2.0]])
+    [of] = of_label({"t": Signals(logits)}, 1).values()
+    assert of.logits.tolist() == [[0.0, -2.0]] and len(TWO) == 2
+
+
+def test_policies_are_compared_over_labels() -> None:
+    signals, truth, keys = experts()
+    found = compare(signals, truth, keys, ["x", "y", "z"])
+    assert found.metric == "micro_f1" and found.examples == 400
+    assert found.any_teacher.score > 0.95
+    assert found.policies["gate"].score > found.policies["average"].score
+    assert found.policies["gate"].interval[0] > 0
+    assert set(found.policies["gate"].per_class) == {"x", "y", "z"}
+    assert found.choice != "average"

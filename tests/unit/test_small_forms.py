@@ -1,0 +1,238 @@
+"""Small forms: an overlay beside a recipe, laid over it by --small."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from ds_distill.cli import app
+from ds_distill.errors import UserError
+from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
+from ds_distill.recipe.changes import lay_over
+from ds_distill.recipe.yaml_tree import Tree
+
+SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]
+
+
+@pytest.fixture
+def overlay(toy_recipe: Path) -> Any:
+    """Write the small form of the toy recipe, and load the two together."""
+
+    def load(text: str, *overrides: str) -> Recipe:
+        path = small_form(toy_recipe)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return load_recipe(toy_recipe, overrides, small=True)
+
+    return load
+
+
+def test_what_the_overlay_names_changes_and_nothing_else(overlay, toy_recipe):
+    small = overlay(
+        "task: {max_length: 16}\n"
+        "training: {epochs: 1, warmup: 0.5}\n"
+        "phases:\n"
+        "  distil: {routing: average, losses: {kl: {temperature: 4.0}, logit_mse: {}}}\n"
+        "  teach-first: {focus: {share_of_others: 0.5}}\n"
+    )
+    written = [
+        "name=toy-small",
+        "task.max_length=16",
+        "training.epochs=1",
+        "training.warmup=0.5",
+        "phases.distil.routing=average",
+        "phases.distil.losses.kl.temperature=4.0",
+        "phases.distil.losses.logit_mse={}",
+        "phases.teach-first.focus.share_of_others=0.5",
+    ]
+    assert small == load_recipe(toy_recipe, written)
+    assert small != load_recipe(toy_recipe, ["name=toy-small"])
+
+
+def test_null_removes_a_key_and_a_phase(overlay, toy_recipe):
+    small = overlay(
+        "training: {epochs: null}\n"
+        "phases: {teach-first: {focus: null}, expertise: null, distil: {routing: average}}\n"
+    )
+    whole = load_recipe(toy_recipe)
+    assert [phase.kind for phase in small.phases] == [
+        phase.kind for phase in whole.phases if phase.kind != "expertise"
+    ]
+    assert small.phases[0].focus is None and whole.phases[0].focus is not None
+    assert small.training.epochs == type(whole.training)().epochs != whole.training.epochs
+
+
+def test_a_list_replaces_a_list(overlay):
+    small = overlay("student: {layers: [1, 0]}\nphases: [{evaluate: {split: validation}}]")
+    assert small.student.layers == [1, 0]
+    assert [phase.kind for phase in small.phases] == ["evaluate"]
+
+
+def test_overrides_go_over_the_small_form(overlay):
+    assert overlay("seed: 5").seed == 5
+    assert overlay("seed: 5", "seed=6").seed == 6
+    assert overlay("name: tiny").name == "tiny"
+    assert overlay("seed: 5").name == "toy-small", "its run is not in the whole recipe's folder"
+
+
+def test_a_long_name_stays_a_name(overlay, toy_recipe, toy_settings):
+    toy_recipe.write_text(yaml.safe_dump({**toy_settings, "name": "n" * 64}))
+    assert overlay("seed: 5").name == "n" * 58 + "-small"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("seed: 1\ntask:\n  max_lenght: 9", 3, r"task\.max_lenght: unknown key.*`max_length`"),
+        ("training:\n  epochs: some", 2, r"training\.epochs: must be a whole number"),
+        ("phases:\n  distil:\n    epoch: 2", 3, r"phases\.4\.distil\.epoch: unknown key"),
+        ("# one\nphases:\n  distill: {epochs: 2}", 3, "no item 'distill' in the list"),
+        ("phases:\n  fine-tune: {epochs: 2}", 2, r"no item 'fine-tune'.*teach-first"),
+        ("phases:\n  distil: 2", 2, r"phases\.distil: must be a section"),
+        ("phases:\n  expertise: null\n  cache:\n    shard: 1", 4, r"phases\.2\.cache\.shard"),
+        ("phases:\n  expertise: null\n  distil:\n    epoch: 2", 4, r"phases\.3\.distil\.epoch"),
+        ("task:\n  max_len: null", 2, r"task\.max_len: null removes a key, but"),
+        ("\ntask:\n  data: null", 3, r"task\.data: is required and missing"),
+        ("task: {data: {path: null}}", 1, r"task\.data\.path: is required and missing"),
+        ("- seed: 1", None, "`key: value` lines"),
+        ("seed: [1", 1, "not readable as YAML"),
+    ],
+)
+def test_a_mistake_is_reported_at_the_overlays_line(overlay, toy_recipe, text, line, message):
+    with pytest.raises(UserError) as failure:
+        overlay(text)
+    where = f"{small_form(toy_recipe)}:{line}" if line else str(small_form(toy_recipe))
+    [report] = [part for part in str(failure.value).splitlines() if part.startswith(where)]
+    assert re.search(message, report), report
+
+
+def test_a_mistake_of_the_recipe_keeps_its_own_line(overlay, toy_recipe, toy_settings):
+    changed = copy.deepcopy(toy_settings)
+    changed["phases"][3]["cache"]["split"] = "train"
+    text = yaml.safe_dump(changed, sort_keys=False)
+    toy_recipe.write_text(text)
+    [line] = [n for n, words in enumerate(text.splitlines(), 1) if words.strip() == "split: train"]
+    with pytest.raises(UserError, match=rf"^{re.escape(str(toy_recipe))}:{line}  phases\.2\.cache"):
+        overlay("phases: {teach-second: null}")
+
+
+def test_a_recipe_without_a_small_form_says_what_to_do(toy_recipe):
+    with pytest.raises(UserError) as failure:
+        load_recipe(toy_recipe, small=True)
+    message = str(failure.value)
+    assert str(small_form(toy_recipe)) in message
+    assert all(name in message for name in SMALL)
+
+
+# --------------------------------------------------------------------------------- properties
+
+VALUES = st.one_of(st.integers(), st.text("ab", max_size=2), st.lists(st.integers(), max_size=2))
+SECTIONS = st.recursive(
+    st.dictionaries(st.sampled_from("abc"), VALUES, max_size=3),
+    lambda deeper: st.dictionaries(st.sampled_from("abc"), deeper | VALUES, max_size=3),
+    max_leaves=8,
+)
+
+
+def merged(base: Any, changes: Any) -> Any:
+    """A JSON merge patch without null (RFC 7386)."""
+    if not isinstance(base, dict) or not isinstance(changes, dict):
+        return changes
+    return {**base, **{key: merged(base.get(key), value) for key, value in changes.items()}}
+
+
+def in_lines(at: tuple[Any, ...], value: Any) -> list[tuple[Any, ...]]:
+    """Every key of a section, and of those in it."""
+    items = value.items() if isinstance(value, dict) else []
+    return [key for name, v in items for key in [(*at, name), *in_lines((*at, name), v)]]
+
+
+@given(SECTIONS, SECTIONS)
+def test_sections_merge_key_by_key(base, changes):
+    tree, over = Tree("base"), Tree("over")
+    data = tree.parse(yaml.safe_dump(base))
+    lay_over(tree, data, over, over.parse(yaml.safe_dump(changes)))
+    assert data == merged(base, changes)
+    for key in in_lines((), data):
+        assert key in tree.locations, "every key has a line"
+        # A key that both have keeps the recipe's line where the overlay only looks into it.
+        source = tree.locations[key].partition(":")[0]
+        assert source == "over" if key not in in_lines((), base) else source in ("base", "over")
+
+
+@given(
+    max_length=st.integers(8, 64),
+    epochs=st.integers(1, 9),
+    rate=st.floats(1e-6, 1e-1),
+    label=st.sampled_from(["yes", "no", "on", "1", "1e-5", "null", "caf\u00e9", " x ", "a: b"]),
+    removed=st.sets(st.sampled_from(["expertise", "teach-second"])),
+)
+def test_an_overlaid_recipe_is_written_and_read_again(
+    toy_settings, tmp_path_factory, max_length, epochs, rate, label, removed
+):
+    folder = tmp_path_factory.mktemp("overlaid")
+    changes: dict[str, Any] = {
+        "task": {"max_length": max_length, "labels": [label, "other"]},
+        "training": {"epochs": epochs, "learning_rate": rate},
+        "phases": {**dict.fromkeys(removed), "distil": {"routing": "average"}},
+    }
+    (folder / "small").mkdir()
+    (folder / "toy.yaml").write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+    (folder / "small" / "toy.yaml").write_text(dump(changes), encoding="utf-8")
+    settings = {**toy_settings, "phases": [dict(p) for p in toy_settings["phases"]]}
+    settings["phases"][0] = {"fine-tune": {"name": "teach-first", "models": "first"}}
+    settings["phases"][1] = {"fine-tune": {"name": "teach-second", "models": "second"}}
+    (folder / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    recipe = load_recipe(folder / "toy.yaml", small=True)
+    (folder / "again.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
+    assert load_recipe(folder / "again.yaml") == recipe
+    assert recipe.task.labels == [label, "other"]
+    assert not removed & set(recipe.phase_names())
+
+
+def dump(value: Any) -> str:
+    from ds_distill.recipe.yaml_tree import Dumper
+
+    return yaml.dump(value, Dumper=Dumper, allow_unicode=True)
+
+
+# --------------------------------------------------------------------------------- commands
+
+
+def test_the_list_of_recipes_says_which_have_a_small_form():
+    listed = CliRunner().invoke(app, ["recipes"]).output.splitlines()
+    assert [line.split()[0] for line in listed if line.endswith("  [--small]")] == SMALL
+
+
+def test_commands_that_take_a_recipe_take_small(overlay, toy_recipe):
+    overlay("phases: {expertise: null, distil: {routing: average}}")
+    done = CliRunner().invoke(app, ["check", str(toy_recipe), "--small"])
+    assert done.exit_code == 0, done.output
+    assert "5 phases: teach-first, teach-second, cache, distil, evaluate." in done.output
+    for command in (["run"], ["check"], ["launch"], ["route"], ["cache", "build"]):
+        text = CliRunner().invoke(app, [*command, "--help"]).output
+        assert "--small" in text, command
+
+
+def test_ranks_read_the_same_small_form(overlay, toy_recipe, monkeypatch, tmp_path):
+    from ds_distill.run import launching
+
+    commands = []
+    monkeypatch.setattr(launching, "_launch", lambda *given, **_: commands.append(given[3]))
+    overlay("seed: 5")
+    folder = tmp_path / "run"
+    options = [str(toy_recipe), "seed=6", "--small", "--num-gpus", "2", "--folder", str(folder)]
+    for command in (["launch"], ["cache", "build"]):
+        done = CliRunner().invoke(app, [*command, *options], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    runs = [["run"], ["cache", "build"]]
+    expected = [[*run, str(toy_recipe), "seed=6", "--small", "--folder"] for run in runs]
+    assert [command[: command.index("--folder") + 1] for command in commands] == expected

@@ -1,0 +1,151 @@
+"""The key `metric` of a task: how it is written, and what `check` refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ds_distill.check.recipe import check_data, open_sources
+from ds_distill.errors import UserError
+from ds_distill.parts.metrics import METRICS, Accuracy, MicroF1, Perplexity, reported_metrics
+from ds_distill.parts.tasks import metric_of
+from ds_distill.recipe import LONE_TASK, Recipe, dump_recipe, load_recipe
+
+Load = Callable[..., Recipe]
+
+
+@pytest.fixture
+def load(tmp_path: Path, toy_settings: dict[str, Any]) -> Load:
+    """The toy recipe with other keys of the task. Its labels are animal, food, weather."""
+
+    def made(**keys: Any) -> Recipe:
+        path = tmp_path / "toy.yaml"
+        task = {**toy_settings["task"], **keys}
+        path.write_text(yaml.safe_dump({**toy_settings, "task": task}, sort_keys=False))
+        return load_recipe(str(path))
+
+    return made
+
+
+def test_a_metric_is_a_name_or_a_section(load: Load, tmp_path: Path) -> None:
+    assert load().tasks_by_name[LONE_TASK].metric == Accuracy()
+    short, long = load(metric="micro_f1"), load(metric={"name": "micro_f1"})
+    assert short.tasks_by_name[LONE_TASK].metric == long.tasks_by_name[LONE_TASK].metric
+    recipe = load(metric={"name": "micro_f1", "leave_out": ["food"]})
+    task = recipe.tasks_by_name[LONE_TASK]
+    assert task.metric == MicroF1(leave_out=["food"])
+    assert metric_of(task) is METRICS["classes"]["micro_f1"]
+    path = tmp_path / "written.yaml"
+    path.write_text(dump_recipe(recipe))
+    assert load_recipe(str(path)) == recipe
+
+
+def test_a_metric_is_over_what_the_task_predicts(load: Load) -> None:
+    task = load(type="masked-lm", metric="perplexity").tasks_by_name[LONE_TASK]
+    assert task.metric == Perplexity()
+    with pytest.raises(UserError, match=r"unknown metric 'f1'\. Known: accuracy, loss, perplexity"):
+        load(type="masked-lm", metric="f1")
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        ("macro_f2", "task.metric.name: unknown metric 'macro_f2'. Did you mean `macro_f1`?"),
+        ({"positive": "food"}, "task.metric.name: is required and missing"),
+        ({"name": "accuracy", "bins": 3}, "The metric accuracy has no `bins`"),
+        ({"name": "auc", "positiv": "food"}, "Did you mean `positive`?"),
+        ({"name": "ece", "bins": 0}, "task.metric.bins: must be greater than or equal to 1"),
+        (["f1", "auc"], "task.metric: must be a section"),
+    ],
+)
+def test_a_metric_that_is_none_is_refused(load: Load, metric: Any, says: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        load(metric=metric)
+    assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        (
+            {"name": "f1", "positive": "fod"},
+            "task.metric.positive: there is no label 'fod'; the task has animal, food, weather.",
+        ),
+        (
+            "auc",
+            "task.metric: auc is of one class, and the task has 3: animal, food, weather. Set "
+            "metric: {name: auc, positive: LABEL}, or choose accuracy, micro_f1,",
+        ),
+        (
+            {"name": "micro_f1", "leave_out": ["animal", "none"]},
+            "task.metric.leave_out: there is no label 'none'",
+        ),
+        (
+            {"name": "micro_recall", "leave_out": ["animal", "food", "weather"]},
+            "task.metric.leave_out: leaves out every label",
+        ),
+    ],
+)
+def test_labels_that_are_none_are_refused(load: Load, metric: Any, says: str) -> None:
+    recipe = load(metric=metric)
+    with pytest.raises(UserError) as refusal:
+        check_data(recipe, open_sources(recipe))
+    assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [{"name": "f1", "positive": "food"}, {"name": "micro_f1", "leave_out": ["food"]}, "ece"],
+)
+def test_labels_of_the_task_pass(load: Load, metric: Any) -> None:
+    recipe = load(metric=metric)
+    check_data(recipe, open_sources(recipe))
+
+
+def test_of_two_labels_the_last_is_meant() -> None:
+    for name in ("f1", "precision", "recall", "auc"):
+        entry = METRICS["classes"][name]
+        assert entry.label_mistakes is not None
+        assert list(entry.label_mistakes(entry.settings(), ["no", "yes"])) == []
+
+
+def test_every_metric_is_whole() -> None:
+    """Each can be made of its section alone, and is what its entry says."""
+    for over, entries in METRICS.items():
+        assert any(entry.reported for entry in entries.values()), over
+        for name, entry in entries.items():
+            assert entry.settings().model_dump()["name"] == name
+            assert next(iter(reported_metrics(over, entry.settings()))) == name
+            entry.shown_as(0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "over", "difference", "shown"),
+    [
+        ("accuracy", "classes", 0.1234, "+12.3"),
+        ("accuracy", "classes", -0.0004, "+0.0"),
+        ("accuracy", "classes", -0.0006, "-0.1"),
+        ("perplexity", "masked tokens", -0.004, "+0.00"),
+        ("perplexity", "masked tokens", -1.5, "-1.50"),
+        ("loss", "masked tokens", 0.25, "+0.250"),
+    ],
+)
+def test_a_difference_as_it_is_shown(name: str, over: Any, difference: float, shown: str) -> None:
+    assert METRICS[over][name].difference_as(difference) == shown
+
+
+def test_what_is_better() -> None:
+    high, low = METRICS["classes"]["accuracy"], METRICS["classes"]["ece"]
+    values = {"a": 0.5, "b": 0.7, "c": 0.7, "d": 0.5}
+    assert (high.best(values), low.best(values)) == ("b", "a")
+    assert high.is_better(0.7, 0.5) and not high.is_better(0.5, 0.5)
+    assert low.is_better(0.5, 0.7) and not low.is_better(0.5, 0.5)
+    above, below, around = (0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1)
+    assert high.better(above) and low.better(below)
+    assert high.worse(below) and low.worse(above)
+    assert not any(f(around) for f in (high.better, high.worse, low.better, low.worse))
+    assert not any(f((0.0, 0.1)) for f in (high.better, low.worse))
