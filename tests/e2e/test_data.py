@@ -1,0 +1,93 @@
+"""Recipes whose data come from several places, or are windows of long texts, from end to end."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import yaml
+
+
+def write(folder: Path, settings: dict[str, Any]) -> None:
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+
+
+def examples(folder: Path, split: str) -> datasets.Dataset:
+    return datasets.load_from_disk(folder / "data" / split / "examples")
+
+
+@pytest.fixture
+def long_texts(masked_lm_settings: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """A masked-LM recipe on texts of about 150 words, of which models read 30."""
+    found = copy.deepcopy(masked_lm_settings)
+    source = Path(found["task"]["data"]["path"])
+    (tmp_path / "texts").mkdir()
+    for file in source.glob("*.txt"):
+        lines = file.read_text().splitlines()
+        joined = [" ".join(lines[at : at + 20]) for at in range(0, len(lines), 20)]
+        (tmp_path / "texts" / file.name).write_text("\n".join(joined) + "\n")
+    found["task"]["data"] = {"path": str(tmp_path / "texts")}
+    found["task"]["long"] = "split"
+    found["task"]["masking"]["variants"] = 1
+    found["training"]["epochs"] = 1
+    codec = {"name": "compact", "temperature": 2.0}
+    found["phases"].insert(1, {"cache": {"splits": ["train"], "codec": codec}})
+    found["phases"][2]["distil"]["teachers"] = "cached"
+    return found
+
+
+def test_windows_are_cached_trained_on_and_evaluated(
+    long_texts: dict[str, Any], ds_distill: Any, tmp_path: Path
+) -> None:
+    write(tmp_path, long_texts)
+    done = ds_distill("run", "recipe.yaml", "--folder", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    texts = (tmp_path / "texts" / "train.txt").read_text().splitlines()
+    windows = examples(tmp_path / "run", "train")
+    assert len(windows) > 4 * len(texts)
+    assert " ".join(windows["text"][:]) == " ".join(texts), "nothing is lost"
+    assert len(set(windows["group"][:])) == len(texts)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    [cache] = (phase for phase in results["phases"] if phase["kind"] == "cache")
+    assert str(len(windows)) in json.dumps(cache)
+
+
+def test_check_reports_what_is_cut(
+    long_texts: dict[str, Any], ds_distill: Any, tmp_path: Path
+) -> None:
+    write(tmp_path, long_texts)
+    split = ds_distill("check", "recipe.yaml", cwd=tmp_path)
+    cut = ds_distill("check", "recipe.yaml", "task.long=cut", cwd=tmp_path)
+    assert split.returncode == cut.returncode == 0, cut.stdout + cut.stderr
+    assert "thrown away" not in split.stdout + split.stderr
+    output = " ".join((cut.stdout + cut.stderr).split())
+    assert "of the tokens of split 'train' are thrown away" in output
+    assert "task.max_length=32" in output and "task.long=split" in output
+
+
+def test_a_transfer_set_of_random_text_from_other_data(
+    toy_settings: dict[str, Any], toy_task: Path, ds_distill: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(toy_task, tmp_path / "sets" / "toy")
+    (tmp_path / "sets" / "toy" / "transfer.jsonl").rename(tmp_path / "sets" / "other.jsonl")
+    settings = copy.deepcopy(toy_settings)
+    random = {"path": "data:other.jsonl", "labels": "none", "randomise": {"seed": 1}}
+    data = {"path": "data:toy", "splits": {"transfer": random}, "limit": {"transfer": 50}}
+    settings["task"]["data"] = data
+    settings["training"]["epochs"] = 1
+    write(tmp_path, settings)
+    refused = ds_distill("check", "recipe.yaml", cwd=tmp_path)
+    assert refused.returncode == 2 and "data_folder=DIR" in refused.stderr
+    done = ds_distill("run", "recipe.yaml", "data_folder=sets", "--folder", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    transfer = examples(tmp_path / "run", "transfer")
+    assert len(transfer) == 50 and set(transfer["label"][:]) == {-1}
+    real = [json.loads(line)["text"] for line in (tmp_path / "sets" / "other.jsonl").open()]
+    words = {word for text in real for word in text.split()}
+    assert not set(transfer["text"][:]) & set(real)
+    assert {word for text in transfer["text"][:] for word in text.split()} <= words
