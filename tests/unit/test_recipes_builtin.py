@@ -163,6 +163,27 @@ def test_distilbert_is_as_published() -> None:
         assert getattr(distil, key) == getattr(control, key), "the control differs in losses alone"
 
 
+@pytest.mark.parametrize("name", ["transfer-general", "transfer-random", "transfer-domain"])
+def test_a_transfer_set_is_as_in_the_study(name: str) -> None:
+    recipe = load_recipe(name)
+    steps = phases(recipe)
+    distil = steps["distil"]
+    assert (distil.steps, distil.batch_size, distil.learning_rate) == (1200, 12, 8e-6)
+    assert (distil.max_grad_norm, distil.split, list(distil.losses)) == (1, "transfer", ["kl"])
+    assert distil.losses["kl"].temperature == 1
+    [task] = recipe.tasks_by_name.values()
+    transfer = task.data.splits["transfer"]
+    random = name == "transfer-random"
+    assert (transfer.randomise is not None) == random
+    assert ("control" in steps) != random, "random texts have no labels for a control"
+    if not random:
+        learnt, labels = steps["distil"].model_dump(), steps["control"].model_dump()
+        for key in ("split", "steps", "batch_size", "learning_rate", "warmup", "max_grad_norm"):
+            assert learnt[key] == labels[key], key
+    if name == "transfer-domain":
+        assert transfer.labels["maybe"] is None
+
+
 @pytest.fixture(scope="module")
 def models_folder(
     tiny_models: dict[str, Path], shared_data: Path, tmp_path_factory: pytest.TempPathFactory
