@@ -38,9 +38,7 @@ def markdown(name: str, table: dict[str, Any]) -> str:
     for label, variant in table["variants"].items():
         metric = METRICS[variant["over"]][variant["metric"]]
         text += f"\n`{label}`, {variant['examples']:,} examples of {variant['split']}:\n\n"
-        text += (
-            _values(variant, metric, table["seeds"]) + "\n" + _differences(variant, metric) + "\n"
-        )
+        text += f"{_values(variant, metric, table['seeds'])}\n{_differences(variant, metric)}\n"
     where, file = table["environment"], f"results/papers/{name}.json"
     machine = f"{where['processor']}, {where['cores']} cores, torch {where['packages']['torch']}"
     date = where["dates"][-1].partition("T")[0]
@@ -51,13 +49,8 @@ def _values(variant: dict[str, Any], metric: MetricEntry, seeds: list[int]) -> s
     """A row per model."""
     models, ece = variant["models"], METRICS[variant["over"]]["ece"]
     signs = any("other_sign" in model for model in models.values())
-    heads = [
-        "model",
-        "steps",
-        f"{metric.heading}, seeds {', '.join(map(str, seeds))}",
-        "mean",
-        "ECE",
-    ]
+    by_seed = f"{metric.heading}, seeds {', '.join(map(str, seeds))}"
+    heads = ["model", "steps", by_seed, "mean", "ECE"]
     if signs:
         heads.append("neurons on the other side")
     text = _row(heads) + _row(["---"] * len(heads))

@@ -11,12 +11,11 @@ import pytest
 
 from ds_distill.recipe import load_recipe
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "studies"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
 
-import papers  # noqa: E402
-from papers_markdown import CLOSING, PAGE, RESULTS, markdown, opening  # noqa: E402
-from papers_tables import LABELS_ONLY, TABLES, overrides_of  # noqa: E402
+import papers
+from papers_markdown import CLOSING, PAGE, RESULTS, markdown, opening
+from papers_tables import LABELS_ONLY, TABLES, overrides_of
 
 FILES = sorted(RESULTS.glob("*.json"))
 EACH = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
