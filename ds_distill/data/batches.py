@@ -31,6 +31,8 @@ class Examples:
     groups: torch.Tensor | None = None
     """int64 [N, 2], where parts and folds are assigned by a group, e.g. the source file, and
     not by the example's own key."""
+    pairs: bool = False
+    """Whether each example is a pair of texts."""
 
     @staticmethod
     def of(split: datasets.Dataset) -> Examples:
@@ -38,7 +40,8 @@ class Examples:
         keys = np.stack([columns[name][:] for name in ("key_hi", "key_lo")], axis=1)
         labels, groups = labels_and_groups(split)
         grouped = torch.from_numpy(groups) if "group" in split.column_names else None
-        return Examples(torch.from_numpy(keys), labels, grouped)
+        pairs = "text_b" in split.column_names
+        return Examples(torch.from_numpy(keys), labels, grouped, pairs)
 
     @property
     def group_keys(self) -> torch.Tensor:
@@ -63,7 +66,7 @@ class Examples:
     def at(self, indices: np.ndarray) -> Examples:
         chosen = torch.from_numpy(indices)
         groups = None if self.groups is None else self.groups[chosen]
-        return Examples(self.keys[chosen], self.labels[indices], groups)
+        return Examples(self.keys[chosen], self.labels[indices], groups, self.pairs)
 
 
 class Collator(Protocol):

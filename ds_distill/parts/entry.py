@@ -114,8 +114,9 @@ class TaskEntry(ConfiguredEntry):
     that cannot have such a head."""
     pipeline: str
     """The pipeline of transformers that a model of it runs in."""
-    usage: Callable[[Any], list[str]]
-    """(settings) -> lines of Python that use a student in its folder."""
+    usage: Callable[[Any, bool], list[str]]
+    """(settings, whether its examples are pairs of texts) -> lines of Python that use a student in
+    its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "```python",
         "from transformers import pipeline",
         "",
-        *TASKS[task.type].usage(task),
+        *TASKS[task.type].usage(task, _trained_on_pairs(results)),
         "```",
         "",
         "Weights are float32; figures come from predictions in float32.",
@@ -173,6 +173,15 @@ def _no_evaluation(results: dict[str, Any]) -> str:
 def _task(recipe: Recipe, results: dict[str, Any]) -> TaskSettings:
     """The shipped student's task."""
     return recipe.tasks_by_name[results["task"]]
+
+
+def _trained_on_pairs(results: dict[str, Any]) -> bool:
+    """Whether the shipped student was trained on pairs of texts."""
+    return any(
+        model["output"] == results["student"] and model.get("pairs", False)
+        for record in results["phases"]
+        for model in record.get("trained", [])
+    )
 
 
 def _table(evaluation: dict[str, Any]) -> list[str]:

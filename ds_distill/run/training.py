@@ -241,6 +241,7 @@ class _Training:
             "output": job.output,
             "split": job.settings.split,
             "examples": len(job.examples),
+            **({"pairs": True} if job.examples.pairs else {}),
             "steps": self.progress.step,
             "choosing": _choosing(job, self.progress),
             **({"measures": self.progress.measures} if self.progress.measures else {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ class MultiLabelKind(Classification):
         if examples.labels.ndim > 1:
             return examples
         unknown = np.full((len(examples), len(self.labels)), -1, dtype=np.int64)
-        return Examples(examples.keys, unknown, examples.groups)
+        return replace(examples, labels=unknown)
 
     def scored(self, predictions: np.ndarray, examples: Examples) -> LabelPredictions:
         known = examples.labelled

@@ -230,16 +230,15 @@ def test_pairs_of_texts_run(toy_settings, tmp_path, ds_distill):
             for _ in range(size):
                 first, second = draw.choice([*words]), draw.choice([*words])
                 row = {
-                    "question": " ".join(draw.choices(words[first], k=2)),
-                    "passage": " ".join(draw.choices(words[second], k=2)),
+                    "text_a": " ".join(draw.choices(words[first], k=2)),
+                    "text_b": " ".join(draw.choices(words[second], k=2)),
                     "label": second,
                 }
                 file.write(json.dumps(row) + "\n")
-    columns = {"text": "question", "text_b": "passage"}
     settings = {
         **toy_settings,
         **ONE_PHASE,
-        "task": {"data": {"path": "data", "columns": columns}, "max_length": 32},
+        "task": {"data": {"path": "data"}, "max_length": 32},
         "student": {"model": toy_settings["student"]["model"]},
     }
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
@@ -248,9 +247,11 @@ def test_pairs_of_texts_run(toy_settings, tmp_path, ds_distill):
     folder = tmp_path / "runs" / "toy"
     found = results(folder)["phases"][-1]["models"]["student"]
     assert found["accuracy"] > 0.8, "the second text tells"
+    card = (folder / "student" / "README.md").read_text()
+    assert "text_pair" in card, "though the recipe names no column"
     rows = [json.loads(line) for line in (data / "test.jsonl").read_text().splitlines()]
     guesses = predictions(
-        folder / "student", [row["question"] for row in rows], [row["passage"] for row in rows]
+        folder / "student", [row["text_a"] for row in rows], [row["text_b"] for row in rows]
     )
     right = sum(guess == row["label"] for guess, row in zip(guesses, rows, strict=True))
     assert right / len(rows) == pytest.approx(found["accuracy"])

@@ -20,7 +20,6 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from ds_distill.data.plan import plan_once
 from ds_distill.engine.world import World
 from ds_distill.evaluation.predictions import ClassPredictions, TokenScores
-from ds_distill.parts.tasks import Columns
 from ds_distill.phases import evaluate
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.reporting.model_card import model_card
@@ -157,11 +156,12 @@ def test_the_cards_snippet_runs_as_it_stands(
         assert {"score", "token_str", "sequence"} <= outputs[0].keys()
         return
     assert outputs[0]["label"] in finished.run.labels
-    data = finished.run.recipe.task.data
-    pairs = data.model_copy(update={"columns": Columns(text="question", text_b="passage")})
-    task = finished.run.recipe.task.model_copy(update={"data": pairs})
-    recipe = finished.run.recipe.model_copy(update={"task": task})
-    [code] = re.findall("```python\n(.*?)```", model_card(recipe, finished.results), flags=re.S)
+    of_pairs = copy.deepcopy(finished.results)
+    for record in of_pairs["phases"]:
+        for model in record.get("trained", []):
+            model["pairs"] = True
+    recipe = finished.run.recipe
+    [code] = re.findall("```python\n(.*?)```", model_card(recipe, of_pairs), flags=re.S)
     outputs = run_snippet(code)
     assert "text_pair" in code and outputs["label"] in finished.run.labels
 

@@ -110,6 +110,14 @@ def test_the_metadata_are_what_the_hub_reads() -> None:
     assert "Accuracy 72.0%" in text and "torch 2.13." in text
 
 
+def test_the_snippet_has_a_pair_where_the_student_was_trained_on_pairs() -> None:
+    """Which columns were read is known of the data alone."""
+    results = make_results(["test"], LABELS)
+    for output, snippet in (("student", True), ("bert", False)):
+        results["phases"][0]["trained"] = [{"output": output, "pairs": True}]
+        assert ("text_pair" in model_card(make_recipe(), results)) == snippet
+
+
 def test_a_masked_lm_has_a_perplexity_and_no_f1() -> None:
     task = {"type": "masked-lm", "data": {"path": "docstrings:torch"}, "max_length": 48}
     metadata, text = card_of(make_recipe(task=task), tokens=1234, loss=2.1, perplexity=8.1234567)

@@ -34,13 +34,14 @@ class LabelledTask(TaskSettings):
         return labels
 
 
-def classifier_usage(task: LabelledTask, *, all_scores: bool = False) -> list[str]:
+def classifier_usage(task: LabelledTask, pairs: bool, *, all_scores: bool = False) -> list[str]:
     """Lines of Python that classify a text with a student in its folder.
 
+    pairs: two texts instead.
     all_scores: of all labels, instead of the likeliest.
     """
     text = '"a text of any length " * 1000'
-    if task.data.columns.text_b is not None:
+    if pairs:
         text = f'{{"text": {text}, "text_pair": "the second text"}}'
     scores = "top_k=None, " if all_scores else ""
     return [

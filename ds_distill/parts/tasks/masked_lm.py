@@ -56,8 +56,8 @@ class MaskedLM(TaskSettings):
         )
 
 
-def _usage(task: MaskedLM) -> list[str]:
-    """On a text longer than the model's maximum."""
+def _usage(task: MaskedLM, pairs: bool) -> list[str]:
+    """On a text longer than the model's maximum. It fills a pair as it fills one text."""
     options = f'{{"truncation": True, "max_length": {task.max_length}}}'
     return [
         'fill = pipeline("fill-mask", model=".")',

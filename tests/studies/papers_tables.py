@@ -1,0 +1,120 @@
+"""What tests/studies/papers.py runs: tables of variants of the recipes' small forms."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ds_distill.recipe import load_recipe
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run per seed."""
+
+    overrides: tuple[str, ...] = ()
+    """Of the recipe's small form."""
+    more: tuple[dict[str, Any], ...] = ()
+    """Phases before the last one, `evaluate`. Settings of `like`, a phase's name, are taken over
+    where they name none of their own."""
+
+
+@dataclass(frozen=True)
+class Table:
+    recipe: str
+    variants: dict[str, Variant]
+    overrides: tuple[str, ...] = ()
+    """Of all variants."""
+
+
+BOUNDARIES = {"activation_boundary": {"weight": 0.001, "until": 0.9}}
+ON_LABELS = {"cross_entropy": {"from": 0.9}}
+PENALTY = {"confidence_penalty": {"weight": 0.3, "from": 0.9}}
+KL = {"kl": {"temperature": 1.0, "until": 0.9}}
+START = "phases.evaluate.start=true"
+"""Evaluate the student before any training as well."""
+
+PREDICTIONS = {"like": "distil", "save_as": "predictions", "losses": {**KL, **ON_LABELS, **PENALTY}}
+"""KL of the predictions in place of the boundaries."""
+NO_PENALTY = {"like": "distil", "save_as": "no-penalty", "losses": {**BOUNDARIES, **ON_LABELS}}
+LABELS_ONLY = {"like": "control", "models": "fine-tuned", "save_as": "labels-only", "epochs": 5}
+"""From the start of `distil`, as many steps, on labels alone."""
+
+HOC_LOSSES = {
+    "activation_boundary": {"weight": 0.001, "until": 0.6},
+    "cross_entropy": {"from": 0.6},
+}
+"""The paper's: no penalty on confidence, neither here nor of the teacher."""
+HOC = [
+    "activating invasion and metastasis",
+    "avoiding immune destruction",
+    "cellular energetics",
+    "enabling replicative immortality",
+    "evading growth suppressors",
+    "genomic instability and mutation",
+    "inducing angiogenesis",
+    "resisting cell death",
+    "sustaining proliferative signaling",
+    "tumor promoting inflammation",
+]
+DDI = ["DDI-false", "DDI-advise", "DDI-effect", "DDI-int", "DDI-mechanism"]
+
+DOKTRA = {
+    "calibrated": Variant(more=(PREDICTIONS, NO_PENALTY, LABELS_ONLY)),
+    "not-calibrated": Variant(("phases.teach.losses={cross_entropy: {}}",)),
+}
+RECIPE = {"recipe": Variant()}
+"""As its small form has it."""
+TABLES = {
+    "doktra-gad": Table("doktra", DOKTRA, (START,)),
+    "doktra-ddi": Table(
+        "doktra",
+        {"calibrated": Variant(more=(LABELS_ONLY,))},
+        (
+            START,
+            "task.data.path=data:re_ddi",
+            f"task.labels={json.dumps(DDI)}",
+            "task.metric={name: micro_f1, leave_out: [DDI-false]}",
+            "task.data.limit={train: 4800}",
+            "task.max_length=128",
+            "phases.teach.losses.confidence_penalty.weight=0.3",
+            "phases.distil.losses.confidence_penalty.weight=0.7",
+        ),
+    ),
+    "doktra-hoc": Table(
+        "doktra",
+        {"boundaries": Variant(more=(LABELS_ONLY,))},
+        (
+            START,
+            "task.type=multi-label",
+            "task.data.path=data:hoc",
+            "task.data.columns={label: labels}",
+            f"task.labels={json.dumps(HOC)}",
+            "task.metric={name: micro_f1}",
+            "task.max_length=256",
+            "phases.teach.losses={cross_entropy: {}}",
+            "phases.teach.epochs=10",
+            f"phases.distil.losses={json.dumps(HOC_LOSSES)}",
+        ),
+    ),
+    "transfer-general": Table("transfer-general", RECIPE),
+    "transfer-random": Table("transfer-random", RECIPE),
+    "transfer-domain": Table("transfer-domain", RECIPE),
+}
+
+
+def overrides_of(table: Table, variant: Variant) -> list[str]:
+    """The overrides that make a run of the recipe's small form, but for seed and data folder."""
+    overrides = [*table.overrides, *variant.overrides]
+    if not variant.more:
+        return overrides
+    recipe = load_recipe(table.recipe, overrides, small=True)
+    names = recipe.phase_names()
+    phases = [phase.model_dump(mode="json") for phase in recipe.phases]
+    listed = [{phase.pop("kind"): phase} for phase in phases]
+    for settings in variant.more:
+        own = {key: value for key, value in settings.items() if key != "like"}
+        [(kind, like)] = listed[names.index(settings["like"])].items()
+        listed.insert(-1, {kind: {**like, "name": own["save_as"], **own}})
+    return [*overrides, f"phases={json.dumps(listed)}"]

@@ -1,0 +1,170 @@
+"""The study of the papers' small forms, and what docs/papers.md shows of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ds_distill.recipe import load_recipe
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
+
+import papers
+from papers_markdown import CLOSING, PAGE, RESULTS, markdown, opening
+from papers_tables import LABELS_ONLY, TABLES, overrides_of
+
+FILES = sorted(RESULTS.glob("*.json"))
+EACH = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+
+
+# ------------------------------------------------------------------------------ what is there
+
+
+@EACH
+def test_the_page_shows_what_the_file_holds(file: Path) -> None:
+    _, mark, rest = PAGE.read_text(encoding="utf-8").partition(opening(file.stem))
+    shown, end, _ = rest.partition(CLOSING)
+    assert mark and end
+    assert shown == markdown(file.stem, json.loads(file.read_text()))
+
+
+def test_every_table_of_the_page_has_a_file() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    shown = [name for name in TABLES if opening(name) in text]
+    assert shown == [name for name in TABLES if name in {file.stem for file in FILES}]
+    assert text.count(CLOSING) == len(shown)
+
+
+@EACH
+def test_a_file_is_of_a_commit_and_names_no_folder(file: Path) -> None:
+    text = file.read_text()
+    commit = json.loads(text)["environment"]["commit"]
+    assert len(commit) == 40, commit
+    assert "data_folder" not in text and str(Path.home()) not in text and "/tmp/" not in text
+
+
+@EACH
+def test_every_student_is_above_the_majority_class(file: Path) -> None:
+    """All that is asserted of quality. Whether teachers helped is reported as it came out."""
+    for label, variant in json.loads(file.read_text())["variants"].items():
+        pairs = [pair for pair in variant["differences"] if pair["other"] == papers.MAJORITY]
+        assert pairs
+        for pair in pairs:
+            lows = [low for low, _ in pair["bootstrap_intervals"]]
+            assert min(lows) > 0, (label, pair["student"])
+
+
+# ---------------------------------------------------------------------------------- the study
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_variant_is_a_recipe(name: str) -> None:
+    table = TABLES[name]
+    for variant in table.variants.values():
+        recipe = load_recipe(table.recipe, overrides_of(table, variant), small=True)
+        assert recipe.phases[-1].start, "the start is among what is evaluated"
+        for more in variant.more:
+            assert more["save_as"] in recipe.phase_names()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_labels_alone_train_as_long_and_from_the_same_start(name: str) -> None:
+    table = TABLES[name]
+    for variant in table.variants.values():
+        recipe = load_recipe(table.recipe, overrides_of(table, variant), small=True)
+        phases = dict(zip(recipe.phase_names(), recipe.phases, strict=True))
+        if LABELS_ONLY in variant.more:
+            distil, labels_only = phases["distil"], phases["labels-only"]
+            same = ("epochs", "steps", "batch_size", "learning_rate", "split", "starts")
+            for key in same:
+                assert getattr(distil, key) == getattr(labels_only, key), key
+
+
+def evaluation(student: float, teacher: float, closed: float | None) -> dict[str, Any]:
+    def figures(score: float) -> dict[str, float]:
+        return {"f1": score, "accuracy": score, "ece": 0.1}
+
+    def less(other: float) -> dict[str, Any]:
+        return {"difference": student - other, "interval": [-0.1, 0.1]}
+
+    models = {
+        "bert": {"role": "teacher", **figures(teacher)},
+        "student": {"role": "student", **figures(student), "to_baseline": less(0.5)},
+    }
+    pair = {"student": "student", "other": "bert", **less(teacher)}
+    return {
+        "phase": "evaluate", "split": "test", "over": "classes", "metric": "f1",
+        "metric_settings": {}, "seconds": 1.0, "models": models,
+        "baseline": {**figures(0.5), "examples": 40},
+        "comparisons": [{**pair, "retention": student / teacher, "gap_closed": closed}],
+    }  # fmt: skip
+
+
+def results_of(student: float, teacher: float, closed: float | None = 0.5) -> dict[str, Any]:
+    trained = {"output": "student", "steps": 9, "measures": {papers.OTHER_SIGN: 0.25}}
+    distil = {"phase": "distil", "seconds": 2.0, "trained": [trained]}
+    return {"phases": [distil, evaluation(student, teacher, closed)]}
+
+
+def test_a_mean_over_seeds_has_an_interval_of_the_seeds_differences() -> None:
+    found = papers.over_seeds([results_of(0.7, 0.6), results_of(0.8, 0.6), results_of(0.9, 0.6)])
+    to_teacher, to_majority = found["differences"]
+    assert to_teacher["seeds"] == pytest.approx([0.1, 0.2, 0.3])
+    reach = 4.302653 * 0.1 / 3**0.5  # Student's t of two degrees of freedom, 97.5%
+    assert to_teacher["t_interval"] == pytest.approx([0.2 - reach, 0.2 + reach])
+    assert to_majority["other"] == papers.MAJORITY and to_majority["mean"] == pytest.approx(0.3)
+    student = found["models"]["student"]
+    assert student["f1"]["mean"] == pytest.approx(0.8)
+    assert student["steps"]["seeds"] == [9, 9, 9]
+    assert student["other_sign"]["mean"] == 0.25
+    assert found["seconds"] == {"distil": [2.0] * 3, "evaluate": [1.0] * 3}
+    assert "steps" not in found["models"]["bert"]
+
+
+def test_one_seed_has_no_interval_over_seeds() -> None:
+    found = papers.over_seeds([results_of(0.7, 0.6)])
+    assert found["differences"][0]["t_interval"] is None
+
+
+def test_a_seed_without_a_gap_has_no_mean_of_gaps() -> None:
+    found = papers.over_seeds([results_of(0.7, 0.6), results_of(0.7, 0.6, None)])
+    gap = found["differences"][0]["gap_closed"]
+    assert (gap["seeds"], gap["mean"]) == ([0.5, None], None)
+
+
+def test_the_markdown_has_every_figure() -> None:
+    variant = papers.over_seeds([results_of(0.7, 0.6), results_of(0.8, 0.6)])
+    where = {
+        "processor": "a CPU",
+        "cores": 2,
+        "packages": {"torch": "2"},
+        "dates": ["2026-01-02T03"],
+    }
+    text = markdown("toy", {"seeds": [4, 5], "environment": where, "variants": {"one": variant}})
+    assert "| `student`, student | 9 | 70.0% / 80.0% | 75.0% | 10.0% | 25.0% |" in text
+    assert "| `bert`, teacher |  | 60.0% / 60.0% | 60.0% | 10.0% |  |" in text
+    low, high = (100 * bound for bound in variant["differences"][0]["t_interval"])
+    less = f"+15.0 ({low:+.1f} to {high:+.1f}); keeps 125.0%; closes 50% of the gap"
+    assert f"| less `bert` | {less} |" in text
+    assert "a CPU, 2 cores, torch 2, 2026-01-02." in text
+
+
+def test_runs_of_other_commits_and_of_changed_checkouts_are_refused(tmp_path: Path) -> None:
+    folders = []
+    for name, commit in (("first", "a" * 40), ("second", "b" * 40)):
+        folders.append(tmp_path / name)
+        folders[-1].mkdir()
+        environment = {"date": f"2026-{name}", "commit": commit}
+        (folders[-1] / "environment.json").write_text(json.dumps(environment))
+    assert papers.environment(folders[:1])["commit"] == "a" * 40
+    with pytest.raises(SystemExit, match="different commits"):
+        papers.environment(folders)
+    for commit in (None, "a" * 40 + "+changes"):
+        with pytest.raises(SystemExit, match="without changes"):
+            papers.refuse_changes({"commit": commit}, dirty=False)
+        papers.refuse_changes({"commit": commit}, dirty=True)
+    papers.refuse_changes({"commit": "a" * 40}, dirty=False)
