@@ -124,8 +124,8 @@ def test_labels_left_out_several_classes_and_null() -> None:
     )
     given = {"a": "a", "b": "b", "c": "c", "d": None}
     assert mapped(list("abcd"), LABELS, given) == LabelMap(((0,), (1,), (2,)))
-    assert mapped(list("abcd"), LABELS, given) == mapped(list("abcd"), LABELS, {"a": "a", "b": "b",
-                                                                               "c": "c"})  # fmt: skip
+    without_null = {"a": "a", "b": "b", "c": "c"}
+    assert mapped(list("abcd"), LABELS, without_null) == LabelMap(((0,), (1,), (2,)))
     assert mapped(["a", "b"], LABELS, {"a": "a", "b": "b"}) == LabelMap(((0,), (1,)), (0, 1))
     text = yaml.safe_load("{model: m, labels: {0: a, 1: null}}")
     assert Teacher(**text).labels == {"0": "a", "1": None}
