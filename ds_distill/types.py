@@ -210,23 +210,43 @@ class EncodedLogits(Protocol):
     def to(self, device: torch.device) -> TopK | torch.Tensor: ...
 
 
+LACKING = -1e30
+"""The logit of a class that a model does not know, where one of each class is needed: finite, and
+below all others by more than any two of them differ."""
+
+
 class Signals:
     """A model's outputs on a batch: logits, and hidden states. A student's carry gradients, a
-    teacher's do not; a cached teacher's are the same type as a live one's."""
+    teacher's do not; a cached teacher's are the same type as a live one's.
+
+    A partial teacher knows K of the task's C classes: its logits are [n, K], over `classes`."""
 
     def __init__(
         self,
         logits: torch.Tensor | VocabularyHead | TopK | EncodedLogits,
         hidden: Mapping[int, torch.Tensor] | None = None,
+        classes: torch.Tensor | None = None,
     ) -> None:
         """
-        logits: float [n, C], or the head that computes them, so that terms that do not need the
-            full [n, V] can avoid it. A cached masked-LM teacher's are encoded until `to`, then
-            logits or the top entries of its distributions.
+        logits: float [n, C], or [n, K] over `classes`; or the head that computes them, so that
+            terms that do not need the full [n, V] can avoid it. A cached masked-LM teacher's are
+            encoded until `to`, then logits or the top entries of its distributions.
         hidden: layer -> float [n, H], the state at each row (at the first token for a
             sequence-level task), for the requested layers. Layers are numbered as in
             transformers' `hidden_states`: 0 is the embeddings, -1 the last layer.
+        classes: int64 [K], ascending: of a partial teacher, the class ids of its logits' columns.
+            None: all of the task's, in their order.
+
+        Raises ValueError when there is not one column for each of `classes`.
         """
+        if classes is not None and (
+            not isinstance(logits, torch.Tensor) or logits.shape[1:] != classes.shape
+        ):
+            shape = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits)
+            raise ValueError(
+                f"logits over {len(classes)} classes must be [n, {len(classes)}], and are {shape}"
+            )
+        self.classes = classes
         self.head = logits if isinstance(logits, VocabularyHead) else None
         self.top = logits if isinstance(logits, TopK) else None
         self._logits = logits
@@ -234,7 +254,8 @@ class Signals:
 
     @property
     def logits(self) -> torch.Tensor:
-        """float [n, C]; computed once where a head gives them, in the engine's forward."""
+        """float [n, C], or [n, K] over `classes`; computed once where a head gives them, in the
+        engine's forward."""
         if self.head is not None and self._logits is self.head:
             self._logits = self.head.logits()
         if self.top is not None:
@@ -247,6 +268,14 @@ class Signals:
                 "these signals are as a cache stores them: decode them with to(device)"
             )
         return self._logits
+
+    def over_all(self, count: int, lacking: float = LACKING) -> torch.Tensor:
+        """float [n, C]: logits of all `count` classes of the task. Those that a partial teacher
+        does not know have `lacking`: it never predicts them."""
+        if self.classes is None:
+            return self.logits
+        spread = self.logits.new_full((len(self), count), lacking)
+        return spread.index_copy(1, self.classes, self.logits)
 
     def __len__(self) -> int:
         """n."""
@@ -264,7 +293,7 @@ class Signals:
         if self.head is not None and self._logits is self.head:
             features = self.head.features.index_select(0, rows)
             return Signals(replace(self.head, features=features), states)
-        return Signals(self.logits.index_select(0, rows), states)
+        return Signals(self.logits.index_select(0, rows), states, self.classes)
 
     def to(self, device: torch.device | str) -> Signals:
         """For cached signals; a live model's are where the model is."""
@@ -273,7 +302,8 @@ class Signals:
             layer: state.to(device, non_blocking=True) for layer, state in self.hidden.items()
         }
         if isinstance(self._logits, torch.Tensor):
-            return Signals(self._logits.to(device, non_blocking=True), states)
+            logits, classes = self._logits.to(device, non_blocking=True), _to(self.classes, device)
+            return Signals(logits, states, classes)
         return Signals(self._logits.to(torch.device(device)), states)
 
     def dummy(self) -> Signals:
@@ -283,7 +313,8 @@ class Signals:
             layer: state.new_zeros(1, state.shape[1]) for layer, state in decoded.hidden.items()
         }
         if decoded.top is None:
-            return Signals(decoded.logits.new_zeros(1, decoded.logits.shape[1]), states)
+            zeros = decoded.logits.new_zeros(1, decoded.logits.shape[1])
+            return Signals(zeros, states, decoded.classes)
         ids = torch.arange(decoded.top.ids.shape[1])[None]
         even = torch.full(ids.shape, -math.log(ids.numel()))
         return Signals(TopK(even, ids, torch.full((1,), -math.inf)), states)

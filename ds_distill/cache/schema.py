@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ds_distill.cache.codecs import Encoded, StoredLogits, VocabularyCodec, codec_from_json
 from ds_distill.types import Signals
@@ -61,6 +62,9 @@ class SignalSchema(BaseModel):
     """Stored dtype of hidden states, and of logits without a codec."""
     classes: Width
     """Width of the logits: classes, or entries of the vocabulary."""
+    known: tuple[Annotated[int, Field(ge=0, lt=2**31, strict=True)], ...] | None = None
+    """Class ids of the logits, of a teacher that knows some of the task's classes; see
+    `Signals.classes`."""
     codec: dict[str, Any] | None = None
     """The codec of distributions over a vocabulary, for `codec_from_json`. None: logits are stored
     as they are."""
@@ -70,6 +74,17 @@ class SignalSchema(BaseModel):
     """Layer -> width of its states, for the stored layers (see `Signals.hidden`)."""
     mask_variants: Width | None = None
     """Mask variants of each example; None for a sequence-level teacher."""
+
+    @model_validator(mode="after")
+    def _has_a_column_for_each(self) -> SignalSchema:
+        known = self.known
+        if known is not None and (
+            self.codec is not None
+            or len(known) != self.classes
+            or any(one >= other for one, other in pairwise(known))
+        ):
+            raise ValueError(f"logits of {self.classes} classes, which are {known}")
+        return self
 
     @cached_property
     def _codec(self) -> VocabularyCodec | None:
@@ -169,7 +184,8 @@ class SignalSchema(BaseModel):
         """Signals from their stored form."""
         hidden = {layer: self._numbers(columns[f"hidden{layer}"]) for layer in self.hidden}
         if self._codec is None:
-            return Signals(self._numbers(columns["logits"]), hidden)
+            classes = None if self.known is None else torch.tensor(self.known)
+            return Signals(self._numbers(columns["logits"]), hidden, classes)
         assert self.temperature is not None
         return Signals(StoredLogits(columns["logits"], self._codec, self.temperature), hidden)
 

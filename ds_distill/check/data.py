@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from ds_distill.check.labels import label_notes
+from ds_distill.check.labels import label_notes, partial_mistakes
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.sources import Source, located
 from ds_distill.data.validation_split import (
@@ -21,7 +21,7 @@ from ds_distill.data.validation_split import (
 )
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import check_head
-from ds_distill.models.labels import label_columns
+from ds_distill.models.labels import LabelMap, label_map
 from ds_distill.parts.phases import PHASES, PhaseSettings, Training
 from ds_distill.parts.tasks import TASKS, metric_of
 from ds_distill.recipe import Recipe
@@ -70,7 +70,7 @@ class Data:
         if not self.task.has_classes:
             return []
         ready = {name: teachers[name] for name in untrained_teachers(self.recipe, self.task_name)}
-        return label_notes(self.recipe, self.source.labels, ready)
+        return label_notes(self.recipe, self.task_name, self.source.labels, ready)
 
     def _splits(self) -> Iterator[str]:
         """Splits that are not there or cannot be read; a mistake in several is reported once."""
@@ -162,8 +162,9 @@ class Data:
         self, labels: list[str], configs: dict[str, PreTrainedConfig]
     ) -> Iterator[str]:
         """Teachers that run without training must have a head of the task already."""
-        recipe = self.recipe
+        recipe, many = self.recipe, self.task.many_labels
         mistakes: dict[str, list[str]] = {}  # what is wrong -> teachers
+        maps: dict[str, LabelMap | None] = {}
         for name, first in untrained_teachers(recipe, self.task_name).items():
             if name not in configs:
                 continue
@@ -171,12 +172,17 @@ class Data:
             try:
                 check_head(reference, configs[name], TASKS[self.task.type])
                 if self.task.has_classes:
-                    label_columns(reference, configs[name], labels, recipe.teachers[name].labels)
+                    given = recipe.teachers[name].labels
+                    maps[name] = label_map(
+                        reference, configs[name], labels, given, many_labels=many
+                    )
             except UserError as error:
                 what = f"used by phase {first!r} without training: {error}"
                 mistakes.setdefault(what, []).append(f"teachers.{name}")
         for what, names in mistakes.items():
             yield f"{', '.join(names)}: {what}"
+        if not mistakes:
+            yield from partial_mistakes(recipe, self.task_name, labels, maps)
 
     def _empty_texts(self) -> Iterator[str]:
         for split, data in self._read.items():

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from transformers import PreTrainedConfig
 
-from ds_distill.models.labels import are_generic, as_yaml, class_names
+from ds_distill.models.labels import LabelMap, are_generic, as_yaml, class_names, label_map
+from ds_distill.parts.entry import PolicyEntry
+from ds_distill.parts.phases import PhaseSettings
+from ds_distill.parts.policies import that_take_partial
 from ds_distill.recipe import Recipe
 
 
@@ -29,25 +32,106 @@ def label_mistakes(recipe: Recipe) -> Iterator[str]:
                 )
 
 
+def partial_mistakes(
+    recipe: Recipe, task: str, labels: list[str], maps: Mapping[str, LabelMap | None]
+) -> Iterator[str]:
+    """Labels that no teacher knows, and policies that do not take teachers of some of the labels.
+
+    maps: of the teachers that run on the task as they are, without mistakes.
+    """
+    known = _known_in_part(maps)
+    if len(known) == len(recipe.teachers) > 0:
+        unknown = [
+            name for n, name in enumerate(labels) if not any(n in of for of in known.values())
+        ]
+        if unknown:
+            yield (
+                f"{recipe.tasks_by_name[task].location}.labels: no teacher knows "
+                f"{', '.join(unknown)}. Add a teacher that does, map a class to it in "
+                "teachers.NAME.labels, or take it out of the task's labels."
+            )
+    if not known:
+        return
+    for name, phase in _phases_of(recipe, task):
+        for key, entry, settings in phase.parts():
+            if isinstance(entry, PolicyEntry) and not entry.allows_partial(settings):
+                yield (
+                    f"phases.{name}.{key}: {entry.name} takes teachers that know all labels, and "
+                    f"{', '.join(known)} know(s) some of them: what is likely among those says "
+                    f"nothing of the others. Choose {' or '.join(that_take_partial())}."
+                )
+
+
+def _known_in_part(maps: Mapping[str, LabelMap | None]) -> dict[str, set[int]]:
+    """The class ids that teachers know which do not know all, by teacher."""
+    return {
+        name: set(found.classes)
+        for name, found in maps.items()
+        if found is not None and found.classes is not None
+    }
+
+
+def _phases_of(recipe: Recipe, task: str) -> Iterator[tuple[str, PhaseSettings]]:
+    names = zip(recipe.phase_names(), recipe.phases, strict=True)
+    return ((name, phase) for name, phase in names if recipe.task_name(phase) == task)
+
+
 def label_notes(
-    recipe: Recipe, labels: list[str], configs: Mapping[str, PreTrainedConfig]
+    recipe: Recipe, task: str, labels: list[str], configs: Mapping[str, PreTrainedConfig]
 ) -> list[str]:
     """What to know of the labels of teachers that run as they are: one line each.
 
     configs: of these teachers, by name, in a recipe without mistakes.
     """
     notes = []
+    maps = {}
+    many = recipe.tasks_by_name[task].many_labels
     for name, config in configs.items():
         names, teacher = class_names(config), recipe.teachers[name]
+        maps[name] = found = label_map(
+            teacher.model, config, labels, teacher.labels, many_labels=many
+        )
+        used = len(names) if found is None else sum(map(len, found.outputs))
         if teacher.labels is None and are_generic(names):
             pairs = as_yaml(dict(zip(names, labels, strict=True)))
             notes.append(
                 f"teachers.{name}: {teacher.model} does not name its classes, and they are taken "
                 f"in the task's order: {pairs}. If that is not so, set teachers.{name}.labels."
             )
-        elif len(names) > len(labels):
+        elif used < len(names):
             notes.append(
-                f"teachers.{name}.labels: {len(names) - len(labels)} of its {len(names)} classes "
+                f"teachers.{name}.labels: {len(names) - used} of its {len(names)} classes "
                 "are left out; its probabilities are over the others."
             )
+        if found is not None and found.classes is not None:
+            known = ", ".join(labels[number] for number in found.classes)
+            notes.append(
+                f"teachers.{name}.labels: knows {len(found.classes)} of the {len(labels)} labels "
+                f"({known}); its losses are over those."
+            )
+    known_in_part = _known_in_part(maps)
+    if len(known_in_part) == len(recipe.teachers):
+        notes += _unrelated_notes(recipe, task, known_in_part)
     return notes
+
+
+def _unrelated_notes(recipe: Recipe, task: str, known: Mapping[str, set[int]]) -> Iterator[str]:
+    """Losses that leave open how likely the labels of one teacher are beside those of another."""
+    groups: list[set[int]] = []  # of labels that teachers compare with each other
+    for classes in known.values():
+        apart = [group for group in groups if not group & classes]
+        groups = [*apart, classes.union(*(group for group in groups if group & classes))]
+    if len(groups) < 2:
+        return
+    for name, phase in _phases_of(recipe, task):
+        parts = list(phase.parts())
+        policies = [e.name for _, e, _ in parts if isinstance(e, PolicyEntry)]
+        mixes = [
+            e for _, e, _ in parts if isinstance(e, PolicyEntry) and e.takes_partial == "losses"
+        ]
+        if mixes and not any(e.needs.labels for _, e, _ in parts):
+            yield (
+                f"phases.{name}: the teachers of {', '.join(known)} share no label, so a loss "
+                f"over the labels of each ({', '.join(policies)}) leaves open which teacher's "
+                "label a text has. Add losses.cross_entropy, or take the policy gate."
+            )

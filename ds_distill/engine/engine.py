@@ -117,7 +117,7 @@ class Engine:
                 batch=batch.to(self.world.device), predict=tuple(models), layers=tuple(layers)
             )
         return {
-            name: Signals(outputs.logits.float(), outputs.hidden)
+            name: Signals(outputs.logits.float(), outputs.hidden, outputs.classes)
             for name, outputs in predictions.items()
         }
 

@@ -32,17 +32,20 @@ def predict_all(
     *,
     layers: Sequence[int] = (),
 ) -> dict[str, Signals]:
-    """Signals of models for all N examples, on the CPU of every rank: logits float32 [N, C] and the
-    states of `layers`, float32 [N, H].
+    """Signals of models for all N examples, on the CPU of every rank: logits float32 [N, C], of
+    partial teachers [N, K], and the states of `layers`, float32 [N, H].
 
     batch_size: examples per rank and forward pass.
     """
     batches = plan_once(collate.lengths, batch_size * engine.world.size)
     shares = [split_batch(batch, 1, engine.world.size, engine.world.rank)[0] for batch in batches]
     outputs: dict[str, dict[Any, torch.Tensor]] = {name: {} for name in models}
+    classes: dict[str, torch.Tensor] = {}  # of partial teachers
     with bar or nullcontext() as progress:
         for batch, mine, inputs in zip(batches, shares, prefetch(collate, shares), strict=True):
             for name, signals in engine.predict(inputs, models, layers).items():
+                if signals.classes is not None:
+                    classes[name] = signals.classes.cpu()
                 for what, values in [("logits", signals.logits), *signals.hidden.items()]:
                     if what not in outputs[name]:
                         shape = (len(collate.lengths), values.shape[1])
@@ -57,7 +60,10 @@ def predict_all(
         name: {what: world.sum(part.to(world.device)).cpu() for what, part in parts.items()}
         for name, parts in outputs.items()
     }
-    return {name: Signals(parts.pop("logits"), parts) for name, parts in summed.items()}
+    return {
+        name: Signals(parts.pop("logits"), parts, classes.get(name))
+        for name, parts in summed.items()
+    }
 
 
 def score_tokens(

@@ -30,6 +30,11 @@ def rows_of_two(
     many = batch.labels.shape[1]
 
     def signals(of: Signals) -> Signals:
+        if of.classes is not None:
+            raise ValueError(
+                "a teacher of some of the labels needs examples with one label each, and here "
+                "each has any number of labels"
+            )
         return Signals(two_classes(of.logits).flatten(0, 1))
 
     if target is not None:

@@ -84,7 +84,8 @@ def _class_weights(
 
 class KL(Term):
     """max(weight * T^2 * KL(softmax(z_t / T) || softmax(z_s / T)) - tolerance, 0) per row
-    (Hinton et al. 2015; the tolerance is VE-KD's, per row)."""
+    (Hinton et al. 2015; the tolerance is VE-KD's, per row). Both softmaxes are over the classes
+    that the teacher knows."""
 
     def __init__(self, settings: KLLoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"temperature": 2.0}."""
@@ -115,10 +116,10 @@ class KL(Term):
                 top = teacher.top
                 return topk_kl(student.logits, top.log_probs, top.ids, top.tail_log_prob, **options)
 
-        def loss(teacher_logits: torch.Tensor) -> torch.Tensor:
-            return masked_kl(student.logits, teacher_logits, **options)
+        def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            return masked_kl(own, wanted, **options)
 
-        return target_loss(loss, teachers, target)
+        return target_loss(loss, student.logits, teachers, target)
 
 
 def _vocabulary_heads(
@@ -150,7 +151,7 @@ def _linear(
 
 
 class LogitMSE(Term):
-    """mean over classes of (z_t - z_s)^2."""
+    """mean over the classes that the teacher knows of (z_t - z_s)^2."""
 
     def __init__(self, settings: LogitMSELoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""
@@ -168,12 +169,11 @@ class LogitMSE(Term):
         if heads is not None:
             options = {"weight": self.weight / len(heads[0].bias), "reduction": "none"}
             return _linear(linear_mse, *heads, options)
-        logits = student.logits.float()
 
-        def loss(teacher_logits: torch.Tensor) -> torch.Tensor:
-            return self.weight * (logits - teacher_logits.float()).square().mean(dim=-1)
+        def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            return self.weight * (own - wanted.float()).square().mean(dim=-1)
 
-        return target_loss(loss, teachers, target)
+        return target_loss(loss, student.logits.float(), teachers, target)
 
 
 class ConfidencePenalty(Term):

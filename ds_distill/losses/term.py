@@ -112,22 +112,31 @@ class Term(nn.Module, ABC):
 
 
 def target_loss(
-    loss: Callable[[torch.Tensor], torch.Tensor],
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    student: torch.Tensor,
     teachers: Mapping[str, Signals],
     target: Target | None,
 ) -> torch.Tensor:
     """A logit loss against the routed target, [k].
 
-    loss: target logits [k, C] -> loss per row [k]. Where the policy mixes losses instead of
-    targets, the sum over teachers of weight * loss against that teacher. Without a router
-    there is one teacher.
+    loss: (student's logits, target's logits), [k, C] each -> loss per row [k]. Where the policy
+        mixes losses instead of targets, the sum over teachers of weight * loss against that
+        teacher. Without a router there is one teacher.
+    student: logits [k, C]. Against a partial teacher the loss is over its K classes alone: of the
+        student's logits those are taken, so that a softmax of them is normalised over these
+        classes, and no other class moves it.
     """
+    if target is not None and target.logits is not None:
+        return loss(student, target.logits)
+
+    def against(teacher: Signals) -> torch.Tensor:
+        known = teacher.classes
+        own = student if known is None else student.index_select(-1, known)
+        return loss(own, teacher.logits)
+
     if target is None:
-        return loss(only_teacher(teachers).logits)
-    if target.logits is not None:
-        return loss(target.logits)
-    per_teacher = torch.stack([loss(signals.logits) for signals in teachers.values()])
-    return (target.weights * per_teacher).sum(dim=0)
+        return against(only_teacher(teachers))
+    return (target.weights * torch.stack([against(t) for t in teachers.values()])).sum(dim=0)
 
 
 def only_teacher(teachers: Mapping[str, Signals]) -> Signals:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 import torch
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ds_distill.losses import Term
 from ds_distill.losses.binary import rows_of_two
 from ds_distill.models.encoder import read_signals
+from ds_distill.models.labels import LabelMap
 from ds_distill.routing import Router
 from ds_distill.types import Batch, Signals, View
 
@@ -34,7 +35,7 @@ class Bundle(nn.Module):
         terms: Mapping[str, Term] | None = None,
         router: Router | None = None,
         *,
-        columns: Mapping[str, Sequence[int]] | None = None,
+        label_maps: Mapping[str, LabelMap] | None = None,
         teacher_autocast: bool = False,
     ) -> None:
         """
@@ -45,8 +46,8 @@ class Bundle(nn.Module):
         terms: by name; the loss is their sum.
         router: turns several teachers into one target. None with one teacher, whose outputs are
             the target then, or without teachers.
-        columns: of teachers whose classes are in another order than the task's, by name: which of
-            their outputs are the task's labels.
+        label_maps: of teachers whose classes are not the task's in the same order, by name: which
+            of their outputs stand for which label.
         teacher_autocast: run fp32 teachers in bf16.
         """
         super().__init__()
@@ -58,9 +59,12 @@ class Bundle(nn.Module):
         self._layers = {layer for term in (terms or {}).values() for layer in term.layers}
         self._teacher_layers = self._layers.union(router.layers if router else ())
         self._teacher_autocast = teacher_autocast
-        for name, numbers in (columns or {}).items():
+        for name, of_teacher in (label_maps or {}).items():
             # Their outputs are put in order, not their weights, which may be sharded.
-            self.register_buffer(_columns_of(name), torch.tensor(numbers), persistent=False)
+            self.register_buffer(_outputs_of(name), _padded(of_teacher.outputs), persistent=False)
+            if of_teacher.classes is not None:
+                classes = torch.tensor(of_teacher.classes)
+                self.register_buffer(_classes_of(name), classes, persistent=False)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Bundle:
@@ -85,7 +89,8 @@ class Bundle(nn.Module):
         if predict is not None:
             answers = {name: self._signals_of(name, batch, layers) for name in predict}
             return {
-                name: Signals(outputs.logits, outputs.hidden) for name, outputs in answers.items()
+                name: Signals(outputs.logits, outputs.hidden, outputs.classes)
+                for name, outputs in answers.items()
             }
         if self.student is None or not self.terms:
             lacking = "terms" if self.student is not None else "a student"
@@ -150,10 +155,11 @@ class Bundle(nn.Module):
             torch.autocast(view.input_ids.device.type, torch.bfloat16, self._teacher_autocast),
         ):
             outputs = read_signals(self.teachers[name], view, layers)
-            columns: torch.Tensor | None = getattr(self, _columns_of(name), None)
-            return (
-                outputs if columns is None else Signals(outputs.logits[:, columns], outputs.hidden)
-            )
+            numbers: torch.Tensor | None = getattr(self, _outputs_of(name), None)
+            if numbers is None:
+                return outputs
+            classes: torch.Tensor | None = getattr(self, _classes_of(name), None)
+            return Signals(_mapped(outputs.logits, numbers), outputs.hidden, classes)
 
 
 def _view_of(name: str, batch: Batch) -> View:
@@ -192,5 +198,27 @@ def _share(name: str, term: Term, values: torch.Tensor, batch: Batch) -> torch.T
     return values.sum() / batch.counts[term.rows].clamp(min=1)
 
 
-def _columns_of(teacher: str) -> str:
-    return f"_columns_{teacher}"
+def _padded(outputs: tuple[tuple[int, ...], ...]) -> torch.Tensor:
+    """int64 [K, most outputs of a label], -1 where a label has fewer."""
+    most = max(map(len, outputs))
+    return torch.tensor([[*one, *[-1] * (most - len(one))] for one in outputs])
+
+
+def _mapped(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """A teacher's logits of K labels, from those of its own classes: float [n, K].
+
+    The probabilities of several outputs of one label add: their logits' logsumexp, in float32. What
+    belongs to no label is left out, so that the softmax is over the others.
+    """
+    if numbers.shape[1] == 1:
+        return logits[:, numbers[:, 0]]
+    each = logits.float()[:, numbers]
+    return each.masked_fill(numbers < 0, -torch.inf).logsumexp(dim=-1)
+
+
+def _outputs_of(teacher: str) -> str:
+    return f"_outputs_{teacher}"
+
+
+def _classes_of(teacher: str) -> str:
+    return f"_classes_{teacher}"

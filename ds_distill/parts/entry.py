@@ -143,6 +143,8 @@ class Candidate:
     settings: Section
     meaning: str
     """What it takes as the target: half a line."""
+    for_partial: bool = False
+    """Whether it is compared only where a teacher knows some of the classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +155,18 @@ class PolicyEntry(ConfiguredEntry):
     keeps_lone_teacher: bool = False
     """Whether with one teacher the target is that teacher's own logits. The router is left out
     then, and a vocabulary's logits need not be made. False is safe."""
+    takes_partial: Literal["target", "losses"] | None = None
+    """How it takes teachers that know some of the task's classes. `target`: its target is over all
+    classes even then, because it models whether the class is one of a teacher's. `losses`: with
+    `mix: losses`, where each teacher's loss is over the classes that it knows. None: not, because
+    it would mix probabilities that are over different classes, or compare them."""
     candidates: tuple[Candidate, ...] = ()
     """How it is compared. Empty for a policy that looks at labels, which would see the answer."""
+
+    def allows_partial(self, settings: Section) -> bool:
+        """Whether with these settings a teacher may know some of the classes."""
+        losses = self.takes_partial == "losses" and getattr(settings, "mix", None) == "losses"
+        return losses or self.takes_partial == "target"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,10 @@ class Weighted(Routing):
 
 
 class Average(Weighted):
-    """The mean of all teachers' logits."""
+    """The mean of all teachers' logits.
+
+    With `mix: losses` a teacher may know some of the classes: its loss is over those. The loss then
+    says nothing of how likely one teacher's classes are beside those that only others know."""
 
     policy: Literal["average"] = "average"
 
@@ -66,19 +69,22 @@ class Posterior(Routing):
 
 
 class LearnedGate(Routing):
-    """A small model of all that the teachers predict, fitted by the expertise phase."""
+    """A small model of all that the teachers predict, fitted by the expertise phase. A teacher may
+    know some of the classes: it learns when the class is one of them."""
 
     policy: Literal["gate"] = "gate"
 
 
 class Best(Weighted):
-    """Always the teacher that is most accurate on the expertise phase's split."""
+    """Always the teacher that is most accurate on the expertise phase's split. All teachers must
+    know all classes: what the best one lacks would never be taught."""
 
     policy: Literal["best"] = "best"
 
 
 class Random(Weighted):
-    """One teacher per example and epoch, all equally likely."""
+    """One teacher per example and epoch, all equally likely. With `mix: losses` it may know some
+    of the classes, as with the policy average."""
 
     policy: Literal["random"] = "random"
 
@@ -104,6 +110,9 @@ class MTBert(Weighted):
 BASELINE = "average"
 """The candidate that the others are compared with."""
 
+PARTIAL_BASELINE = "average, losses"
+"""The same where a teacher knows some of the classes."""
+
 _FITTED = Needs(classes=True, expertise=True)
 _MODULE = "ds_distill.routing.policies"
 
@@ -115,7 +124,16 @@ POLICIES: dict[str, PolicyEntry] = {
             settings=Average,
             implementation=f"{_MODULE}:average",
             keeps_lone_teacher=True,
-            candidates=(Candidate(BASELINE, Average(), "the mean of all teachers' logits"),),
+            takes_partial="losses",
+            candidates=(
+                Candidate(BASELINE, Average(), "the mean of all teachers' logits"),
+                Candidate(
+                    PARTIAL_BASELINE,
+                    Average(mix="losses"),
+                    "each class's mean probability by the teachers that know it",
+                    for_partial=True,
+                ),
+            ),
         ),
         PolicyEntry(
             name="calibrated",
@@ -165,6 +183,7 @@ POLICIES: dict[str, PolicyEntry] = {
             settings=LearnedGate,
             implementation=f"{_MODULE}:gate",
             needs=Needs(classes=True, expertise=True, fitted_states=True),
+            takes_partial="target",
             candidates=(
                 Candidate(
                     "gate",
@@ -186,6 +205,7 @@ POLICIES: dict[str, PolicyEntry] = {
             settings=Random,
             implementation=f"{_MODULE}:random",
             keeps_lone_teacher=True,
+            takes_partial="losses",
             candidates=(Candidate("random", Random(), "a random teacher for each example"),),
         ),
         PolicyEntry(
@@ -194,6 +214,7 @@ POLICIES: dict[str, PolicyEntry] = {
             implementation=None,
             needs=Needs(classes=True, expertise=True, fitted_states=True),
             keeps_lone_teacher=True,
+            takes_partial="target",
         ),
         PolicyEntry(
             name="ca-mkd",
@@ -212,6 +233,13 @@ POLICIES: dict[str, PolicyEntry] = {
 }
 
 
+def that_take_partial() -> list[str]:
+    """The policies that take teachers of some of the classes, as a message names them."""
+    how = {"target": "", "losses": " with mix: losses"}
+    entries = [entry for entry in POLICIES.values() if entry.takes_partial is not None]
+    return [f"{entry.name}{how[entry.takes_partial or 'target']}" for entry in entries]
+
+
 def routing_of(policy: str, **settings: Any) -> Routing:
     """A policy's settings, as a recipe's `routing: {policy: NAME, ...}` gives them."""
     section = POLICIES[policy].settings(**settings)
@@ -219,8 +247,19 @@ def routing_of(policy: str, **settings: Any) -> Routing:
     return section
 
 
-def candidates() -> dict[str, Candidate]:
-    """What is compared before a student is trained, by name; of equals the first is chosen."""
+def candidates(*, partial: bool = False) -> dict[str, Candidate]:
+    """What is compared before a student is trained, by name; of equals the first is chosen.
+
+    partial: whether a teacher knows some of the classes.
+    """
     return {
-        candidate.name: candidate for entry in POLICIES.values() for candidate in entry.candidates
+        candidate.name: candidate
+        for entry in POLICIES.values()
+        for candidate in entry.candidates
+        if (entry.allows_partial(candidate.settings) if partial else not candidate.for_partial)
     }
+
+
+def baseline_of(*, partial: bool) -> str:
+    """The candidate that the others are compared with; see `candidates`."""
+    return PARTIAL_BASELINE if partial else BASELINE

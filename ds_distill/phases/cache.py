@@ -137,7 +137,7 @@ def _schema(
         return codec_json(run, reference, phase, entries, stored)
 
     config = load_config(reference.model, reference.revision)
-    return run.kind.signal_schema(phase, config, codec)
+    return run.kind.signal_schema(phase, config, codec, reference.label_map)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ds_distill.parts.policies import POLICIES, Routing
 from ds_distill.routing import Router
 from ds_distill.routing.comparison import routing_of_candidate
 from ds_distill.run.caches import cached_signals
-from ds_distill.run.context import ModelReference, Run, columns_of
+from ds_distill.run.context import ModelReference, Run, label_maps_of
 from ds_distill.run.training import Job, terms_of, train_each, trainable_model
 from ds_distill.run.validation import validation_of
 
@@ -69,7 +69,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         loaded,
         terms,
         router,
-        columns=columns_of(running),
+        label_maps=label_maps_of(running),
         teacher_autocast=autocast,
     )
     references = [ModelReference("student", start.model, start.revision)]

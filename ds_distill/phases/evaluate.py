@@ -10,7 +10,7 @@ import torch
 from ds_distill.errors import UserError
 from ds_distill.evaluation.report import comparisons, difference
 from ds_distill.models.configuration import check_head, load_config
-from ds_distill.models.labels import label_columns
+from ds_distill.models.labels import label_map
 from ds_distill.parts.phases import PHASES, Evaluate
 from ds_distill.parts.phases.evaluate import START
 from ds_distill.parts.tasks import TASKS, metric_of
@@ -47,8 +47,8 @@ def _with_head(run: Run, reference: ModelReference) -> bool:
     config = load_config(reference.model, reference.revision)
     try:
         check_head(reference.model, config, TASKS[run.task.type])
-        if run.task.has_classes and reference.columns is None:
-            label_columns(reference.model, config, run.labels)
+        if run.task.has_classes and reference.label_map is None:
+            label_map(reference.model, config, run.labels)
     except UserError:
         return False
     return True

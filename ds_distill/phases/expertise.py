@@ -40,7 +40,8 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
         run.world.barrier()
         return {}
     references = [run.reference(teacher, number) for teacher in signals]
-    logits = {teacher: outputs.logits.numpy() for teacher, outputs in signals.items()}
+    count = len(run.labels)
+    logits = {teacher: of.over_all(count).numpy() for teacher, of in signals.items()}
     warnings = warn_of_teachers(run, name, phase.split, references, logits, examples)
     left_out, of_all = _left_out(phase, logits, examples, run), None
     if left_out:
@@ -159,7 +160,7 @@ def _signals(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[st
     indices = reader.indices(examples.keys)
     signals = {teacher: reader.read(teacher, indices) for teacher in run.teachers(number)}
     if not phase.states:
-        signals = {teacher: Signals(outputs.logits) for teacher, outputs in signals.items()}
+        signals = {name: Signals(of.logits, classes=of.classes) for name, of in signals.items()}
     return examples, signals
 
 

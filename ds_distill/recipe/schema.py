@@ -31,10 +31,12 @@ class Teacher(Section):
     package). Weights must be safetensors."""
     revision: str | None = None
     """Commit of a hub model."""
-    labels: dict[str, str] | None = None
-    """For a fine-tuned classifier whose classes have other names than the task's, or another order:
-    a class of the checkpoint, by its name or its number from 0, to the task's label. Each label
-    once; the teacher's outputs for classes that are not named are left out."""
+    labels: dict[str, str | None] | None = None
+    """For a fine-tuned classifier whose classes are not the task's, or have other names, or another
+    order: a class of the checkpoint, by its name or its number from 0, to the task's label. The
+    probabilities of several classes of one label add. A class with null, or not named, is none of
+    the task's: it is left out, and the probabilities are over the others. A label without a class
+    is one that this teacher does not know."""
 
     @field_validator("labels", mode="before")
     @classmethod

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ds_distill.parts.entry import MetricEntry
-from ds_distill.parts.policies import BASELINE, candidates
+from ds_distill.parts.policies import candidates
 from ds_distill.routing.comparison import Comparison, Score
 
 
@@ -22,12 +22,13 @@ def routing_table(comparison: Comparison, split: str) -> Group:
         box=SIMPLE_HEAD,  # plain enough for a log file
     )
     table.add_column("target", no_wrap=True)
-    for column in (title, f"to {BASELINE}", "95% interval"):
+    for column in (title, f"to {comparison.baseline}", "95% interval"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("what it is")
+    meanings = {**candidates(), **candidates(partial=True)}
     for name, score in comparison.policies.items():
         style = "bold" if name == comparison.choice else None
-        table.add_row(*_cells(entry, name, score, candidates()[name].meaning), style=style)
+        table.add_row(*_cells(entry, name, score, meanings[name].meaning), style=style)
     table.add_section()
     for name, score in comparison.teachers.items():
         table.add_row(*_cells(entry, f"teacher {name}", score, "one teacher alone"))
@@ -49,15 +50,15 @@ def routing_table(comparison: Comparison, split: str) -> Group:
 def reason(comparison: Comparison) -> str:
     """The reason of the choice, in one sentence."""
     entry = comparison.entry
-    if comparison.choice != BASELINE:
+    if comparison.choice != comparison.baseline:
         bounds = sorted(map(abs, comparison.policies[comparison.choice].interval))
         low, high = (entry.difference_as(bound).lstrip("+") for bound in bounds)
         return (
-            f"The {entry.title} of its target is better than the {BASELINE}'s, by {low} to "
+            f"The {entry.title} of its target is better than the average's, by {low} to "
             f"{high}{' points' if entry.is_share else ''}."
         )
     best = entry.best({name: policy.score for name, policy in comparison.policies.items()})
-    if best == BASELINE:
+    if best == comparison.baseline:
         return f"No policy's target has a better {entry.title}."
     return f"The best target, of {best}, is better only within chance."
 

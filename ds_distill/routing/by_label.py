@@ -30,9 +30,14 @@ TWO = ("without", "with")
 
 def of_label(signals: Mapping[str, Signals], label: int) -> dict[str, Signals]:
     """Teachers' signals on one label: the logits [0, z] of its absence and presence, [n, 2], in
-    place of [n, L]."""
+    place of [n, L]. Raises ValueError for a teacher that knows some of the labels."""
     found = {}
     for name, outputs in signals.items():
+        if outputs.classes is not None:
+            raise ValueError(
+                f"teacher {name!r} knows some of the labels, which is for examples with one label "
+                "each"
+            )
         logit = outputs.logits[:, label]
         logits = torch.stack([torch.zeros_like(logit), logit], dim=-1)
         found[name] = Signals(logits, outputs.hidden)

@@ -24,8 +24,10 @@ def log_probabilities(logits: torch.Tensor, temperature: float | torch.Tensor) -
 def fit_temperature(logits: torch.Tensor, truth: torch.Tensor) -> float:
     """The T with the least negative log-likelihood of softmax(logits / T) (Guo et al. 2017).
 
-    logits: float [N, C]; truth: int64 [N].
+    logits: float [N, C]; truth: int64 [N]. Of no examples it is 1.
     """
+    if not len(truth):
+        return 1.0
     # The likelihood is concave in 1 / T, so its slope has one root. Far below the largest
     # logit a class has no share in the slope, and -inf would make it NaN.
     scores = logits.double()
@@ -42,16 +44,15 @@ def fit_temperature(logits: torch.Tensor, truth: torch.Tensor) -> float:
     return middle
 
 
-def fit_confusion(log_probs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+def fit_confusion(log_probs: torch.Tensor, truth: torch.Tensor, classes: int) -> torch.Tensor:
     """P(class is c | the teacher predicts j), from a soft count of validation examples: [C, C],
-    rows c, columns j.
+    rows c, columns j; [C, K] of a teacher that knows K of the `classes`.
 
     Each example counts at every j with the probability that the teacher gives it. Each column
     starts from one count, split as the classes are.
 
-    log_probs: float64 [N, C]; truth: int64 [N].
+    log_probs: float64 [N, C] or [N, K]; truth: int64 [N].
     """
-    classes = log_probs.shape[1]
     is_class = torch.nn.functional.one_hot(truth, classes).double()  # [N, C]
     counts = is_class.T @ log_probs.exp() + prior_of(truth, classes)[:, None]
     return counts / counts.sum(dim=0)

@@ -21,10 +21,12 @@ from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
 from ds_distill.evaluation.report import build_metric
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS, Accuracy, MetricSettings, MicroF1
-from ds_distill.parts.policies import BASELINE, POLICIES, Routing, candidates
+from ds_distill.parts.policies import BASELINE, POLICIES, Routing, baseline_of, candidates
 from ds_distill.routing.by_label import TWO, of_label
+from ds_distill.routing.calibration import log_probabilities
 from ds_distill.routing.fitted import fit, folds_of, states_of
 from ds_distill.routing.gate import FOLDS
+from ds_distill.routing.partial import classes_of, knowing_average
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.types import Signals
 
@@ -42,7 +44,7 @@ class Score:
     """How often its largest class is the label; None where the split has no example of the
     class."""
     difference: float
-    """Of the score to the average's."""
+    """Of the score to the baseline's."""
     interval: tuple[float, float]
     """95% bootstrap interval of the difference, over the same examples, or over the groups by which
     they are assigned to folds."""
@@ -64,8 +66,12 @@ class Comparison:
     agreement: dict[str, float]
     """`one, other` -> share of examples on which two teachers predict the same class."""
     choice: str
-    """The policy with the best target, unless the interval of its difference to the average
-    holds 0: then the average."""
+    """The policy with the best target, unless the interval of its difference to the baseline
+    holds 0: then the baseline."""
+    baseline: str
+    """What the policies are compared with: the average. Where a teacher knows some of the classes
+    its target is each class's mean probability by the teachers that know it, and it stands under
+    the name of the policy that trains on it by mixing their losses."""
 
     @property
     def routing(self) -> Routing:
@@ -91,9 +97,10 @@ def compare(
     group_keys: torch.Tensor | None = None,
 ) -> Comparison:
     """
-    signals: by teacher, logits [N, C] and, for a gate that reads them, the last layer's states
-        [N, H]. truth: int [N] class ids, or int [N, C] of 0 and 1 where an example has any number
-        of labels; -1 unlabelled (left out). keys: int64 [N, 2].
+    signals: by teacher, logits [N, C], or [N, K] of one that knows K classes, and, for a gate that
+        reads them, the last layer's states [N, H]. Where a teacher is partial, the policies that
+        allow it are compared. truth: int [N] class ids, or int [N, C] of 0 and 1 where an example
+        has any number of labels; -1 unlabelled (left out). keys: int64 [N, 2].
     judge: the task's metric; where None accuracy, or micro F1 where there are many labels.
     group_keys: int64 [N, 2], by which examples are assigned to folds; the keys, where None.
     """
@@ -108,13 +115,16 @@ def compare(
     targets = held_out_targets(signals, truth, keys, labels, seed=seed, group_keys=group_keys)
     predictions = LabelPredictions if many else ClassPredictions
     routed = {name: predictions(of.numpy(), truth) for name, of in targets.items()}
-    teachers = {name: predictions(of.logits.numpy(), truth) for name, of in signals.items()}
+    teachers = {
+        name: predictions(of.over_all(len(labels)).numpy(), truth) for name, of in signals.items()
+    }
     groups = numbered(group_keys)
-    average = metric.value(routed[BASELINE])
+    baseline = baseline_of(partial=bool(classes_of(signals)))
+    average = metric.value(routed[baseline])
 
     def score(these: ClassPredictions | LabelPredictions) -> Score:
         value = metric.value(these)
-        interval = paired_interval(these, routed[BASELINE], metric, groups=groups, seed=seed)
+        interval = paired_interval(these, routed[baseline], metric, groups=groups, seed=seed)
         return Score(value, these.per_class(labels), value - average, interval)
 
     policies = {name: score(these) for name, these in routed.items()}
@@ -129,7 +139,8 @@ def compare(
             f"{one}, {other}": float((teachers[one].predicted == teachers[other].predicted).mean())
             for one, other in combinations(teachers, 2)
         },
-        choice=choose(policies, METRICS[over][judge.name]),
+        choice=choose(policies, METRICS[over][judge.name], baseline),
+        baseline=baseline,
     )
 
 
@@ -146,11 +157,11 @@ def _any_of(
     return type(teachers[0])(chosen, teachers[0].labels)
 
 
-def choose(policies: Mapping[str, Score], metric: MetricEntry) -> str:
-    """The policy with the best score, of equals the first; the average if that is not better than
+def choose(policies: Mapping[str, Score], metric: MetricEntry, baseline: str = BASELINE) -> str:
+    """The policy with the best score, of equals the first; the baseline if that is not better than
     it beyond chance."""
     best = metric.best({name: policy.score for name, policy in policies.items()})
-    return best if metric.better(policies[best].interval) else BASELINE
+    return best if metric.better(policies[best].interval) else baseline
 
 
 def held_out_targets(
@@ -176,7 +187,8 @@ def held_out_targets(
             for name in candidates()
         }
     folds = folds_of(group_keys, seed, HELD_OUT)
-    targets = {name: torch.zeros(len(truth), len(labels)) for name in candidates()}
+    compared = candidates(partial=bool(classes_of(signals)))
+    targets = {name: torch.zeros(len(truth), len(labels)) for name in compared}
     for fold in range(FOLDS):
         out = folds == fold
         if not out.any():
@@ -193,17 +205,23 @@ def held_out_targets(
             states=states_of(held_out),
             fitted=fitted,
             seed=seed,
+            classes=classes_of(held_out),
         )
-        for name, candidate in candidates().items():
+        for name in compared:
             target = routed(inputs, routing_of_candidate(name)).logits
-            assert target is not None, f"candidate {candidate.name} mixes losses"
-            targets[name][out] = target
+            targets[name][out] = _together(inputs, len(labels)) if target is None else target
     return targets
+
+
+def _together(inputs: PolicyInputs, count: int) -> torch.Tensor:
+    """What stands for a target where teachers' losses are mixed, each over its classes: [n, C]."""
+    log_probs = {name: log_probabilities(z.float(), 1.0) for name, z in inputs.logits.items()}
+    return knowing_average(log_probs, inputs.classes, count)
 
 
 def routing_of_candidate(name: str) -> Routing:
     """The settings of a policy under one of the names by which policies are compared."""
-    settings = candidates()[name].settings
+    settings = {**candidates(), **candidates(partial=True)}[name].settings
     assert isinstance(settings, Routing)
     return settings
 
@@ -225,6 +243,7 @@ def at(signals: Mapping[str, Signals], rows: torch.Tensor) -> dict[str, Signals]
         name: Signals(
             outputs.logits[rows].float(),
             {layer: state[rows] for layer, state in outputs.hidden.items()},
+            outputs.classes,
         )
         for name, outputs in signals.items()
     }

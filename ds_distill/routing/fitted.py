@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ds_distill.routing.calibration import (
 )
 from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.gate import FOLDS, Gate, fit_gate
+from ds_distill.routing.partial import classes_of, own_examples, unknown_to_all
 from ds_distill.types import Signals
 
 FOLD = 102
@@ -46,12 +47,15 @@ class Fitted:
     temperatures: dict[str, float]
     """By teacher: softmax(logits / temperature) is calibrated."""
     confusion: dict[str, torch.Tensor]
-    """By teacher, float32 [C, C]: P(class is c | the teacher predicts j), row c, column j."""
+    """By teacher, float32 [C, C]: P(class is c | the teacher predicts j), row c, column j. Of a
+    partial teacher [C, K]."""
     prior: torch.Tensor
     """float32 [C]: share of each class."""
     gate: Gate
     keys: torch.Tensor
     """int64 [N, 2]: of the examples it was fitted on."""
+    classes: dict[str, list[int]] = field(default_factory=dict)
+    """By partial teacher: the class ids that it knows."""
 
     def to(self, device: torch.device) -> Fitted:
         gate = {name: getattr(self.gate, name).to(device) for name in _GATE}
@@ -92,6 +96,7 @@ class Fitted:
             "table": self.table.to_json(),
             "temperatures": self.temperatures,
             "reads_states": self.gate.reads_states,
+            "classes": self.classes,
         }
         return {**tensors, "prior": self.prior, "keys": self.keys.contiguous()}, header
 
@@ -106,6 +111,7 @@ class Fitted:
             tensors["prior"],
             Gate(**gate, reads_states=header["reads_states"]),
             tensors["keys"],
+            header.get("classes", {}),
         )
 
     def save(self, path: Path) -> None:
@@ -129,17 +135,26 @@ def fit(
 ) -> Fitted:
     """Fit everything on one labelled split.
 
-    signals: by teacher, logits float [N, C] and, for a gate that reads them, the states of the
-        last layer, float [N, H]. truth: int [N] class ids, -1 unlabelled (left out). keys:
-        int64 [N, 2]. group_keys: int64 [N, 2]: examples of one group are in one fold; None: `keys`.
+    signals: by teacher, logits float [N, C], of a partial teacher [N, K], and, for a gate that
+        reads them, the states of the last layer, float [N, H]. truth: int [N] class ids, -1
+        unlabelled (left out). keys: int64 [N, 2]. group_keys: int64 [N, 2]: examples of one group
+        are in one fold; None: `keys`.
+
+    Raises ValueError when no teacher knows a class.
     """
+    partial, count = classes_of(signals), len(labels)
+    if unknown := unknown_to_all(list(signals), partial, count):
+        raise ValueError(f"no teacher knows {', '.join(labels[number] for number in unknown)}")
     known = torch.from_numpy(truth >= 0)
     classes = torch.tensor(truth)[known].long()
     logits = {name: outputs.logits[known].float() for name, outputs in signals.items()}
     states = states_of(signals)
-    temperatures = {name: fit_temperature(scores, classes) for name, scores in logits.items()}
+    temperatures = {
+        name: fit_temperature(*own_examples(scores, classes, partial.get(name), count))
+        for name, scores in logits.items()
+    }
     confusion = {
-        name: fit_confusion(log_probabilities(scores.double(), temperatures[name]), classes)
+        name: fit_confusion(log_probabilities(scores.double(), temperatures[name]), classes, count)
         for name, scores in logits.items()
     }
     group_keys = (keys if group_keys is None else group_keys)[known]
@@ -147,19 +162,24 @@ def fit(
     some = uniform(keys, seed, GATE_EXAMPLE).argsort()[:GATE_EXAMPLES]
     return Fitted(
         ExpertiseTable.measure(
-            {name: outputs.logits.numpy() for name, outputs in signals.items()}, truth, labels
+            {name: outputs.over_all(count).numpy() for name, outputs in signals.items()},
+            truth,
+            labels,
         ),
         temperatures,
         {name: counts.float() for name, counts in confusion.items()},
-        prior_of(classes, len(labels)).float(),
+        prior_of(classes, count).float(),
         fit_gate(
             {name: scores[some] for name, scores in logits.items()},
             {name: state[known][some] for name, state in states.items()},
             temperatures,
             classes[some],
             folds_of(group_keys[some], seed),
+            partial,
+            count,
         ),
         keys,
+        {name: numbers.tolist() for name, numbers in partial.items()},
     )
 
 

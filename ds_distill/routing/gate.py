@@ -9,6 +9,9 @@ given, the states of its last layer. W is penalised, so with few examples the ga
 average; the penalty is chosen by cross-validation. (Stacked generalisation, Wolpert 1992; the
 average as an offset is our addition.)
 
+Of a teacher that knows some of the classes, all this is over those, and the mean of a class is over
+the teachers that know it. W then learns whether the class of an example is one of a teacher's.
+
 T teachers, N examples, C classes, H hidden width.
 """
 
@@ -22,6 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from ds_distill.routing.calibration import log_probabilities
+from ds_distill.routing.partial import Classes, knowing_average
 
 PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03)
 """On half the squared norm of W, the loss being a mean over examples; from strong to weak, each
@@ -50,10 +54,12 @@ class Gate:
         logits: Mapping[str, torch.Tensor],
         states: Mapping[str, torch.Tensor],
         temperatures: Mapping[str, float],
+        classes: Classes | None = None,
     ) -> torch.Tensor:
-        """The target's: float32 [n, C]."""
+        """The target's: float32 [n, C]. classes: of partial teachers."""
         x = features(logits, states if self.reads_states else {}, temperatures)
-        return calibrated_average(logits, temperatures) + x @ self.weight + self.bias
+        offset = calibrated_average(logits, temperatures, classes, len(self.bias))
+        return offset + x @ self.weight + self.bias
 
 
 @contextmanager
@@ -75,11 +81,15 @@ def fit_gate(
     temperatures: Mapping[str, float],
     truth: torch.Tensor,
     folds: torch.Tensor,
+    classes: Classes | None = None,
+    count: int = 0,
 ) -> Gate:
     """
-    logits: float [N, C] by teacher; states: float [N, H] by teacher, or empty.
+    logits: float [N, C] by teacher, or [N, K] of one in `classes`; states: float [N, H] by
+        teacher, or empty.
     truth: int64 [N]. folds: int64 [N], numbers from 0 to FOLDS - 1; the penalty is chosen by
         the log-likelihood of each fold under the gate of the others.
+    classes, count: of partial teachers, and C.
     """
     raw = features(logits, states, temperatures).double()
     mean = raw.mean(dim=0)
@@ -90,7 +100,7 @@ def fit_gate(
     components = [torch.eye(scores.shape[1], dtype=torch.float64), *map(_components, hidden)]
     projection = torch.block_diag(*components)  # [D, k]
     x = x @ projection
-    offset = calibrated_average(logits, temperatures).double()
+    offset = calibrated_average(logits, temperatures, classes, count).double()
     penalty = _best_penalty(x, offset, truth, folds)
     weight, bias = _fit(x, offset, truth, penalty, steps=100, slope=1e-5)
     weight = scale[:, None] * (projection @ weight)
@@ -115,13 +125,20 @@ def features(
 
 
 def calibrated_average(
-    logits: Mapping[str, torch.Tensor], temperatures: Mapping[str, float]
+    logits: Mapping[str, torch.Tensor],
+    temperatures: Mapping[str, float],
+    classes: Classes | None = None,
+    count: int = 0,
 ) -> torch.Tensor:
-    """log of the mean over teachers of softmax(z_t / T_t): float32 [n, C]."""
-    outputs = [
-        log_probabilities(logits[name].float(), temperatures[name]) for name in sorted(logits)
-    ]
-    return torch.log_softmax(torch.stack(outputs).logsumexp(dim=0), dim=1)
+    """log of the mean over teachers of softmax(z_t / T_t): float32 [n, C].
+
+    classes, count: of partial teachers, and C; see `knowing_average`.
+    """
+    outputs = {
+        name: log_probabilities(scores.float(), temperatures[name])
+        for name, scores in logits.items()
+    }
+    return knowing_average(outputs, classes or {}, count)
 
 
 def _components(state: torch.Tensor) -> torch.Tensor:

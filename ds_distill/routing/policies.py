@@ -17,8 +17,10 @@ import xxhash
 
 from ds_distill.data.keys import uniform
 from ds_distill.parts.policies import ByExpertise, Mix, Routing, Weighted
-from ds_distill.routing.calibration import log_probabilities
+from ds_distill.routing.calibration import FLOOR, log_probabilities
 from ds_distill.routing.fitted import Fitted
+from ds_distill.routing.partial import Classes
+from ds_distill.types import Signals
 
 TEACHER_CHOICE = 101
 """Purpose of the random policy's numbers."""
@@ -29,7 +31,7 @@ class PolicyInputs:
     """What a policy may look at."""
 
     logits: Mapping[str, torch.Tensor]
-    """[n, C] by teacher."""
+    """[n, C] by teacher; [n, K] of a partial one."""
     labels: torch.Tensor
     """int64 [n], -100 where unknown."""
     keys: torch.Tensor
@@ -42,6 +44,8 @@ class PolicyInputs:
     """Of the KL term: probabilities are mixed at it."""
     seed: int = 0
     epoch: int = 0
+    classes: Classes = field(default_factory=dict)
+    """Of partial teachers. Only a policy whose entry takes them gets any."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def mixed(
 
 
 def average(inputs: PolicyInputs, routing: Weighted) -> Target:
-    """All teachers alike (thesis 4.8)."""
+    """All teachers alike (thesis 4.8). Of partial teachers only losses are mixed."""
     return mixed(inputs, _alike(inputs), routing.mix or "logits")
 
 
@@ -193,7 +197,7 @@ def gate(inputs: PolicyInputs, routing: Routing) -> Target:
     """The learned gate's target; see `ds_distill.routing.gate`. It is no mixture of the
     teachers; see `_followed` for its weights."""
     fitted = _fitted(inputs)
-    target = fitted.gate.logits(inputs.logits, inputs.states, fitted.temperatures)
+    target = fitted.gate.logits(inputs.logits, inputs.states, fitted.temperatures, inputs.classes)
     return Target(target, _followed(inputs, target))
 
 
@@ -231,10 +235,11 @@ def _followed(inputs: PolicyInputs, target: torch.Tensor) -> torch.Tensor:
     of the target's class, as a share of all teachers': float32 [T, n]."""
     temperatures = _fitted(inputs).temperatures
     choice = target.argmax(dim=-1, keepdim=True)
-    behind = [
-        log_probabilities(scores.float(), temperatures[name]).gather(1, choice)[:, 0]
-        for name, scores in inputs.logits.items()
-    ]
+    behind = []
+    for name, scores in inputs.logits.items():
+        log_probs = log_probabilities(scores.float(), temperatures[name])
+        of_all = Signals(log_probs, classes=inputs.classes.get(name))
+        behind.append(of_all.over_all(target.shape[1], -FLOOR).gather(1, choice)[:, 0])
     return torch.softmax(torch.stack(behind), dim=0)
 
 

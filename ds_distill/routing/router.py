@@ -10,9 +10,10 @@ import torch
 
 from ds_distill.errors import did_you_mean
 from ds_distill.parts.outside import load_outside
-from ds_distill.parts.policies import POLICIES, Routing
+from ds_distill.parts.policies import POLICIES, Routing, that_take_partial
 from ds_distill.routing.by_label import FittedByLabel, joined, load_fitted, of_label
 from ds_distill.routing.fitted import STATES, Fitted, states_of
+from ds_distill.routing.partial import Classes, classes_of
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.types import Batch, Signals
 
@@ -55,6 +56,7 @@ class Router:
         self._seed = seed
         self._fitted = fitted if self._entry.needs.expertise else None
         self._device = torch.device("cpu")
+        self._checked = False
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -68,11 +70,17 @@ class Router:
         """The target of each of the batch's n rows. Where an example has any number of labels, each
         label has a target of its own.
 
-        teachers: by name, with logits [n, C].
+        teachers: by name, with logits [n, C], or [n, K] of a partial teacher.
 
-        Raises ValueError when the policy needs labels and the batch was made without, or when
-        `fitted` is of other teachers.
+        Raises ValueError when the policy needs labels and the batch was made without, when it
+        does not take partial teachers and one is, or when `fitted` is of other teachers.
         """
+        partial = classes_of(teachers)
+        if partial and not self._entry.allows_partial(self._routing):
+            raise ValueError(
+                f"teachers that know some of the classes ({', '.join(partial)}) cannot be routed "
+                f"by {self._routing.policy}: take one of {', '.join(that_take_partial())}"
+            )
         if self._entry.needs.labels and "labelled" not in batch.row_sets:
             raise ValueError(
                 f"the policy {self._routing.policy} weighs the teachers by the labels, and the "
@@ -83,6 +91,7 @@ class Router:
                 f"`fitted` is of the teachers {', '.join(self._fitted.teachers)}, and the "
                 f"batch has {', '.join(teachers)}: fit the policy on the same teachers"
             )
+        self._check_same_classes(partial)
         if self._fitted is not None and self._device != batch.labels.device:
             self._fitted, self._device = self._fitted.to(batch.labels.device), batch.labels.device
         if batch.labels.ndim == 1:
@@ -102,6 +111,19 @@ class Router:
             ]
         )
 
+    def _check_same_classes(self, partial: Classes) -> None:
+        """Once: reading the classes waits for the device."""
+        if self._fitted is None or self._checked:
+            return
+        known = {name: classes.tolist() for name, classes in partial.items()}
+        fitted = self._fitted.classes if isinstance(self._fitted, Fitted) else {}
+        if known != fitted:
+            raise ValueError(
+                f"`fitted` is of teachers with the classes {fitted or 'of the task'}, and those of "
+                f"the batch are {known or 'all'}: fit the policy on the same teachers"
+            )
+        self._checked = True
+
     def _target(
         self,
         teachers: Mapping[str, Signals],
@@ -118,6 +140,7 @@ class Router:
             self._temperature,
             self._seed,
             batch.epoch,
+            classes_of(teachers),
         )
         return self._policy(inputs, self._routing)
 

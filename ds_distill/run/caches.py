@@ -31,7 +31,7 @@ def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
         "weights": weights_fingerprint(reference.model, commit),
         "tokenizer": run.tokenizer_fingerprint(reference),
         "max_length": run.task.max_length,
-        **run.kind.fingerprint(reference.columns),
+        **run.kind.fingerprint(reference.label_map),
         "dtype": "bfloat16" if is_bf16(run.deepspeed()) else "float32",
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
 from ds_distill.files import new_folder
 from ds_distill.models.configuration import load_config, load_tokenizer
-from ds_distill.models.labels import class_names, label_columns
+from ds_distill.models.labels import LabelMap, class_names, label_map
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.parts.phases import Training
 from ds_distill.parts.tasks import TASKS
@@ -41,8 +41,8 @@ class ModelReference:
     layers: list[int] | None = None
     head: str | None = None
     """The task whose head its files have, where an earlier phase of this run trained it."""
-    columns: Sequence[int] | None = None
-    """The outputs that are the task's labels; see `label_columns`."""
+    label_map: LabelMap | None = None
+    """Its outputs that are the task's labels, where they are not all, in the same order."""
 
     new_head: bool = False
     """Whether it may get a new head, though it will not be trained."""
@@ -53,12 +53,12 @@ class ModelReference:
         return self.head is not None
 
 
-def columns_of(references: Iterable[ModelReference]) -> dict[str, Sequence[int]]:
-    """The output columns of the models that have some, as `Bundle` takes them."""
+def label_maps_of(references: Iterable[ModelReference]) -> dict[str, LabelMap]:
+    """The label maps of the models that have one, as `Bundle` takes them."""
     return {
-        reference.name: reference.columns
+        reference.name: reference.label_map
         for reference in references
-        if reference.columns is not None
+        if reference.label_map is not None
     }
 
 
@@ -188,11 +188,12 @@ class Run:
         model = resolve_model(given.model, self.recipe.models_folder)
         if not isinstance(given, Teacher):
             return ModelReference(name, model, given.revision, given.layers)
-        columns = None
+        found = None
         if given.labels is not None and self.task.has_classes:
             config = load_config(model, given.revision)
-            columns = label_columns(model, config, self.labels, given.labels)
-        return ModelReference(name, model, given.revision, columns=columns)
+            many = self.task.many_labels
+            found = label_map(model, config, self.labels, given.labels, many_labels=many)
+        return ModelReference(name, model, given.revision, label_map=found)
 
     def tokenizer(self, reference: ModelReference) -> PreTrainedTokenizerBase:
         """A model's tokenizer, read once and shared. It keeps the settings of its last call, so
@@ -250,7 +251,7 @@ class Run:
             "attention": attention,
         }
         labels = self.labels
-        if reference.columns is not None:  # all classes of the checkpoint, in its order
+        if reference.label_map is not None:  # all classes of the checkpoint, in its order
             labels = class_names(load_config(reference.model, reference.revision))
         return self.kind.load(reference.model, labels, **options)
 

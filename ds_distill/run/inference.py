@@ -14,7 +14,7 @@ from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.precision import in_fp32, is_bf16
 from ds_distill.engine.predict import predict_all
 from ds_distill.models.bundle import Bundle
-from ds_distill.run.context import ModelReference, Run, columns_of
+from ds_distill.run.context import ModelReference, Run, label_maps_of
 from ds_distill.run.not_finite import check_finite
 from ds_distill.types import Signals
 
@@ -28,7 +28,8 @@ def predict_split(
     layers: Sequence[int] = (),
 ) -> tuple[Examples, dict[str, Signals]]:
     """Signals of teachers for a whole split, in the dtype of the recipe's DeepSpeed config: logits
-    float32 [N, C] and the states of `layers`. Raises UserError where logits are not finite."""
+    float32 [N, C], of partial teachers [N, K], and the states of `layers`. Raises UserError where
+    logits are not finite."""
     examples = run.examples(split)
     collate = inference_collator(run, examples, split, references)
     names = [reference.name for reference in references]
@@ -86,6 +87,6 @@ def inference_engine(
             )
             for reference in references
         }
-    engine = Engine(Bundle(None, models, columns=columns_of(references)), config, run.world)
+    engine = Engine(Bundle(None, models, label_maps=label_maps_of(references)), config, run.world)
     yield engine
     engine.close()

@@ -9,7 +9,7 @@ from typing import Any
 from ds_distill.data.batches import Examples
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.models.configuration import load_config
-from ds_distill.models.labels import as_yaml, class_names
+from ds_distill.models.labels import LabelMap, as_yaml, class_names
 from ds_distill.run.context import ModelReference, Run
 
 
@@ -28,7 +28,9 @@ def warn_of_teachers(
     """
     warnings = []
     for reference in references:
-        found = run.kind.doubt(predictions[reference.name], examples)
+        of_teacher = reference.label_map
+        classes = None if of_teacher is None else of_teacher.classes
+        found = run.kind.doubt(predictions[reference.name], examples, classes)
         if found is not None and (found.is_worthless or not reference.trained):
             warnings.append(_line(run, reference, split, found))
     return _logged(run, phase, warnings)
@@ -58,8 +60,11 @@ def _logged(run: Run, phase: str, warnings: list[str]) -> list[str]:
 
 
 def _line(run: Run, reference: ModelReference, split: str, found: Doubt) -> str:
+    of_teacher = reference.label_map
+    partial = of_teacher is not None and of_teacher.classes is not None
+    where = f"the examples of its classes in {split}" if partial else split
     fact = (
-        f"teacher {reference.name}: accuracy {found.accuracy:.1%} on {split}, where always "
+        f"teacher {reference.name}: accuracy {found.accuracy:.1%} on {where}, where always "
         f"predicting {found.majority!r} has {found.share:.1%}."
     )
     if reference.trained:
@@ -69,8 +74,13 @@ def _line(run: Run, reference: ModelReference, split: str, found: Doubt) -> str:
     names = class_names(load_config(reference.model, reference.revision))
     if len(set(names)) < len(names):
         names = [str(number) for number in range(len(names))]
-    columns = reference.columns or range(len(run.labels))
-    order = {names[columns[at]]: run.labels[label] for at, label in enumerate(found.order)}
+    whole = LabelMap(tuple((number,) for number in range(len(run.labels))))
+    mapped = of_teacher or whole
+    order: dict[str, str | None] = {
+        names[output]: run.labels[mapped.known[label]]
+        for outputs, label in zip(mapped.outputs, found.order, strict=True)
+        for output in outputs
+    }
     return (
         f"{fact} With its labels in another order it would be {found.accuracy_in_order:.1%}: if "
         f"that is how it was trained, set teachers.{reference.name}.labels to {as_yaml(order)}."

@@ -20,6 +20,7 @@ from ds_distill.engine.predict import Bar
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.evaluation.metric import Metric
 from ds_distill.evaluation.report import build_metrics
+from ds_distill.models.labels import LabelMap
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import TASKS, TaskSettings
 
@@ -86,10 +87,10 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     # --------------------------------------------------------------------------------- caches
 
     @abstractmethod
-    def fingerprint(self, columns: Sequence[int] | None) -> dict[str, Any]:
+    def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
         """What cached signals depend on, beside model, tokenizer and length: JSON values.
 
-        columns: the teacher's outputs that are the task's labels; None: all, in the same order.
+        label_map: the teacher's outputs that are the task's labels; None: all, in the same order.
         """
 
     @abstractmethod
@@ -98,6 +99,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         phase: Cache,
         config: PreTrainedConfig,
         codec: Callable[[int], dict[str, Any] | None],
+        label_map: LabelMap | None,
     ) -> SignalSchema:
         """How a cache phase stores a teacher's signals.
 
@@ -149,6 +151,12 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         references: the models that are evaluated.
         """
 
-    def doubt(self, predictions: Predictions, examples: Examples) -> Doubt | None:
-        """Whether a model's labels may be in another order than the task's."""
+    def doubt(
+        self, predictions: Predictions, examples: Examples, classes: Sequence[int] | None = None
+    ) -> Doubt | None:
+        """Whether a model's labels may be in another order than the task's.
+
+        classes: class ids that a partial teacher knows, on whose examples alone it is judged. What
+            is returned is of them: `Doubt.order` numbers them from 0.
+        """
         return None

@@ -22,6 +22,7 @@ from ds_distill.engine.predict import Bar, score_tokens
 from ds_distill.evaluation.baseline import Unigram
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import masked_lm_report
+from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_masked_lm
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import MaskedLM
@@ -60,7 +61,7 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
             examples, tables, masking, variants=settings.variants, cached=cached, packed=packed
         )
 
-    def fingerprint(self, columns: Sequence[int] | None) -> dict[str, Any]:
+    def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
         return {"masking": self.settings.masking.model_dump()}
 
     def signal_schema(
@@ -68,6 +69,7 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         phase: Cache,
         config: PreTrainedConfig,
         codec: Callable[[int], dict[str, Any] | None],
+        label_map: LabelMap | None,
     ) -> SignalSchema:
         encoding = codec(config.vocab_size)
         return SignalSchema(

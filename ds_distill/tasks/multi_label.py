@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,5 +50,7 @@ class MultiLabelKind(Classification):
         answer = ", ".join(self.labels[index] for index in np.flatnonzero(logits > 0))
         return np.tile(logits, (len(examples), 1)), {"answer": answer, "split": source}
 
-    def doubt(self, predictions: np.ndarray, examples: Examples) -> Doubt | None:
+    def doubt(
+        self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
+    ) -> Doubt | None:
         return None

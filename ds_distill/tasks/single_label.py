@@ -19,6 +19,7 @@ from ds_distill.evaluation.baseline import class_log_shares
 from ds_distill.evaluation.label_order import Doubt, doubt
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import classification_report
+from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_classifier
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks.labelled import LabelledTask
@@ -47,20 +48,23 @@ class Classification(TaskKind[LabelledTask, np.ndarray]):
     ) -> Collator:
         return SequenceCollator(examples, tables, cached, packed)
 
-    def fingerprint(self, columns: Sequence[int] | None) -> dict[str, Any]:
-        if columns is None:
+    def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
+        if label_map is None:
             return {"labels": self.labels}
-        return {"labels": {"labels": self.labels, "outputs": list(columns)}}
+        return {"labels": {"labels": self.labels, "outputs": label_map.to_json()}}
 
     def signal_schema(
         self,
         phase: Cache,
         config: PreTrainedConfig,
         codec: Callable[[int], dict[str, Any] | None],
+        label_map: LabelMap | None,
     ) -> SignalSchema:
         """Class logits are stored as they are."""
         hidden = dict.fromkeys(phase.hidden, config.hidden_size)
-        return SignalSchema(dtype=phase.dtype, classes=len(self.labels), hidden=hidden)
+        known = None if label_map is None else label_map.classes
+        classes = len(self.labels if known is None else known)
+        return SignalSchema(dtype=phase.dtype, classes=classes, known=known, hidden=hidden)
 
     def predict(
         self,
@@ -72,7 +76,8 @@ class Classification(TaskKind[LabelledTask, np.ndarray]):
         bar: AbstractContextManager[Bar] | None = None,
     ) -> dict[str, np.ndarray]:
         outputs = predict_all(engine, collate, models, batch_size, bar)
-        return {model: signals.logits.numpy() for model, signals in outputs.items()}
+        count = len(self.labels)
+        return {model: signals.over_all(count).numpy() for model, signals in outputs.items()}
 
     def finite(self, predictions: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.isfinite(predictions).all(axis=1))
@@ -109,5 +114,13 @@ class SingleLabelKind(Classification):
         answer = self.labels[int(shares.argmax())]
         return np.tile(shares, (len(examples), 1)), {"answer": answer, "split": source}
 
-    def doubt(self, predictions: np.ndarray, examples: Examples) -> Doubt | None:
-        return doubt(predictions, examples.labels, self.labels)
+    def doubt(
+        self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
+    ) -> Doubt | None:
+        if classes is None:
+            return doubt(predictions, examples.labels, self.labels)
+        known = list(classes)
+        column_of = np.full(len(self.labels) + 1, -1)  # the last is of unlabelled examples
+        column_of[known] = np.arange(len(known))
+        names = [self.labels[number] for number in known]
+        return doubt(predictions[:, known], column_of[examples.labels], names)

@@ -15,15 +15,26 @@ from hypothesis import strategies as st
 from ds_distill.errors import UserError
 from ds_distill.evaluation.label_order import doubt
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.labels import as_yaml, label_columns
+from ds_distill.models.labels import LabelMap, as_yaml, label_map
 from ds_distill.recipe.schema import Teacher
 from ds_distill.types import Batch, PaddedView
 
 LABELS = ["a", "b", "c"]
 
 
+def mapped(names: list[str], labels: list[str], given: Any = None, **more: Any) -> LabelMap | None:
+    config = tr.BertConfig(id2label=dict(enumerate(names)))
+    return label_map("m", config, labels, given, **more)
+
+
 def columns(names: list[str], labels: list[str], given: Any = None) -> list[int] | None:
-    return label_columns("m", tr.BertConfig(id2label=dict(enumerate(names))), labels, given)
+    """The output of each label, of a teacher that has one for each."""
+    found = mapped(names, labels, given)
+    if found is None:
+        return None
+    assert found.classes is None
+    assert found.to_json() == [one for [one] in found.outputs], "as caches had it before"
+    return [one for [one] in found.outputs]
 
 
 def generic(count: int) -> list[str]:
@@ -39,14 +50,20 @@ def test_without_the_key_labels_must_be_the_tasks() -> None:
     with pytest.raises(UserError, match=r"order b, a, c.*order a, b, c.*task\.labels") as caught:
         columns(["b", "a", "c"], LABELS)
     assert "labels: {b: b, a: a, c: c}" in str(caught.value)
-    with pytest.raises(UserError, match=r"2 classes \(a, b\).* has 3 \(a, b, c\)"):
-        columns(["a", "b"], LABELS)
-    with pytest.raises(UserError, match="map them in the teacher's `labels`"):
+    with pytest.raises(UserError, match=r"2 classes \(B, a\).* has 3 \(a, b, c\)") as caught:
+        columns(["B", "a"], LABELS)
+    assert "knows all but c, set labels: {B: b, a: a}" in str(caught.value)
+    with pytest.raises(UserError, match="knows more than these") as caught:
         columns(["a", "b", "c", "d"], LABELS)
+    assert "{a: a, b: b, c: c, d: null}" in str(caught.value)
+    with pytest.raises(UserError, match="Fine-tune it on this task first"):
+        columns(["x", "y"], LABELS)
+    with pytest.raises(UserError, match="Fine-tune it on this task first"):
+        mapped(["a", "b"], LABELS, many_labels=True)
     with pytest.raises(UserError, match="order LABEL_1, LABEL_0, LABEL_2"):
         columns(["LABEL_1", "LABEL_0", "LABEL_2"], LABELS)
     config = tr.BertConfig(id2label={1: "a", 2: "b", 3: "c"})  # counted from 1, yet in order
-    assert label_columns("m", config, LABELS) is None
+    assert label_map("m", config, LABELS) is None
 
 
 # ------------------------------------------------------------------------- as they are given
@@ -84,19 +101,46 @@ def test_a_name_is_a_name_before_it_is_a_number() -> None:
         (generic(3), {"3": "a"}, ["labels.3=a", "no class '3'"]),
         (generic(3), {"-1": "a"}, ["labels.-1=a", "no class"]),
         (generic(3), {"0": "d"}, ["labels.0=d", "no label 'd'", "a, b, c"]),
-        (generic(3), {"0": "a", "1": "a"}, ["labels.1=a", "LABEL_0 and LABEL_1", "one class"]),
+        (generic(3), {"0": "a", "1": "a"}, ["is given for b, c", "two labels at least"]),
+        (generic(3), {"0": "a", "1": None, "2": None}, ["is given for b, c"]),
+        (generic(3), {"0": None, "LABEL_0": "b"}, ["labels.LABEL_0=b", "given twice"]),
         (generic(3), {"0": "a", "LABEL_0": "b"}, ["labels.LABEL_0=b", "given twice"]),
-        (generic(3), {"0": "a", "2": "c"}, ["is given for b", "LABEL_0, LABEL_1, LABEL_2"]),
         (generic(3), {}, ["is given for a, b, c"]),
         (["x", "x", "y"], {"x": "a", "y": "b"}, ["labels.x=a", "2 classes of that name", "number"]),
     ],
 )
-def test_labels_that_are_not_one_class_each_are_refused(
+def test_labels_that_the_teacher_or_the_task_has_not_are_refused(
     names: list[str], written: dict[str, str], says: list[str]
 ) -> None:
     with pytest.raises(UserError) as caught:
         columns(names, LABELS, written)
     assert [part for part in says if part not in str(caught.value)] == []
+
+
+def test_labels_left_out_several_classes_and_null() -> None:
+    assert mapped(["x", "y"], LABELS, {"y": "a", "x": "c"}) == LabelMap(((1,), (0,)), (0, 2))
+    assert mapped(["x", "y", "z"], ["a", "b"], {"z": "a", "x": "a", "y": "b"}) == LabelMap(
+        ((0, 2), (1,))
+    )
+    given = {"a": "a", "b": "b", "c": "c", "d": None}
+    assert mapped(list("abcd"), LABELS, given) == LabelMap(((0,), (1,), (2,)))
+    without_null = {"a": "a", "b": "b", "c": "c"}
+    assert mapped(list("abcd"), LABELS, without_null) == LabelMap(((0,), (1,), (2,)))
+    assert mapped(["a", "b"], LABELS, {"a": "a", "b": "b"}) == LabelMap(((0,), (1,)), (0, 1))
+    text = yaml.safe_load("{model: m, labels: {0: a, 1: null}}")
+    assert Teacher(**text).labels == {"0": "a", "1": None}
+    found = mapped(["x", "y", "z"], LABELS, {"y": "a", "z": "a", "x": "c"})
+    assert found is not None and found.to_json() == [[1, 2], None, 0]
+
+
+def test_with_many_labels_each_has_one_class() -> None:
+    """There is no distribution over a part of the labels, and their probabilities do not add."""
+    whole = {"0": "c", "1": "b", "2": "a"}
+    assert mapped(generic(3), LABELS, whole, many_labels=True) == mapped(generic(3), LABELS, whole)
+    with pytest.raises(UserError, match=r"given for c.*type single-label"):
+        mapped(generic(3), LABELS, {"0": "a", "1": "b"}, many_labels=True)
+    with pytest.raises(UserError, match="do not add"):
+        mapped(generic(4), LABELS, {**whole, "3": "a"}, many_labels=True)
 
 
 # ---------------------------------------------------------------------------- the bundle
@@ -111,11 +155,12 @@ def test_a_bundle_puts_a_teachers_outputs_in_order_and_leaves_its_weights() -> N
     ids = torch.randint(1, 20, (5, 6))
     views = dict.fromkeys(["plain", "turned"], PaddedView(ids, torch.ones_like(ids)))
     batch = Batch(torch.zeros(5, 2).long(), dict(views), torch.zeros(5).long(), {})
-    bundle = Bundle(None, {"plain": model, "turned": model}, columns={"turned": [3, 0, 2]})
+    turned = LabelMap(((3,), (0,), (2,)))
+    bundle = Bundle(None, {"plain": model, "turned": model}, label_maps={"turned": turned})
     outputs = bundle(batch, predict=("plain", "turned"), layers=(-1,))
     assert torch.equal(outputs["turned"].logits, outputs["plain"].logits[:, [3, 0, 2]])
     assert torch.equal(outputs["turned"].hidden[-1], outputs["plain"].hidden[-1])
-    assert not [name for name in bundle.state_dict() if "columns" in name]
+    assert not [name for name in bundle.state_dict() if not name.startswith("teachers.")]
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 

@@ -35,13 +35,13 @@ class ReverseKLTerm(Term):
     ) -> torch.Tensor:
         student, teachers, target = self.at_rows(student, teachers, target, batch)
         temperature, weight = self._settings.temperature, self._settings.weight
-        own = torch.log_softmax(student.logits.float() / temperature, dim=-1)
 
-        def loss(teacher_logits: torch.Tensor) -> torch.Tensor:
-            other = torch.log_softmax(teacher_logits.float() / temperature, dim=-1)
-            return weight * temperature**2 * (own.exp() * (own - other)).sum(dim=-1)
+        def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            p = torch.log_softmax(own.float() / temperature, dim=-1)
+            q = torch.log_softmax(wanted.float() / temperature, dim=-1)
+            return weight * temperature**2 * (p.exp() * (p - q)).sum(dim=-1)
 
-        return target_loss(loss, teachers, target)
+        return target_loss(loss, student.logits, teachers, target)
 
 
 def confident(inputs: PolicyInputs, settings: Confident) -> Target:

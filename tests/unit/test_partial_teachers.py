@@ -1,0 +1,308 @@
+"""Teachers that know some of the task's classes: what moves, and what must not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tr
+from cache_files import make_keys, write_cache
+
+from ds_distill.cache.reader import CacheReader
+from ds_distill.cache.schema import SignalSchema
+from ds_distill.data.batches import Examples
+from ds_distill.data.keys import content_keys
+from ds_distill.losses import Term, TermInputs, build_terms
+from ds_distill.losses.binary import rows_of_two
+from ds_distill.models.bundle import Bundle
+from ds_distill.models.labels import LabelMap
+from ds_distill.parts.policies import POLICIES, candidates, routing_of
+from ds_distill.parts.tasks import SingleLabel
+from ds_distill.parts.terms import losses_of
+from ds_distill.routing import Router, fit
+from ds_distill.routing.by_label import load_fitted, of_label
+from ds_distill.routing.comparison import compare
+from ds_distill.routing.partial import knowing_average
+from ds_distill.tasks.single_label import SingleLabelKind
+from ds_distill.types import Batch, PaddedView, Signals
+
+ROWS = 6
+LABELS = ["a", "b", "c", "d"]
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batch_of(rows: int = ROWS, labels: torch.Tensor | None = None) -> Batch:
+    every = torch.arange(rows)
+    return Batch(
+        keys=torch.stack([every, every], 1),
+        views={},
+        labels=torch.zeros(rows, dtype=torch.int64) if labels is None else labels,
+        row_sets={"all": every, "labelled": every},
+    )
+
+
+def term(name: str, **settings: Any) -> Term:
+    [only] = build_terms(losses_of({name: settings}), TermInputs(8)).values()
+    return only
+
+
+# ------------------------------------------------------------------------------- signals
+
+
+def test_classes_stay_with_the_signals() -> None:
+    logits, classes = randn(ROWS, 2), torch.tensor([1, 3])
+    signals = Signals(logits, {-1: randn(ROWS, 4)}, classes)
+    for made in (signals.at(torch.tensor([0, 2])), signals.to("cpu"), signals.dummy()):
+        assert made.classes is not None and torch.equal(made.classes, classes)
+        assert made.logits.shape[1] == 2
+    spread = signals.over_all(4)
+    assert torch.equal(spread[:, [1, 3]], logits) and torch.isfinite(spread).all()
+    assert set(spread.argmax(1).tolist()) <= {1, 3}
+    assert torch.equal(torch.softmax(spread, 1)[:, [0, 2]], torch.zeros(ROWS, 2))
+    with pytest.raises(ValueError, match=r"2 classes must be \[n, 2\]"):
+        Signals(randn(ROWS, 4), classes=classes)
+
+
+def test_a_cache_stores_the_known_classes_alone(tmp_path: Any) -> None:
+    keys = make_keys(12)
+    schema = SignalSchema(dtype="float32", classes=2, known=(0, 3))
+    write_cache(tmp_path / "cache", keys, {"t": schema})
+    reader = CacheReader(tmp_path / "cache")
+    found = reader.read("t", reader.indices(keys))
+    assert found.logits.shape == (12, 2)
+    assert found.classes is not None and found.classes.tolist() == [0, 3]
+    for known in [(0,), (0, 1, 2), (3, 0), (0, 0), (-1, 2)]:
+        with pytest.raises(ValueError, match=r"classes|greater than or equal to 0"):
+            SignalSchema(dtype="float32", classes=2, known=known)
+
+
+# --------------------------------------------------------------------------- the bundle
+
+
+def classifier(classes: int, seed: int) -> tr.BertForSequenceClassification:
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes |= dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    config = tr.BertConfig(vocab_size=20, intermediate_size=8, num_labels=classes, **sizes)
+    model = tr.BertForSequenceClassification(config).eval()
+    with torch.no_grad():
+        model.classifier.weight.mul_(50)
+    return model
+
+
+def views(*names: str) -> dict[str, Any]:
+    ids = torch.randint(1, 20, (ROWS, 6), generator=torch.Generator().manual_seed(0))
+    return dict.fromkeys(names, PaddedView(ids, torch.ones_like(ids)))
+
+
+def test_several_outputs_of_a_label_add_their_probabilities() -> None:
+    """And a class that is none of the task's is left out of the distribution."""
+    model = classifier(5, 0)
+    maps = {
+        "many": LabelMap(((0, 2), (4,), (1, 3))),
+        "without": LabelMap(((3,), (0, 1)), (0, 2)),
+    }
+    bundle = Bundle(None, {"raw": model, "many": model, "without": model}, label_maps=maps)
+    found = bundle(Batch.from_views(views("raw", *maps)), predict=("raw", *maps))
+    p = torch.softmax(found["raw"].logits, 1)
+    sums = torch.stack([p[:, 0] + p[:, 2], p[:, 4], p[:, 1] + p[:, 3]], 1)
+    torch.testing.assert_close(torch.softmax(found["many"].logits, 1), sums)
+    assert found["many"].classes is None
+    own = torch.stack([p[:, 3], p[:, 0] + p[:, 1]], 1)
+    normalised = own / own.sum(1, keepdim=True)
+    torch.testing.assert_close(torch.softmax(found["without"].logits, 1), normalised)
+    assert found["without"].classes is not None
+    assert found["without"].classes.tolist() == [0, 2]
+    assert torch.equal(found["without"].logits[:, 0], found["raw"].logits[:, 3]), "one: as it is"
+
+
+@pytest.mark.parametrize("name", ["kl", "logit_mse"])
+def test_an_unknown_class_moves_nothing(name: str) -> None:
+    """Neither signals nor loss nor gradients of the known classes, bit for bit: the task has two
+    classes more, before and between those that the teacher knows."""
+    teacher = {"t": classifier(3, 1)}
+    small, large = classifier(3, 2), classifier(5, 3)
+    places = [1, 2, 4]
+    with torch.no_grad():
+        large.bert.load_state_dict(small.bert.state_dict())
+        large.classifier.weight[places] = small.classifier.weight
+        large.classifier.bias[places] = small.classifier.bias
+    settings = losses_of({name: {"temperature": 2.0} if name == "kl" else {}})
+    found = []
+    maps = LabelMap(((0,), (1,), (2,)), (1, 2, 4))
+    for student, label_maps in ((small, None), (large, {"t": maps})):
+        terms = build_terms(settings, TermInputs(8))
+        bundle = Bundle(student, teacher, terms, label_maps=label_maps)
+        batch = Batch.from_views(views("student", "t"))
+        loss = bundle(batch)["loss"]
+        loss.backward()
+        signals = bundle(batch, predict=("t",))["t"].logits
+        grads = [p.grad for p in student.bert.parameters() if p.grad is not None]
+        head = student.classifier.weight.grad
+        assert head is not None and bool(head.abs().sum() > 0)
+        found.append((loss, signals, head, grads))
+    (one, known, head, grads), (other, again, wide, wide_grads) = found
+    assert torch.equal(one, other) and torch.equal(known, again)
+    torch.testing.assert_close(wide[places], head)
+    assert not wide[[0, 3]].any(), "the student's other classes get no gradient"
+    for one_grad, other_grad in zip(grads, wide_grads, strict=True):
+        torch.testing.assert_close(other_grad, one_grad)
+
+
+# ------------------------------------------------------------------------------- losses
+
+
+def partial_pair() -> dict[str, Signals]:
+    return {
+        "first": Signals(randn(ROWS, 2, seed=1), classes=torch.tensor([0, 2])),
+        "second": Signals(randn(ROWS, 3, seed=2), classes=torch.tensor([1, 2, 3])),
+    }
+
+
+def test_mixed_losses_are_each_over_the_classes_of_their_teacher() -> None:
+    student, teachers = Signals(randn(ROWS, 4)), partial_pair()
+    target = Router(routing_of("average", mix="losses"))(teachers, batch_of())
+    found = term("kl", temperature=2.0)(student, teachers, target, batch_of())
+    wanted = torch.zeros(ROWS, dtype=torch.float64)
+    for of in teachers.values():
+        assert of.classes is not None
+        p = torch.softmax(of.logits.double() / 2, 1)
+        q = torch.softmax(student.logits.double()[:, of.classes] / 2, 1)
+        wanted += 4.0 * (p * (p / q).log()).sum(1) / 2
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
+    found = term("logit_mse")(student, teachers, target, batch_of())
+    of_each = [
+        (student.logits[:, of.classes] - of.logits).square().mean(1) for of in teachers.values()
+    ]
+    torch.testing.assert_close(found, sum(of_each) / 2)
+
+
+def test_with_many_labels_a_partial_teacher_is_refused() -> None:
+    teachers = partial_pair()
+    labels = torch.zeros(ROWS, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="any number of labels"):
+        rows_of_two(Signals(randn(ROWS, 4)), teachers, None, batch_of(labels=labels))
+    with pytest.raises(ValueError, match="one label each"):
+        of_label(teachers, 0)
+
+
+# ------------------------------------------------------------------------------ policies
+
+
+def specialists(count: int, seed: int = 0) -> tuple[dict[str, Signals], np.ndarray, torch.Tensor]:
+    """Each knows two classes. On texts of the other's it is as sure of one of its own; its energy
+    is then lower, which no average of probabilities sees."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.randint(4, (count,), generator=generator)
+    signals = {}
+    for name, own in (("first", [0, 1]), ("second", [2, 3])):
+        knows = (truth[:, None] == torch.tensor(own)).any(1)
+        drawn = torch.randint(2, (count,), generator=generator)
+        column = torch.where(knows, truth - own[0], drawn)
+        logits = 0.5 * torch.randn(count, 2, generator=generator)
+        logits[torch.arange(count), column] += 6.0
+        logits += torch.where(knows, 3.0, -3.0)[:, None]
+        signals[name] = Signals(logits, classes=torch.tensor(own))
+    keys = torch.from_numpy(content_keys([f"text {number}" for number in range(count)]))
+    return signals, truth.numpy(), keys
+
+
+def test_the_gate_learns_whose_class_it_is() -> None:
+    signals, truth, keys = specialists(400)
+    found = compare(signals, truth, keys, LABELS)
+    assert set(found.policies) == {"average, losses", "gate"} == set(candidates(partial=True))
+    assert found.baseline == "average, losses" and found.choice == "gate"
+    assert found.policies["gate"].score > 0.95
+    assert found.policies["average, losses"].score < 0.7, "which of the two, is drawn by lot"
+    assert found.policies["gate"].interval[0] > 0.2
+    assert all(score.score < 0.6 for score in found.teachers.values())
+    first = found.teachers["first"].per_class
+    assert first["c"] == first["d"] == 0.0, "it never predicts what it lacks"
+
+
+def test_the_name_in_the_table_is_of_a_policy_that_trains() -> None:
+    signals, _, _ = specialists(8)
+    for candidate in candidates(partial=True).values():
+        entry = POLICIES[candidate.settings.policy]  # type: ignore[attr-defined]
+        assert entry.allows_partial(candidate.settings)
+    target = Router(candidates(partial=True)["average, losses"].settings)(signals, batch_of(8))  # type: ignore[arg-type]
+    assert target.logits is None and torch.equal(target.weights, torch.full((2, 8), 0.5))
+
+
+def test_the_average_is_over_the_teachers_that_know_a_class() -> None:
+    p = {"x": torch.tensor([[0.2, 0.8]]), "y": torch.tensor([[0.6, 0.3, 0.1]])}
+    classes = {"x": torch.tensor([0, 2])}
+    found = knowing_average({name: of.log() for name, of in p.items()}, classes, 3).exp()
+    wanted = torch.tensor([[(0.2 + 0.6) / 2, 0.3, (0.8 + 0.1) / 2]])
+    torch.testing.assert_close(found, wanted / wanted.sum())
+
+
+def test_what_is_fitted_of_partial_teachers(tmp_path: Any) -> None:
+    """A temperature is fitted on examples whose class a teacher knows; the table counts the others
+    as wrong; the file keeps the classes, and other teachers are refused."""
+    signals, truth, keys = specialists(200)
+    fitted = fit(signals, truth, keys, LABELS)
+    rows = torch.from_numpy(truth < 2)
+    own = {"first": Signals(signals["first"].logits[rows])}
+    alone = fit(own, truth[truth < 2], keys[rows], LABELS[:2])
+    assert fitted.temperatures["first"] == alone.temperatures["first"]
+    assert fitted.table.correct[0, 2:].tolist() == [0, 0]
+    assert fitted.table.correct[0, :2].sum() == rows.sum()
+    fitted.save(tmp_path / "routing.safetensors")
+    again = load_fitted(tmp_path / "routing.safetensors")
+    answers = [Router("gate", fitted=f)(signals, batch_of(200)) for f in (fitted, again)]
+    assert answers[0].logits is not None and answers[1].logits is not None
+    assert torch.equal(answers[0].logits, answers[1].logits)
+    assert torch.isfinite(answers[0].logits).all()
+    assert answers[0].weights.sum(0).sub(1).abs().max() < 1e-5
+    others = {
+        name: Signals(of.logits, classes=torch.tensor([1, 2])) for name, of in signals.items()
+    }
+    with pytest.raises(ValueError, match="with the classes"):
+        Router("gate", fitted=fitted)(others, batch_of(200))
+    with pytest.raises(ValueError, match="no teacher knows e"):
+        fit(signals, truth, keys, [*LABELS, "e"])
+
+
+def test_policies_that_would_mix_unlike_distributions_are_refused() -> None:
+    signals, truth, keys = specialists(60)
+    fitted = fit(signals, truth, keys, LABELS)
+    allowed = []
+    for entry in POLICIES.values():
+        for settings in ({}, {"mix": "probabilities"}, {"mix": "losses"}):
+            try:
+                routing = routing_of(entry.name, **settings)
+            except ValueError:
+                continue
+            if entry.implementation is None:
+                continue
+            router = Router(routing, fitted=fitted)
+            if entry.allows_partial(routing):
+                allowed.append((entry.name, settings.get("mix")))
+                router(signals, batch_of(60))
+                continue
+            with pytest.raises(ValueError, match=r"cannot be routed by .*gate"):
+                router(signals, batch_of(60))
+    assert allowed == [("average", "losses"), ("gate", None), ("random", "losses")]
+
+
+# -------------------------------------------------------------------------------- doubt
+
+
+def test_a_partial_teacher_is_in_doubt_of_its_own_classes_alone() -> None:
+    """It takes the texts of a large class, which it lacks, for one of its own."""
+    labels = np.repeat([0, 1, 2, -1], [20, 20, 200, 10])
+    logits = np.full((250, 3), -1e30, dtype=np.float32)
+    logits[:, :2] = np.eye(2)[np.where(labels == 1, 1, 0)]
+    kind = SingleLabelKind(SingleLabel(type="single-label", data={"path": "x"}), ["a", "b", "c"])  # type: ignore[arg-type]
+    keys = torch.from_numpy(content_keys([str(number) for number in range(250)]))
+    examples = Examples(keys, labels)
+    assert kind.doubt(logits, examples) is not None
+    assert kind.doubt(logits, examples, (0, 1)) is None
+    swapped = kind.doubt(logits[:, [1, 0, 2]], examples, (0, 1))
+    assert swapped is not None and swapped.order == [1, 0]
