@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ds_distill.recipe import Recipe, load_recipe
     from ds_distill.routing import Router, Target
     from ds_distill.run.run_recipe import FinishedRun, run_recipe
-    from ds_distill.types import Batch, PackedView, PaddedView, Signals
+    from ds_distill.types import Batch, Signals
+from ds_distill.views import PackedView, PaddedView
 
 __version__ = "0.1.0"
 

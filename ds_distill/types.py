@@ -1,4 +1,4 @@
-"""The types that all parts share: views, batches, teacher signals.
+"""The types that all parts share: batches, teacher signals. Views are in `ds_distill.views`.
 
 Shapes: B examples, S tokens of a padded view, T of a packed one, n rows (B for a sequence-level
 task, else the masked tokens of all examples), C classes or V vocabulary entries, H
@@ -21,131 +21,7 @@ import torch
 from torch import nn
 
 from ds_distill.data.keys import token_keys
-
-
-@dataclass(frozen=True)
-class PaddedView:
-    """One model's inputs for a batch, padded to the longest example."""
-
-    input_ids: torch.Tensor
-    """int64 [B, S]."""
-    attention_mask: torch.Tensor
-    """int64 [B, S], 0 at padding."""
-    token_type_ids: torch.Tensor | None = None
-    """int64 [B, S], for models that have them."""
-    positions: torch.Tensor | None = None
-    """int64 [n]: flattened positions b * S + s of the rows. None: each example is a row."""
-
-    def __post_init__(self) -> None:
-        """Raises ValueError when the shapes do not fit each other."""
-        shape = self.input_ids.shape
-        if len(shape) != 2 or self.attention_mask.shape != shape:
-            raise ValueError(
-                f"input_ids and attention_mask of a padded view are both [B, S]; they are "
-                f"{list(shape)} and {list(self.attention_mask.shape)}"
-            )
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.input_ids)
-
-    @property
-    def example_indices(self) -> torch.Tensor:
-        """int64 [n]: the example of each row."""
-        if self.positions is None:
-            return torch.arange(self.num_examples, device=self.input_ids.device)
-        return self.positions // self.input_ids.shape[1]
-
-    def tokens(self) -> list[np.ndarray]:
-        """The token ids of each of the B examples, without padding: int64 [length]."""
-        real = self.attention_mask.cpu().bool()
-        return [ids[mask].numpy() for ids, mask in zip(self.input_ids.cpu(), real, strict=True)]
-
-    def model_inputs(self) -> dict[str, torch.Tensor]:
-        """The arguments of a transformers model's forward."""
-        inputs = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
-        if self.token_type_ids is not None:
-            inputs["token_type_ids"] = self.token_type_ids
-        return inputs
-
-    def to(self, device: torch.device | str) -> PaddedView:
-        """A copy on a device."""
-        return PaddedView(
-            self.input_ids.to(device, non_blocking=True),
-            self.attention_mask.to(device, non_blocking=True),
-            _to(self.token_type_ids, device),
-            _to(self.positions, device),
-        )
-
-
-@dataclass(frozen=True)
-class PackedView:
-    """One model's inputs for a batch, its examples end to end without padding.
-
-    Only for a model that was loaded for packed views (`models/packed.py`): any other model's
-    attention would silently mix the examples.
-    """
-
-    input_ids: torch.Tensor
-    """int64 [T]."""
-    position_ids: torch.Tensor
-    """int64 [T]: each token's position in its example, from 0."""
-    cu_seqlens: torch.Tensor
-    """int32 [B + 1]: the first token of each example, and T."""
-    max_seqlen: int
-    """Tokens of the longest example: a Python int, so that no kernel waits for a device sync."""
-    token_type_ids: torch.Tensor | None = None
-    """int64 [T], for models that have them."""
-    positions: torch.Tensor | None = None
-    """int64 [n]: positions in [0, T) of the rows. None: each example is a row."""
-
-    @staticmethod
-    def of(view: PaddedView) -> PackedView:
-        """The same examples and rows; no row may be at padding."""
-        real = view.attention_mask.bool()
-        lengths = real.sum(1)
-        positions = None
-        if view.positions is not None:
-            positions = (real.flatten().cumsum(0) - 1)[view.positions]
-        types = view.token_type_ids
-        return PackedView(
-            input_ids=view.input_ids[real],
-            position_ids=(real.cumsum(1) - 1)[real],
-            cu_seqlens=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(),
-            max_seqlen=int(lengths.max()),
-            token_type_ids=None if types is None else types[real],
-            positions=positions,
-        )
-
-    @property
-    def num_examples(self) -> int:
-        return len(self.cu_seqlens) - 1
-
-    def tokens(self) -> list[np.ndarray]:
-        """The token ids of each of the B examples: int64 [length]."""
-        ends = self.cu_seqlens[1:-1].cpu().long()
-        return [ids.numpy() for ids in self.input_ids.cpu().tensor_split(ends)]
-
-    @property
-    def example_indices(self) -> torch.Tensor:
-        """int64 [n]: the example of each row."""
-        if self.positions is None:
-            return torch.arange(self.num_examples, device=self.input_ids.device)
-        return torch.searchsorted(self.cu_seqlens[1:].long(), self.positions, right=True)
-
-    def to(self, device: torch.device | str) -> PackedView:
-        """A copy on a device."""
-        return PackedView(
-            self.input_ids.to(device, non_blocking=True),
-            self.position_ids.to(device, non_blocking=True),
-            self.cu_seqlens.to(device, non_blocking=True),
-            self.max_seqlen,
-            _to(self.token_type_ids, device),
-            _to(self.positions, device),
-        )
-
-
-View = PaddedView | PackedView
+from ds_distill.views import PackedView, PaddedView, View
 
 
 @dataclass(frozen=True)
@@ -302,8 +178,10 @@ class Signals:
             layer: state.to(device, non_blocking=True) for layer, state in self.hidden.items()
         }
         if isinstance(self._logits, torch.Tensor):
-            logits, classes = self._logits.to(device, non_blocking=True), _to(self.classes, device)
-            return Signals(logits, states, classes)
+            classes = self.classes
+            if classes is not None:
+                classes = classes.to(device, non_blocking=True)
+            return Signals(self._logits.to(device, non_blocking=True), states, classes)
         return Signals(self._logits.to(torch.device(device)), states)
 
     def dummy(self) -> Signals:
@@ -441,10 +319,6 @@ class Batch:
             signals={name: signals.to(device) for name, signals in self.signals.items()},
             counts={name: count.to(device) for name, count in self.counts.items()},
         )
-
-
-def _to(tensor: torch.Tensor | None, device: torch.device | str) -> torch.Tensor | None:
-    return None if tensor is None else tensor.to(device, non_blocking=True)
 
 
 def _check_views(views: Mapping[str, View]) -> None:

@@ -13,7 +13,8 @@ import torch
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.validation_split import labels_and_groups
-from ds_distill.types import Batch, PackedView, PaddedView, Signals, View
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PackedView, PaddedView, View
 
 CachedSignals = Callable[[np.ndarray, int], dict[str, Signals]]
 """(example indices int64 [B], epoch) -> cached signals, by teacher."""

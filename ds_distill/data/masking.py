@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from ds_distill.data.batches import CachedSignals, Examples, views_by_model
 from ds_distill.data.keys import uniform
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.types import Batch, PaddedView, Signals
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PaddedView
 
 CHOSEN, SHOWN, RANDOM_TOKEN = 201, 202, 203
 """Purposes: which tokens are masked, what replaces them, which random token."""

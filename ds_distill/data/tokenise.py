@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ds_distill.files import publish_file
 from ds_distill.models.configuration import tokenizer_rules
-from ds_distill.types import PaddedView
+from ds_distill.views import PaddedView
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -14,7 +14,8 @@ from ds_distill.losses.binary import rows_of_two
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.labels import LabelMap
 from ds_distill.routing import Router
-from ds_distill.types import Batch, Signals, View
+from ds_distill.types import Batch, Signals
+from ds_distill.views import View
 
 
 class Bundle(nn.Module):

@@ -10,7 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ds_distill.models.packed import packed_states
-from ds_distill.types import PackedView, Signals, View, VocabularyHead
+from ds_distill.types import Signals, VocabularyHead
+from ds_distill.views import PackedView, View
 
 
 def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = ()) -> Signals:

@@ -28,7 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ds_distill.models import packed_deberta
 from ds_distill.models.configuration import PACKED_FAMILIES, first_position, takes_packed
-from ds_distill.types import PackedView
+from ds_distill.views import PackedView
 
 ATTENTION = "ds_distill_packed"
 """The `attn_implementation` name of `attend`, which takes packed and padded views."""

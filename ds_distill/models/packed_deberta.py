@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
-from ds_distill.types import PackedView
+from ds_distill.views import PackedView
 
 
 def states(body: Any, view: PackedView) -> list[torch.Tensor]:

@@ -36,7 +36,8 @@ from ds_distill.parts.phases import Training
 from ds_distill.parts.policies import routing_of
 from ds_distill.parts.terms import losses_of
 from ds_distill.routing import Router
-from ds_distill.types import Batch, PackedView, PaddedView, Signals, View
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PackedView, PaddedView, View
 
 TEMPERATURE = 2.0
 DISTINCT = 4

@@ -40,7 +40,8 @@ from ds_distill.parts.policies import routing_of
 from ds_distill.parts.terms import losses_of
 from ds_distill.routing import Router
 from ds_distill.run.environment import describe_environment
-from ds_distill.types import Batch, PackedView, PaddedView, View
+from ds_distill.types import Batch
+from ds_distill.views import PackedView, PaddedView, View
 
 CLASSES, STEPS = 6, 2
 _LARGE: dict[str, Any] = {

@@ -36,7 +36,8 @@ from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.environment import describe_environment
-from ds_distill.types import Batch, PackedView, PaddedView, View
+from ds_distill.types import Batch
+from ds_distill.views import PackedView, PaddedView, View
 
 PLAIN_BATCH = 64
 """Of 512 positions each, as many as a packed call has."""

@@ -40,7 +40,8 @@ from two_engines_rival import adamw
 
 from ds_distill.engine.world import World
 from ds_distill.parts.phases import Training
-from ds_distill.types import Batch, PaddedView
+from ds_distill.types import Batch
+from ds_distill.views import PaddedView
 
 
 class OwnView(nn.Module):

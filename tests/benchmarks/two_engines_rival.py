@@ -29,7 +29,8 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import OptimizerSettings
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.world import World, no_chatter
-from ds_distill.types import Batch, PaddedView
+from ds_distill.types import Batch
+from ds_distill.views import PaddedView
 
 _GUIDE: dict[str, Any] = {
     "stage": 3,

@@ -22,7 +22,8 @@ from transformers import (
 from ds_distill.data.masking import Masking, mask_view
 from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.parts.terms import TermSettings, losses_of
-from ds_distill.types import Batch, PaddedView
+from ds_distill.types import Batch
+from ds_distill.views import PaddedView
 
 CLASSES, VOCABULARY = 4, 300
 LEARNING_RATE, STEPS, WARMUP_STEPS, TOTAL_STEPS = 1e-3, 4, 2, 6

@@ -42,7 +42,8 @@ from ds_distill.parts.phases import Training
 from ds_distill.parts.policies import routing_of
 from ds_distill.routing import ExpertiseTable, Fitted, Router
 from ds_distill.routing.gate import Gate
-from ds_distill.types import Batch, PackedView, PaddedView
+from ds_distill.types import Batch
+from ds_distill.views import PackedView, PaddedView
 
 world = World.start()
 results: dict[str, Any] = {}

@@ -26,7 +26,7 @@ from ds_distill.reporting.model_card import model_card
 from ds_distill.run.context import Run
 from ds_distill.run.execute import execute
 from ds_distill.run.inference import inference_collator
-from ds_distill.types import PaddedView
+from ds_distill.views import PaddedView
 
 CONFIGS = ["zero1_fp32", "zero3_bf16"]
 TASKS = ["single-label", "masked-lm"]

@@ -171,7 +171,7 @@ def packed_attention() -> str:
 
     from ds_distill.models.packed import attend
     from ds_distill.models.packed_deberta import flash_attention, plain_attention
-    from ds_distill.types import PackedView, PaddedView
+    from ds_distill.views import PackedView, PaddedView
 
     mask = torch.arange(70) < torch.tensor([[70], [3], [33]])
     view = PackedView.of(PaddedView(torch.ones(3, 70).long() * 7, mask.long())).to(

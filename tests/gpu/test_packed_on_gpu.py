@@ -15,7 +15,7 @@ from test_packed import CONFIGS, HEADS, before_and_after, models, padded_view
 
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packed import packed_backend
-from ds_distill.types import PackedView
+from ds_distill.views import PackedView
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 GPU = torch.device("cuda")

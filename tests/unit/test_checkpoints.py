@@ -22,7 +22,8 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import Training
 from ds_distill.parts.terms import losses_of
 from ds_distill.run.checkpoints import Checkpoints
-from ds_distill.types import Batch, PaddedView, Signals
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PaddedView
 
 RATE, DECAY = 0.01, 0.5
 

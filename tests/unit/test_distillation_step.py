@@ -32,7 +32,7 @@ from distillation_step import (
 )
 
 from ds_distill.engine.world import World
-from ds_distill.types import PaddedView
+from ds_distill.views import PaddedView
 
 TINY = Setting("classification", "tiny", batch=4, length=20, steps=2, config="zero1_fp32")
 SETTINGS = {task: replace(TINY, task=task) for task in ("classification", "masked-lm")}

@@ -51,7 +51,8 @@ from ds_distill.parts.terms import TERMS, losses_of
 from ds_distill.phases.distil import router_of
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.routing import PolicyInputs, Target
-from ds_distill.types import Batch, PaddedView
+from ds_distill.types import Batch
+from ds_distill.views import PaddedView
 
 ENTRIES = [
     (kind, name, entry)

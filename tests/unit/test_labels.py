@@ -17,7 +17,8 @@ from ds_distill.evaluation.label_order import doubt
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap, as_yaml, label_map
 from ds_distill.recipe.schema import Teacher
-from ds_distill.types import Batch, PaddedView
+from ds_distill.types import Batch
+from ds_distill.views import PaddedView
 
 LABELS = ["a", "b", "c"]
 

@@ -15,7 +15,8 @@ from ds_distill.models.encoder import read_signals
 from ds_distill.parts.policies import routing_of
 from ds_distill.parts.terms import TERMS, losses_of
 from ds_distill.routing import Router, Target
-from ds_distill.types import Batch, PaddedView, Signals, TopK
+from ds_distill.types import Batch, Signals, TopK
+from ds_distill.views import PaddedView
 
 ROWS, CLASSES = 6, 4
 LABELS = torch.tensor([0, 3, -100, 1, -100, 2])

@@ -11,7 +11,7 @@ import torch
 
 from ds_distill.data.keys import content_keys
 from ds_distill.data.masking import Masking, mask_view
-from ds_distill.types import PaddedView
+from ds_distill.views import PaddedView
 
 EXAMPLES, LENGTH = 2500, 64
 VOCABULARY, MASK, SPECIAL = 40, 4, (0, 1, 2, 3, 4)

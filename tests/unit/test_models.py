@@ -17,7 +17,7 @@ from ds_distill.models.configuration import (
 )
 from ds_distill.models.encoder import read_signals, vocabulary_head
 from ds_distill.models.load import freeze_embeddings, keep_layers, load_classifier, set_dropout
-from ds_distill.types import PaddedView
+from ds_distill.views import PaddedView
 
 VOCABULARY, POSITIONS, LAYERS = 60, 24, 5
 SIZES = {

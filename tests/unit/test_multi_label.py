@@ -27,7 +27,8 @@ from ds_distill.parts.terms import losses_of
 from ds_distill.routing import Router
 from ds_distill.routing.by_label import TWO, fit_by_label, load_fitted, of_label
 from ds_distill.routing.comparison import compare
-from ds_distill.types import Batch, PaddedView, Signals
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PaddedView
 
 ROWS: list[dict[str, Any]] = [
     {"text": "a b", "label": ["x", "y"]},

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from ds_distill.models import packed_deberta
 from ds_distill.models.encoder import classifier_logits, read_signals
 from ds_distill.models.packed import ATTENTION, attend, packed_attention, packed_backend
-from ds_distill.types import Batch, PackedView, PaddedView
+from ds_distill.types import Batch
+from ds_distill.views import PackedView, PaddedView
 
 VOCABULARY, POSITIONS, LAYERS = 60, 40, 3
 SIZES = {

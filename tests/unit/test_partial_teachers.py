@@ -26,7 +26,8 @@ from ds_distill.routing.by_label import load_fitted, of_label
 from ds_distill.routing.comparison import compare
 from ds_distill.routing.partial import knowing_average
 from ds_distill.tasks.single_label import SingleLabelKind
-from ds_distill.types import Batch, PaddedView, Signals
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PaddedView
 
 ROWS = 6
 LABELS = ["a", "b", "c", "d"]

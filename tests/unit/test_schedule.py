@@ -21,7 +21,8 @@ from ds_distill.parts.terms import TERMS, losses_of
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.recipe.json_schema import recipe_json_schema
 from ds_distill.run.training import _Meter
-from ds_distill.types import Batch, PaddedView
+from ds_distill.types import Batch
+from ds_distill.views import PaddedView
 
 SWITCH: dict[str, dict[str, Any]] = {
     "hidden_mse": {"until": 0.5},
