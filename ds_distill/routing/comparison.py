@@ -18,7 +18,7 @@ import torch
 from ds_distill.data.labels import is_labelled
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
-from ds_distill.evaluation.report import build_metric
+from ds_distill.evaluation.report import build_metric, metric_values
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS, Accuracy, MetricSettings, MicroF1
 from ds_distill.parts.policies import BASELINE, POLICIES, Routing, candidates
@@ -96,6 +96,8 @@ def compare(
         of labels; -1 unlabelled (left out). keys: int64 [N, 2].
     judge: the task's metric; where None accuracy, or micro F1 where there are many labels.
     group_keys: int64 [N, 2], by which examples are assigned to folds; the keys, where None.
+
+    Raises UserError where the metric has no value on the examples.
     """
     many = truth.ndim > 1
     over: Over = "labels" if many else "classes"
@@ -110,7 +112,7 @@ def compare(
     routed = {name: predictions(of.numpy(), truth) for name, of in targets.items()}
     teachers = {name: predictions(of.logits.numpy(), truth) for name, of in signals.items()}
     groups = numbered(group_keys)
-    average = metric.value(routed[BASELINE])
+    average = metric_values(routed[BASELINE], {judge.name: metric})[judge.name]
 
     def score(these: ClassPredictions | LabelPredictions) -> Score:
         value = metric.value(these)
