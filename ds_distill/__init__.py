@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ds_distill.routing import Router, Target
     from ds_distill.run.run_recipe import FinishedRun, run_recipe
     from ds_distill.types import Batch, Signals
-from ds_distill.views import PackedView, PaddedView
+    from ds_distill.views import PackedView, PaddedView
 
 __version__ = "0.1.0"
 
@@ -77,8 +77,8 @@ _MODULES = {
     "FinishedRun": "run.run_recipe",
     "HiddenMSE": "losses",
     "LogitMSE": "losses",
-    "PackedView": "types",
-    "PaddedView": "types",
+    "PackedView": "views",
+    "PaddedView": "views",
     "Recipe": "recipe",
     "Router": "routing",
     "Signals": "types",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -11,6 +12,15 @@ class UserError(Exception):
 
     The message names the file or key, the value given, the rule it breaks, and the fix.
     """
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Puts `where` before the message of a UserError in this block, which does not know it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, located
 from ds_distill.evaluation.report import comparisons, difference
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_map
@@ -75,7 +75,8 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     warnings = warn_of_teachers(run, name, phase.split, teachers, predictions, examples)
     predictions[BASELINE], baseline = kind.baseline(run, phase.split, examples, references)
     scored = {model: kind.scored(of_model, examples) for model, of_model in predictions.items()}
-    reports = {model: kind.report(of_model) for model, of_model in scored.items()}
+    with located(f"phase {name}, split {phase.split}"):
+        reports = {model: kind.report(of_model) for model, of_model in scored.items()}
     groups = numbered(examples.group_keys[torch.from_numpy(kind.counted(examples))])
     entry = metric_of(run.task)
     _log(run, name, phase.split, roles, reports, baseline)

@@ -14,7 +14,7 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
 from ds_distill.data.validation_split import fitting_part
 from ds_distill.engine.world import World
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, located
 from ds_distill.files import write_json
 from ds_distill.parts.phases import Cache, Expertise
 from ds_distill.recipe import Recipe
@@ -43,9 +43,10 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     count = len(run.labels)
     logits = {teacher: of.over_all(count).numpy() for teacher, of in signals.items()}
     warnings = warn_of_teachers(run, name, phase.split, references, logits, examples)
+    where = f"phase {name}, split {phase.split}"
     left_out, of_all = _left_out(phase, logits, examples, run), None
     if left_out:
-        of_all = _compare(signals, examples, run)
+        of_all = _compare(where, signals, examples, run)
         run.log.show(routing_table(of_all, phase.split))
         for teacher, why in left_out.items():
             run.log.info(f"  Left out of the phases after this: {teacher}, which {why}.")
@@ -54,7 +55,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys}
     fit_them = fit_by_label if run.task.many_labels else fit
     fitted = fit_them(*given, **how)
-    comparison = _compare(signals, examples, run)
+    comparison = _compare(where, signals, examples, run)
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
     run.log.show(routing_table(comparison, phase.split))
@@ -81,16 +82,18 @@ def _left_out(
     return unqualified(logits, examples.labels, run.labels)
 
 
-def _compare(signals: dict[str, Signals], examples: Examples, run: Run) -> Comparison:
-    return compare(
-        signals,
-        examples.labels,
-        examples.keys,
-        run.labels,
-        judge=run.task.metric,
-        seed=run.recipe.seed,
-        group_keys=examples.group_keys,
-    )
+def _compare(where: str, signals: dict[str, Signals], examples: Examples, run: Run) -> Comparison:
+    """where: phase and split, for messages."""
+    with located(where):
+        return compare(
+            signals,
+            examples.labels,
+            examples.keys,
+            run.labels,
+            judge=run.task.metric,
+            seed=run.recipe.seed,
+            group_keys=examples.group_keys,
+        )
 
 
 def route(recipe: Recipe, path: Path) -> Comparison:
@@ -133,7 +136,7 @@ def route(recipe: Recipe, path: Path) -> Comparison:
     for teacher, why in left_out.items():
         console.print(f"Left out: {teacher}, which {why}.", soft_wrap=True)
     signals = {name: of for name, of in signals.items() if name not in left_out}
-    comparison = _compare(signals, examples, run)
+    comparison = _compare(f"split {split}", signals, examples, run)
     console.print(routing_table(comparison, split), soft_wrap=False)
     return comparison
 

@@ -18,7 +18,7 @@ import torch
 from ds_distill.data.labels import is_labelled
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
-from ds_distill.evaluation.report import build_metric
+from ds_distill.evaluation.report import build_metric, metric_values
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS, Accuracy, MetricSettings, MicroF1
 from ds_distill.parts.policies import BASELINE, POLICIES, Routing, baseline_of, candidates
@@ -103,6 +103,8 @@ def compare(
         has any number of labels; -1 unlabelled (left out). keys: int64 [N, 2].
     judge: the task's metric; where None accuracy, or micro F1 where there are many labels.
     group_keys: int64 [N, 2], by which examples are assigned to folds; the keys, where None.
+
+    Raises UserError where the metric has no value on the examples.
     """
     many = truth.ndim > 1
     over: Over = "labels" if many else "classes"
@@ -120,7 +122,7 @@ def compare(
     }
     groups = numbered(group_keys)
     baseline = baseline_of(partial=bool(classes_of(signals)))
-    average = metric.value(routed[baseline])
+    average = metric_values(routed[baseline], {judge.name: metric})[judge.name]
 
     def score(these: ClassPredictions | LabelPredictions) -> Score:
         value = metric.value(these)

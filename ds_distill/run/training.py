@@ -18,7 +18,7 @@ from ds_distill.data.plan import padding_share, plan_epoch, split_batch
 from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.config import batch_shape
 from ds_distill.engine.engine import Engine, OptimizerSettings
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, located
 from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config, load_tokenizer
@@ -206,13 +206,13 @@ class _Training:
     def _validate(self, epoch: int) -> None:
         """Validation at the end of an epoch; the weights of the epoch with the best score in the
         task's metric are kept."""
-        job, progress = self.job, self.progress
+        job, run, progress = self.job, self.run, self.progress
         if job.validation is None:
             return
-        scores = job.validation.score(self.engine)
-        self.run.log.event(
-            "validation", phase=job.output, step=progress.step, epoch=epoch, **scores
-        )
+        phase = run.recipe.phase_names()[job.number]
+        with located(f"phase {phase}, split {job.validation.split}"):
+            scores = job.validation.score(self.engine)
+        run.log.event("validation", phase=job.output, step=progress.step, epoch=epoch, **scores)
         metric, best = job.validation.metric, progress.best_score
         result = scores[metric.name]
         if job.settings.keep != "last":

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from sklearn.metrics import f1_score
+from toys import TOY_LABELS, make_toy_classifier
 from transformers import pipeline
 
 METRIC = {"name": "micro_f1", "leave_out": ["animal"]}
@@ -100,3 +101,43 @@ def test_all_that_is_written_for_people_names_it(finished: Path, results: Any) -
     assert "Micro F1 on test" in page and "Micro F1: leave out animal." in page
     card = (finished / "run" / "student" / "README.md").read_text()
     assert "## Micro F1 on test" in card and "name: Micro F1" in card
+
+
+@pytest.mark.parametrize(
+    ("phase", "where"),
+    [
+        ({"evaluate": {"split": "test"}}, "phase evaluate, split test"),
+        ({"fine-tune": {"models": "student", "epochs": 1}}, "phase fine-tune, split validation"),
+        ({"expertise": {"split": "routing"}}, "phase expertise, split routing"),
+    ],
+)
+def test_an_auc_without_a_value_names_phase_and_split(
+    phase: dict[str, Any],
+    where: str,
+    toy_settings: dict[str, Any],
+    toy_task: Path,
+    tmp_path: Path,
+    ds_distill: Any,
+) -> None:
+    """Of examples of one class alone."""
+    rows = (toy_task / "train.jsonl").read_text().splitlines()
+    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    food = [row for row in rows if json.loads(row)["label"] == "food"]
+    for split in ("validation", "routing", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(food))
+    teacher = {"model": str(make_toy_classifier(tmp_path / "teacher"))}
+    task = {
+        "data": {
+            "path": str(tmp_path),
+            "splits": {name: name for name in ("train", "validation", "routing", "test")},
+        },
+        "labels": TOY_LABELS,
+        "metric": {"name": "auc", "positive": "food"},
+        "max_length": 32,
+    }
+    settings = {**toy_settings, "task": task, "teachers": {"one": teacher}, "phases": [phase]}
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    done = ds_distill("run", "toy.yaml", "--folder", "run", cwd=tmp_path)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"{where}: metric auc has no value on these" in said
