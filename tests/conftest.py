@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from toys import (
     TOY_WORDS,
@@ -27,6 +28,10 @@ SHARED_DATA = Path(
 
 # No test asks the hub, and deepspeed is not to look for accelerators in the small processes.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# How long an example takes is no property of the code: a busy machine takes several times as long.
+hypothesis.settings.register_profile("ds_distill", deadline=None)
+hypothesis.settings.load_profile("ds_distill")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers share the cores: torch's threads would wait for each other.

@@ -49,7 +49,7 @@ them, but signals of other attention are not added to them."""
 def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     """Write all teachers' signals on the phase's splits, those that the cache lacks."""
     path, world = cache_folder(run, phase, number), run.world
-    references = [run.reference(teacher, number) for teacher in run.recipe.teachers]
+    references = [run.reference(teacher, number) for teacher in run.teachers(number)]
     before = known_teachers(path)
     teachers = {}
     for reference in references:

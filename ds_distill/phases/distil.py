@@ -22,6 +22,9 @@ from ds_distill.run.validation import validation_of
 def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
     """Distil the teachers into one student per routing."""
     routings = dict(zip(phase.outputs, phase.routing, strict=True))
+    teachers = run.teachers(number)
+    if len(teachers) < len(run.recipe.teachers):
+        run.log.info(f"  teachers that were not left out: {', '.join(teachers)}")
     return train_each(
         number,
         phase.outputs,
@@ -32,7 +35,7 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
 
 def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) -> Job:
     """All that one student's training needs: models, terms, data and the teacher signals."""
-    teachers = [run.reference(teacher, number) for teacher in run.recipe.teachers]
+    teachers = [run.reference(teacher, number) for teacher in run.teachers(number)]
     start = run.reference(phase.start, number)
     student = trainable_model(run, start, phase)
     if routing.policy == "chosen":

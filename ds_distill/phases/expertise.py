@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ds_distill.cache.format import MANIFEST
@@ -21,12 +23,13 @@ from ds_distill.routing import fit
 from ds_distill.routing.by_label import fit_by_label
 from ds_distill.routing.comparison import Comparison, at, compare
 from ds_distill.routing.fitted import STATES
+from ds_distill.routing.qualified import unqualified
 from ds_distill.run.caches import cache_folder, open_cache
 from ds_distill.run.context import Run
 from ds_distill.run.events import RunLog, open_console
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.inference import predict_split
-from ds_distill.run.label_warnings import warn_of_teachers
+from ds_distill.run.label_warnings import warn_of_one_expert, warn_of_teachers
 from ds_distill.types import Signals
 
 
@@ -39,22 +42,54 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     references = [run.reference(teacher, number) for teacher in signals]
     logits = {teacher: outputs.logits.numpy() for teacher, outputs in signals.items()}
     warnings = warn_of_teachers(run, name, phase.split, references, logits, examples)
+    left_out, of_all = _left_out(phase, logits, examples, run), None
+    if left_out:
+        of_all = _compare(signals, examples, run)
+        run.log.show(routing_table(of_all, phase.split))
+        for teacher, why in left_out.items():
+            run.log.info(f"  Left out of the phases after this: {teacher}, which {why}.")
+        signals = {name: of for name, of in signals.items() if name not in left_out}
     given = (signals, examples.labels, examples.keys, run.labels)
     how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys}
     fit_them = fit_by_label if run.task.many_labels else fit
     fitted = fit_them(*given, **how)
-    comparison = compare(*given, judge=run.task.metric, **how)
+    comparison = _compare(signals, examples, run)
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
     run.log.show(routing_table(comparison, phase.split))
+    warnings += warn_of_one_expert(run, name, phase.split, fitted.experts)
     run.world.barrier()
     return {
         "split": phase.split,
         "examples": len(examples),
+        "teachers": list(signals),
+        "left_out": left_out,
         **fitted.to_record(),
         "comparison": comparison.to_json(),
+        **({} if of_all is None else {"comparison_of_all": of_all.to_json()}),
         "warnings": warnings,
     }
+
+
+def _left_out(
+    phase: Expertise, logits: Mapping[str, np.ndarray], examples: Examples, run: Run
+) -> dict[str, str]:
+    """The teachers that the phases after this do without, and why."""
+    if not phase.leaves_out_teachers:
+        return {}
+    return unqualified(logits, examples.labels, run.labels)
+
+
+def _compare(signals: dict[str, Signals], examples: Examples, run: Run) -> Comparison:
+    return compare(
+        signals,
+        examples.labels,
+        examples.keys,
+        run.labels,
+        judge=run.task.metric,
+        seed=run.recipe.seed,
+        group_keys=examples.group_keys,
+    )
 
 
 def route(recipe: Recipe, path: Path) -> Comparison:
@@ -92,16 +127,13 @@ def route(recipe: Recipe, path: Path) -> Comparison:
             f"cache build` with the same recipe, overrides and folder first, then this again."
         )
     examples, signals = _fitting_signals(settings, after[-1], run)
-    comparison = compare(
-        signals,
-        examples.labels,
-        examples.keys,
-        run.labels,
-        judge=run.task.metric,
-        seed=recipe.seed,
-        group_keys=examples.group_keys,
-    )
-    open_console().print(routing_table(comparison, split), soft_wrap=False)
+    logits = {teacher: outputs.logits.numpy() for teacher, outputs in signals.items()}
+    console, left_out = open_console(), _left_out(settings, logits, examples, run)
+    for teacher, why in left_out.items():
+        console.print(f"Left out: {teacher}, which {why}.", soft_wrap=True)
+    signals = {name: of for name, of in signals.items() if name not in left_out}
+    comparison = _compare(signals, examples, run)
+    console.print(routing_table(comparison, split), soft_wrap=False)
     return comparison
 
 
@@ -120,12 +152,12 @@ def _signals(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[st
     by running the teachers."""
     reader = open_cache(run, phase.split, number)
     if reader is None:
-        references = [run.reference(teacher, number) for teacher in run.recipe.teachers]
+        references = [run.reference(teacher, number) for teacher in run.teachers(number)]
         layers = (STATES,) if phase.states else ()
         return predict_split(run, references, phase.split, batch_size=64, layers=layers)
     examples = run.examples(phase.split)
     indices = reader.indices(examples.keys)
-    signals = {teacher: reader.read(teacher, indices) for teacher in run.recipe.teachers}
+    signals = {teacher: reader.read(teacher, indices) for teacher in run.teachers(number)}
     if not phase.states:
         signals = {teacher: Signals(outputs.logits) for teacher, outputs in signals.items()}
     return examples, signals

@@ -185,6 +185,7 @@ class Recipe(Section):
         return phase.task or next(iter(self.tasks_by_name))
 
     def task_of(self, phase: PhaseSettings) -> TaskSettings:
+        """A phase's task."""
         return self.tasks_by_name[self.task_name(phase)]
 
     def phases_of(self, task: str) -> Iterator[PhaseSettings]:

@@ -16,7 +16,7 @@ from ds_distill.parts.sources import source_of
 from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Recipe
-from ds_distill.reporting.verdict import PER_CLASS, metrics_of, settings_note
+from ds_distill.reporting.verdict import PER_CLASS, left_out, metrics_of, settings_note
 
 _INHERITED = ("license", "license_name", "license_link", "language")
 """Metadata that a student inherits from the model that it starts from."""
@@ -60,6 +60,8 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
     if recipe.teachers:
         teachers = ", ".join(f"{name} ({_model(t.model)})" for name, t in recipe.teachers.items())
         lines += ["", f"Teachers: {teachers}."]
+        for teacher, why in left_out(results).items():
+            lines += ["", f"Left out: {teacher}, which {_escaped(why)}."]
     if evaluation is not None:
         judge = next(iter(metrics_of(evaluation).values()))
         title = f"## {judge.heading} on {evaluation['split']}"

@@ -53,4 +53,7 @@ def _pairs(results: dict[str, Any]) -> list[dict[str, Any]]:
 def _last_comparison(results: dict[str, Any]) -> dict[str, Any] | None:
     """The policy comparison of the last expertise phase, with its split, if there is one."""
     found = [r for r in results["phases"] if PHASES[r["kind"]].makes == "expertise"]
-    return {**found[-1]["comparison"], "split": found[-1]["split"]} if found else None
+    if not found:
+        return None
+    record = found[-1]
+    return {**record["comparison"], "split": record["split"], "left_out": record["left_out"]}

@@ -39,6 +39,13 @@ def last_evaluation(results: dict[str, Any]) -> dict[str, Any] | None:
     return (of_task or [None])[-1]
 
 
+def left_out(results: dict[str, Any]) -> dict[str, str]:
+    """The teachers that expertise phases of the shipped student's task have left out, and why."""
+    records = [r for r in results["phases"] if PHASES[r["kind"]].makes == "expertise"]
+    of_task = [record for record in records if record["task"] == results["task"]]
+    return {teacher: why for record in of_task for teacher, why in record["left_out"].items()}
+
+
 def metrics_of(evaluation: dict[str, Any]) -> dict[str, MetricEntry]:
     """Entries of the metrics that an evaluation's record holds, by name: the task's first."""
     over = evaluation["over"]

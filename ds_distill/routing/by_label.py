@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from ds_distill.data.labels import is_labelled
 from ds_distill.files import new_file
+from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.fitted import Fitted, fit
 from ds_distill.routing.policies import Target
 from ds_distill.types import Signals
@@ -67,19 +68,12 @@ class FittedByLabel:
     @property
     def f1(self) -> np.ndarray:
         """Of each teacher on each label: float64 [T, L], 0 where it finds none."""
-        columns = []
-        for fitted in self.of:
-            right, total = fitted.table.correct, fitted.table.total
-            both, false = right[:, 1], total[0] - right[:, 0]
-            columns.append(2 * both / np.maximum(both + false + total[1], 1))
-        return np.stack(columns, axis=1)
+        return f1_of([fitted.table for fitted in self.of])
 
     @property
     def experts(self) -> dict[str, str]:
         """The teacher with the best F1 of each label; of equals the one with the better mean."""
-        f1 = self.f1
-        order = sorted(range(len(f1)), key=lambda t: (-f1[t].mean(), self.teachers[t]))
-        best = np.array(order)[f1[order].argmax(axis=0)]
+        best = experts_by_f1(self.f1, self.teachers)
         return {label: self.teachers[t] for label, t in zip(self.labels, best, strict=True)}
 
     def to(self, device: torch.device) -> FittedByLabel:
@@ -112,6 +106,24 @@ class FittedByLabel:
         header = {"labels": self.labels, "of": [header for _, header in parts]}
         with new_file(path) as aside:
             save_file(tensors, aside, {"fitted": json.dumps(header)})
+
+
+def f1_of(tables: Sequence[ExpertiseTable]) -> np.ndarray:
+    """Of each teacher on each label: float64 [T, L], 0 where it finds none. tables: of each label,
+    over the classes TWO."""
+    columns = []
+    for table in tables:
+        right, total = table.correct, table.total
+        both, false = right[:, 1], total[0] - right[:, 0]
+        columns.append(2 * both / np.maximum(both + false + total[1], 1))
+    return np.stack(columns, axis=1)
+
+
+def experts_by_f1(f1: np.ndarray, teachers: Sequence[str]) -> np.ndarray:
+    """The teacher with the best F1 of each label, int64 [L]; of equals the one with the better
+    mean. f1: float64 [T, L]."""
+    order = sorted(range(len(f1)), key=lambda t: (-f1[t].mean(), teachers[t]))
+    return np.array(order)[f1[order].argmax(axis=0)]
 
 
 def fit_by_label(

@@ -46,24 +46,24 @@ def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
         here = run.recipe.task_name(phase) == run.task_name
         if here and isinstance(phase, Cache) and split in phase.splits:
             reader = CacheReader(cache_folder(run, phase, earlier))
-            for teacher in run.recipe.teachers:
+            for teacher in run.teachers(number):
                 reader.check(teacher, fingerprint(run, run.reference(teacher, number)))
             return reader
     return None
 
 
 def cached_signals(run: Run, split: str, number: int, examples: Examples) -> CachedSignals:
-    """A function that reads all teachers' signals of a split's examples. Their keys are looked up
-    here, once.
+    """A function that reads the signals of the phase's teachers on a split's examples. Their keys
+    are looked up here, once.
 
     Raises UserError when the cache lacks an example.
     """
     reader = open_cache(run, split, number)
     assert reader is not None, "check_recipe requires a cache phase before cached teachers"
-    indices = reader.indices(examples.keys)
+    indices, teachers = reader.indices(examples.keys), run.teachers(number)
 
     def read(numbers: np.ndarray, epoch: int) -> dict[str, Signals]:
         variant = epoch % reader.mask_variants if reader.mask_variants else 0
-        return {name: reader.read(name, indices[numbers], variant) for name in run.recipe.teachers}
+        return {name: reader.read(name, indices[numbers], variant) for name in teachers}
 
     return read

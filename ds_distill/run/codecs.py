@@ -81,7 +81,7 @@ def compare(run: Run, number: int, examples: int) -> dict[str, list[CodecScore]]
     phase = run.recipe.phases[number]
     assert isinstance(phase, Cache)
     scores = {}
-    for teacher in run.recipe.teachers:
+    for teacher in run.teachers(number):
         batches = list(sample_logits(run, run.reference(teacher, number), phase, examples))
         # Sorted by length: every second batch still covers all lengths.
         fitted, held_out = batches[::2], batches[1::2] or batches

@@ -164,6 +164,18 @@ class Run:
 
     # ----------------------------------------------------------------------- models
 
+    def teachers(self, number: int) -> list[str]:
+        """Names of the teachers that phase `number` has: the recipe's, less those that an earlier
+        phase of the task has left out. Every rank reads it from that phase's record."""
+        names = self.recipe.phase_names()
+        for earlier, phase in reversed(list(enumerate(self.recipe.phases[:number]))):
+            if phase.leaves_out_teachers and self.recipe.task_name(phase) == self.task_name:
+                record = self.folder.read_record(earlier, names[earlier])
+                assert record is not None, "phases run in order"
+                remaining: list[str] = record["teachers"]
+                return remaining
+        return list(self.recipe.teachers)
+
     def reference(self, name: str, number: int) -> ModelReference:
         """The model `name` at the start of phase `number`: from the last earlier phase that trained
         it, else from the recipe."""

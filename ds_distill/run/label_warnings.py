@@ -31,8 +31,29 @@ def warn_of_teachers(
         found = run.kind.doubt(predictions[reference.name], examples)
         if found is not None and (found.is_worthless or not reference.trained):
             warnings.append(_line(run, reference, split, found))
-            run.log.info(f"WARNING: {warnings[-1]}")
-            run.log.event("warning", phase=phase, text=warnings[-1])
+    return _logged(run, phase, warnings)
+
+
+def warn_of_one_expert(run: Run, phase: str, split: str, experts: Mapping[str, str]) -> list[str]:
+    """Log and return a line where one of the recipe's teachers is best at every class (thesis 6.1).
+
+    experts: the best teacher of each class.
+    """
+    if len(run.recipe.teachers) == 1 or len(set(experts.values())) > 1:
+        return []
+    noun = "labels" if run.task.many_labels else "classes"
+    line = (
+        f"teacher {next(iter(experts.values()))} is best at all {len(experts)} {noun} of {split}: "
+        "no other adds a class to what it knows, and to distil it alone may be as good. Compare "
+        "with that, or train teachers that differ more."
+    )
+    return _logged(run, phase, [line])
+
+
+def _logged(run: Run, phase: str, warnings: list[str]) -> list[str]:
+    for line in warnings:
+        run.log.info(f"WARNING: {line}")
+        run.log.event("warning", phase=phase, text=line)
     return warnings
 
 

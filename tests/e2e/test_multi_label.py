@@ -49,7 +49,7 @@ def settings(
             "fine-tune": {
                 "name": f"teach-{name}",
                 "models": name,
-                "focus": {"classes": classes},
+                "focus": {"classes": classes, "share_of_others": 0.5},
             }
         }
         for name, classes in focus.items()
@@ -64,7 +64,7 @@ def settings(
         },
         "teachers": {"first": {"model": model}, "second": {"model": model}},
         "student": {"model": model, "layers": [0]},
-        "training": {"batch_size": 16, "learning_rate": 1.0e-2, "epochs": 3, "dropout": 0.0},
+        "training": {"batch_size": 16, "learning_rate": 1.0e-2, "epochs": 5, "dropout": 0.0},
         "phases": [
             *teach,
             {"cache": {"splits": ["transfer", "validation"], "hidden": [-1], "dtype": "float32"}},

@@ -29,8 +29,8 @@ from transformers import PreTrainedModel
 from ds_distill.cache.codecs import codec_from_json
 from ds_distill.cache.compare import CodecScore, compare_codecs, divergence
 from ds_distill.cache.format import Manifest
+from ds_distill.data.combined import open_source
 from ds_distill.data.plan import plan_once
-from ds_distill.data.sources import open_source
 from ds_distill.engine.world import World
 from ds_distill.files import read_json, write_json, write_text
 from ds_distill.models.encoder import read_signals

@@ -417,10 +417,12 @@ def finished(toy_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFact
     import yaml
 
     from ds_distill import FinishedRun
+    from ds_distill.engine.world import World
 
     folder = tmp_path_factory.mktemp("run")
     settings = {**toy_settings, "training": {**toy_settings["training"], "epochs": 1}}
     (folder / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    World.stop()  # another file's, which this run would leave as it is
     before = dict(os.environ), torch.get_rng_state(), tr.utils.logging.get_verbosity()
     done = run_recipe(load_recipe(folder / "toy.yaml"), folder / "run")
     after = dict(os.environ), torch.get_rng_state(), tr.utils.logging.get_verbosity()

@@ -71,8 +71,11 @@ def test_the_type_of_the_task_decides_what_it_may_say(tmp_path: Path) -> None:
             {"type": "masked-ml"},
             ["mlm.yaml:", "task.type: unknown task 'masked-ml'", "`masked-lm`"],
         ),
-        ({"type": None}, ["task.type: unknown task", "single-label, masked-lm"]),
-        ({"type": "masked-lm", "labels": ["a", "b"]}, ["task.labels: unknown key", "masking"]),
+        ({"type": None}, ["task.type: unknown task", "single-label, multi-label, masked-lm"]),
+        (
+            {"type": "masked-lm", "labels": ["a", "b"]},
+            ["task.labels: unknown key", "choose one that has (single-label, multi-label)"],
+        ),
         ({"type": "single-label", "masking": {}}, ["task.masking: unknown key"]),
         ({"type": "masked-lm", "masking": {"rate": 1.5}}, ["task.masking.rate", "less than 1"]),
         ({"type": "masked-lm", "max_length": 4}, ["task.max_length", "8"]),

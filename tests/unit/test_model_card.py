@@ -146,6 +146,19 @@ def test_the_card_has_the_settings_of_the_metric() -> None:
     assert unescaped(line.partition("accuracy. ")[2]) == "Micro recall: leave out bad|one."
 
 
+def test_the_card_names_teachers_that_were_left_out() -> None:
+    results = make_results(["test"], LABELS)
+    left_out = {"kiwi": "is best at no class: nearest on a|b"}
+    results["phases"].insert(0, {"kind": "expertise", "task": "task", "left_out": left_out})
+    results["phases"].insert(
+        0, {"kind": "expertise", "task": "another", "left_out": {"emu": "is best at no class"}}
+    )
+    card = model_card(make_recipe(), results)
+    [line] = [line for line in card.splitlines() if line.startswith("Left out: kiwi")]
+    assert unescaped(line) == "Left out: kiwi, which is best at no class: nearest on a|b."
+    assert "emu" not in card
+
+
 def test_of_a_label_the_card_has_the_f1() -> None:
     _, text = card_of(make_recipe(), metric="micro_f1", micro_f1=0.6, over="labels")
     assert "A label's column is its F1." in text

@@ -486,6 +486,7 @@ def test_a_page_shows_how_targets_compare():
             "kind": "expertise",
             "seconds": 1.0,
             "split": "validation",
+            "left_out": {"second": "is best at no class: nearest on <red>"},
             "comparison": comparison,
         },
     )
@@ -502,6 +503,7 @@ def test_a_page_shows_how_targets_compare():
         "<red>",
         "none",
         "first, second predict the same on 42%",
+        "Left out: teacher second, which is best at no class: nearest on <red>.",
     ):
         assert part in page, part
 

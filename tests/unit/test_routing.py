@@ -14,6 +14,7 @@ from ds_distill.losses import KL
 from ds_distill.parts.policies import POLICIES, routing_of
 from ds_distill.parts.terms import KLLoss
 from ds_distill.routing import ExpertiseTable, Fitted, Router, fit
+from ds_distill.routing.by_label import load_fitted
 from ds_distill.routing.calibration import fit_temperature
 from ds_distill.routing.fitted import folds_of
 from ds_distill.routing.gate import FOLDS, Gate
@@ -504,7 +505,7 @@ def test_what_is_fitted_survives_the_disk(width, tmp_path):
     words, truth, keys = speaking(60, width=width)
     fitted = fit(words, truth, keys, list("abc"))
     fitted.save(tmp_path / "routing.safetensors")
-    again = Fitted.load(tmp_path / "routing.safetensors")
+    again = load_fitted(tmp_path / "routing.safetensors")
     assert [path.name for path in tmp_path.iterdir()] == ["routing.safetensors"]
     for routing in [*TARGETS, *ROUTINGS]:
         answers = [Router(routing, fitted=f)(words, make_batch(truth)) for f in (fitted, again)]

@@ -36,7 +36,7 @@ KNOWN = {
     ("cache/build.py", "_lock"): "a lock has no content",
     ("cache/build.py", "_close_shard"): "ends a shard, and syncs it",
     ("data/docstrings.py", "docstring_corpus.write"): "a file aside, given by build_once",
-    ("data/examples.py", "_write"): "a file aside, given by build_once",
+    ("data/examples.py", "write_examples"): "a file aside, given by build_once",
     ("engine/engine.py", "Engine.save"): "a checkpoint's folder aside, which checkpoints publish",
     ("models/load.py", "save_model"): "into a folder aside, which the run's folder publishes",
     ("run/events.py", "RunLog.event"): "a line at the end of metrics.jsonl, where none is trusted",

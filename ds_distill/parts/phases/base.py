@@ -50,6 +50,11 @@ class PhaseSettings(Section):
         return False
 
     @property
+    def leaves_out_teachers(self) -> bool:
+        """Whether its record names the only `teachers` that the phases after it have."""
+        return False
+
+    @property
     def cached_split(self) -> str | None:
         """The split whose teacher signals it reads from an earlier cache phase, if it does."""
         return None

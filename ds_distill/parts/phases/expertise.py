@@ -20,6 +20,9 @@ class Expertise(PhaseSettings):
     states: bool = True
     """Let the gate read the teachers' last states beside their logits. A gate in a cached
     distillation then needs them in the cache (`hidden: [-1]`)."""
+    leave_out: Literal["unqualified"] | None = None
+    """`unqualified`: the phases after it, of the same task, do without a teacher that is best at
+    no class here (thesis 4.6); evaluations show it all the same. Default: nobody leaves."""
 
     @property
     def learns_from(self) -> list[str]:
@@ -32,6 +35,10 @@ class Expertise(PhaseSettings):
     @property
     def runs_teachers(self) -> bool:
         return True
+
+    @property
+    def leaves_out_teachers(self) -> bool:
+        return self.leave_out is not None
 
 
 ENTRY = PhaseEntry(
