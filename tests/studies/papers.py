@@ -100,7 +100,7 @@ def over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Models, differences and seconds of one variant; lists have a value per seed."""
     evaluations = [one["phases"][-1] for one in results]
     first = evaluations[0]
-    shown = list(dict.fromkeys([first["metric"], "accuracy", "ece"]))
+    shown = [first["metric"], *(key for key in ("accuracy", "ece") if key in first["baseline"])]
     measured = [measures(one) for one in results]
     models = {
         model: {
@@ -150,11 +150,28 @@ def differences(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for model, report in evaluations[0]["models"].items():
         if report["role"] == "student":
             each = [one["models"][model]["to_baseline"] for one in evaluations]
-            rows.append({"student": model, "other": MAJORITY, **paired(each)})
+            row = {"student": model, "other": MAJORITY, **paired(each)}
+            if "confusion" in report:
+                row["accuracy"] = paired([more_right(one, model) for one in evaluations])
+            rows.append(row)
     return rows
 
 
 SHARES = ("retention", "gap_closed")
+
+
+def more_right(evaluation: dict[str, Any], model: str) -> dict[str, Any]:
+    """A model's accuracy less the majority class's, with its 95% interval from the examples that
+    one of them alone has right. F1 of a class can be high for an answer that never changes."""
+    confusion = evaluation["models"][model]["confusion"]
+    always = list(evaluation["baseline"]["per_class"]).index(evaluation["baseline"]["answer"])
+    examples = sum(map(sum, confusion))
+    model_alone = sum(row[at] for at, row in enumerate(confusion) if at != always)
+    majority_alone = sum(confusion[always]) - confusion[always][always]
+    share = (model_alone - majority_alone) / examples
+    variance = ((model_alone + majority_alone) / examples - share**2) / examples
+    reach = 1.96 * variance**0.5
+    return {"difference": share, "interval": [share - reach, share + reach]}
 
 
 def paired(each: list[dict[str, Any]]) -> dict[str, Any]:
@@ -162,7 +179,7 @@ def paired(each: list[dict[str, Any]]) -> dict[str, Any]:
     values = [one["difference"] for one in each]
     return {
         **numbers(values),
-        "bootstrap_intervals": [one["interval"] for one in each],
+        "intervals": [one["interval"] for one in each],
         "t_interval": t_interval(values),
     }
 

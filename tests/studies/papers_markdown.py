@@ -47,10 +47,15 @@ def markdown(name: str, table: dict[str, Any]) -> str:
 
 def _values(variant: dict[str, Any], metric: MetricEntry, seeds: list[int]) -> str:
     """A row per model."""
-    models, ece = variant["models"], METRICS[variant["over"]]["ece"]
+    models = variant["models"]
+    more = {
+        key: METRICS[variant["over"]][key]
+        for key in ("accuracy", "ece")
+        if key in models[next(iter(models))] and key != metric.name
+    }
     signs = any("other_sign" in model for model in models.values())
     by_seed = f"{metric.heading}, seeds {', '.join(map(str, seeds))}"
-    heads = ["model", "steps", by_seed, "mean", "ECE"]
+    heads = ["model", "steps", by_seed, "mean", *(entry.title for entry in more.values())]
     if signs:
         heads.append("neurons on the other side")
     text = _row(heads) + _row(["---"] * len(heads))
@@ -61,7 +66,7 @@ def _values(variant: dict[str, Any], metric: MetricEntry, seeds: list[int]) -> s
             f"{model['steps']['mean']:.0f}" if "steps" in model else "",
             " / ".join(map(metric.shown_as, values["seeds"])),
             metric.shown_as(values["mean"]),
-            ece.shown_as(model["ece"]["mean"]),
+            *(entry.shown_as(model[key]["mean"]) for key, entry in more.items()),
         ]
         if signs:
             cells.append(f"{model['other_sign']['mean']:.1%}" if "other_sign" in model else "")
@@ -83,15 +88,16 @@ def _differences(variant: dict[str, Any], metric: MetricEntry) -> str:
 
 
 def _difference(pair: dict[str, Any], metric: MetricEntry) -> str:
-    text = metric.difference_as(pair["mean"])
-    if pair["t_interval"] is not None:
-        low, high = map(metric.difference_as, pair["t_interval"])
-        text += f" ({low} to {high})"
-    intervals = pair["bootstrap_intervals"]
-    above = sum(low > 0 for low, _ in intervals)
-    below = sum(high < 0 for _, high in intervals)
-    if above or below:
-        text += f"; beyond chance above in {above}, below in {below} of {len(intervals)}"
+    """The interval is over the seeds, and of one seed the bootstrap's; of several, how many are
+    above or below with the whole of their own."""
+    intervals = pair["intervals"]
+    low, high = map(metric.difference_as, pair["t_interval"] or intervals[0])
+    text = f"{metric.difference_as(pair['mean'])} ({low} to {high})"
+    if len(intervals) > 1:
+        above = sum(low > 0 for low, _ in intervals)
+        below = sum(high < 0 for _, high in intervals)
+        text += f"; above in {above}" if above else ""
+        text += f"; below in {below}" if below else ""
     if pair.get("retention", {}).get("mean") is not None:
         text += f"; keeps {pair['retention']['mean']:.1%}"
     if "gap_closed" in pair:
