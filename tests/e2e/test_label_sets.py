@@ -17,6 +17,7 @@ import yaml
 
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
+from ds_distill.data.keys import content_keys
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
@@ -81,9 +82,10 @@ def losses(run: Path, model: str) -> list[float]:
     return [e["loss"] for e in events if e["event"] == "train" and e["phase"] == model]
 
 
-def test_the_cache_has_a_column_for_each_known_class(run: Path) -> None:
+def test_the_cache_has_a_column_for_each_known_class(run: Path, toy_task: Path) -> None:
     reader = CacheReader(run / "cache" / "00-cache")
-    rows = np.arange(reader.manifest.examples)
+    lines = (toy_task / "transfer.jsonl").read_text().splitlines()
+    rows = reader.indices(content_keys([json.loads(line)["text"] for line in lines]))
     for name, known in (("first", [0, 1]), ("second", [1, 2])):
         signals = reader.read(name, rows)
         assert signals.logits.shape[1] == 2
