@@ -36,6 +36,7 @@ MAX_GRAD_NORM = {
     "masked-lm": 0.9,
     "switch": 2.0,
     "many labels": 12.5,
+    "partial": 5.4,
 }
 """By a scenario's task, or its batches. Between the norms of its steps: Adam does not see a factor
 that all of them share."""
@@ -131,6 +132,10 @@ def task_losses(task: str, kind: str) -> dict[str, TermSettings]:
         return losses_of({"kl": kl, "cross_entropy": {}})
     rest = {"cross_entropy": {}, "logit_mse": {"weight": 0.1}, "hidden_mse": {}}
     return losses_of({"kl": kl, **rest})
+
+
+PARTIAL = {"second": {1: [0], 3: [2, 3]}}
+"""Where teachers are partial: `second` knows class 1, by one of its outputs, and 3, by two."""
 
 
 def table() -> dict[str, Any]:
@@ -326,7 +331,9 @@ def _losses(
         if task == "masked-lm":
             logits = {name: scores.flatten(0, 1)[view.positions] for name, scores in logits.items()}
         targets = {name: logits[name].detach() for name in teachers}
-        if policy == "expertise":
+        if policy == "partial":
+            target = None
+        elif policy == "expertise":
             choice = followed_teacher(batch)[:, None]
             target = torch.where(choice == 0, targets["first"], targets["second"])
         else:
@@ -334,14 +341,19 @@ def _losses(
         counted, known = batch.row_sets["all"], batch.row_sets["labelled"]
         rows, labelled = rows + len(counted), labelled + len(known)
         scores, labels = logits["student"][known], batch.labels[known]
-        distance = (target - logits["student"]).square().mean(-1)
-        if labels.ndim > 1:  # each label is a problem of its own: two classes, logits 0 and z
+        if target is None:
+            apart, distance = _against_partial(logits["student"], targets)
+            kl = 0.5 * 4.0 * apart[counted].sum()
+            ce = F.cross_entropy(scores, labels, reduction="sum")
+        elif labels.ndim > 1:  # each label is a problem of its own: two classes, logits 0 and z
+            distance = (target - logits["student"]).square().mean(-1)
             p, q = torch.sigmoid(target / 2), torch.sigmoid(logits["student"] / 2)
             apart = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
             kl = 500.0 * 4.0 * apart.mean(-1)[counted].sum()
             losses = F.binary_cross_entropy_with_logits(scores, labels.float(), reduction="none")
             ce, distance = losses.mean(-1).sum(), distance / 2
         else:
+            distance = (target - logits["student"]).square().mean(-1)
             p, q = F.log_softmax(target / 2, -1), F.log_softmax(logits["student"] / 2, -1)
             kl = 0.5 * 4.0 * (p.exp() * (p - q)).sum(-1)[counted].sum()
             ce = F.cross_entropy(scores, labels, reduction="sum")
@@ -361,3 +373,20 @@ def _losses(
         name: total / (labelled if name == "cross_entropy" else rows)
         for name, total in sums.items()
     }
+
+
+def _against_partial(
+    student: torch.Tensor, targets: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each row the KL at temperature 2 and the squared distance, the mean over teachers, each
+    over the classes that it knows: [n] both."""
+    kl = distance = torch.zeros(len(student))
+    for name, scores in targets.items():
+        known = PARTIAL.get(name, {label: [label] for label in range(CLASSES)})
+        mine = student[:, list(known)]
+        sums = [scores[:, outputs].exp().sum(-1).log() for outputs in known.values()]
+        wanted = torch.stack(sums, -1)
+        p, q = F.log_softmax(wanted / 2, -1), F.log_softmax(mine / 2, -1)
+        kl = kl + (p.exp() * (p - q)).sum(-1) / len(targets)
+        distance = distance + (wanted - mine).square().mean(-1) / len(targets)
+    return kl, distance

@@ -16,6 +16,7 @@ from deepspeed.utils import safe_get_full_grad
 from reference import (
     LEARNING_RATE,
     MICRO_BATCHES,
+    PARTIAL,
     STEPS,
     TOTAL_STEPS,
     WARMUP_STEPS,
@@ -37,6 +38,7 @@ from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.placement import held_bytes, sharded_loading
 from ds_distill.engine.world import World
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.labels import LabelMap
 from ds_distill.models.packed import packed_attention
 from ds_distill.parts.phases import Training
 from ds_distill.parts.policies import routing_of
@@ -75,6 +77,13 @@ def build(
     widths = {name: teacher.config.hidden_size for name, teacher in teachers.items()}
     terms = make_terms(task, kind, student.config.hidden_size, widths)
     router = None
+    if policy == "partial":
+        maps = {
+            name: LabelMap(tuple(map(tuple, known.values())), tuple(known))
+            for name, known in PARTIAL.items()
+        }
+        router = Router(routing_of("average", mix="losses"), temperature=2.0)
+        return Bundle(student, teachers, terms, router, label_maps=maps)
     if len(teachers) > 1:
         router = Router(
             routing_of(policy),
@@ -237,6 +246,9 @@ def main(folder: Path) -> None:
     for stage in range(4):
         name, config = f"many_labels_zero{stage}", f"zero{stage}_fp32"
         run(name, "classification", folder, config, batches="many labels")
+    for stage in (0, 3):
+        name, config = f"partial_zero{stage}", f"zero{stage}_fp32"
+        run(name, "classification", folder, config, batches="partial", policy="partial")
     run("masked_lm_zero1", "masked-lm", folder, "zero1_fp32")
     run("masked_lm_zero3", "masked-lm", folder, "zero3_fp32")
     run("masked_lm_sharded_student", "masked-lm", folder, "zero3_fp32", resident=False)

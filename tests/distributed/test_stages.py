@@ -51,6 +51,8 @@ SCENARIOS = {
         f"many_labels_zero{stage}": ("classification", "many labels", "average")
         for stage in range(4)
     },
+    # The second teacher knows two of the four classes, one of them by two outputs.
+    **{f"partial_zero{stage}": ("classification", "partial", "partial") for stage in (0, 3)},
     "masked_lm_zero1": ("masked-lm", "even", "average"),
     # The teacher's head is tied to its sharded embeddings; the KL goes through linear_kl.
     "masked_lm_zero3": ("masked-lm", "even", "average"),
@@ -131,6 +133,11 @@ def test_student_may_be_sharded_too(two_ranks: Launch) -> None:
     assert two_ranks.results["zero3_fp32"]["student_held"] == [whole, whole]
     for held in two_ranks.results["sharded_student"]["student_held"]:
         assert held == pytest.approx(whole / 2, rel=0.02)
+
+
+def test_stages_are_equal_with_a_partial_teacher(two_ranks: Launch) -> None:
+    ours, base = (two_ranks.losses(f"partial_zero{stage}") for stage in (3, 0))
+    assert_same_losses(ours, base, FP32)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
