@@ -1,0 +1,29 @@
+"""The small forms of the built-in recipes, whole, on real data: some minutes each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ds_distill.recipe import builtin_recipes
+from ds_distill.recipe.load import small_form
+
+SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_form_runs_whole(
+    name: str, ds_distill: Any, shared_data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    command = ["run", name, "--small", f"data_folder={shared_data}", "--folder", folder]
+    done = ds_distill(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((folder / "results.json").read_text())
+    [record] = [r for r in results["phases"] if r["kind"] == "evaluate"][-1:]
+    assert results["student"] in record["models"] and (folder / "student").is_dir()
+    assert str(shared_data) not in (folder / "student" / "README.md").read_text()
