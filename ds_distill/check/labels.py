@@ -41,9 +41,8 @@ def partial_mistakes(
     """
     known = _known_in_part(maps)
     if len(known) == len(recipe.teachers) > 0:
-        unknown = [
-            name for n, name in enumerate(labels) if not any(n in of for of in known.values())
-        ]
+        by_any = set().union(*known.values())
+        unknown = [label for number, label in enumerate(labels) if number not in by_any]
         if unknown:
             yield (
                 f"{recipe.tasks_by_name[task].location}.labels: no teacher knows "
@@ -124,12 +123,13 @@ def _unrelated_notes(recipe: Recipe, task: str, known: Mapping[str, set[int]]) -
     if len(groups) < 2:
         return
     for name, phase in _phases_of(recipe, task):
-        parts = list(phase.parts())
-        policies = [e.name for _, e, _ in parts if isinstance(e, PolicyEntry)]
-        mixes = [
-            e for _, e, _ in parts if isinstance(e, PolicyEntry) and e.takes_partial == "losses"
+        entries = [entry for _, entry, _ in phase.parts()]
+        policies = [
+            entry.name
+            for entry in entries
+            if isinstance(entry, PolicyEntry) and entry.takes_partial == "losses"
         ]
-        if mixes and not any(e.needs.labels for _, e, _ in parts):
+        if policies and not any(entry.needs.labels for entry in entries):
             yield (
                 f"phases.{name}: the teachers of {', '.join(known)} share no label, so a loss "
                 f"over the labels of each ({', '.join(policies)}) leaves open which teacher's "

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 import transformers as tr
+import yaml
 from cache_files import make_keys, write_cache
 
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
+from ds_distill.check.labels import label_notes
 from ds_distill.data.batches import Examples
 from ds_distill.data.keys import content_keys
 from ds_distill.losses import Term, TermInputs, build_terms
@@ -21,6 +23,7 @@ from ds_distill.models.labels import LabelMap
 from ds_distill.parts.policies import POLICIES, candidates, routing_of
 from ds_distill.parts.tasks import SingleLabel
 from ds_distill.parts.terms import losses_of
+from ds_distill.recipe import load_recipe
 from ds_distill.routing import Router, fit
 from ds_distill.routing.by_label import load_fitted, of_label
 from ds_distill.routing.comparison import compare
@@ -307,3 +310,34 @@ def test_a_partial_teacher_is_in_doubt_of_its_own_classes_alone() -> None:
     assert kind.doubt(logits, examples, (0, 1)) is None
     swapped = kind.doubt(logits[:, [1, 0, 2]], examples, (0, 1))
     assert swapped is not None and swapped.order == [1, 0]
+
+
+# -------------------------------------------------------------------------------- notes
+
+
+def test_a_note_where_no_loss_compares_the_labels_of_two_teachers(
+    toy_settings: dict[str, Any], tmp_path: Any
+) -> None:
+    """Through a teacher that shares a label with both, all are compared; so are they by labels."""
+    losses: dict[str, Any] = {"kl": {}}
+    average = {"policy": "average", "mix": "losses"}
+
+    def notes(known: dict[str, list[str]], losses: Any, routing: Any) -> list[str]:
+        teachers = {
+            name: {"model": "m", "labels": {label: label for label in of}}
+            for name, of in known.items()
+        }
+        distil = {"split": "transfer", "losses": losses, "routing": routing}
+        data = {**toy_settings, "teachers": teachers, "phases": [{"distil": distil}]}
+        path = tmp_path / "r.yaml"
+        path.write_text(yaml.safe_dump(data))
+        configs = {name: tr.BertConfig(id2label=dict(enumerate(of))) for name, of in known.items()}
+        found = label_notes(load_recipe(str(path)), "task", LABELS, configs)
+        return [note for note in found if "leaves open" in note]
+
+    apart = {"x": ["a", "b"], "y": ["c", "d"]}
+    [note] = notes(apart, losses, ["chosen", average])
+    assert "(average)" in note and "x, y share no label" in note
+    assert notes({**apart, "z": ["b", "c"]}, losses, average) == []
+    assert notes(apart, {**losses, "cross_entropy": {}}, average) == []
+    assert notes(apart, losses, "gate") == []
