@@ -71,7 +71,8 @@ def collected(name: str, seeds: list[int], work: Path) -> dict[str, Any]:
         "environment": environment([folder for of in folders.values() for folder in of]),
         "variants": {
             label: {
-                "overrides": overrides_of(table, table.variants[label]),
+                "overrides": [*table.overrides, *table.variants[label].overrides],
+                "more_phases": table.variants[label].more,
                 **over_seeds([read_json(folder / "results.json") for folder in of]),
             }
             for label, of in folders.items()
