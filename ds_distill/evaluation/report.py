@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 from sklearn.metrics import confusion_matrix
 
 from ds_distill.errors import UserError
@@ -63,29 +64,38 @@ def classification_report(
         **metric_values(predictions, metrics),
         "per_class": predictions.per_class(names),
         "confusion": confusion.tolist(),
-        "reliability": reliability(predictions),
+        "reliability": reliability(
+            predictions.confidence, predictions.predicted == predictions.labels
+        ),
     }
 
 
 def label_report(
     predictions: LabelPredictions, names: Sequence[str], metrics: Mapping[str, Metric[Any]]
 ) -> dict[str, Any]:
-    """Examples, metrics, F1 of each label."""
+    """Examples, metrics, F1 of each label, reliability: of the probability of each label of each
+    example, which is right where the label is there."""
+    known = predictions.labels >= 0
     return {
         "examples": len(predictions),
         **metric_values(predictions, metrics),
         "per_class": predictions.per_class(names),
+        "reliability": reliability(
+            expit(predictions.logits[known].astype(np.float64)), predictions.labels[known] == 1
+        ),
     }
 
 
-def reliability(predictions: ClassPredictions) -> list[dict[str, Any]]:
-    """Of each bin of confidence that holds an example: the mean confidence, the accuracy, and how
-    many examples it holds."""
-    bins = bin_of(predictions.confidence, RELIABILITY_BINS)
-    right = predictions.predicted == predictions.labels
+def reliability(confidence: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
+    """Of each bin of confidence that holds a prediction: the mean confidence, the accuracy, and how
+    many predictions it holds.
+
+    confidence: float64 [N], probabilities. right: bool [N].
+    """
+    bins = bin_of(confidence, RELIABILITY_BINS)
     return [
         {
-            "confidence": float(predictions.confidence[here].mean()),
+            "confidence": float(confidence[here].mean()),
             "accuracy": float(right[here].mean()),
             "count": int(here.sum()),
         }

@@ -16,6 +16,7 @@ from ds_distill.evaluation.report import (
     build_metrics,
     classification_report,
     comparisons,
+    label_report,
     masked_lm_report,
     metric_values,
     to_teacher,
@@ -300,6 +301,19 @@ def test_a_report_is_what_counting_gives(examples):
     right = sum(row["count"] * row["accuracy"] for row in bins)
     assert right == pytest.approx(wanted["accuracy"] * wanted["examples"])
     assert [row["confidence"] for row in bins] == sorted(row["confidence"] for row in bins)
+
+
+def test_reliability_of_labels_is_over_all_their_probabilities():
+    """A label that is not known is left out."""
+    logits = np.array([[2.0, -2.0], [2.0, -2.0], [2.0, 0.0]])
+    labels = np.array([[1, 0], [0, 0], [1, -1]])
+    metrics = build_metrics("labels", ["a", "b"])
+    bins = label_report(LabelPredictions(logits, labels), ["a", "b"], metrics)["reliability"]
+    likely, unlikely = 1 / (1 + np.exp(-2.0)), 1 / (1 + np.exp(2.0))
+    assert bins == [
+        {"confidence": pytest.approx(unlikely), "accuracy": 0.0, "count": 2},
+        {"confidence": pytest.approx(likely), "accuracy": pytest.approx(2 / 3), "count": 3},
+    ]
 
 
 def test_a_class_that_is_not_there():

@@ -75,7 +75,10 @@ def make_evaluation(models, labels, baseline, metric):
             "examples": SIZE,
             **SCORES,
             metric: accuracy,
-            "reliability": [{"confidence": 0.95, "accuracy": 0.5, "count": 500}],
+            "reliability": [
+                {"confidence": 0.95, "accuracy": 0.5, "count": 500},
+                {"confidence": 0.85, "accuracy": 0.75, "count": 1500},
+            ],
             "per_class": {label: accuracy for label in labels},
             "confusion": [[0] * len(labels)] * len(labels),
         }
@@ -421,19 +424,20 @@ def test_a_page_of_labels_has_no_accuracy():
     record = results["phases"][-1]
     record["over"] = "labels"
     for model in record["models"].values():
-        for name in ("accuracy", "ece", "reliability", "confusion"):
+        for name in ("accuracy", "ece", "confusion"):
             del model[name]
     page = Page(render_report({**results, "verdict": verdict(results)})).text
     part = page[: page.index("Which examples")]
-    for words in ("Micro F1 on test", "Per label", "F1 of each label", "median of labels"):
+    reliability = "the probability that a model gives a label"
+    for words in ("Micro F1 on test", "Per label", "F1 of each label", "of labels", reliability):
         assert words in part, words
-    assert "ccuracy" not in part and "class" not in part and "Reliability" not in part
+    assert "ccuracy" not in part and "class" not in part and "ECE" not in part
 
 
 def test_a_page_has_a_figure_of_reliability_for_each_model():
     source = render_report(make_results(ONE_OF_EACH))
-    assert source.count("<svg") == source.count("<circle") == len(ONE_OF_EACH)
-    assert 'cx="95.0" cy="50.0" r="6.0"' in source, "a quarter of the examples: 1.5 + 9 / 2"
+    assert source.count("<svg") == len(ONE_OF_EACH) == source.count("<circle") / 2
+    assert 'cx="95.0" cy="50.0" r="6.0"' in source, "a quarter of the predictions: 1.5 + 9 / 2"
 
 
 def test_the_page_lists_what_chose_and_shows_no_accuracy_of_it():
