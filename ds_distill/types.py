@@ -277,12 +277,7 @@ class Batch:
         if labels is None:
             labels = torch.full((n,), -100, device=device)
         else:
-            _check("labels", labels, labels.dtype, (n, *labels.shape[1:2]))
-            if labels.is_floating_point() or labels.dtype == torch.bool:
-                raise ValueError(f"labels must be class or token ids; they are {labels.dtype}")
-            known = labels >= 0
-            sets["labelled"] = (known if labels.ndim == 1 else known.all(dim=1)).nonzero()[:, 0]
-            labels = torch.where(labels < 0, -100, labels).long()
+            labels, sets["labelled"] = _checked_labels(labels, n)
         for name, rows in (row_sets or {}).items():
             sets[name] = rows
         for name, outputs in (signals or {}).items():
@@ -337,6 +332,17 @@ def _check_views(views: Mapping[str, View]) -> None:
             "all views must have the same examples and rows; they have "
             + ", ".join(f"{name}: {examples[name]} and {rows[name]}" for name in views)
         )
+
+
+def _checked_labels(labels: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels of n rows as a batch has them, and which rows are labelled: int64 [k]. Raises
+    ValueError for another shape or dtype."""
+    _check("labels", labels, labels.dtype, (n, *labels.shape[1:2]))
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be class or token ids; they are {labels.dtype}")
+    known = labels >= 0
+    labelled = (known if labels.ndim == 1 else known.all(dim=1)).nonzero()[:, 0]
+    return torch.where(known, labels, -100).long(), labelled
 
 
 def _check_rows(name: str, rows: torch.Tensor, n: int) -> None:

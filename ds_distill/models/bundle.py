@@ -95,9 +95,7 @@ class Bundle(nn.Module):
             }
         if self.student is None or not self.terms:
             lacking = "terms" if self.student is not None else "a student"
-            raise ValueError(
-                f"a bundle without {lacking} has no loss: name the models in `predict`"
-            )
+            raise ValueError(f"a bundle without {lacking} has no loss: name models in `predict`")
         terms = {name: cast(Term, term) for name, term in self.terms.items()}
         for name, term in terms.items():
             _check_rows(name, term, batch)

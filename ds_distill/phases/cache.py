@@ -53,10 +53,8 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     before = known_teachers(path)
     teachers = {}
     for reference in references:
-        its_fingerprint, packed = (
-            fingerprint(run, reference),
-            run.packed(reference, bf16=is_bf16(run.deepspeed())),
-        )
+        its_fingerprint = fingerprint(run, reference)
+        packed = run.packed(reference, bf16=is_bf16(run.deepspeed()))
         known = before.get(reference.name)
         same = (
             known[1] if known is not None and {**known[0], **its_fingerprint} == known[0] else None

@@ -12,7 +12,7 @@ from ds_distill.check.recipe import check_data, check_recipe, notes, open_source
 from ds_distill.engine.precision import resolved_name
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
-from ds_distill.parts.phases import PHASES
+from ds_distill.parts.phases import PHASES, PhaseSettings
 from ds_distill.parts.tasks import TASKS
 from ds_distill.recipe import Recipe
 from ds_distill.run.context import Run
@@ -62,29 +62,26 @@ def execute(
                 log.info(f"{title}: done before")
                 continue
             log.info(title)
-            log.start_phase(number)
-            started = time.perf_counter()
-            record = PHASES[phase.kind].load()(phase, number, name, runs[recipe.task_name(phase)])
-            seconds = round(time.perf_counter() - started, 2)
-            log.event("phase", phase=name, kind=phase.kind, seconds=seconds)
-            if world.is_main:
-                write_json(
-                    folder.record(number, name),
-                    {
-                        "phase": name,
-                        "kind": phase.kind,
-                        "task": recipe.task_name(phase),
-                        "seconds": seconds,
-                        **record,
-                    },
-                )
-            world.barrier()
+            _run_phase(phase, number, name, runs[recipe.task_name(phase)])
         if world.is_main and first is None:
             publish(recipe, folder, log)
         world.barrier()
     finally:
         log.close()
     return runs
+
+
+def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
+    """Run a phase and write its record. Every rank must call this."""
+    run.log.start_phase(number)
+    started = time.perf_counter()
+    record = PHASES[phase.kind].load()(phase, number, name, run)
+    seconds = round(time.perf_counter() - started, 2)
+    run.log.event("phase", phase=name, kind=phase.kind, seconds=seconds)
+    if run.world.is_main:
+        about = {"phase": name, "kind": phase.kind, "task": run.task_name, "seconds": seconds}
+        write_json(run.folder.record(number, name), {**about, **record})
+    run.world.barrier()
 
 
 def _import_parts(recipe: Recipe) -> None:
