@@ -81,8 +81,8 @@ class CacheReader:
         others = set(self.teachers) - set(teachers)
         if others:
             raise UserError(
-                f"cache {self._path}: also has teacher {sorted(others)[0]!r}, which is not in the "
-                "recipe, so its new records would be missing. Name another folder "
+                f"cache {self._path}: also has teacher {sorted(others)[0]!r}, which this "
+                "phase does not have, so its new records would be missing. Name another folder "
                 "(phases.cache.folder)."
             )
 

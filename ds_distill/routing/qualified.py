@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from scipy.stats import hypergeom
 
 from ds_distill.data.labels import is_labelled
 from ds_distill.routing.by_label import TWO, experts_by_f1, f1_of
 from ds_distill.routing.expertise import ExpertiseTable
 
-CHANCE = 1.96
-"""Standard errors: a smaller difference of two shares is within chance (95%)."""
+CHANCE = 0.025
+"""How often a teacher that knows nothing may pass for one that does, over all classes together."""
 
 
 def unqualified(
@@ -51,22 +52,18 @@ def unqualified(
 
 
 def _is_informed(logits: np.ndarray, truth: np.ndarray) -> bool:
-    """Whether a teacher predicts some class for a larger share of its examples than of the others,
-    beyond chance. logits: float [N, C]; truth: int [N] or [N, C], labelled."""
-    classes = np.arange(logits.shape[1])
+    """Whether a teacher predicts some class for more of its examples than predictions drawn by lot
+    would: Fisher's exact test of each class. logits: float [N, C]; truth: int [N] or [N, C], all
+    labelled."""
+    count, classes = logits.shape
     if truth.ndim > 1:
         predicted, actual = logits > 0, truth == 1
     else:
-        predicted = logits.argmax(axis=1)[:, None] == classes
-        actual = truth[:, None] == classes
-    inside, outside = actual.sum(axis=0), (~actual).sum(axis=0)
-    both = np.maximum(inside, 1), np.maximum(outside, 1)
-    difference = (predicted & actual).sum(axis=0) / both[0]
-    difference = difference - (predicted & ~actual).sum(axis=0) / both[1]
-    share = predicted.mean(axis=0)
-    error = np.sqrt(share * (1 - share) * (1 / both[0] + 1 / both[1]))
-    seen = (inside > 0) & (outside > 0)
-    return bool((seen & (difference > CHANCE * error)).any())
+        predicted = logits.argmax(axis=1)[:, None] == np.arange(classes)
+        actual = truth[:, None] == np.arange(classes)
+    right = (predicted & actual).sum(axis=0)
+    by_lot = hypergeom.sf(right - 1, count, actual.sum(axis=0), predicted.sum(axis=0))
+    return bool((by_lot < CHANCE / classes).any())
 
 
 def _experts(

@@ -115,3 +115,15 @@ def test_policies_of_a_lone_teacher_can_be_fitted_and_compared():
     keys = torch.from_numpy(content_keys([f"text {n}" for n in range(len(TRUTH))]))
     assert fit(signals, TRUTH, keys, LABELS).teachers == ("ann",)
     assert list(compare(signals, TRUTH, keys, LABELS).teachers) == ["ann"]
+
+
+def test_one_that_predicts_by_lot_is_no_better_than_chance():
+    """With many classes one of them would look better in a test of its own."""
+    draw = np.random.default_rng(0)
+    passed = 0
+    for _ in range(200):
+        truth = draw.integers(0, 20, 400)
+        teachers = {"lot": draw.normal(size=(400, 20)), "good": 9 * np.eye(20)[truth]}
+        found = unqualified(teachers, truth, [str(n) for n in range(20)])
+        passed += found["lot"] != "predicts no class better than chance"
+    assert passed < 0.1 * 200
