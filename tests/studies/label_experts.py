@@ -9,8 +9,8 @@ of the others. Students of three of its layers learn from both teachers' cached 
 without labels, of other abstracts; one more learns from 800 labelled sentences without teachers.
 The result is the chosen policy's student against the average's on the same test sentences.
 
-A seed takes five minutes on two quiet cores. Run it again after a stop: what is done is reused. It
-writes docs/results/label-experts.json, and the tables in docs/routing.md, after each seed.
+Run it again after a stop: what is done is reused. It writes docs/results/label-experts.json, and
+the tables in docs/routing.md, after each seed.
 """
 
 from __future__ import annotations
