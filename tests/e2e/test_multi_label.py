@@ -43,28 +43,34 @@ def settings(
 ) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("labels")
     model = str(tiny_models["toy"])
-    focus = {"first": ["animal"], "second": ["food", "weather"]}
+    data = str(write_task(root / "data"))
+    knows = {"first": ["animal"], "second": ["food", "weather"]}
+    splits: dict[str, Any] = {split: split for split in ("train", "validation", "test", "transfer")}
+    for name, labels in knows.items():  # an expert was never told of the other labels
+        mapping = {label: label if label in labels else None for label in LABELS}
+        there = {"path": data, "split": "train", "columns": {"label": "labels"}}
+        splits[f"of-{name}"] = {**there, "labels": mapping}
     teach = [
-        {
-            "fine-tune": {
-                "name": f"teach-{name}",
-                "models": name,
-                "focus": {"classes": classes, "share_of_others": 0.5},
-            }
-        }
-        for name, classes in focus.items()
+        {"fine-tune": {"name": f"teach-{name}", "models": name, "split": f"of-{name}"}}
+        for name in knows
     ]
     distil = {"split": "transfer", "losses": {"kl": {"temperature": 2.0}}}
     return {
         "name": "labels",
         "task": {
             "type": "multi-label",
-            "data": {"path": str(write_task(root / "data")), "columns": {"label": "labels"}},
+            "data": {"path": data, "columns": {"label": "labels"}, "splits": splits},
             "max_length": 16,
         },
         "teachers": {"first": {"model": model}, "second": {"model": model}},
         "student": {"model": model, "layers": [0]},
-        "training": {"batch_size": 16, "learning_rate": 1.0e-2, "epochs": 5, "dropout": 0.0},
+        "training": {
+            "batch_size": 16,
+            "learning_rate": 1.0e-2,
+            "epochs": 6,
+            "keep": "last",
+            "dropout": 0.0,
+        },
         "phases": [
             *teach,
             {"cache": {"splits": ["transfer", "validation"], "hidden": [-1], "dtype": "float32"}},
