@@ -35,12 +35,13 @@ def error_lines(tree: Locations, error: Any, shared: Mapping[Any, Any]) -> list[
         return in_phase and key[3] in shared and key not in tree.locations
 
     if error["type"] == "unknown_keys":
+        is_part = bool(error["loc"]) and chosen_by(error["loc"][-1]) is not None
         lines = []
         for key, nearest in error["ctx"]["nearest"].items():
             if inherited((*at, key)):
                 continue
             where = ".".join(map(str, (*at, key)))
-            hint = _about_unknown_key(key, nearest, error["ctx"], choices)
+            hint = _about_unknown_key(key, nearest, error["ctx"], choices if is_part else [])
             lines.append(f"{tree.location((*at, key))}  {where}: unknown key. {hint}")
         return lines
     if error["type"] == "mistake_at":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,31 @@ def experts_by_f1(f1: np.ndarray, teachers: Sequence[str]) -> np.ndarray:
     return np.array(order)[f1[order].argmax(axis=0)]
 
 
+class LabelTable(ExpertiseTable):
+    """The expertise table of one label, over the classes TWO. Teachers are ranked by their F1: by
+    accuracy the best at a rare label would be the one that never predicts it."""
+
+    @staticmethod
+    def of(table: ExpertiseTable) -> LabelTable:
+        return LabelTable(table.teachers, table.labels, table.correct, table.total)
+
+    @property
+    def overall(self) -> np.ndarray:
+        """The F1: float64 [T]."""
+        return f1_of([self])[:, 0]
+
+    @property
+    def experts(self) -> np.ndarray:
+        """The best teacher, for the label's absence and its presence: int64 [2]."""
+        return self.ranking[[0, 0]]
+
+
+def fit_label(*given: Any, **how: Any) -> Fitted:
+    """As `fit`, on one label: over the classes TWO, with teachers ranked by F1."""
+    fitted = fit(*given, **how)
+    return replace(fitted, table=LabelTable.of(fitted.table))
+
+
 def fit_by_label(
     signals: Mapping[str, Signals],
     truth: np.ndarray,
@@ -146,7 +171,9 @@ def fit_by_label(
     return FittedByLabel(
         tuple(labels),
         tuple(
-            fit(of_label(signals, n), truth[:, n], keys, TWO, seed=seed, group_keys=group_keys)
+            fit_label(
+                of_label(signals, n), truth[:, n], keys, TWO, seed=seed, group_keys=group_keys
+            )
             for n in range(len(labels))
         ),
     )
@@ -164,4 +191,5 @@ def load_fitted(path: Path) -> Fitted | FittedByLabel:
         number, _, own = name.partition(".")
         parts[int(number)][own] = tensor
     of = (Fitted.of_parts(*both) for both in zip(parts, header["of"], strict=True))
-    return FittedByLabel(tuple(header["labels"]), tuple(of))
+    ranked = (replace(fitted, table=LabelTable.of(fitted.table)) for fitted in of)
+    return FittedByLabel(tuple(header["labels"]), tuple(ranked))

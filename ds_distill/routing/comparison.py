@@ -7,7 +7,7 @@ not have on new text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
@@ -22,9 +22,9 @@ from ds_distill.evaluation.report import build_metric, metric_values
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS, Accuracy, MetricSettings, MicroF1
 from ds_distill.parts.policies import BASELINE, POLICIES, Routing, baseline_of, candidates
-from ds_distill.routing.by_label import TWO, of_label
+from ds_distill.routing.by_label import TWO, fit_label, of_label
 from ds_distill.routing.calibration import log_probabilities
-from ds_distill.routing.fitted import fit, folds_of, states_of
+from ds_distill.routing.fitted import Fitted, fit, folds_of, states_of
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.partial import classes_of, knowing_average
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
@@ -174,12 +174,14 @@ def held_out_targets(
     *,
     seed: int = 0,
     group_keys: torch.Tensor | None = None,
+    fit_on: Callable[..., Fitted] = fit,
 ) -> dict[str, torch.Tensor]:
     """Each policy's target logits on every example, fitted on examples of other folds:
     float32 [N, C] by policy. truth: as of `compare`, all labelled."""
     group_keys = keys if group_keys is None else group_keys
     if truth.ndim > 1:
         how: dict[str, Any] = {"seed": seed, "group_keys": group_keys}
+        how["fit_on"] = fit_label
         of_labels = [
             held_out_targets(of_label(signals, number), truth[:, number], keys, TWO, **how)
             for number in range(len(labels))
@@ -196,7 +198,7 @@ def held_out_targets(
         if not out.any():
             continue
         rest = at(signals, ~out)
-        fitted = fit(
+        fitted = fit_on(
             rest, truth[~out.numpy()], keys[~out], labels, seed=seed, group_keys=group_keys[~out]
         )
         held_out = at(signals, out)

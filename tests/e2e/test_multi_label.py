@@ -66,9 +66,8 @@ def settings(
         "student": {"model": model, "layers": [0]},
         "training": {
             "batch_size": 16,
-            "learning_rate": 1.0e-2,
-            "epochs": 6,
-            "keep": "last",
+            "learning_rate": 3.0e-3,
+            "epochs": 16,
             "dropout": 0.0,
         },
         "phases": [

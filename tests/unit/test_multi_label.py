@@ -193,6 +193,24 @@ def test_what_a_teacher_knows_is_known_of_each_label(tmp_path: Path) -> None:
     ).all()
 
 
+def test_of_a_rare_label_the_expert_is_not_who_never_predicts_it() -> None:
+    draw = np.random.default_rng(0)
+    truth = (draw.random((500, 1)) < 0.05).astype(np.int64)
+    finds = np.where(truth == 1, 2.0, np.where(draw.random((500, 1)) < 0.1, 1.0, -2.0))
+    signals = {
+        "finds": Signals(torch.from_numpy(finds).float()),
+        "never": Signals(torch.full((500, 1), -3.0)),
+    }
+    keys = torch.from_numpy(draw.integers(0, 2**60, (500, 2)))
+    fitted = fit_by_label(signals, truth, keys, ["rare"])
+    assert (finds > 0).sum() > 2 * truth.sum(), "it is right less often than who never predicts it"
+    view = PaddedView(torch.ones(500, 2).long(), torch.ones(500, 2).long())
+    batch = Batch.from_views({"student": view}, torch.from_numpy(truth))
+    for policy in ("expertise", "best"):
+        weights = Router(policy, fitted=fitted)(signals, batch).weights
+        assert (weights[0] == 1).all() and (weights[1] == 0).all(), policy
+
+
 def test_the_target_of_a_label_does_not_depend_on_the_others() -> None:
     signals, truth, keys = experts(100)
     view = PaddedView(torch.ones(100, 2).long(), torch.ones(100, 2).long())
