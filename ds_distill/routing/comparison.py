@@ -174,10 +174,13 @@ def held_out_targets(
     *,
     seed: int = 0,
     group_keys: torch.Tensor | None = None,
-    fit_on: Callable[..., Fitted] = fit,
+    fit_on: Callable[..., Fitted] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Each policy's target logits on every example, fitted on examples of other folds:
-    float32 [N, C] by policy. truth: as of `compare`, all labelled."""
+    float32 [N, C] by policy.
+
+    truth: as of `compare`, all labelled. fit_on: as `fit`, which is the default.
+    """
     group_keys = keys if group_keys is None else group_keys
     if truth.ndim > 1:
         how: dict[str, Any] = {"seed": seed, "group_keys": group_keys}
@@ -198,7 +201,7 @@ def held_out_targets(
         if not out.any():
             continue
         rest = at(signals, ~out)
-        fitted = fit_on(
+        fitted = (fit_on or fit)(
             rest, truth[~out.numpy()], keys[~out], labels, seed=seed, group_keys=group_keys[~out]
         )
         held_out = at(signals, out)
