@@ -254,14 +254,12 @@ class Batch:
             policy that needs labels raises ValueError.
         keys: int64 [B, 2], as `content_keys` makes them of the texts. None: of the tokens.
         signals: cached teachers' signals by teacher, n rows each; without them teachers run.
-        row_sets: int64 [k] by name, ascending indices of rows, for terms that count rows of their
-            own, or an `all` that leaves rows out. Default: `all` has every row, and `labelled`
-            those with a label.
-        epoch: number of the epoch, on which random policies depend.
+        row_sets: int64 [k] by name, ascending indices of rows, for terms that count their own. Else
+            `all` (which may be given, to leave rows out) has every row, `labelled` the labelled.
+        epoch: its number, on which random policies depend.
         progress: share of the training that is done, for terms with `from` or `until`.
 
-        The rows of this batch are all that the loss is divided by. Over several micro-batches or
-        ranks, replace `counts` by their sums (`dataclasses.replace`).
+        The loss is divided by the rows of this batch: over several, replace `counts` by their sums.
 
         Raises TypeError or ValueError that names the argument and the shape it must have.
         """
