@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ def load_classifier(
     seed: int = 0,
     attention: str | None = None,
     problem_type: str | None = None,
+    output_bias: Callable[[], torch.Tensor] | None = None,
 ) -> PreTrainedModel:
     """A sequence classifier in fp32.
 
@@ -36,6 +37,7 @@ def load_classifier(
         `labels`.
     attention: transformers' `attn_implementation`; None lets transformers choose.
     problem_type: transformers' name of the head's loss, for its configuration.
+    output_bias: makes the bias of a new head's logits, float32 [labels]; None leaves it at zero.
 
     Raises UserError when the weights cannot be loaded or do not fit.
     """
@@ -56,6 +58,13 @@ def load_classifier(
             f"{len(labels)} labels, so it was not trained on this task. Fine-tune it first (a "
             "fine-tune phase before the one that uses it), or use a fine-tuned checkpoint."
         )
+    if missing and output_bias is not None:
+        [bias] = [
+            weight
+            for name, weight in model.named_parameters()
+            if name in missing and name.endswith("bias") and weight.shape == (len(labels),)
+        ]
+        bias.data.copy_(output_bias())
     if layers is not None:
         keep_layers(model, layers)
     return model

@@ -253,7 +253,7 @@ class Run:
         labels = self.labels
         if reference.label_map is not None:  # all classes of the checkpoint, in its order
             labels = class_names(load_config(reference.model, reference.revision))
-        return self.kind.load(reference.model, labels, **options)
+        return self.kind.load(self, reference.model, labels, **options)
 
     # ----------------------------------------------------------------------- engine
 

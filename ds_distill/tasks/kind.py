@@ -62,8 +62,8 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         return examples
 
     @abstractmethod
-    def load(self, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
-        """A model with the task's head.
+    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+        """A model with the task's head. Every rank must call this.
 
         labels: of the head's outputs, the checkpoint's own where they are not the task's.
         options: as of `load_classifier`.

@@ -44,7 +44,7 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
             return examples
         return split_long(examples, tokenizers(), self.settings.max_length)
 
-    def load(self, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
         return load_masked_lm(model, **options)
 
     def collator(

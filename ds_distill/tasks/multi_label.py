@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from transformers import PreTrainedModel
 
 from ds_distill.data.batches import Examples
 from ds_distill.evaluation.label_order import Doubt
@@ -22,6 +24,21 @@ class MultiLabelKind(Classification):
     """Predictions are logits, float32 [N, L]; a label is predicted where its logit is above 0."""
 
     problem_type = "multi_label_classification"
+
+    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+        """The bias of a new head is the log odds of each label in train. From zero all logits must
+        fall first where most labels are rare, and encoder and pooler learn that in place of the
+        text: no label of ten was predicted after 280 steps, with the log odds F1 was .31 after 89.
+        """
+
+        def log_odds() -> torch.Tensor:
+            if not run.has_split("train"):
+                return torch.zeros(len(labels))
+            found = run.examples("train").labels
+            there, known = (found == 1).sum(axis=0), (found >= 0).sum(axis=0)
+            return torch.from_numpy((there + 0.5) / (known + 1)).logit().float()
+
+        return super().load(run, model, labels, output_bias=log_odds, **options)
 
     def examples(self, examples: Examples) -> Examples:
         """Labels int64 [N, L], also of a split that has none."""

@@ -35,7 +35,7 @@ class Classification(TaskKind[LabelledTask, np.ndarray]):
     problem_type: str | None = None
     """transformers' name of the head's loss, for the configuration of trained models."""
 
-    def load(self, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
         return load_classifier(model, labels, problem_type=self.problem_type, **options)
 
     def collator(

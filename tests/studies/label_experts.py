@@ -26,11 +26,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import torch
 from routing import MODEL, ROOT, run
 
 from ds_distill.files import read_json, write_json, write_text
-from ds_distill.recipe.references import resolve_model
 
 RESULTS = ROOT / "docs" / "results" / "label-experts.json"
 PAGE = ROOT / "docs" / "routing.md"
@@ -80,30 +78,7 @@ def write_data(source: Path, folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def write_model(data: Path, folder: Path) -> None:
-    """MiniLM with a head whose bias is the log odds of each label in train. With a bias of zero all
-    logits must fall first, for most labels are rare, and the encoder and its pooler learn that in
-    place of the text: after 280 steps no label had been predicted yet."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    rows = _read(data / "train.jsonl")
-    shares = torch.tensor([sum(label in row["labels"] for row in rows) for label in LABELS])
-    shares = shares / len(rows)
-    torch.manual_seed(0)
-    source = resolve_model(MODEL, None)
-    model = AutoModelForSequenceClassification.from_pretrained(
-        source,
-        id2label=dict(enumerate(LABELS)),
-        label2id={label: number for number, label in enumerate(LABELS)},
-        problem_type="multi_label_classification",
-    )
-    with torch.no_grad():
-        model.classifier.bias.copy_(shares.logit())
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
-
-
-def recipe(data: Path, model: Path) -> dict[str, Any]:
+def recipe(data: Path) -> dict[str, Any]:
     teach: list[dict[str, Any]] = [
         {
             "fine-tune": {
@@ -131,8 +106,8 @@ def recipe(data: Path, model: Path) -> dict[str, Any]:
             "labels": LABELS,
             "max_length": 64,
         },
-        "teachers": {teacher: {"model": str(model)} for teacher in EXPERTS},
-        "student": {"model": str(model), "layers": [0, 2, 5]},
+        "teachers": {teacher: {"model": MODEL} for teacher in EXPERTS},
+        "student": {"model": MODEL, "layers": [0, 2, 5]},
         "training": {
             "batch_size": 16,
             "warmup": 0.1,
@@ -256,14 +231,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = parser.parse_args()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    data, model = arguments.work / "data", arguments.work / "model"
+    data = arguments.work / "data"
     if not data.is_dir():
         write_data(arguments.data, data)
-    if not model.is_dir():
-        write_model(data, model)
     for seed in arguments.seeds:
         folder = arguments.work / f"seed-{seed}"
-        run(recipe(data, model), seed, folder)
+        run(recipe(data), seed, folder)
         store(record_of(seed, folder))
 
 

@@ -28,6 +28,7 @@ from scipy.stats import t as students_t
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from papers_figure import CURVES, draw, pooled
 from papers_markdown import RESULTS, markdown, show
 from papers_tables import TABLES, Table, Variant, overrides_of
 
@@ -108,6 +109,7 @@ def over_seeds(results: list[dict[str, Any]]) -> dict[str, Any]:
             "role": first["models"][model]["role"],
             **{key: numbers([one["models"][model][key] for one in evaluations]) for key in shown},
             **{key: numbers([one[model][key] for one in measured]) for key in measured[0][model]},
+            "reliability": pooled([one["models"][model]["reliability"] for one in evaluations]),
         }
         for model in first["models"]
     }
@@ -195,6 +197,13 @@ def t_interval(values: list[float]) -> list[float] | None:
     return [mean - reach, mean + reach]
 
 
+def is_drawn(name: str) -> bool:
+    """Whether a table is there that compares models with and without a penalty on confidence."""
+    file = RESULTS / f"{name}.json"
+    variants = [variant for variant, _ in CURVES.values()]
+    return file.is_file() and set(variants) <= set(read_json(file)["variants"])
+
+
 def refuse_changes(environment: dict[str, Any], dirty: bool) -> None:
     """Raises SystemExit for a checkout that no commit holds, unless `dirty`."""
     commit = environment["commit"]
@@ -215,6 +224,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.show:
         show()
+        penalised = [name for name in TABLES if is_drawn(name)]
+        if penalised:
+            draw(penalised)
         return
     if arguments.work is None or arguments.data is None:
         parser.error("--work and --data are needed")

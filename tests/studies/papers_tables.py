@@ -62,21 +62,41 @@ DDI = ["DDI-false", "DDI-advise", "DDI-effect", "DDI-int", "DDI-mechanism"]
 
 DOKTRA = {
     "calibrated": Variant(more=(PREDICTIONS, NO_PENALTY, LABELS_ONLY)),
-    "not-calibrated": Variant(("phases.teach.losses={cross_entropy: {}}",)),
+    "not-calibrated": Variant(("phases.teach.losses={cross_entropy: {}}",), (PREDICTIONS,)),
 }
 RECIPE = {"recipe": Variant()}
 """As its small form has it."""
+YES_NO = {"no": "no", "yes": "yes", "maybe": None}
+QUESTIONS = {
+    "path": "data:pubmedqa",
+    "columns": {"text": "text_a", "text_b": "text_b"},
+    "splits": {
+        **{
+            split: {"path": "data:pubmedqa", "split": file, "labels": YES_NO}
+            for split, file in (("train", "train"), ("validation", "val"), ("test", "test"))
+        },
+        "transfer": {
+            "path": "data:boolq",
+            "split": "own_train",
+            "labels": {"false": "no", "true": "yes"},
+        },
+    },
+    "limit": {"transfer": 1600},
+}
 TABLES = {
     "doktra-gad": Table("doktra", DOKTRA, (START,)),
     "doktra-ddi": Table(
         "doktra",
-        {"calibrated": Variant(more=(LABELS_ONLY,))},
+        {
+            "calibrated": Variant(more=(NO_PENALTY, LABELS_ONLY)),
+            "not-calibrated": DOKTRA["not-calibrated"],
+        },
         (
             START,
             "task.data.path=data:re_ddi",
             f"task.labels={json.dumps(DDI)}",
             "task.metric={name: micro_f1, leave_out: [DDI-false]}",
-            "task.data.limit={train: 4800}",
+            "task.data.limit={train: 3200}",
             "task.max_length=128",
             "phases.teach.losses.confidence_penalty.weight=0.3",
             "phases.distil.losses.confidence_penalty.weight=0.7",
@@ -90,17 +110,31 @@ TABLES = {
             "task.type=multi-label",
             "task.data.path=data:hoc",
             "task.data.columns={label: labels}",
+            "task.data.splits={train: train_sentences, validation: val_sentences, "
+            "test: test_sentences}",
+            "task.data.limit={train: 3200}",
             f"task.labels={json.dumps(HOC)}",
             "task.metric={name: micro_f1}",
-            "task.max_length=256",
             "phases.teach.losses={cross_entropy: {}}",
             "phases.teach.epochs=10",
             f"phases.distil.losses={json.dumps(HOC_LOSSES)}",
         ),
     ),
+    "doktra-tapt": Table("doktra-tapt", {"recipe": Variant(more=(LABELS_ONLY,))}, (START,)),
     "transfer-general": Table("transfer-general", RECIPE),
     "transfer-random": Table("transfer-random", RECIPE),
     "transfer-domain": Table("transfer-domain", RECIPE),
+    "transfer-pubmedqa": Table(
+        "transfer-general",
+        RECIPE,
+        (
+            f"task.data={json.dumps(QUESTIONS)}",
+            'task.labels=["no", "yes"]',
+            "task.max_length=128",
+            "task.metric={name: auc, positive: 'yes'}",
+            "phases.teach.epochs=8",
+        ),
+    ),
 }
 
 

@@ -232,6 +232,23 @@ def test_a_head_of_another_size_is_replaced_when_a_new_one_is_requested(folder):
         load(folder, labels=["x", "y"])
 
 
+@each_family
+def test_a_new_head_takes_a_bias_of_its_logits_and_an_old_one_keeps_its_own(tmp_path, family):
+    whole = classifier(family)
+    whole.base_model.save_pretrained(tmp_path / "body")
+    whole.save_pretrained(tmp_path / "whole")
+    bias = torch.arange(len(LABELS)) + 5.0
+
+    def logits_after(folder):
+        model = load(tmp_path / folder, new_head=True, output_bias=lambda: bias)
+        weights = dict(model.named_parameters())
+        last = [name for name, weight in weights.items() if weight.shape == (len(LABELS),)][-1]
+        return weights[last].detach()
+
+    assert torch.equal(logits_after("body"), bias)
+    assert not torch.equal(logits_after("whole"), bias)
+
+
 @pytest.mark.parametrize("part", ["bert", "whole"])
 def test_a_checkpoint_without_a_head_is_no_classifier(tmp_path, part):
     model = classifier("bert").bert if part == "bert" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import BertConfig, BertModel
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
@@ -27,6 +29,7 @@ from ds_distill.parts.terms import losses_of
 from ds_distill.routing import Router
 from ds_distill.routing.by_label import TWO, fit_by_label, load_fitted, of_label
 from ds_distill.routing.comparison import compare
+from ds_distill.tasks.multi_label import MultiLabelKind
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 
@@ -244,3 +247,23 @@ def test_policies_are_compared_over_labels() -> None:
     assert found.policies["gate"].interval[0] > 0
     assert set(found.policies["gate"].per_class) == {"x", "y", "z"}
     assert found.choice != "average"
+
+
+@pytest.mark.parametrize("split", ["train", "other"])
+def test_a_new_head_starts_at_the_log_odds_of_train(tmp_path: Path, split: str) -> None:
+    """Of three labelled examples and one without; 0 where no split train is."""
+    names = ["x", "y", "z"]
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
+    config = BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
+    BertModel(config).save_pretrained(tmp_path)
+    labels = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [-1, -1, -1]])
+    run: Any = SimpleNamespace(
+        has_split=lambda name: name == split,
+        examples=lambda name: SimpleNamespace(labels=labels),
+    )
+    kind = MultiLabelKind(MultiLabel(labels=names, data=Data(path=str(tmp_path))), names)
+    model: Any = kind.load(run, str(tmp_path), names, new_head=True)
+    shares = (
+        torch.tensor([2.5 / 4, 2.5 / 4, 0.5 / 4]) if split == "train" else torch.full((3,), 0.5)
+    )
+    torch.testing.assert_close(model.classifier.bias.sigmoid(), shares)
