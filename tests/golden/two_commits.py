@@ -34,11 +34,7 @@ from readings import Reading, events, read_run, run, start
 HERE = Path(__file__).parent
 RECIPES = ("single-label.yaml", "masked-lm.yaml")
 
-RENAMED: dict[str, str] = {
-    "words/draws": "signals/mask_variants",
-    "masking/draws": "masking/variants",
-    "words": "signals",
-}
+RENAMED: dict[str, str] = {}
 """What BASE calls otherwise than HEAD: part of a place, or a name as a value -> HEAD's word for
 it. {"phases/3/comparison": "phases/3/policies", "macro_f1": "f1"}"""
 
