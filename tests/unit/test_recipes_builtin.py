@@ -249,7 +249,7 @@ def runs(
             "task.data.config=null",
             "task.data.per_class={train: 16, validation: 16, test: 20}",
             f"models_folder={models_folder}",
-            "phases.teach.epochs=1",
+            *(f"phases.teach-{teacher}.epochs=1" for teacher in TEACHERS),
             "phases.control.epochs=1",
             "phases.distil.epochs=1",
             f"phases.distil.teachers={teachers}",
