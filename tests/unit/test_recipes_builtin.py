@@ -320,4 +320,4 @@ def test_the_shipped_student_loads_and_answers(runs: dict[str, Path]) -> None:
 def test_the_run_keeps_the_recipe_that_it_ran(runs: dict[str, Path]) -> None:
     written = yaml.safe_load((runs["live"] / "recipe.yaml").read_text())
     recipe = Recipe.model_validate(written)
-    assert recipe.phases[4].kind == "distil" and recipe.phases[4].teachers == "live"
+    assert recipe.phases[6].kind == "distil" and recipe.phases[6].teachers == "live"
