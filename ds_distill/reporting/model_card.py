@@ -14,7 +14,7 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.parts.phases import PHASES
 from ds_distill.parts.sources import source_of
 from ds_distill.parts.tasks import TASKS, TaskSettings
-from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.verdict import PER_CLASS, left_out, metrics_of, settings_note
 
@@ -230,6 +230,8 @@ def _data(task: TaskSettings) -> str:
 
 def _name_of_data(task: TaskSettings) -> str:
     path = task.data.path
+    if path.startswith(DATA_FOLDER):
+        return path.removeprefix(DATA_FOLDER)
     if source_of(path).name == "files":  # which may have gone by now
         return Path(path).expanduser().resolve().name
     return path
@@ -238,7 +240,8 @@ def _name_of_data(task: TaskSettings) -> str:
 def _hub_data(task: TaskSettings) -> str | None:
     """The data set's hub id, or None where it is not from the hub."""
     path = task.data.path
-    return path if source_of(path).name == "hub" else None
+    local = path.startswith(DATA_FOLDER)
+    return path if not local and source_of(path).name == "hub" else None
 
 
 def _is_on_hub(reference: str) -> bool:

@@ -129,6 +129,14 @@ def test_a_masked_lm_has_a_perplexity_and_no_f1() -> None:
     assert "1,234 masked tokens" in text and "mask_token" in text
 
 
+def test_data_of_the_data_folder_are_not_the_hubs() -> None:
+    metadata, text = card_of(make_recipe(task={"data": {"path": "data:set"}, "max_length": 48}))
+    assert "datasets" not in metadata
+    [result] = metadata["model-index"][0]["results"]
+    assert result["dataset"]["type"] == "local" and result["dataset"]["name"] == "set"
+    assert "data:set" not in text
+
+
 def test_the_tasks_metric_comes_first() -> None:
     """It has a name on the hub that macro F1 has too."""
     metadata, text = card_of(make_recipe(), metric="micro_f1", micro_f1=0.654321)
