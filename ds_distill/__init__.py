@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from ds_distill.models.bundle import Bundle
     from ds_distill.models.encoder import read_signals
+    from ds_distill.prediction import predict
     from ds_distill.recipe import Recipe, load_recipe
     from ds_distill.routing import Router, Target
     from ds_distill.run.run_recipe import FinishedRun, run_recipe
@@ -61,6 +62,7 @@ __all__ = [
     "content_keys",
     "evaluate",
     "load_recipe",
+    "predict",
     "read_signals",
     "run_recipe",
 ]
@@ -89,6 +91,7 @@ _MODULES = {
     "content_keys": "data.keys",
     "evaluate": "evaluation.evaluate",
     "load_recipe": "recipe",
+    "predict": "prediction",
     "read_signals": "models.encoder",
     "run_recipe": "run.run_recipe",
 }

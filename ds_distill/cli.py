@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -187,6 +188,49 @@ def route(
     compare_policies(loaded, folder or Path("runs") / loaded.name)
 
 
+@app.command(epilog="Example: ds-distill predict runs/quickstart texts.txt > predictions.jsonl")
+def predict(
+    model: Annotated[
+        str, typer.Argument(metavar="STUDENT", help="A run's folder, a model's, or a hub id.")
+    ],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="jsonl, csv, tsv, parquet or txt, plain or gzip; - is standard input: an object "
+            "of JSON or a text on each line."
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="The file to write.", show_default="standard output")
+    ] = None,
+    text: Annotated[str, typer.Option(help="Column of the text.")] = "text",
+    text_b: Annotated[str | None, typer.Option(help="Column of the second text of a pair.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 32,
+) -> None:
+    """Label the texts of a file: a line of JSON each, the row with its prediction."""
+    from ds_distill.files import new_file
+    from ds_distill.prediction import predict_file
+
+    def progress(sentence: str) -> None:
+        print(sentence, file=sys.stderr, flush=True)
+
+    _quiet_libraries()
+    with contextlib.ExitStack() as stack:
+        target = sys.stdout
+        if output is not None:
+            aside = stack.enter_context(new_file(output))
+            target = stack.enter_context(open(aside, "w", encoding="utf-8"))
+        predict_file(
+            model,
+            file,
+            target,
+            text=text,
+            text_b=text_b,
+            batch_size=batch_size,
+            progress=progress,
+        )
+
+
 @cache_app.command("build", epilog="Example: ds-distill cache build my.yaml --num-gpus 8")
 def cache_build(
     recipe: RecipeArgument,
@@ -345,6 +389,7 @@ def _quiet_libraries() -> None:
     import transformers
 
     datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT
@@ -40,9 +41,18 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
         with new_folder(folder.student) as temporary:
             shutil.copytree(folder.model(number, output), temporary, dirs_exist_ok=True)
             write_text(temporary / "README.md", model_card(recipe, results))
+            task = recipe.tasks_by_name[recipe.task_name(recipe.phases[number])]
+            limit_length(temporary, task.max_length)
     write_json(folder.results, results)
     write_text(folder.path / "report.html", render_report(results))
     log.info(results["verdict"])
+
+
+def limit_length(model: Path, max_length: int) -> None:
+    """Make a saved model's tokenizer cut, where it is asked to, at the length of the training, as
+    the evaluation did."""
+    file = model / "tokenizer_config.json"
+    write_json(file, {**read_json(file), "model_max_length": max_length})
 
 
 def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None:

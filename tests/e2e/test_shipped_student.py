@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -19,8 +20,10 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 
 from ds_distill.data.plan import plan_once
 from ds_distill.engine.world import World
+from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions, TokenScores
 from ds_distill.phases import evaluate
+from ds_distill.prediction import predict
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.reporting.model_card import model_card
 from ds_distill.run.context import Run
@@ -129,6 +132,18 @@ def test_loaded_plainly_it_predicts_what_the_results_say(finished: Finished) -> 
     shipped, own = finished.folder / "student", finished.folders()["student"]
     for file in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (shipped / file).read_bytes() == (own / file).read_bytes()
+
+
+def test_predicting_with_the_run_is_as_in_the_evaluation(finished: Finished) -> None:
+    """Texts are cut at the same length without saying so."""
+    if finished.run.recipe.task.type == "masked-lm":
+        with pytest.raises(UserError, match="was not trained on this task"):
+            next(predict(finished.folder, ["a text"]))
+        return
+    examples = datasets.load_from_disk(finished.folder / "data" / "test" / "examples")
+    found = [one["predicted"] for one in predict(finished.folder, list(examples["text"]))]
+    labels = finished.run.labels
+    assert found == [labels[row.argmax()] for row in finished.told["student"]]
 
 
 def test_others_may_read_what_a_run_leaves(finished: Finished) -> None:

@@ -79,6 +79,8 @@ def test_the_page_on_teachers_in_memory(place: Path, monkeypatch: pytest.MonkeyP
 def test_the_page_on_recipes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = run(blocks("docs/library.md")[1], place, monkeypatch)
     assert (place / names["done"].student / "model.safetensors").is_file()
+    names = run(blocks("docs/library.md")[2], place, monkeypatch)
+    assert set(names["found"]["probabilities"]) == set(TOY_LABELS)
 
 
 def test_the_page_names_what_the_package_names() -> None:

@@ -1,0 +1,232 @@
+"""Predict with a classifier, such as a run's student: for texts of a program or of a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from ds_distill.data.readers import kind_of, open_file
+from ds_distill.errors import UserError, did_you_mean
+from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
+from ds_distill.models.labels import class_names
+from ds_distill.models.load import load_classifier
+from ds_distill.recipe.references import resolve_model
+
+Text = str | tuple[str, str]
+"""A text, or two."""
+
+CHUNK = 4096
+"""Texts that are sorted by length together."""
+SECONDS = 10.0
+"""Between two lines of progress."""
+
+
+class Classifier:
+    """A trained classifier with its tokenizer."""
+
+    def __init__(self, model: str | Path) -> None:
+        """model: a folder as `save_pretrained` writes it, a run's folder (its student), or a hub
+        id. It runs in fp32, on a GPU if there is one.
+
+        Raises UserError when there is no classifier.
+        """
+        reference = resolve_model(str(_student_of(Path(model).expanduser()) or model))
+        config = load_config(reference)
+        self.labels = class_names(config)
+        self.many_labels = config.problem_type == "multi_label_classification"
+        self.tokenizer = load_tokenizer(reference)
+        limit = usable_length(config) or self.tokenizer.model_max_length
+        self.max_length = min(limit, self.tokenizer.model_max_length)
+        """Tokens; of a run's student those of its training. Longer texts are cut."""
+        self.cut = 0
+        """Texts that were longer, so far."""
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model = load_classifier(reference, self.labels, new_head=False).eval().to(device)
+
+    @torch.no_grad()
+    def probabilities(self, texts: list[Text], batch_size: int = 32) -> np.ndarray:
+        """Float32 [N, labels], in the order of the texts: they sum to 1, or with any number of
+        labels per text each is that of the label's presence. Batches are of texts of like length.
+        """
+        if not texts:
+            return np.zeros((0, len(self.labels)), dtype=np.float32)
+        firsts = [text if isinstance(text, str) else text[0] for text in texts]
+        seconds = [text[1] for text in texts if not isinstance(text, str)]
+        if seconds and len(seconds) < len(texts):
+            raise UserError("some texts are pairs and others are not: give one kind at a time.")
+        encoded = self.tokenizer(
+            firsts,
+            seconds or None,
+            truncation=True,
+            max_length=self.max_length,
+            return_overflowing_tokens=self.tokenizer.is_fast and not seconds,
+        )
+        rows = list(range(len(encoded["input_ids"])))
+        if "overflow_to_sample_mapping" in encoded:  # the first piece of each text is predicted
+            source = encoded.pop("overflow_to_sample_mapping")
+            rows = [row for row in rows if row == 0 or source[row] != source[row - 1]]
+            pieces = np.bincount(source, minlength=len(texts))
+            self.cut += int((pieces > 1).sum())
+        lengths = [len(encoded["input_ids"][row]) for row in rows]
+        order = np.argsort(lengths, kind="stable")
+        found = np.empty((len(texts), len(self.labels)), dtype=np.float32)
+        for start in range(0, len(order), batch_size):
+            these = order[start : start + batch_size]
+            batch = {
+                name: [encoded[name][rows[index]] for index in these]
+                for name in self.tokenizer.model_input_names
+                if name in encoded
+            }
+            inputs = self.tokenizer.pad(batch, return_tensors="pt").to(self._model.device)
+            logits = self._model(**inputs).logits.float()
+            shares = logits.sigmoid() if self.many_labels else logits.softmax(dim=1)
+            found[these] = shares.cpu().numpy()
+        return found
+
+    def prediction(self, shares: np.ndarray) -> dict[str, Any]:
+        """Of one text's probabilities: `predicted`, a label, or the list of those above a half
+        where a text may have any number, and `probabilities` by label."""
+        named = {name: float(share) for name, share in zip(self.labels, shares, strict=True)}
+        predicted: Any = self.labels[int(shares.argmax())]
+        if self.many_labels:
+            predicted = [name for name, share in named.items() if share > 0.5]
+        return {"predicted": predicted, "probabilities": named}
+
+
+def predict(
+    model: str | Path, texts: Iterable[Text], *, batch_size: int = 32
+) -> Iterator[dict[str, Any]]:
+    """Predictions of a classifier for texts, in their order; see `Classifier.prediction`.
+
+        for found in predict("runs/quickstart", ["Compute the eigenvalues of a matrix."]):
+            print(found["predicted"], found["probabilities"])
+
+    model: as `Classifier` takes it. texts: each a string, or a pair of two.
+
+    Raises UserError when there is no classifier.
+    """
+    classifier = Classifier(model)
+    given = iter(texts)
+    while chunk := list(islice(given, CHUNK)):
+        for shares in classifier.probabilities(chunk, batch_size):
+            yield classifier.prediction(shares)
+
+
+def predict_file(
+    model: str | Path,
+    file: Path,
+    output: IO[str],
+    *,
+    text: str = "text",
+    text_b: str | None = None,
+    batch_size: int = 32,
+    progress: Callable[[str], None],
+) -> None:
+    """Write a line of JSON per row of a data file: the row, with `predicted` and `probabilities`.
+
+    file: jsonl, csv, tsv, parquet or txt, plain or gzip; `-` is standard input, with an object of
+        JSON or else a text on each line.
+    text, text_b: columns of the text and of the second one of a pair. Data with columns `text_a`
+        and `text_b` and no `text` are pairs without naming them.
+    progress: gets a sentence every ten seconds, and at the end.
+
+    Raises UserError for rows that cannot be read.
+    """
+    rows, columns = _rows(file)
+    if text == "text" and "text" not in columns and {"text_a", "text_b"} <= set(columns):
+        text, text_b = "text_a", "text_b"
+    for name in filter(None, (text, text_b)):
+        if name not in columns:
+            raise UserError(
+                f"{file}: no column {name!r}; it has: {', '.join(columns)}."
+                f"{did_you_mean(name, columns)} Name the text's column: --text COLUMN."
+            )
+    classifier = Classifier(model)
+    done, started, shown = 0, time.monotonic(), time.monotonic()
+    while chunk := list(islice(rows, CHUNK)):
+        texts = [_text(place, row, text, text_b) for place, row in chunk]
+        for (_, row), shares in zip(
+            chunk, classifier.probabilities(texts, batch_size), strict=True
+        ):
+            made = {**row, **classifier.prediction(shares)}
+            output.write(json.dumps(made, ensure_ascii=False, default=str) + "\n")
+        output.flush()
+        done += len(chunk)
+        if time.monotonic() - shown > SECONDS:
+            shown = time.monotonic()
+            progress(f"{done:,} texts, {done / (shown - started):,.0f} a second")
+    seconds = max(time.monotonic() - started, 1e-9)
+    if done == 0:
+        raise UserError(f"{file}: no rows. Put at least one text there.")
+    cut = f"; {classifier.cut:,} were cut at {classifier.max_length} tokens"
+    progress(f"{done:,} texts in {seconds:.1f} s{cut if classifier.cut else ''}")
+
+
+# ------------------------------------------------------------------------------------- rows
+
+
+def _rows(file: Path) -> tuple[Iterator[tuple[str, dict[str, Any]]], list[str]]:
+    """(place, row) for each row of a file, and the names of its columns."""
+    if str(file) != "-":
+        reader = open_file(file)
+        columns = reader.columns()
+        return reader.rows(columns), columns
+    rows = _standard_input()
+    first = next(rows, None)
+    if first is None:
+        return iter(()), ["text"]
+
+    def all_rows() -> Iterator[tuple[str, dict[str, Any]]]:
+        yield first
+        yield from rows
+
+    return all_rows(), list(first[1])
+
+
+def _standard_input() -> Iterator[tuple[str, dict[str, Any]]]:
+    objects: bool | None = None
+    for number, line in enumerate(sys.stdin, start=1):
+        content = line.strip()
+        if not content:
+            continue
+        if objects is None:
+            objects = content.startswith("{")
+        place = f"standard input:{number}"
+        if not objects:
+            yield place, {"text": content}
+            continue
+        try:
+            row = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{place}: not readable as JSON: {error}.") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{place}: holds {kind_of(row)}, not an object.")
+        yield place, row
+
+
+def _text(place: str, row: dict[str, Any], text: str, text_b: str | None) -> Text:
+    values = [row.get(name) for name in (text, text_b) if name is not None]
+    for name, value in zip((text, text_b), values, strict=False):
+        if not isinstance(value, str):
+            raise UserError(f"{place}: {name!r} is {kind_of(value)}, not a text.")
+    first, *others = values
+    return (first, others[0]) if others else first  # type: ignore[return-value]
+
+
+def _student_of(folder: Path) -> Path | None:
+    """The student of a run's folder; None where it is none."""
+    student = folder / "student"
+    is_run = (folder / "recipe.yaml").is_file() and not (folder / "config.json").is_file()
+    if is_run and not student.is_dir():
+        raise UserError(
+            f"{folder}: this run has no student yet. Finish it: ds-distill run ... --resume."
+        )
+    return student if is_run else None

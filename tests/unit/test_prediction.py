@@ -1,0 +1,170 @@
+"""Predicting with a student: as transformers' pipeline does, for texts and for files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from toys import TOY_FILLERS, make_tiny_bert, toy_vocabulary
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
+
+from ds_distill.errors import UserError
+from ds_distill.prediction import Classifier, predict, predict_file
+
+LABELS = ["animal", "food", "weather"]
+DRAW = random.Random(0)
+TEXTS = [" ".join(DRAW.choices(TOY_FILLERS.split(), k=DRAW.randint(1, 30))) for _ in range(40)]
+LENGTH = 16
+"""Tokens; half of the texts are longer."""
+
+
+def save(folder: Path, **config: Any) -> Path:
+    make_tiny_bert(folder, toy_vocabulary())
+    settings = {**BertConfig.from_pretrained(folder).to_dict(), "initializer_range": 0.9, **config}
+    settings |= {"id2label": dict(enumerate(LABELS)), "label2id": None}
+    BertForSequenceClassification(BertConfig.from_dict(settings)).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.model_max_length = LENGTH
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("many"), problem_type="multi_label_classification")
+
+
+def from_file(model: Path, file: Path, **options: Any) -> tuple[list[Any], list[str]]:
+    output, sentences = io.StringIO(), list[str]()
+    predict_file(model, file, output, progress=sentences.append, **options)
+    return list(map(json.loads, output.getvalue().splitlines())), sentences
+
+
+# ------------------------------------------------------------------------------------ texts
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 100])
+def test_probabilities_are_those_of_transformers_pipeline(model: Path, batch_size: int) -> None:
+    theirs = pipeline("text-classification", model=str(model), top_k=None)(TEXTS, truncation=True)
+    ours = list(predict(model, TEXTS, batch_size=batch_size))
+    assert len({found["predicted"] for found in ours}) > 1, "the toy says more than one thing"
+    for one, other in zip(ours, theirs, strict=True):
+        expected = {found["label"]: found["score"] for found in other}
+        assert one["probabilities"] == pytest.approx(expected, abs=1e-5)
+        assert one["predicted"] == max(expected, key=expected.__getitem__)
+
+
+def test_any_number_of_labels(many: Path) -> None:
+    theirs = pipeline("text-classification", model=str(many), top_k=None)(TEXTS, truncation=True)
+    ours = list(predict(many, TEXTS))
+    assert len({len(found["predicted"]) for found in ours}) > 1
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["probabilities"] == pytest.approx(
+            {found["label"]: found["score"] for found in other}, abs=1e-5
+        )
+        assert one["predicted"] == [name for name in LABELS if one["probabilities"][name] > 0.5]
+
+
+def test_pairs_are_not_texts(model: Path) -> None:
+    pairs = [(text, TEXTS[0]) for text in TEXTS[:5]]
+    theirs = pipeline("text-classification", model=str(model), top_k=None)(
+        [{"text": first, "text_pair": second} for first, second in pairs], truncation=True
+    )
+    for one, other in zip(predict(model, pairs), theirs, strict=True):
+        expected = {found["label"]: found["score"] for found in other}
+        assert one["probabilities"] == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(UserError, match="some texts are pairs"):
+        list(predict(model, [*pairs, "a text"]))
+
+
+def test_texts_that_are_cut_are_counted(model: Path) -> None:
+    classifier = Classifier(model)
+    classifier.probabilities(TEXTS, 8)
+    longer = sum(
+        len(AutoTokenizer.from_pretrained(model)(text).input_ids) > LENGTH for text in TEXTS
+    )
+    assert 0 < classifier.cut == longer < len(TEXTS)
+    assert list(predict(model, [])) == []
+
+
+# ------------------------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize(
+    "ending", ["jsonl", "csv", "tsv", "parquet", "txt", "jsonl.gz", "stdin", "lines"]
+)
+def test_a_file_of_each_kind(
+    model: Path, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / f"texts.{ending}"
+    rows = [{"text": text, "id": str(number)} for number, text in enumerate(TEXTS)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    if ending in ("csv", "tsv"):
+        pd.DataFrame(rows).to_csv(file, index=False, sep="\t" if ending == "tsv" else ",")
+    elif ending == "parquet":
+        pd.DataFrame(rows).to_parquet(file)
+    elif ending == "jsonl.gz":
+        file.write_bytes(gzip.compress(lines.encode()))
+    else:
+        plain = "\n\n".join(TEXTS)
+        content = plain if ending in ("txt", "lines") else lines
+        file.write_text(content)
+        if ending in ("stdin", "lines"):
+            monkeypatch.setattr("sys.stdin", io.StringIO(content))
+            file = Path("-")
+    found, sentences = from_file(model, file)
+    for row, expected, text in zip(found, predict(model, TEXTS), TEXTS, strict=True):
+        assert row["text"] == text and row["predicted"] == expected["predicted"]
+        assert row["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
+    if ending not in ("txt", "lines"):
+        assert [row["id"] for row in found] == [row["id"] for row in rows]
+    assert sentences[-1].startswith("40 texts in ") and "were cut at 16 tokens" in sentences[-1]
+
+
+def test_a_label_that_is_there_stays(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"text_a": TEXTS[0], "text_b": TEXTS[1], "label": "food"}) + "\n")
+    [row], _ = from_file(model, file)
+    [expected] = predict(model, [(TEXTS[0], TEXTS[1])])
+    assert row["label"] == "food" and row["predicted"] == expected["predicted"]
+    [alone], _ = from_file(model, file, text="text_b")
+    [expected] = predict(model, [TEXTS[1]])
+    assert alone["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"texts": "a"}\n', "no column 'text'; it has: texts.* Did you mean `texts`"),
+        ('{"text": "a"}\n{"text": 3}\n', ":2: 'text' is the number 3, not a text"),
+        ('{"text": "a"}\n{"id": 3}\n', ":2: 'text' is null, not a text"),
+        ('{"text": "a"}\nb\n', ":2: not readable as JSON"),
+        ("", "is empty"),
+    ],
+)
+def test_rows_that_cannot_be_read(model: Path, tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text(content)
+    with pytest.raises(UserError, match=message):
+        from_file(model, file)
+
+
+def test_what_is_no_classifier_is_refused(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        Classifier(tmp_path / "nothing")
+    with pytest.raises(UserError, match="was not trained on this task"):
+        Classifier(tiny_models["toy"])
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(UserError, match="no student yet"):
+        Classifier(tmp_path)
