@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def hub_splits(task: Task, cache_folder: Path | None) -> dict[str, Reader]:
     loaders = getattr(datasets.packaged_modules, "_PACKAGED_DATASETS_MODULES", ())
     if no_hub_id or path in loaders or file_suffix(Path(path)):
         parent = Path(path).expanduser().parent
-        there = [str(item) for item in parent.iterdir()] if parent.is_dir() else []
+        there = list(map(str, parent.iterdir())) if os.path.isdir(parent) else []
         raise UserError(
             f"task.data.path={path}: no such file or folder.{did_you_mean(path, there)} "
             "Give a folder, a file, data:NAME, the id of a hub data set, or "

@@ -127,6 +127,12 @@ def _load(
             f"model {reference!r}: its weights cannot be loaded: {first_line(error)} Use complete "
             "safetensors files, as save_pretrained writes them."
         ) from error
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise UserError(
+            f"model {reference!r}: transformers cannot build it from its config.json: "
+            f"{type(error).__name__}: {first_line(error)} Use the files of one model, as "
+            "save_pretrained writes them."
+        ) from error
     # Random weights: missing in the file, or of another size (name, its shape, the model's).
     missing = [key for key in info["missing_keys"] if "position_ids" not in key]
     missing += [key for key, *_ in info["mismatched_keys"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ds_distill.parts.entry import SourceEntry
@@ -29,7 +30,7 @@ SOURCES: dict[str, SourceEntry] = {
 
 
 def _is_local(path: Path) -> bool:
-    return path.is_dir() or path.is_file()
+    return os.path.isdir(path) or os.path.isfile(path)  # False of a name that no file can have
 
 
 def source_of(path: str) -> SourceEntry:

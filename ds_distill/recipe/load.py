@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ def recipe_path(reference: str | Path) -> Path:
     Raises UserError when it is neither.
     """
     path = Path(reference)
-    if path.is_file():
+    if os.path.isfile(path):
         return path
     reference, builtin = str(reference), builtin_recipes()
     if reference in builtin:

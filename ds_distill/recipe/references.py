@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 from ds_distill.errors import UserError, did_you_mean
@@ -22,7 +23,7 @@ def resolve_model(reference: str, models_folder: str | None = None) -> str:
     if reference.startswith("pkg:"):
         return str(_package_folder(reference))
     path = Path(reference).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # of a name that no file can have: False, where Path's raises
         if not (path / "config.json").is_file():
             raise UserError(
                 f"model {reference!r}: the folder has no config.json, so it is not a model saved "
@@ -33,7 +34,7 @@ def resolve_model(reference: str, models_folder: str | None = None) -> str:
     if models_folder is not None and not looks_local:
         root = Path(models_folder).expanduser()
         for candidate in (root / reference, root / reference.rpartition("/")[2]):
-            if (candidate / "config.json").is_file():
+            if os.path.isfile(candidate / "config.json"):
                 return str(candidate)
         raise UserError(
             f"model {reference!r}: models_folder is {models_folder!r}, and neither "
@@ -59,12 +60,13 @@ def resolve_data(path: str, data_folder: str | None = None) -> str:
             "Set it to the folder that holds your data sets: data_folder=DIR."
         )
     root = Path(data_folder).expanduser()
-    there = sorted(item.name for item in root.iterdir()) if root.is_dir() else []
+    is_folder = os.path.isdir(root)
+    there = sorted(item.name for item in root.iterdir()) if is_folder else []
     steps = Path(name).parts
-    if steps and not Path(name).is_absolute() and ".." not in steps and (root / name).exists():
+    if steps and not Path(name).is_absolute() and ".." not in steps and os.path.exists(root / name):
         return str(root / name)
     shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
-    holds = f"it holds: {shown or 'nothing'}" if root.is_dir() else "there is no such folder"
+    holds = f"it holds: {shown or 'nothing'}" if is_folder else "there is no such folder"
     raise UserError(
         f"task.data.path={path}: not in data_folder={data_folder} ({holds})."
         f"{did_you_mean(name, there)} Put the data there, or choose another folder with "

@@ -1,0 +1,167 @@
+"""Fuzz what reads recipes, data, models, caches and run folders.
+
+    python tests/fuzz/series.py --cases 5000 [--results tests/results/fuzz.json] [--seed N]
+
+Each case changes one file of a folder, in a way that its seed decides, and reads it as `check`,
+`run --resume`, `predict` and training do. The only error may be a UserError, which the command line
+prints as one paragraph with exit code 2. A case that takes more than 20 seconds is a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import datasets
+from cache_files import TWO, make_keys, write_cache
+from targets import Target, cache_target, data_target, model_target, recipe_target, run_target
+from toys import (
+    make_tiny_bert,
+    make_toy_classifier,
+    toy_recipe_data,
+    toy_vocabulary,
+    write_toy_task,
+)
+
+from ds_distill.errors import UserError
+from ds_distill.files import write_json
+from ds_distill.recipe import Recipe
+from ds_distill.run.environment import describe_environment
+from ds_distill.run.folder import RunFolder
+
+SECONDS = 20
+ROWS = [{"text": f"the {word} runs", "label": word} for word in ("cat", "dog") * 8]
+
+
+def targets(folder: Path) -> dict[str, Target]:
+    """All that is fuzzed, in a folder of its own."""
+    model = make_tiny_bert(folder / "bert", toy_vocabulary())
+    toy = toy_recipe_data(write_toy_task(folder / "toy"), model)
+    texts = {"type": "masked-lm", "data": {"path": str(folder / "toy")}, "max_length": 24}
+    two = {key: value for key, value in toy.items() if key != "task"}
+    two["tasks"] = {"topics": toy["task"], "texts": texts}
+    two["phases"] = [
+        {"fine-tune": {"task": "texts", "models": "student", "save_as": "base", "steps": 3}},
+        *(
+            {kind: {"task": "topics", **settings}}
+            for phase in toy["phases"]
+            for kind, settings in phase.items()
+        ),
+    ]
+    small = {
+        **toy,
+        "teachers": {},
+        "training": {**toy["training"], "keep": "last"},
+        "task": {"type": "single-label", "labels": ["cat", "dog"], "max_length": 24},
+        "phases": [{"fine-tune": {"models": "student"}}, {"evaluate": {"split": "test"}}],
+    }
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    table = "".join(f"{row['text']},{row['label']}\n" for row in ROWS).encode()
+    cache = folder / "cache"
+    write_cache(cache, make_keys(12), TWO)
+    run = RunFolder(folder / "run")
+    run.create(Recipe.model_validate(toy), describe_environment(1, "cpu"))
+    return {
+        "recipes": recipe_target(folder / "of-recipes", toy),
+        "recipes of two tasks": recipe_target(folder / "of-two", two),
+        "data in JSON": data_target(
+            folder / "of-data",
+            small,
+            {"train.jsonl": lines, "validation.jsonl": lines, "test.jsonl": lines,
+             "labels.json": b'["cat", "dog"]'},
+        ),
+        "data in tables": data_target(
+            folder / "of-tables",
+            small,
+            {"train.csv": b"text,label\n" + table,
+             "test.tsv": b"text\tlabel\n" + table.replace(b",", b"\t")},
+        ),
+        "models": model_target(folder / "of-models", make_toy_classifier(folder / "classifier")),
+        "caches": cache_target(folder / "of-caches", cache),
+        "run folders": run_target(folder / "of-runs", run.path),
+    }  # fmt: skip
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError(f"longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def outcome(target: Target, seed: int, place: Path) -> str:
+    """What came of a case: read, refused, or else the traceback."""
+    folder = target.case(seed, place)
+    try:
+        with at_most(SECONDS):
+            target.use(folder)
+        return "read"
+    except UserError as error:
+        assert str(error).strip(), "a refusal says why"
+        return "refused"
+    except Exception:
+        return traceback.format_exc()
+
+
+def series(found: dict[str, Target], cases: int, seed: int, folder: Path) -> dict[str, Any]:
+    """What came out of `cases` cases, in turn of the targets: counts, and faults by seed."""
+    counts: dict[str, Counter[str]] = {name: Counter() for name in found}
+    faults: dict[str, str] = {}
+    names = list(found)
+    before, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, folder
+    for number in range(cases):
+        name = names[number % len(names)]
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            said = outcome(found[name], seed + number, Path(place) / "case")
+        if said not in ("read", "refused"):
+            faults[f"{name}, seed {seed + number}"] = said.replace(str(folder), "...")
+            said = "faults"
+        counts[name][said] += 1
+    datasets.config.HF_DATASETS_CACHE = before
+    return {"counts": {name: dict(of) for name, of in counts.items()}, "faults": faults}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--cases", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        started = time.monotonic()
+        done = series(targets(folder), arguments.cases, arguments.seed, folder)
+        seconds = round(time.monotonic() - started, 1)
+    for fault, text in done["faults"].items():
+        print(f"{fault}\n{text}\n")
+    print(json.dumps(done["counts"], indent=2), f"{len(done['faults'])} faults, {seconds} s")
+    if arguments.results is not None:
+        asked = {"cases": arguments.cases, "seed": arguments.seed, "seconds": seconds}
+        write_json(arguments.results, {**asked, **done, **describe_environment(1, "cpu")})
+    sys.exit(bool(done["faults"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""What is fuzzed: files that ds_distill reads, and what reads them."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from mutations import changed_json, changed_lines, changed_yaml, damaged
+
+from ds_distill.cache.reader import CacheReader
+from ds_distill.check.recipe import check_all
+from ds_distill.models.configuration import load_config, load_tokenizer
+from ds_distill.models.labels import class_names
+from ds_distill.models.load import load_classifier
+from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.run.folder import RunFolder
+
+Change = Callable[[bytes, random.Random], bytes]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A folder, the files in it that may be changed, and what reads it.
+
+    `use` returns, or raises UserError; anything else is a fault.
+    """
+
+    folder: Path
+    files: dict[str, Change]
+    use: Callable[[Path], object]
+
+    def case(self, seed: int, place: Path) -> Path:
+        """A copy with one file changed. `seed` decides which, and how."""
+        draw = random.Random(seed)
+        shutil.copytree(self.folder, place)
+        name = draw.choice(sorted(self.files))
+        file = place / name
+        file.write_bytes(self.files[name](file.read_bytes(), draw))
+        return place
+
+
+def recipe_target(folder: Path, settings: dict[str, Any]) -> Target:
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    return Target(
+        folder,
+        {"recipe.yaml": changed_yaml},
+        lambda place: check_all(load_recipe(place / "recipe.yaml")),
+    )
+
+
+def data_target(folder: Path, settings: dict[str, Any], content: dict[str, bytes]) -> Target:
+    """Files of one data set, of a kind each."""
+    folder.mkdir()
+    for name, given in content.items():
+        (folder / name).write_bytes(given)
+    kinds = {".jsonl": changed_lines, ".json": changed_json}
+    changes = {name: kinds.get(Path(name).suffix, damaged) for name in content}
+
+    def use(place: Path) -> None:
+        task = {**settings["task"], "data": {"path": str(place)}}
+        check_all(Recipe.model_validate({**settings, "task": task}))
+
+    return Target(folder, changes, use)
+
+
+def model_target(folder: Path, model: Path) -> Target:
+    shutil.copytree(model, folder)
+    changes: dict[str, Change] = {
+        "config.json": changed_json,
+        "tokenizer_config.json": changed_json,
+        "tokenizer.json": changed_json,
+        "model.safetensors": lambda content, draw: damaged(content[:4000], draw) + content[4000:],
+    }
+
+    def use(place: Path) -> None:
+        config = load_config(str(place))
+        tokenizer = load_tokenizer(str(place))
+        model = load_classifier(str(place), class_names(config), new_head=False)
+        del tokenizer, model
+
+    return Target(folder, {n: c for n, c in changes.items() if (folder / n).is_file()}, use)
+
+
+def cache_target(folder: Path, cache: Path) -> Target:
+    shutil.copytree(cache, folder)
+    changes: dict[str, Change] = {}
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = str(file.relative_to(folder))
+        changes[name] = changed_json if file.suffix == ".json" else damaged
+
+    def use(place: Path) -> None:
+        reader = CacheReader(place)
+        reader.verify()
+        for teacher in reader.teachers:
+            reader.read(teacher, torch.arange(4).numpy())
+
+    return Target(folder, changes, use)
+
+
+def run_target(folder: Path, run: Path) -> Target:
+    """A run's folder that is to be continued."""
+    folder.mkdir()
+    shutil.copy(run / "recipe.yaml", folder)
+    recipe = load_recipe(run / "recipe.yaml")
+    return Target(
+        folder,
+        {"recipe.yaml": changed_yaml},
+        lambda place: RunFolder(place).check_new_or_same(recipe, resume=True),
+    )
