@@ -45,7 +45,7 @@ def markdown(name: str, table: dict[str, Any]) -> str:
     where, file = table["environment"], f"results/papers/{name}.json"
     machine = f"{where['processor']}, {where['cores']} cores, torch {where['packages']['torch']}"
     date = where["dates"][-1].partition("T")[0]
-    return f"{text}From [{file}]({file}): {machine}, {date}.\n"
+    return f"{text}\nFrom [{file}]({file}): {machine}, {date}.\n"
 
 
 def _values(variant: dict[str, Any], metric: MetricEntry, seeds: list[int]) -> str:
