@@ -318,8 +318,13 @@ def cache_info(folder: CacheArgument) -> None:
 
 def _load(recipe: str, overrides: list[str] | None, small: bool):  # type: ignore[no-untyped-def]
     from ds_distill.recipe import load_recipe
+    from ds_distill.recipe.hub import go_offline_without_hub
 
-    return load_recipe(recipe, overrides or [], small)
+    loaded = load_recipe(recipe, overrides or [], small)
+    note = go_offline_without_hub(loaded)
+    if note is not None and not is_rank():
+        print(note, file=sys.stderr, flush=True)
+    return loaded
 
 
 def _as_given(recipe: str, overrides: list[str] | None, small: bool) -> list[str]:
