@@ -152,7 +152,7 @@ def predict_file(
     classifier = Classifier(model)
     done, started, shown = 0, time.monotonic(), time.monotonic()
     while chunk := list(islice(rows, CHUNK)):
-        texts = [_text(place, row, text, text_b) for place, row in chunk]
+        texts = [_text(location, row, text, text_b) for location, row in chunk]
         for (_, row), shares in zip(
             chunk, classifier.probabilities(texts, batch_size), strict=True
         ):
@@ -174,7 +174,7 @@ def predict_file(
 
 
 def _rows(file: Path) -> tuple[Iterator[tuple[str, dict[str, Any]]], list[str]]:
-    """(place, row) for each row of a file, and the names of its columns."""
+    """(location, row) for each row of a file, and the names of its columns."""
     if str(file) != "-":
         reader = open_file(file)
         columns = reader.columns()
@@ -199,24 +199,24 @@ def _standard_input() -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         if objects is None:
             objects = content.startswith("{")
-        place = f"standard input:{number}"
+        location = f"standard input:{number}"
         if not objects:
-            yield place, {"text": content}
+            yield location, {"text": content}
             continue
         try:
             row = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{place}: not readable as JSON: {error}.") from error
+            raise UserError(f"{location}: not readable as JSON: {error}.") from error
         if not isinstance(row, dict):
-            raise UserError(f"{place}: holds {kind_of(row)}, not an object.")
-        yield place, row
+            raise UserError(f"{location}: holds {kind_of(row)}, not an object.")
+        yield location, row
 
 
-def _text(place: str, row: dict[str, Any], text: str, text_b: str | None) -> Text:
+def _text(location: str, row: dict[str, Any], text: str, text_b: str | None) -> Text:
     values = [row.get(name) for name in (text, text_b) if name is not None]
     for name, value in zip((text, text_b), values, strict=False):
         if not isinstance(value, str):
-            raise UserError(f"{place}: {name!r} is {kind_of(value)}, not a text.")
+            raise UserError(f"{location}: {name!r} is {kind_of(value)}, not a text.")
     first, *others = values
     return (first, others[0]) if others else first  # type: ignore[return-value]
 

@@ -17,9 +17,10 @@ SECONDS = 5.0
 
 def reads_hub(recipe: Recipe) -> bool:
     """Whether a recipe names a model or data of the hub."""
-    for given in (recipe.student, *recipe.teachers.values()):
+    models = [recipe.student.model, *(teacher.model for teacher in recipe.teachers.values())]
+    for model in models:
         try:
-            if not os.path.isdir(resolve_model(given.model, recipe.models_folder)):
+            if not os.path.isdir(resolve_model(model, recipe.models_folder)):
                 return True
         except UserError:  # reported with all other mistakes
             continue
