@@ -117,6 +117,8 @@ def _mistakes(question: Question, names: list[str], answers: dict[int, Answer]) 
                     f"{name}: {what} is {here}, but {wanted} on {names[0]}. Install the same "
                     "on all hosts."
                 )
+        if answer.gpus is None or first.gpus is None:
+            continue
         if bool(answer.gpus) != bool(first.gpus):
             yield (
                 f"{name}: {answer.gpus} GPUs, and {first.gpus} on {names[0]}. Use hosts with "

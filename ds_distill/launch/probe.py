@@ -46,7 +46,8 @@ class Answer:
     node_rank: int
     versions: dict[str, str | None] = field(default_factory=dict)
     """Of Python, of PACKAGES, and a digest of this project's code."""
-    gpus: int = 0
+    gpus: int | None = None
+    """None: not counted, because something else is wrong."""
     busy: list[str] = field(default_factory=list)
     """Processes that use a GPU: `GPU 0: PID 12, 3456 MiB`."""
     missing: list[str] = field(default_factory=list)
@@ -71,10 +72,11 @@ def answer(question: Question) -> Answer:
     else:
         _visit(question, found)
     found.versions = versions()
-    import torch  # slow: only after the meeting
+    if not (found.missing or found.link or found.absent):
+        import torch  # slow: only after the meeting, and where the run can start
 
-    found.gpus = torch.cuda.device_count()
-    found.busy = busy_gpus()
+        found.gpus = torch.cuda.device_count()
+        found.busy = busy_gpus()
     return found
 
 
