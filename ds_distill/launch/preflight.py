@@ -39,12 +39,16 @@ def examine(probes: list[Probe], question: Question) -> list[Answer]:
             text=True,
             start_new_session=True,
         )
-        started.append((hosts, process, text))
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # its exit code says why
+            process.stdin.write(text)
+            process.stdin.flush()  # at once: the hosts wait for each other
+        started.append((hosts, process))
     deadline = time.monotonic() + ANSWER_SECONDS
     answers: dict[int, Answer] = {}
     mistakes: list[str] = []
-    for hosts, process, text in started:
-        output, errors, code = _collect(process, text, deadline)
+    for hosts, process in started:
+        output, errors, code = _collect(process, deadline)
         lines = [line for line in output.splitlines() if line.startswith(MARK)]
         for line in lines:
             answer = Answer(**json.loads(line.removeprefix(MARK)))
@@ -59,12 +63,10 @@ def examine(probes: list[Probe], question: Question) -> list[Answer]:
     return [answers[rank] for rank in range(len(names))]
 
 
-def _collect(
-    process: subprocess.Popen[str], text: str, deadline: float
-) -> tuple[str, str, int | None]:
+def _collect(process: subprocess.Popen[str], deadline: float) -> tuple[str, str, int | None]:
     """Output, errors and exit code; None for one that was too slow, and is killed."""
     try:
-        output, errors = process.communicate(text, max(0.1, deadline - time.monotonic()))
+        output, errors = process.communicate(timeout=max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         output, errors = process.communicate()

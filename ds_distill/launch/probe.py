@@ -37,7 +37,7 @@ class Question:
     """A file that was just written in the run's folder."""
     paths: list[str]
     """What the recipe reads."""
-    seconds: float = 25.0
+    seconds: float = 30.0
     """How long to wait for the other hosts at the port."""
 
 

@@ -7,8 +7,10 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from processes import left_of, marked
@@ -50,7 +52,7 @@ class Desk:
         self.environment = {**hosts.environment(environment), **marked()}
 
     def examine(
-        self, *names: str, port: int | None = None, folder: str = "run", **settings
+        self, *names: str, port: int | None = None, folder: str = "run", **settings: Any
     ) -> subprocess.CompletedProcess[str]:
         standard = {
             "master_addr": names[0],
@@ -69,7 +71,7 @@ class Desk:
             timeout=120,
         )
 
-    def mistakes(self, *names: str, **settings) -> str:
+    def mistakes(self, *names: str, **settings: Any) -> str:
         """The one paragraph about hosts that cannot take part; nothing is left of the question."""
         begun = time.monotonic()
         done = self.examine(*names, **settings)
@@ -91,6 +93,23 @@ def session(command_environment) -> dict[str, str]:
     return {"PYTHONPATH": command_environment["PYTHONPATH"], "CUDA_VISIBLE_DEVICES": ""}
 
 
+def test_sound_hosts(hosts, desk, session):
+    """They meet, and answer in the order of their ranks. Twice at a time, as two runs would."""
+    names = [("node-a", "node-b"), ("node-b", "node-a")]
+    with (
+        hosts.sshd("node-a", 22, session),
+        hosts.sshd("node-b", 22, session),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        done = list(pool.map(lambda pair: desk.examine(*pair, seconds=60.0), names))
+    for one in done:
+        assert one.returncode == 0, one.stderr
+        answers = json.loads(one.stdout)
+        assert [answer["node_rank"] for answer in answers] == [0, 1]
+        assert [answer["gpus"] for answer in answers] == [0, 0]
+        assert all(answer["versions"]["torch"] for answer in answers)
+
+
 def test_hosts_that_cannot_be_reached(hosts, desk, session):
     """A name that nobody knows, and a port that refuses: reported within seconds, beside each
     other; the host that answers is not to blame."""
@@ -108,7 +127,7 @@ def test_a_host_without_the_project(hosts, desk, session, tmp_path):
     absent = {**session, "PYTHONPATH": str(tmp_path / "absent")}
     with hosts.sshd("node-a", 22, session), hosts.sshd("node-b", 22, absent):
         seen = desk.mistakes("node-a", "node-b")
-    assert "node-b: " in seen and "No module named ds_distill.launch" in seen
+    assert "node-b: " in seen and "o module named 'ds_distill.launch'" in seen
     assert "Install the project there as here" in seen
 
 
