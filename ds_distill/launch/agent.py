@@ -7,7 +7,6 @@ launch`, or the connection to it, ends the run on this host too.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -16,7 +15,7 @@ import socket
 import sys
 from dataclasses import asdict, dataclass, field
 
-from ds_distill.launch.group import Group
+from ds_distill.launch.group import Command, Group
 
 STOP = b"stop\n"
 STOP_AT_ONCE = b"kill\n"
@@ -57,25 +56,45 @@ class AgentOrder:
     def rank_of_node(self) -> int:
         return int(os.environ["SLURM_PROCID"]) if self.node_rank is None else self.node_rank
 
-    def launcher(self) -> list[str]:
-        """DeepSpeed's launcher of one host's ranks.
+    def ranks(self) -> list[Command]:
+        """The ranks of this agent's host.
 
-        `deepspeed --no_ssh` runs this command too; without that wrapper no hostfile is needed on
-        each host, and a rank that a signal has ended does not end as 0.
+        Not through DeepSpeed's launcher of one host: it answers SIGTERM by ending ranks one after
+        another, each after 30 seconds at the latest, and hides their exit codes. Nor through that
+        of torch (elastic): it gives each rank a session of its own, which no group can end.
         """
-        world = base64.urlsafe_b64encode(json.dumps(self.hosts).encode()).decode()
-        command = [sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={world}"]
-        command += [f"--node_rank={self.rank_of_node()}", f"--master_addr={self.master_addr}"]
-        command += [f"--master_port={self.master_port}", "--no_local_rank", "--log_level=critical"]
-        return [*command, "--module", "ds_distill", *self.command]
+        node = self.rank_of_node()
+        host = list(self.hosts)[node]
+        before = sum(len(self.hosts[name]) for name in list(self.hosts)[:node])
+        slots = self.hosts[host]
+        shared = {**os.environ, **self.environment, **self._interface(), **_only(slots)}
+        shared |= {"MASTER_ADDR": self.master_addr, "MASTER_PORT": str(self.master_port)}
+        shared |= {"WORLD_SIZE": str(sum(map(len, self.hosts.values())))}
+        shared |= {"LOCAL_SIZE": str(len(slots)), "LOCAL_WORLD_SIZE": str(len(slots))}
+        command = [sys.executable, "-u", "-m", "ds_distill", *self.command]
+        return [
+            Command(command, {**shared, "RANK": str(before + local), "LOCAL_RANK": str(local)})
+            for local in range(len(slots))
+        ]
 
-    def rank_environment(self) -> dict[str, str]:
-        environment = {**os.environ, **self.environment}
-        if len(self.hosts) > 1 and "GLOO_SOCKET_IFNAME" not in environment:
-            # Gloo takes the address of this machine's name, which on many is the loopback's.
-            name = interface_towards(self.master_addr)
-            environment |= {"GLOO_SOCKET_IFNAME": name} if name else {}
-        return environment
+    def _interface(self) -> dict[str, str]:
+        named = {**os.environ, **self.environment}
+        if len(self.hosts) == 1 or "GLOO_SOCKET_IFNAME" in named:
+            return {}
+        # Gloo takes the address of this machine's name, which on many is the loopback's.
+        name = interface_towards(self.master_addr)
+        return {"GLOO_SOCKET_IFNAME": name} if name else {}
+
+
+def _only(slots: list[int]) -> dict[str, str]:
+    """The variable that shows these GPUs alone to the ranks, of those that this process sees."""
+    if slots == list(range(len(slots))):
+        return {}  # a rank takes the GPU of its local rank
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = seen.split(",") if seen else [str(slot) for slot in range(max(slots) + 1)]
+    if max(slots) >= len(devices):
+        sys.exit(f"ds-distill: slot {max(slots)} is to be used, but CUDA_VISIBLE_DEVICES={seen}.")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot] for slot in slots)}
 
 
 def interface_towards(host: str) -> str | None:
@@ -94,7 +113,8 @@ def interface_towards(host: str) -> str | None:
 
 
 def main() -> int:
-    """Returns the exit code: that of the first rank that failed on this host, 143 when stopped."""
+    """Returns the exit code of the first rank that failed on this host; 143 where it was stopped
+    and all have ended well."""
     signals, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -102,7 +122,7 @@ def main() -> int:
         signal.signal(number, lambda *_: None)
     order = AgentOrder.from_line(_read_line())
     os.chdir(order.directory)
-    group = Group(order.launcher(), order.rank_environment(), order.grace)
+    group = Group(order.ranks(), order.grace)
     return watch(group, 0, signals, order.silence)
 
 
@@ -121,8 +141,7 @@ def watch(group: Group, orders: int, signals: int, silence: float | None) -> int
         if not ready:
             text = f"no sign of life from `ds-distill launch` for {silence:g} seconds"
             os.write(2, f"ds-distill: {socket.gethostname()}: {text}: stopping.\n".encode())
-        group.end(at_once=STOP_AT_ONCE in given, hurry=orders if given else None)
-        return STOPPED
+        return group.end(STOP_AT_ONCE in given, orders if given else None) or STOPPED
 
 
 def _read_line() -> bytes:

@@ -1,4 +1,4 @@
-"""A command that ends, with everything that it has started, when the process that owns it ends."""
+"""Processes that end, with everything that they have started, when the one that owns them ends."""
 
 from __future__ import annotations
 
@@ -8,43 +8,51 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 
-class Group:
-    """A running command, the leader of whose process group is a guard.
+@dataclass(frozen=True)
+class Command:
+    arguments: list[str]
+    environment: dict[str, str] = field(repr=False)
 
-    The guard is forked from this process, and the command is its child. Whichever of the two dies,
-    the other one ends the group: SIGTERM to every process in it, SIGKILL to those that are there
-    after the grace. The group's number is the guard's process id, which is known before the
+
+class Group:
+    """Running commands, in the process group of a guard.
+
+    The guard is forked from this process, and the commands are its children. Whichever of the two
+    dies, the other one ends the group: SIGTERM to every process in it, SIGKILL to those that are
+    there after the grace. The group's number is the guard's process id, which is known before a
     command starts, so that there is no moment at which a process has no owner.
     """
 
-    def __init__(self, command: list[str], environment: dict[str, str], grace: float) -> None:
-        """command: its standard input is a pipe that ends when this process and the guard have.
+    def __init__(self, commands: list[Command], grace: float) -> None:
+        """commands: their standard input is a pipe that ends when this process and the guard have.
         grace: seconds between SIGTERM and SIGKILL.
         """
         self.grace = grace
-        command_input, self._pipe = os.pipe()
+        commands_input, self._pipe = os.pipe()
         owner, self._alive = os.pipe()
         leads, started = os.pipe()
         sys.stdout.flush()
         self._guard = os.fork()
         if self._guard == 0:
             os.close(self._alive)
-            _guard(command, environment, grace, command_input, self._pipe, owner, started)
-        for end in (command_input, owner, started):
+            _guard(commands, grace, commands_input, self._pipe, owner, started)
+        for end in (commands_input, owner, started):
             os.close(end)
         os.read(leads, 1)  # from here on the group can be signalled
         os.close(leads)
         self.handle = os.pidfd_open(self._guard)
-        """A file descriptor, readable once the command has ended."""
+        """A file descriptor, readable once all commands have ended well, or one has not."""
 
     def end(self, at_once: bool = False, hurry: int | None = None) -> int:
         """End what still runs.
 
         at_once: without SIGTERM and grace. hurry: a file descriptor; input there ends the grace.
-        Returns the command's exit code, 128 + N where signal N ended it.
+        Returns the exit code of the first command that failed, 128 + N after signal N; 137 where
+        SIGKILL was needed; 0 when all have ended well.
         """
         _end(self._guard, self._pipe, 0 if at_once else self.grace, hurry)
         _, status = os.waitpid(self._guard, 0)
@@ -54,43 +62,53 @@ class Group:
 
 
 def shell_code(code: int) -> int:
-    """An exit code as shells have it: 128 + N after signal N. Of a child's -N, and of 256 - N, with
-    which DeepSpeed's launcher ends when signal N ended a rank."""
-    if code < 0:
-        return 128 - code
-    return 128 + 256 - code if code >= 192 else code
+    """A child's exit code as shells have it: 128 + N after signal N."""
+    return 128 - code if code < 0 else code
 
 
 def _guard(
-    command: list[str],
-    environment: dict[str, str],
-    grace: float,
-    command_input: int,
-    pipe: int,
-    owner: int,
-    started: int,
+    commands: list[Command], grace: float, commands_input: int, pipe: int, owner: int, started: int
 ) -> NoReturn:
-    """The guard's whole life. It ends with the command's exit code."""
-    code = 1
+    """The guard's whole life. It ends with the exit code of the first command that fails."""
+    code: int | None = 1
     try:
         signal.set_wakeup_fd(-1)
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # Handled, not ignored: the command would inherit that.
+            # Handled, not ignored: the commands would inherit that.
             signal.signal(number, lambda *_: None)
         os.write(started, b"\n")
-        child = subprocess.Popen(command, env=environment, stdin=command_input)
-        os.close(command_input)
-        ends = select.poll()
-        ends.register(os.pidfd_open(child.pid), select.POLLIN)
-        ends.register(owner, select.POLLIN)
-        if owner in dict(ends.poll()):
+        events = select.poll()
+        events.register(owner, select.POLLIN)
+        running = {}
+        for one in commands:
+            child = subprocess.Popen(one.arguments, env=one.environment, stdin=commands_input)
+            handle = os.pidfd_open(child.pid)
+            running[handle] = child
+            events.register(handle, select.POLLIN)
+        os.close(commands_input)
+        code = _first_failure(running, events, owner)
+        if code is None:
             _end(os.getpid(), pipe, grace)
-        code = shell_code(child.wait())
     except OSError as error:
-        os.write(2, f"ds-distill: {command[0]}: {error.strerror}\n".encode())
+        os.write(2, f"ds-distill: {commands[0].arguments[0]}: {error.strerror}\n".encode())
     finally:
-        os._exit(code)
+        os._exit(code or 0)
+
+
+def _first_failure(
+    running: dict[int, subprocess.Popen[bytes]], events: select.poll, owner: int
+) -> int | None:
+    """The exit code of the first command that fails, 0 when none does, None when the owner dies."""
+    while running:
+        ready = [file for file, _ in events.poll()]
+        if owner in ready:
+            return None
+        for file in ready:
+            events.unregister(file)
+            if code := shell_code(running.pop(file).wait()):
+                return code
+    return 0
 
 
 def _end(group: int, pipe: int, grace: float, hurry: int | None = None) -> None:

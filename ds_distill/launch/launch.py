@@ -30,6 +30,9 @@ from ds_distill.run.stopping import LAUNCHED, exit_on_signal, print_error
 AGENT = "ds_distill.launch.agent"
 PROBE = "ds_distill.launch.probe"
 
+SAVED = 75
+"""The exit code of ranks that have saved a checkpoint on SIGTERM."""
+
 PORTS = range(20000, 30000)
 """Ports for ranks to meet at: below those that Linux gives to outgoing connections."""
 
@@ -85,8 +88,9 @@ def launch(work: Work, options: LaunchOptions) -> None:
     """Check the run in this process, where an error is one paragraph, then start an agent on each
     host. A signal ends all that the agents have started.
 
-    Raises UserError for mistakes, SystemExit(2) for those that a rank found and reported, and
-    SystemExit(1) when the run fails.
+    Raises UserError for mistakes, SystemExit(2) for those that a rank found and reported,
+    SystemExit(75) when the ranks have saved their work on a signal, and SystemExit(1) when the run
+    fails.
     """
     options.check()
     if options.slurm and (options.submit or not slurm.in_job()):
@@ -95,8 +99,9 @@ def launch(work: Work, options: LaunchOptions) -> None:
     agents: Agents | None = None
 
     def end(at_once: bool) -> None:
-        if agents is not None:
-            agents.stop(at_once)
+        if agents is not None and SAVED in agents.stop(at_once):
+            print_error(f"stopped. {work.folder.how_to_continue(*work.resume_options)}")
+            os._exit(SAVED)
 
     with exit_on_signal(lambda: work.folder.how_to_continue(*work.resume_options), end):
         hosts = _hosts(options)
@@ -225,6 +230,9 @@ def _conclude(work: Work, options: LaunchOptions, ended: list[Ended]) -> None:
         return
     if any(one.code == 2 for one in failed):
         raise SystemExit(2)  # a rank has reported it
+    if failed and failed[0].code == SAVED:
+        print_error(f"stopped. {work.folder.how_to_continue(*work.resume_options)}")
+        raise SystemExit(SAVED)
     reason = _reason(failed[0]) if failed else f"there is no {work.result}"
     advice = work.folder.how_to_continue(*work.resume_options)
     print_error(f"the run stopped: {reason}. {advice}")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ds_distill.launch.agent import STOP, STOP_AT_ONCE, AgentOrder
+from ds_distill.launch.group import shell_code
 
 MARGIN_SECONDS = 10.0
 """For what an agent does beside waiting for its ranks, and for the way to it and back."""
@@ -47,10 +48,10 @@ class Agent:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def code(self) -> int:
-        code = self._process.poll()
-        assert code is not None
-        return 128 - code if code < 0 else code
+    def code(self) -> int | None:
+        """The exit code, 128 + N after signal N; None for one that has not ended."""
+        code = self._process.poll()  # no `wait`: a signal's handler calls this, too
+        return None if code is None else shell_code(code)
 
     def live(self) -> None:
         """Give a sign of life."""
@@ -67,6 +68,9 @@ class Agent:
         ends.register(self._process.stdin, 0)
         if not ends.poll(seconds * 1000):
             self._process.kill()
+        gone = select.poll()
+        gone.register(self.handle, select.POLLIN)
+        gone.poll(1000)
 
     def _tell(self, line: bytes) -> None:
         assert self._process.stdin is not None
@@ -97,18 +101,19 @@ class Agents:
                 agent.live()
             done = [agent for agent in running if not agent.is_running()]
             running = [agent for agent in running if agent not in done]
-            ended += [Ended(agent.location, agent.code()) for agent in done]
+            ended += [Ended(agent.location, agent.code() or 0) for agent in done]
             if any(one.code for one in ended):
                 self.stop()
         return ended
 
-    def stop(self, at_once: bool = False) -> None:
-        """End all agents and what they have started."""
+    def stop(self, at_once: bool = False) -> list[int | None]:
+        """End all agents and what they have started: their exit codes."""
         for agent in self._agents:
             agent.stop(at_once)
         deadline = time.monotonic() + (MARGIN_SECONDS if at_once else self._patience)
         for agent in self._agents:
             agent.await_end(max(0.0, deadline - time.monotonic()))
+        return [agent.code() for agent in self._agents]
 
 
 def _first_end(agents: list[Agent], seconds: float | None) -> None:

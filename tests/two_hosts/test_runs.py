@@ -26,10 +26,15 @@ LIMIT = 900
 
 
 class Run:
-    """`ds-distill launch` on the login host."""
+    """`ds-distill launch`, on the login host or another one."""
 
     def __init__(
-        self, hosts: TwoHosts, folder: Path, environment: dict[str, str], *options: str
+        self,
+        hosts: TwoHosts,
+        folder: Path,
+        environment: dict[str, str],
+        *options: str,
+        host: str = "login",
     ) -> None:
         self.folder = folder
         self.environment = {**hosts.environment(environment), **marked()}
@@ -37,7 +42,7 @@ class Run:
         # The mark travels to the ranks, so that none is overlooked.
         command += ["--env", "DS_DISTILL_TEST_MARK"] if "--hostfile" in options else []
         self.process = subprocess.Popen(
-            hosts.at("login", *command, "--folder", folder),
+            hosts.at(host, *command, "--folder", folder),
             env=self.environment,
             cwd=folder.parent,
             start_new_session=True,
@@ -141,3 +146,33 @@ def test_two_hosts(hosts, toy_recipe, command_environment, tmp_path):
     for file in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert CANARY.encode() not in file.read_bytes(), file
     assert first.left(seconds=10) == []
+
+
+def test_without_ssh(hosts, toy_recipe, command_environment, tmp_path):
+    """The same command on each host. The end of one is the end of the run."""
+    (tmp_path / "hosts").write_text("node-a slots=1\nnode-b slots=1\n")
+    names = ("node-a", "node-b")
+
+    def start(*more: str) -> list[Run]:
+        options = ["--hostfile", "hosts", "--no-ssh", "--grace", "5", *more]
+        return [
+            Run(
+                hosts,
+                tmp_path / "run",
+                command_environment,
+                *(*options, "--node-rank", str(rank)),
+                host=name,
+            )
+            for rank, name in enumerate(names)
+        ]
+
+    runs = start()
+    runs[0].is_training()
+    runs[1].process.kill()
+    output, _ = runs[0].process.communicate(timeout=120)
+    assert runs[0].process.returncode == 1 and "Continue with: ds-distill launch" in output
+    assert [run.left(seconds=30) for run in runs] == [[], []]
+    for run in start("--resume"):
+        run.end(0)
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"] == 2
+    assert (tmp_path / "run" / "results.json").is_file()

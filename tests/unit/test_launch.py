@@ -151,20 +151,45 @@ def test_a_secret_is_in_no_message():
     assert "canary" not in repr(order(environment={"TOKEN": "canary"}))
 
 
-def test_deepspeeds_launcher_gets_the_world(monkeypatch):
-    """Read back by the launcher's own parser."""
-    from deepspeed.launcher.launch import parse_args
-
-    sent = order(command=["run", "my.yaml", f"name={METACHARACTERS}"])
-    command = sent.launcher()
-    assert command[:3] == [sys.executable, "-m", "deepspeed.launcher.launch"]
-    monkeypatch.setattr(sys, "argv", command[2:])
-    parsed = parse_args()
-    assert (parsed.node_rank, parsed.master_addr, parsed.master_port) == (1, "one", 20001)
-    assert parsed.module and parsed.no_local_rank and parsed.training_script == "ds_distill"
-    assert parsed.training_script_args == sent.command
+def test_each_rank_knows_its_number_and_the_first_host(monkeypatch):
+    sent = order(command=["run", "my.yaml", f"name={METACHARACTERS}"], environment={"TOKEN": "x"})
+    ranks = sent.ranks()
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [[rank.environment[name] for name in (*names, "TOKEN")] for rank in ranks] == [
+        ["3", "0", "6", "2", "one", "20001", "x"],
+        ["4", "1", "6", "2", "one", "20001", "x"],
+    ]
+    start = [sys.executable, "-u", "-m", "ds_distill"]
+    assert all(rank.arguments == [*start, *sent.command] for rank in ranks)
     monkeypatch.setenv("SLURM_PROCID", "2")
-    assert "--node_rank=2" in order(node_rank=None).launcher()
+    [rank] = order(node_rank=None).ranks()
+    assert rank.environment["RANK"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("slots", "seen", "expected"),
+    [
+        ([0, 1], "4,5", "4,5"),  # each rank takes one of these by its local rank
+        ([0, 1], None, None),
+        ([0, 2], None, "0,2"),
+        ([0, 2], "4,5,6", "4,6"),
+        ([1], "GPU-a,GPU-b", "GPU-b"),
+    ],
+)
+def test_ranks_see_the_gpus_of_their_slots(slots, seen, expected, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    ranks = order(hosts={"here": slots}, node_rank=0).ranks()
+    assert {rank.environment.get("CUDA_VISIBLE_DEVICES") for rank in ranks} == {expected}
+
+
+def test_gloo_gets_the_interface_that_leads_to_the_first_host(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    [rank] = order(master_addr="127.0.0.1", node_rank=2).ranks()
+    assert rank.environment["GLOO_SOCKET_IFNAME"] == "lo"
+    [rank] = order(node_rank=2, environment={"GLOO_SOCKET_IFNAME": "ib0"}).ranks()
+    assert rank.environment["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
 def test_ssh_gets_one_fixed_quoted_command(tmp_path, monkeypatch):
@@ -189,8 +214,13 @@ def test_ssh_gets_one_fixed_quoted_command(tmp_path, monkeypatch):
     ],
 )
 def test_an_exit_code_is_explained(code, reason):
-    """DeepSpeed's launcher leaves with the first failing rank's, as Python sees that."""
-    done = subprocess.run([sys.executable, "-c", f"import sys; sys.exit({code})"])
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import os; os.kill(os.getpid(), {-code}) if {code} < 0 else os._exit({code})",
+        ]
+    )
     assert _reason(Ended("here", shell_code(done.returncode))).startswith(reason)
 
 

@@ -17,11 +17,13 @@ from processes import kill_all, left_of, marked
 OWNER = """
 import os, sys
 from ds_distill.launch.agent import watch
-from ds_distill.launch.group import Group
+from ds_distill.launch.group import Command, Group
 
 signals, _ = os.pipe()
 grace, silence = float(sys.argv[1]), float(sys.argv[2]) or None
-group = Group([sys.executable, "-c", *sys.argv[3:]], dict(os.environ), grace)
+program, *arguments = sys.argv[3:]
+commands = [[sys.executable, "-c", program, name] for name in arguments]
+group = Group([Command(command, dict(os.environ)) for command in commands], grace)
 sys.exit(watch(group, 0, signals, silence))
 """
 
@@ -37,7 +39,7 @@ POLITE = """
 import os, signal, sys, time
 def save(*_):
     open(sys.argv[1] + ".saved", "w").close()
-    os._exit(0)
+    os._exit(75)
 signal.signal(signal.SIGTERM, save)
 os.fork()
 open(sys.argv[1], "w").close()
@@ -108,7 +110,7 @@ def test_the_end_of_the_input_ends_all(start):
     assert len(left_of(owner.environment)) == 5
     owner.process.stdin.close()
     assert owner.left(seconds=20) == []
-    assert owner.process.wait() == 143
+    assert owner.process.wait() == 137
 
 
 @pytest.mark.parametrize("victim", ["owner", "guard", "command"])
@@ -137,6 +139,7 @@ def test_sigterm_comes_first(start):
     owner.process.stdin.write(b"stop\n")
     assert owner.left(seconds=40) == [] and time.monotonic() - begun < 40
     assert owner.ready.with_name("ready.saved").exists()
+    assert owner.process.wait() == 75
 
 
 def test_a_second_order_does_not_wait_for_the_grace(start):
@@ -168,4 +171,4 @@ def test_silence_ends_all_and_signs_of_life_do_not(start):
         time.sleep(0.25)
     assert owner.process.poll() is None
     assert owner.left(seconds=20) == []
-    assert owner.process.wait() == 143
+    assert owner.process.wait() == 137
