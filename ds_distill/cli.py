@@ -14,6 +14,7 @@ import typer
 from ds_distill import __version__
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full
+from ds_distill.launch.options import LaunchOptions, with_launch_options
 from ds_distill.run.stopping import end_as_rank, exit_on_signal, is_rank
 
 app = typer.Typer(
@@ -68,12 +69,6 @@ SmallOption = Annotated[
 FolderOption = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
 ]
-RanksOption = Annotated[
-    int | None, typer.Option(min=1, help="Ranks on this machine; without GPUs, CPU processes.")
-]
-HostfileOption = Annotated[
-    Path | None, typer.Option(help="DeepSpeed hostfile: lines `host slots=N`.")
-]
 CacheArgument = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A cache's folder, or a run's with caches in it.")
 ]
@@ -104,26 +99,26 @@ def quickstart(
 
 
 @app.command(epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16")
+@with_launch_options
 def launch(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     small: SmallOption = False,
-    num_gpus: RanksOption = None,
-    hostfile: HostfileOption = None,
     folder: FolderOption = None,
     resume: ResumeOption = False,
+    *,
+    options: LaunchOptions,
 ) -> None:
-    """Run a recipe on many ranks through the deepspeed launcher.
+    """Run a recipe on many ranks: of this machine, of several, or of a Slurm job.
 
-    With --hostfile the folder must be on a file system that all hosts see.
+    On several machines the folder must be on a file system that all of them see.
     """
+    from ds_distill.launch.launch import launch_run
     from ds_distill.run.folder import RunFolder
-    from ds_distill.run.launching import Ranks, launch_run
 
     loaded = _load(recipe, overrides, small)
     run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
-    ranks = Ranks(num_gpus, hostfile)
-    launch_run(_as_given(recipe, overrides, small), loaded, run_folder, ranks, resume=resume)
+    launch_run(_as_given(recipe, overrides, small), loaded, run_folder, options, resume=resume)
 
 
 @app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")
@@ -232,13 +227,14 @@ def predict(
 
 
 @cache_app.command("build", epilog="Example: ds-distill cache build my.yaml --num-gpus 8")
+@with_launch_options
 def cache_build(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     small: SmallOption = False,
-    num_gpus: RanksOption = None,
-    hostfile: HostfileOption = None,
     folder: FolderOption = None,
+    *,
+    options: LaunchOptions,
 ) -> None:
     """Run a recipe up to its last cache phase; after a stop, the same command continues.
 
@@ -250,11 +246,10 @@ def cache_build(
     loaded = _load(recipe, overrides, small)
     caches = _cache_phases(loaded)
     run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
-    if num_gpus is not None or hostfile is not None:
-        from ds_distill.run.launching import Ranks, launch_build
+    if options.any_given():
+        from ds_distill.launch.launch import launch_build
 
-        given = _as_given(recipe, overrides, small)
-        launch_build(given, loaded, run_folder, Ranks(num_gpus, hostfile))
+        launch_build(_as_given(recipe, overrides, small), loaded, run_folder, options)
     else:
         _execute(loaded, run_folder.path, resume=run_folder.holds_run(), first=caches[-1] + 1)
 

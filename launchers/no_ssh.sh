@@ -7,7 +7,6 @@
 #   launchers/no_ssh.sh 0 10.0.0.1 hostfile tweeteval-emotion-large /shared/runs/emotion
 #
 # FOLDER is on a file system that all machines see. MASTER_PORT (29500) must be free and open.
-# Without GPUs set DS_ACCELERATOR=cpu.
 set -euo pipefail
 usage="usage: no_ssh.sh NODE_RANK MASTER HOSTFILE RECIPE FOLDER [KEY=VALUE ...]"
 node_rank=${1:?$usage}
@@ -16,8 +15,5 @@ hostfile=${3:?$usage}
 recipe=${4:?$usage}
 folder=${5:?$usage}
 shift 5
-
-export PYTHONSAFEPATH=1 # no script in this folder is taken for a library
-exec deepspeed --no_ssh --node_rank "$node_rank" --hostfile "$hostfile" \
-    --master_addr "$master" --master_port "${MASTER_PORT:-29500}" \
-    --log_level warning --no_local_rank --module ds_distill run "$recipe" --folder "$folder" "$@"
+exec ds-distill launch "$recipe" --hostfile "$hostfile" --no-ssh --node-rank "$node_rank" \
+    --master-addr "$master" --master-port "${MASTER_PORT:-29500}" --folder "$folder" "$@"

@@ -223,10 +223,10 @@ def test_commands_that_take_a_recipe_take_small(overlay, toy_recipe):
 
 
 def test_ranks_read_the_same_small_form(overlay, toy_recipe, monkeypatch, tmp_path):
-    from ds_distill.run import launching
+    from ds_distill.launch import launch
 
     commands = []
-    monkeypatch.setattr(launching, "_launch", lambda *given, **_: commands.append(given[3]))
+    monkeypatch.setattr(launch, "launch", lambda work, _: commands.append(work.rank_command))
     overlay("seed: 5")
     folder = tmp_path / "run"
     options = [str(toy_recipe), "seed=6", "--small", "--num-gpus", "2", "--folder", str(folder)]

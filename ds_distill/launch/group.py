@@ -1,0 +1,126 @@
+"""Processes that end, with everything that they have started, when the one that owns them ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+
+@dataclass(frozen=True)
+class Command:
+    arguments: list[str]
+    environment: dict[str, str] = field(repr=False)
+
+
+class Group:
+    """Running commands, in the process group of a guard.
+
+    The guard is forked from this process, and the commands are its children. Whichever of the two
+    dies, the other one ends the group: SIGTERM to every process in it, SIGKILL to those that are
+    there after the grace. The group's number is the guard's process id, which is known before a
+    command starts, so that there is no moment at which a process has no owner.
+    """
+
+    def __init__(self, commands: list[Command], grace: float) -> None:
+        """commands: their standard input is a pipe that ends when this process and the guard have.
+        grace: seconds between SIGTERM and SIGKILL.
+        """
+        self.grace = grace
+        commands_input, self._pipe = os.pipe()
+        owner, self._alive = os.pipe()
+        leads, started = os.pipe()
+        sys.stdout.flush()
+        self._guard = os.fork()
+        if self._guard == 0:
+            os.close(self._alive)
+            _guard(commands, grace, commands_input, self._pipe, owner, started)
+        for end in (commands_input, owner, started):
+            os.close(end)
+        os.read(leads, 1)  # from here on the group can be signalled
+        os.close(leads)
+        self.handle = os.pidfd_open(self._guard)
+        """A file descriptor, readable once all commands have ended well, or one has not."""
+
+    def end(self, at_once: bool = False, hurry: int | None = None) -> int:
+        """End what still runs.
+
+        at_once: without SIGTERM and grace. hurry: a file descriptor; input there ends the grace.
+        Returns the exit code of the first command that failed, 128 + N after signal N; 137 where
+        SIGKILL was needed; 0 when all have ended well.
+        """
+        _end(self._guard, self._pipe, 0 if at_once else self.grace, hurry)
+        _, status = os.waitpid(self._guard, 0)
+        for end in (self.handle, self._pipe, self._alive):
+            os.close(end)
+        return shell_code(os.waitstatus_to_exitcode(status))
+
+
+def shell_code(code: int) -> int:
+    """A child's exit code as shells have it: 128 + N after signal N."""
+    return 128 - code if code < 0 else code
+
+
+def _guard(
+    commands: list[Command], grace: float, commands_input: int, pipe: int, owner: int, started: int
+) -> NoReturn:
+    """The guard's whole life. It ends with the exit code of the first command that fails."""
+    code: int | None = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Handled, not ignored: the commands would inherit that.
+            signal.signal(number, lambda *_: None)
+        os.write(started, b"\n")
+        events = select.poll()
+        events.register(owner, select.POLLIN)
+        running = {}
+        for one in commands:
+            child = subprocess.Popen(one.arguments, env=one.environment, stdin=commands_input)
+            handle = os.pidfd_open(child.pid)
+            running[handle] = child
+            events.register(handle, select.POLLIN)
+        os.close(commands_input)
+        code = _first_failure(running, events, owner)
+        if code is None:
+            _end(os.getpid(), pipe, grace)
+    except OSError as error:
+        os.write(2, f"ds-distill: {commands[0].arguments[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(code or 0)
+
+
+def _first_failure(
+    running: dict[int, subprocess.Popen[bytes]], events: select.poll, owner: int
+) -> int | None:
+    """The exit code of the first command that fails, 0 when none does, None when the owner dies."""
+    while running:
+        ready = [file for file, _ in events.poll()]
+        if owner in ready:
+            return None
+        for file in ready:
+            events.unregister(file)
+            if code := shell_code(running.pop(file).wait()):
+                return code
+    return 0
+
+
+def _end(group: int, pipe: int, grace: float, hurry: int | None = None) -> None:
+    """End a process group. It is over when no process reads from the pipe any more."""
+    over = select.poll()
+    over.register(pipe, 0)  # POLLERR alone is reported
+    if grace and not over.poll(0):
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGTERM)
+        if hurry is not None:
+            over.register(hurry, select.POLLIN)
+        over.poll(grace * 1000)
+    # Also where none reads: a process can have closed its input.
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)

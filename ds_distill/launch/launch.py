@@ -1,0 +1,276 @@
+"""What `ds-distill launch` does, and `ds-distill cache build` on many ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ds_distill.check.recipe import check_data, check_recipe, open_sources
+from ds_distill.engine.ports import free_port
+from ds_distill.errors import UserError
+from ds_distill.launch import slurm
+from ds_distill.launch.agent import STOPPED, AgentOrder
+from ds_distill.launch.hosts import Hosts, choose, count_ranks, read_hostfile
+from ds_distill.launch.options import LaunchOptions
+from ds_distill.launch.preflight import Probe, examine, paths_in, shared_file
+from ds_distill.launch.probe import Answer, Question
+from ds_distill.launch.processes import Agents, Ended, Start
+from ds_distill.launch.ssh import FAILED, SIGN_OF_LIFE_SECONDS, SILENCE_SECONDS, ssh_command
+from ds_distill.recipe import Recipe
+from ds_distill.run.folder import RunFolder
+from ds_distill.run.stopping import LAUNCHED, exit_on_signal, print_error
+
+AGENT = "ds_distill.launch.agent"
+PROBE = "ds_distill.launch.probe"
+
+SAVED = 75
+"""The exit code of ranks that have saved a checkpoint on SIGTERM."""
+
+PORTS = range(20000, 30000)
+"""Ports for ranks to meet at: below those that Linux gives to outgoing connections."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run, or a cache build, that many ranks do."""
+
+    recipe: Recipe
+    given: list[str]
+    """The recipe as the command line has it, with overrides and options."""
+    folder: RunFolder
+    command: list[str]
+    """The words of `ds-distill` that start it: `launch`."""
+    rank_command: list[str]
+    """Those of each rank: `run`."""
+    resume: bool
+    resume_options: list[str]
+    """What the command needs to continue after a stop."""
+    result: Path
+    """A file that exists when all went well."""
+
+
+def launch_run(
+    given: list[str], recipe: Recipe, folder: RunFolder, options: LaunchOptions, *, resume: bool
+) -> None:
+    """Run a recipe on many ranks. Raises as `launch` does.
+
+    given: the recipe as the command line has it, with overrides and options.
+    """
+    ranks = ["run", *given, "--folder", str(folder.path), *(["--resume"] if resume else [])]
+    results = folder.results
+    launch(Work(recipe, given, folder, ["launch"], ranks, resume, ["--resume"], results), options)
+
+
+def launch_build(
+    given: list[str], recipe: Recipe, folder: RunFolder, options: LaunchOptions
+) -> None:
+    """Run a recipe's phases up to its last cache phase on many ranks; finished phases are skipped.
+    Raises as `launch` does."""
+    words = ["cache", "build"]
+    ranks = [*words, *given, "--folder", str(folder.path)]
+    [*_, (number, name)] = (
+        (number, name)
+        for number, name in enumerate(recipe.phase_names())
+        if recipe.phases[number].kind == "cache"
+    )
+    record = folder.record(number, name)
+    launch(Work(recipe, given, folder, words, ranks, folder.holds_run(), [], record), options)
+
+
+def launch(work: Work, options: LaunchOptions) -> None:
+    """Check the run in this process, where an error is one paragraph, then start an agent on each
+    host. A signal ends all that the agents have started.
+
+    Raises UserError for mistakes, SystemExit(2) for those that a rank found and reported,
+    SystemExit(75) when the ranks have saved their work on a signal, and SystemExit(1) when the run
+    fails.
+    """
+    options.check()
+    if options.slurm and (options.submit or not slurm.in_job()):
+        _write_job(work, options)
+        return
+    agents: Agents | None = None
+
+    def end(at_once: bool) -> None:
+        if agents is not None and SAVED in agents.stop(at_once):
+            print_error(f"stopped. {work.folder.how_to_continue(*work.resume_options)}")
+            os._exit(SAVED)
+
+    with exit_on_signal(lambda: work.folder.how_to_continue(*work.resume_options), end):
+        hosts = _hosts(options)
+        if not options.node_rank:  # of several, the first one's launch checks for all
+            _check(work, count_ranks(hosts))
+        order = _order(work, options, hosts)
+        starts = _starts(options, order)
+        remote = options.hostfile is not None and not options.no_ssh
+        if remote or options.slurm:
+            order = _prepare(work, options, order)
+            starts = _starts(options, order)
+        where = f" on {', '.join(hosts)}" if len(hosts) > 1 else ""
+        print(f"Starting {count_ranks(hosts)} ranks{where} ...", flush=True)
+        agents = Agents(starts, options.grace)
+        ended = agents.run(SIGN_OF_LIFE_SECONDS if remote else None)
+        _conclude(work, options, ended)
+
+
+def _hosts(options: LaunchOptions) -> Hosts:
+    if options.hostfile is not None:
+        return choose(read_hostfile(options.hostfile), options.include, options.exclude)
+    if options.slurm:
+        return slurm.job_hosts(options.num_gpus)
+    assert options.num_gpus is not None
+    gpus = torch.cuda.device_count()
+    if gpus and options.num_gpus > gpus:
+        raise UserError(f"launch: --num-gpus {options.num_gpus}, but this machine has {gpus}.")
+    return {"localhost": list(range(options.num_gpus))}
+
+
+def _check(work: Work, ranks: int) -> None:
+    work.folder.check_new_or_same(work.recipe, work.resume)
+    check_recipe(work.recipe, num_ranks=ranks, on_gpu=torch.cuda.is_available())
+    if not work.resume:
+        check_data(work.recipe, open_sources(work.recipe))
+
+
+def _order(work: Work, options: LaunchOptions, hosts: Hosts) -> AgentOrder:
+    """The order of the first host; of all, with Slurm."""
+    remote = options.hostfile is not None and not options.no_ssh
+    if options.hostfile is None and not options.slurm:
+        address, port = "127.0.0.1", options.master_port or free_port()
+    else:
+        address = options.master_addr or next(iter(hosts)).rpartition("@")[2]
+        port = options.master_port or _port(options)
+    # With `python -m` a random.py in the current folder would hide the library of that name.
+    environment = {LAUNCHED: "1", "PYTHONSAFEPATH": "1", **options.variables()}
+    if not torch.cuda.device_count() and not remote and not options.slurm:
+        environment["DS_ACCELERATOR"] = "cpu"
+    if options.node_rank is not None and options.node_rank >= len(hosts):
+        raise UserError(
+            f"launch: --node-rank {options.node_rank}, but the hostfile has {len(hosts)} hosts: "
+            f"0 to {len(hosts) - 1}."
+        )
+    return AgentOrder(
+        command=work.rank_command,
+        hosts=hosts,
+        node_rank=None if options.slurm else options.node_rank or 0,
+        master_addr=address,
+        master_port=port,
+        directory=os.getcwd(),
+        grace=options.grace,
+        silence=SILENCE_SECONDS if remote else None,
+        environment=environment,
+    )
+
+
+def _port(options: LaunchOptions) -> int:
+    """A port on the first host. Each run needs its own: two may share a machine."""
+    if options.slurm:
+        return slurm.job_port()
+    if options.no_ssh:
+        return 29500  # DeepSpeed's own: the launches of several hosts cannot agree on another
+    return random.SystemRandom().choice(PORTS)
+
+
+def _starts(options: LaunchOptions, order: AgentOrder) -> list[Start]:
+    if options.slurm:
+        return [Start("srun", slurm.srun_command(order.hosts, AGENT), order)]
+    if options.hostfile is None or options.no_ssh:
+        return [Start(socket.gethostname(), [sys.executable, "-P", "-m", AGENT], order)]
+    return [
+        Start(host, ssh_command(host, AGENT, options.ssh_port), replace(order, node_rank=rank))
+        for rank, host in enumerate(order.hosts)
+    ]
+
+
+def _prepare(work: Work, options: LaunchOptions, order: AgentOrder) -> AgentOrder:
+    """Ask every host whether it can take part: the order with what they answered."""
+    hosts = order.hosts
+    if options.slurm:
+        probes: list[Probe] = [(list(hosts), slurm.srun_command(hosts, PROBE), None)]
+    else:
+        probes = [
+            ([host], ssh_command(host, PROBE, options.ssh_port), rank)
+            for rank, host in enumerate(hosts)
+        ]
+    print(f"Asking {len(hosts)} hosts whether they can take part ...", flush=True)
+    with shared_file(work.folder.path) as nonce:
+        question = Question(
+            hosts=hosts,
+            node_rank=None,
+            master_addr=order.master_addr,
+            master_port=order.master_port,
+            directory=order.directory,
+            nonce=nonce,
+            paths=sorted({*paths_in(work.recipe.model_dump(mode="json")), *paths_in(work.given)}),
+        )
+        answers = examine(probes, question)
+    _report_busy(hosts, answers)
+    on_cpu = not any(answer.gpus for answer in answers)
+    more = {"DS_ACCELERATOR": "cpu"} if on_cpu else {}
+    return replace(order, environment={**order.environment, **more})
+
+
+def _report_busy(hosts: Hosts, answers: list[Answer]) -> None:
+    for host, answer in zip(hosts, answers, strict=True):
+        for process in answer.busy:
+            print(f"Note: {host}: another process is on a GPU: {process}", flush=True)
+
+
+def _conclude(work: Work, options: LaunchOptions, ended: list[Ended]) -> None:
+    """Return when the run is finished; otherwise raise SystemExit with its exit code."""
+    failed = [one for one in ended if one.code != 0]
+    if not failed and (options.node_rank or work.result.is_file()):
+        return
+    if any(one.code == 2 for one in failed):
+        raise SystemExit(2)  # a rank has reported it
+    if failed and failed[0].code == SAVED:
+        print_error(f"stopped. {work.folder.how_to_continue(*work.resume_options)}")
+        raise SystemExit(SAVED)
+    reason = _reason(failed[0]) if failed else f"there is no {work.result}"
+    advice = work.folder.how_to_continue(*work.resume_options)
+    print_error(f"the run stopped: {reason}. {advice}")
+    raise SystemExit(1)
+
+
+def _reason(ended: Ended) -> str:
+    """What the exit code of the first agent that failed means."""
+    if ended.code == FAILED:
+        return (
+            f"{ended.location}: the connection was lost (ssh's exit code is {FAILED}). What runs "
+            f"there ends within {SILENCE_SECONDS:g} seconds and the grace"
+        )
+    if ended.code <= 128:
+        return f"{ended.location}: the exit code of its ranks is {ended.code}"
+    name = signal.Signals(ended.code - 128).name
+    memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
+    what = "its agent was stopped" if ended.code == STOPPED else "a rank or its agent was ended"
+    return f"{ended.location}: {what} by {name}{memory}"
+
+
+def _write_job(work: Work, options: LaunchOptions) -> None:
+    """Print the script of a Slurm job that runs this command on its nodes, or submit it."""
+    _check(work, options.nodes * (options.num_gpus or 1))
+    command = [*work.command, *work.given, "--folder", str(work.folder.path), "--slurm"]
+    command += ["--num-gpus", str(options.num_gpus), "--grace", f"{options.grace:g}"]
+    for option, value in (("addr", options.master_addr), ("port", options.master_port)):
+        command += [f"--master-{option}", str(value)] if value is not None else []
+    for name in options.env or ():
+        command += ["--env", name]
+    script = slurm.job_script(
+        command,
+        str(work.folder.path) if work.resume_options else None,
+        options.nodes,
+        options.num_gpus,
+        options.sbatch or [],
+    )
+    if options.submit:
+        slurm.submit(script)
+    else:
+        print(script, end="")

@@ -1,0 +1,150 @@
+"""Where a run's ranks are and how they are started: the options that commands with ranks share."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from ds_distill.errors import UserError
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Each field is an option of the command line, by its name, type and default."""
+
+    num_gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Ranks on this machine, or on each node of a Slurm job; without GPUs, CPU "
+            "processes.",
+        ),
+    ] = None
+    hostfile: Annotated[
+        Path | None, typer.Option(help="DeepSpeed hostfile: lines `host slots=N`. Uses ssh.")
+    ] = None
+    include: Annotated[
+        str | None,
+        typer.Option(metavar="FILTER", help="Use only these: `HOST:0,1@HOST`."),
+    ] = None
+    exclude: Annotated[
+        str | None, typer.Option(metavar="FILTER", help="Use all but these: `HOST:0,1@HOST`.")
+    ] = None
+    master_addr: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="Where ranks meet: the first host, as the others reach it.",
+            show_default="its name",
+        ),
+    ] = None
+    master_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Its port.", show_default="a free one"),
+    ] = None
+    ssh_port: Annotated[int | None, typer.Option(min=1, max=65535, help="The hosts' ssh port.")] = (
+        None
+    )
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Give this variable of the environment to ranks on other hosts. May be repeated.",
+        ),
+    ] = None
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds from SIGTERM to SIGKILL when ranks are stopped.")
+    ] = 20.0
+    no_ssh: Annotated[
+        bool,
+        typer.Option("--no-ssh", help="Run this host's part of a hostfile; repeat on each host."),
+    ] = False
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, help="With --no-ssh: this host's number, from 0.")
+    ] = None
+    slurm: Annotated[
+        bool,
+        typer.Option(
+            "--slurm", help="In a Slurm job: run on its nodes. Elsewhere: print a job's script."
+        ),
+    ] = False
+    nodes: Annotated[int, typer.Option(min=1, help="With --slurm: nodes of the job.")] = 1
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OPTION",
+            help="With --slurm: an option of sbatch, like `time=4:00:00`. May be repeated.",
+        ),
+    ] = None
+    submit: Annotated[bool, typer.Option("--submit", help="With --slurm: submit the script.")] = (
+        False
+    )
+
+    def any_given(self) -> bool:
+        return self.num_gpus is not None or self.hostfile is not None or self.slurm
+
+    def check(self) -> None:
+        """Raises UserError for options that do not go together."""
+        ways = [self.hostfile is not None, self.num_gpus is not None and not self.slurm, self.slurm]
+        if sum(ways) != 1:
+            raise UserError(
+                "launch: give either --num-gpus N (this machine), --hostfile FILE or --slurm."
+            )
+        needs = {
+            "--hostfile": (
+                self.hostfile is not None,
+                ("include", "exclude", "ssh_port", "no_ssh"),
+            ),
+            "--no-ssh": (self.no_ssh, ("node_rank",)),
+            "--hostfile or --slurm": (self.hostfile is not None or self.slurm, ("master_addr",)),
+            "--slurm": (self.slurm, ("nodes", "sbatch", "submit")),
+        }
+        defaults = {one.name: one.default for one in fields(self)}
+        for what, (given, names) in needs.items():
+            for name in names:
+                if not given and getattr(self, name) != defaults[name]:
+                    raise UserError(f"launch: --{name.replace('_', '-')} needs {what}.")
+        if self.no_ssh and self.node_rank is None:
+            raise UserError("launch: --no-ssh: give this host's number with --node-rank.")
+        self.variables()
+
+    def variables(self) -> dict[str, str]:
+        """The variables that `env` names. Raises UserError for one that is not set."""
+        for name in self.env or ():
+            if name not in os.environ:
+                raise UserError(
+                    f"launch: --env {name}: no such variable in the environment. Set it first: "
+                    f"export NAME=VALUE, then give its name alone."
+                )
+        return {name: os.environ[name] for name in self.env or ()}
+
+
+def with_launch_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command's last parameter, `options`, becomes an option for each field of LaunchOptions."""
+    hints = get_type_hints(LaunchOptions, include_extras=True)
+    added = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=one.default,
+            annotation=hints[one.name],
+        )
+        for one in fields(LaunchOptions)
+    ]
+    own = inspect.signature(command, eval_str=True)
+    *kept, _ = own.parameters.values()
+
+    def run(*given: Any, **named: Any) -> None:
+        options = LaunchOptions(**{one.name: named.pop(one.name) for one in added})
+        command(*given, **named, options=options)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {one.name: one.annotation for one in (*kept, *added)}
+    vars(run)["__signature__"] = own.replace(parameters=[*kept, *added])
+    return run

@@ -1,0 +1,170 @@
+"""`python -m ds_distill.launch.probe`: what one host finds, before a run starts on it.
+
+Reads a question from the standard input, one line of JSON, and prints the answer as another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
+from pathlib import Path
+
+MARK = "ds-distill probe: "
+"""Begins the answer's line: a shell's start-up files can print others."""
+
+PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "numpy", "pyarrow", "safetensors")
+
+
+@dataclass(frozen=True)
+class Question:
+    hosts: dict[str, list[int]]
+    node_rank: int | None
+    """None: Slurm knows."""
+    master_addr: str
+    master_port: int
+    directory: str
+    nonce: str
+    """A file that was just written in the run's folder."""
+    paths: list[str]
+    """What the recipe reads."""
+    seconds: float = 30.0
+    """How long to wait for the other hosts at the port."""
+
+
+@dataclass
+class Answer:
+    node_rank: int
+    versions: dict[str, str | None] = field(default_factory=dict)
+    """Of Python, of PACKAGES, and a digest of this project's code."""
+    gpus: int | None = None
+    """None: not counted, because something else is wrong."""
+    busy: list[str] = field(default_factory=list)
+    """Processes that use a GPU: `GPU 0: PID 12, 3456 MiB`."""
+    missing: list[str] = field(default_factory=list)
+    """Of the directory, the nonce and the paths."""
+    link: str | None = None
+    """Why this host and the first one cannot talk."""
+    absent: list[int] = field(default_factory=list)
+    """Of the first host: numbers of those that did not come to its port."""
+
+
+def answer(question: Question) -> Answer:
+    rank = question.node_rank
+    found = Answer(int(os.environ["SLURM_PROCID"]) if rank is None else rank)
+    if os.path.isdir(question.directory):
+        os.chdir(question.directory)
+        wanted = [question.nonce, *question.paths]
+        found.missing = [path for path in wanted if not os.path.exists(path)]
+    else:
+        found.missing = [question.directory]
+    if found.node_rank == 0:
+        _listen(question, found)
+    else:
+        _visit(question, found)
+    found.versions = versions()
+    if not (found.missing or found.link or found.absent):
+        import torch  # slow: only after the meeting, and where the run can start
+
+        found.gpus = torch.cuda.device_count()
+        found.busy = busy_gpus()
+    return found
+
+
+def versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": sys.version.split()[0]}
+    for name in PACKAGES:
+        found[name] = None
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return {**found, "ds_distill": digest.hexdigest()[:12]}
+
+
+def busy_gpus() -> list[str]:
+    """Other processes on the GPUs of this host, as nvidia-smi reports them."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader"]
+    done = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=30)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _listen(question: Question, found: Answer) -> None:
+    """Wait at the port of the ranks for a word of each other host."""
+    awaited = set(range(1, len(question.hosts)))
+    deadline = time.monotonic() + question.seconds
+    try:
+        # As torch's store does: at all addresses.
+        server = socket.create_server(("", question.master_port), backlog=len(question.hosts))
+    except OSError as error:
+        found.link = f"port {question.master_port} cannot be used: {error.strerror}"
+        return
+    with server:
+        while awaited and (left := deadline - time.monotonic()) > 0:
+            server.settimeout(left)
+            with suppress(OSError, ValueError):
+                visitor, _ = server.accept()
+                with visitor:
+                    visitor.settimeout(2)
+                    awaited.discard(_read_word(visitor, question.nonce))
+    found.absent = sorted(awaited)
+
+
+def _read_word(visitor: socket.socket, nonce: str) -> int:
+    """The number of a visiting host. Raises ValueError for a stranger."""
+    text = visitor.makefile("r", encoding="utf-8").readline(4096)
+    number, _, word = text.strip().partition(" ")
+    if word != os.path.basename(nonce):
+        raise ValueError("another program")
+    visitor.sendall(b"\n")
+    return int(number)
+
+
+def _visit(question: Question, found: Answer) -> None:
+    """Say a word to the first host, which may start later."""
+    where = f"{question.master_addr}:{question.master_port}"
+    word = f"{found.node_rank} {os.path.basename(question.nonce)}\n".encode()
+    deadline = time.monotonic() + question.seconds
+    while True:
+        try:
+            listed = socket.getaddrinfo(question.master_addr, None, type=socket.SOCK_STREAM)
+            address = str(listed[0][4][0])
+            if ip_address(address).is_loopback:
+                found.link = f"{question.master_addr} is {address} here, which is this host itself"
+                return
+            with socket.create_connection((address, question.master_port), 5) as connection:
+                connection.sendall(word)
+                if connection.recv(1):
+                    return
+                reason = "something else answers there"
+        except socket.gaierror as error:
+            found.link = f"the name {question.master_addr} is not known here ({error.strerror})"
+            return
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if time.monotonic() > deadline:
+            found.link = f"no connection to {where} in {question.seconds:g} s: {reason}"
+            return
+        time.sleep(0.3)
+
+
+def main() -> None:
+    question = Question(**json.loads(sys.stdin.readline()))
+    print(MARK + json.dumps(asdict(answer(question))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

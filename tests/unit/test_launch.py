@@ -1,0 +1,300 @@
+"""`ds-distill launch` without ranks: hostfiles and filters, options, orders, commands, messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from ds_distill.cli import app
+from ds_distill.errors import UserError
+from ds_distill.launch import slurm
+from ds_distill.launch.agent import AgentOrder
+from ds_distill.launch.group import shell_code
+from ds_distill.launch.hosts import choose, count_ranks, read_hostfile
+from ds_distill.launch.launch import _reason
+from ds_distill.launch.options import LaunchOptions
+from ds_distill.launch.processes import Ended
+from ds_distill.launch.ssh import ssh_command
+
+METACHARACTERS = "a b;c$(touch /tmp/x)`id`{1,2}*?'\"\\\n&|<>~#!%é"
+
+HOSTS = {"one": [0, 1, 2], "two": [0, 1], "three": [0]}
+
+
+def order(**changes) -> AgentOrder:
+    standard = {
+        "command": ["run", "my.yaml"],
+        "hosts": HOSTS,
+        "node_rank": 1,
+        "master_addr": "one",
+        "master_port": 20001,
+        "directory": "/work",
+        "grace": 20.0,
+    }
+    return AgentOrder(**{**standard, **changes})
+
+
+# ----------------------------------------------------------------------------------- hosts
+
+
+def test_hostfile(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# ours\none slots=3 # big\n\nme@two.example slots=2\n")
+    assert read_hostfile(file) == {"one": [0, 1, 2], "me@two.example": [0, 1]}
+    assert count_ranks(read_hostfile(file)) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a slots=1\nb slots=1\na slots=2\n", ["hosts:3", "a stands in line 1 already"]),
+        ("a slots=0\n", ["hosts:1", "slots=0"]),
+        ("-oProxyCommand=x slots=1\n", ["hosts:1", "host slots=N"]),
+        ("a;b slots=1\n", ["hosts:1", "host slots=N"]),
+        ("a 4\n", ["hosts:1", "host slots=N"]),
+        ("a slots=²\n", ["hosts:1", "host slots=N"]),
+        ("\n", ["names no host"]),
+    ],
+)
+def test_a_wrong_hostfile_is_one_sentence(text, expected, tmp_path):
+    (tmp_path / "hosts").write_text(text)
+    with pytest.raises(UserError) as error:
+        read_hostfile(tmp_path / "hosts")
+    assert all(part in str(error.value) for part in expected), error.value
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        (None, None, HOSTS),
+        ("two", None, {"two": [0, 1]}),
+        ("two:1@one:2,0", None, {"one": [0, 2], "two": [1]}),
+        ("one:0@one:1", None, {"one": [0, 1]}),
+        (None, "one", {"two": [0, 1], "three": [0]}),
+        (None, "one:1@three:0", {"one": [0, 2], "two": [0, 1]}),
+    ],
+)
+def test_filters(include, exclude, expected):
+    assert choose(HOSTS, include, exclude) == expected
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        ("one", "two", "either --include or --exclude"),
+        ("on", None, "no host 'on'. Did you mean `one`?"),
+        ("two:2", None, "two has no slot '2'; it has 0 to 1"),
+        ("two:", None, "no slot ''"),
+        (None, "one@two@three", "leaves no slot"),
+    ],
+)
+def test_a_wrong_filter_is_one_sentence(include, exclude, expected):
+    with pytest.raises(UserError, match=r"--(in|ex)clude") as error:
+        choose(HOSTS, include, exclude)
+    assert expected in str(error.value)
+
+
+# --------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "either --num-gpus N"),
+        ({"num_gpus": 2, "hostfile": Path("h")}, "either --num-gpus N"),
+        ({"hostfile": Path("h"), "slurm": True}, "either --num-gpus N"),
+        ({"num_gpus": 2, "include": "a"}, "--include needs --hostfile"),
+        ({"num_gpus": 2, "ssh_port": 23}, "--ssh-port needs --hostfile"),
+        ({"num_gpus": 2, "master_addr": "a"}, "--master-addr needs --hostfile or --slurm"),
+        ({"num_gpus": 2, "no_ssh": True}, "--no-ssh needs --hostfile"),
+        ({"hostfile": Path("h"), "node_rank": 0}, "--node-rank needs --no-ssh"),
+        ({"hostfile": Path("h"), "no_ssh": True}, "give this host's number with --node-rank"),
+        ({"hostfile": Path("h"), "nodes": 2}, "--nodes needs --slurm"),
+        ({"num_gpus": 2, "submit": True}, "--submit needs --slurm"),
+        ({"num_gpus": 2, "env": ["NOT_SET_HERE"]}, "--env NOT_SET_HERE: no such variable"),
+    ],
+)
+def test_options_that_do_not_go_together(options, expected):
+    with pytest.raises(UserError) as error:
+        LaunchOptions(**options).check()
+    assert expected in str(error.value)
+
+
+def test_both_commands_have_the_options():
+    for command in (["launch"], ["cache", "build"]):
+        text = CliRunner().invoke(app, [*command, "--help"], terminal_width=200).output
+        for option in ("--num-gpus", "--hostfile", "--no-ssh", "--slurm", "--grace", "--small"):
+            assert option in text, command
+
+
+# ---------------------------------------------------------------------------------- orders
+
+
+@given(st.lists(st.text()), st.text(st.characters(exclude_characters="\0")))
+def test_an_order_arrives_as_it_was_given(command, secret):
+    sent = order(command=command, environment={"TOKEN": secret})
+    line = sent.to_line()
+    assert line.endswith(b"\n") and line.count(b"\n") == 1
+    assert AgentOrder.from_line(line) == sent
+
+
+def test_a_secret_is_in_no_message():
+    assert "canary" not in repr(order(environment={"TOKEN": "canary"}))
+
+
+def test_each_rank_knows_its_number_and_the_first_host(monkeypatch):
+    sent = order(command=["run", "my.yaml", f"name={METACHARACTERS}"], environment={"TOKEN": "x"})
+    ranks = sent.ranks()
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [[rank.environment[name] for name in (*names, "TOKEN")] for rank in ranks] == [
+        ["3", "0", "6", "2", "one", "20001", "x"],
+        ["4", "1", "6", "2", "one", "20001", "x"],
+    ]
+    start = [sys.executable, "-u", "-m", "ds_distill"]
+    assert all(rank.arguments == [*start, *sent.command] for rank in ranks)
+    monkeypatch.setenv("SLURM_PROCID", "2")
+    [rank] = order(node_rank=None).ranks()
+    assert rank.environment["RANK"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("slots", "seen", "expected"),
+    [
+        ([0, 1], "4,5", "4,5"),  # each rank takes one of these by its local rank
+        ([0, 1], None, None),
+        ([0, 2], None, "0,2"),
+        ([0, 2], "4,5,6", "4,6"),
+        ([1], "GPU-a,GPU-b", "GPU-b"),
+    ],
+)
+def test_ranks_see_the_gpus_of_their_slots(slots, seen, expected, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    ranks = order(hosts={"here": slots}, node_rank=0).ranks()
+    assert {rank.environment.get("CUDA_VISIBLE_DEVICES") for rank in ranks} == {expected}
+
+
+def test_gloo_gets_the_interface_that_leads_to_the_first_host(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    [rank] = order(master_addr="127.0.0.1", node_rank=2).ranks()
+    assert rank.environment["GLOO_SOCKET_IFNAME"] == "lo"
+    [rank] = order(node_rank=2, environment={"GLOO_SOCKET_IFNAME": "ib0"}).ranks()
+    assert rank.environment["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_ssh_gets_one_fixed_quoted_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/a b/$(x)/python")
+    *before, last = ssh_command("me@host", "ds_distill.launch.agent", 2222)
+    assert before[-2:] == ["--", "me@host"] and "BatchMode=yes" in before
+    assert before[before.index("-p") + 1] == "2222"
+    assert shlex.split(last) == [
+        *("exec", "/a b/$(x)/python", "-P", "-m", "ds_distill.launch.agent")
+    ]
+
+
+# ------------------------------------------------------------------------------------- ends
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (-9, "here: a rank or its agent was ended by SIGKILL, as the system does when memory"),
+        (-11, "here: a rank or its agent was ended by SIGSEGV"),
+        (1, "here: the exit code of its ranks is 1"),
+    ],
+)
+def test_an_exit_code_is_explained(code, reason):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import os; os.kill(os.getpid(), {-code}) if {code} < 0 else os._exit({code})",
+        ]
+    )
+    assert _reason(Ended("here", shell_code(done.returncode))).startswith(reason)
+
+
+def test_a_lost_connection_is_explained():
+    assert "two: the connection was lost (ssh's exit code is 255)" in _reason(Ended("two", 255))
+
+
+# ------------------------------------------------------------------------------------ Slurm
+
+
+def test_the_script_of_a_job(toy_recipe, tmp_path):
+    """Run by bash, with the words of each command written down."""
+    folder = tmp_path / "runs' $HOME"
+    options = ["--slurm", "--nodes", "2", "--num-gpus", "4", "--sbatch", "time=4:00:00"]
+    name = f"description={METACHARACTERS}".replace("\n", "")
+    command = ["launch", str(toy_recipe), name, "seed=3", "--folder", str(folder), *options]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    for option in ("nodes=2", "gpus-per-node=4", "ntasks-per-node=1", "time=4:00:00"):
+        assert f"#SBATCH --{option}" in lines
+    program = tmp_path / "program"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, sys\n"
+        "print(json.dumps(sys.argv[1:]))\nsys.exit(int(sys.stdin.read()))\n"
+    )
+    program.chmod(0o755)
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho scontrol $*\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    script = done.output.replace(shlex.quote(sys.executable), shlex.quote(str(program)))
+    # A command in the background of a script has no standard input of its own.
+    script = script.replace('"${resume[@]}" &', '"${resume[@]}" < "$CODE" &')
+
+    def run(code: int) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "code").write_text(str(code))
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        given = {**os.environ, "PATH": path, "CODE": str(tmp_path / "code"), "SLURM_JOB_ID": "7"}
+        return subprocess.run(["bash", "-c", script], env=given, capture_output=True, text=True)
+
+    ended = run(0)
+    assert ended.returncode == 0, ended.stderr
+    words = json.loads(ended.stdout)
+    assert words[:3] == ["-P", "-m", "ds_distill"]
+    assert words[3:6] == ["launch", str(toy_recipe), name]
+    assert words[-7:] == ["--folder", str(folder), "--slurm", *words[-4:]]
+    assert words[-4:] == ["--num-gpus", "4", "--grace", "20"]
+    folder.mkdir()
+    (folder / "recipe.yaml").touch()
+    ended = run(3)
+    assert ended.returncode == 3
+    assert json.loads(ended.stdout) == [*words, "--resume"]
+    assert run(75).stdout.splitlines()[-1] == "scontrol requeue 7"
+
+
+def test_a_job_needs_its_gpus_and_can_be_refused(toy_recipe, tmp_path, monkeypatch):
+    command = ["launch", str(toy_recipe), "--folder", str(tmp_path / "run"), "--slurm"]
+    with pytest.raises(UserError, match="the GPUs of each node with --num-gpus"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    command += ["--num-gpus", "2", "--submit"]
+    with pytest.raises(UserError, match="no sbatch here"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    (tools / "sbatch").write_text("#!/bin/sh\necho 'invalid partition' >&2\nexit 1\n")
+    (tools / "sbatch").chmod(0o755)
+    with pytest.raises(UserError, match="invalid partition"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+def test_srun_starts_one_task_a_node(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    command = slurm.srun_command({"a": [0], "b": [0]}, "ds_distill.launch.agent")
+    text = " ".join(command)
+    assert text.startswith("srun --nodes 2 --ntasks 2 --ntasks-per-node=1 --kill-on-bad-exit=1")
+    assert "--cpus-per-task 8" in text
