@@ -22,6 +22,7 @@ from ds_distill.data.readers import BATCH, Reader, kind_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import new_file
 from ds_distill.parts.data import Columns
+from ds_distill.progress import mark
 
 EXAMPLES = pa.schema(
     [
@@ -162,6 +163,7 @@ def write_examples(
     writer: pa.RecordBatchStreamWriter | None = None
     with pa.OSFile(str(path), "wb") as sink:
         for texts, classes in batches:
+            mark("reads data")
             keys = content_keys(*(column.to_pylist() for column in texts))
             labels = label_array(classes)
             if writer is None:

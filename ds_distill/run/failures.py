@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from ds_distill.files import new_file, sync
+from ds_distill.files import sync
+from ds_distill.run.stopping import STOPPED
 
 FOLDER = "failures"
 """In the run's folder."""
@@ -33,20 +34,23 @@ class Failure:
 
     @property
     def exit_code(self) -> int:
-        return {"mistake": 2, "stopped": 75}.get(self.kind, 1)
+        return {"mistake": 2, "stopped": STOPPED}.get(self.kind, 1)
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host}: {self.message}"
 
 
-def record_failure(folder: Path, failure: Failure) -> None:
+def record_failure(folder: Path, failure: Failure) -> bool:
     """Write a rank's record into the run's folder, which need not exist. Its first one stays: what
-    follows is a consequence."""
+    follows is a consequence. Returns whether this is it."""
     path = folder / FOLDER / f"rank-{failure.rank:05d}.json"
-    if path.exists():
-        return
-    with new_file(path) as temporary:
-        temporary.write_text(json.dumps(asdict(failure)) + "\n", encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(failure)) + "\n")
+    except FileExistsError:
+        return False
+    return True
 
 
 def failures(folder: Path) -> list[Failure]:

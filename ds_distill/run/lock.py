@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 import uuid
@@ -21,6 +20,7 @@ from typing import Any
 
 from ds_distill.errors import UserError
 from ds_distill.files import write_text
+from ds_distill.process_id import ProcessId
 
 NAME = "lock.json"
 
@@ -38,14 +38,9 @@ class RunLocked(UserError):
 class Owner:
     """The process that has a lock."""
 
-    host: str
-    pid: int
-    born: int | None
-    """When the process began, in the system's own count: process ids are given again."""
+    process: ProcessId
     since: float
     """When it took the lock, in seconds since 1970."""
-    machine: str
-    """What the process ids belong to: the same on all hosts that share them, see `_machine`."""
     nonce: str
     beat: float
     """When it was last renewed, in seconds since 1970 by the owner's clock."""
@@ -53,25 +48,11 @@ class Owner:
     @staticmethod
     def this_process() -> Owner:
         now = time.time()
-        return Owner(
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            born=_born(os.getpid()),
-            since=now,
-            machine=_machine(),
-            nonce=uuid.uuid4().hex,
-            beat=now,
-        )
-
-    def is_alive(self) -> bool | None:
-        """Whether the process runs; None where only its own host could tell."""
-        if self.machine != _machine() or self.born is None:
-            return None
-        return _born(self.pid) == self.born
+        return Owner(ProcessId.of_this(), now, uuid.uuid4().hex, now)
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since).isoformat(" ", "seconds")
-        return f"process {self.pid} on host {self.host} (since {since})"
+        return f"process {self.process.pid} on host {self.process.host} (since {since})"
 
 
 class RunLock:
@@ -83,6 +64,7 @@ class RunLock:
         self.path = folder / NAME
         self._on_lost = on_lost
         self._own: Owner | None = None
+        self._made = False
         self._ended = threading.Event()
         self._beating: threading.Thread | None = None
 
@@ -90,7 +72,9 @@ class RunLock:
         """Raises RunLocked when another process has the folder. A lock whose process has ended for
         certain is none."""
         owner = self._read()
-        if owner is not None and not self._is_over(owner):
+        if owner is None or owner.process == ProcessId.of_this():
+            return
+        if not self._is_over(owner):
             raise self._refusal(owner)
 
     def take(self) -> None:
@@ -99,6 +83,7 @@ class RunLock:
         Raises RunLocked when another process has it.
         """
         own = Owner.this_process()
+        self._made = not self.path.parent.exists()
         while True:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -109,28 +94,43 @@ class RunLock:
                     raise self._refusal(owner) from None
                 self._remove(owner)
                 continue
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(own)) + "\n")
-                file.flush()
-                os.fsync(descriptor)
+            try:
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(own)) + "\n")
+                    file.flush()
+                    os.fsync(descriptor)
+            except OSError:  # a full disk
+                self._free()
+                raise
             break
         self._own = own
+        _taken.append(self)
         self._ended.clear()
         self._beating = threading.Thread(target=self._beat, daemon=True, name="run lock")
         self._beating.start()
 
-    def release(self) -> None:
-        """Give the folder free. Does nothing where this process does not have it."""
+    def release(self, wait: bool = True) -> None:
+        """Give the folder free. Does nothing where this process does not have it.
+
+        wait: for the thread that renews the time.
+        """
         own, self._own = self._own, None
         if own is None:
             return
         self._ended.set()
-        if self._beating is not None and self._beating is not threading.current_thread():
+        if wait and self._beating is not None:
             self._beating.join()
+        _taken.remove(self)
         owner = self._read()
         if owner is not None and owner.nonce == own.nonce:
-            self.path.unlink(missing_ok=True)
-            self.path.with_name(f".{NAME}.tmp").unlink(missing_ok=True)  # of an owner before
+            self._free()
+
+    def _free(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.path.with_name(f".{NAME}.tmp").unlink(missing_ok=True)  # of an owner before
+        if self._made:
+            with suppress(OSError):  # not empty: there is a run
+                self.path.parent.rmdir()
 
     def __enter__(self) -> RunLock:
         self.take()
@@ -159,11 +159,11 @@ class RunLock:
         """Whether an owner's process has ended for certain."""
         if self._own is not None and owner.nonce == self._own.nonce:
             return True
-        return owner.is_alive() is False
+        return owner.process.is_alive() is False
 
     def _refusal(self, owner: Owner) -> RunLocked:
         age = time.time() - owner.beat
-        if owner.is_alive() is None and age > STALE_SECONDS:
+        if owner.process.is_alive() is None and age > STALE_SECONDS:
             seen = datetime.fromtimestamp(owner.beat).isoformat(" ", "seconds")
             return RunLocked(
                 f"the run's folder {self.path.parent} is locked by {owner}, of which there has "
@@ -195,33 +195,24 @@ class RunLock:
             aside.unlink(missing_ok=True)
 
 
+_taken: list[RunLock] = []
+
+
+def release_all() -> None:
+    """Release the locks of this process, which is about to end without leaving its blocks."""
+    for taken in list(_taken):
+        with suppress(OSError):
+            taken.release(wait=False)
+
+
 def _owner_in(path: Path) -> Owner | None:
     """The owner by a file; None without one, or where it was never written to the end."""
     for _ in range(20):
         try:
-            return Owner(**json.loads(path.read_text(encoding="utf-8")))
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            return Owner(**{**fields, "process": ProcessId(**fields["process"])})
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, KeyError):
             time.sleep(0.1)  # made, and about to be written
     return None
-
-
-def _born(pid: int) -> int | None:
-    """When a process began, in ticks since the system did; None where it has ended."""
-    try:
-        _, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")
-    except OSError:
-        return None
-    fields = rest.split()  # from the third on: the second is a name, with any characters
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def _machine() -> str:
-    """A name for the space of process ids that this process lives in: the kernel's start, and the
-    namespace, which differs between containers. A host's name tells neither."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.getfqdn()

@@ -57,7 +57,9 @@ def hold(tmp_path: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
 
 def edit(folder: Path, **changes: object) -> None:
     path = folder / lock.NAME
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    before = json.loads(path.read_text())
+    process = {name: changes.pop(name) for name in list(changes) if name in before["process"]}
+    path.write_text(json.dumps({**before, **changes, "process": {**before["process"], **process}}))
 
 
 def test_the_second_is_refused_and_goes_on_after_the_first(hold, tmp_path):
@@ -67,10 +69,12 @@ def test_the_second_is_refused_and_goes_on_after_the_first(hold, tmp_path):
         with pytest.raises(UserError, match=rf"in use by process {first.pid} on host \S+ \(since"):
             attempt()
     first.communicate("", timeout=30)
-    assert list(folder.iterdir()) == []
+    assert not folder.exists(), "nothing was written there"
+    folder.mkdir()
     with RunLock(folder):
         with pytest.raises(UserError, match=f"process {os.getpid()} on host"):
             RunLock(folder).take()
+        RunLock(folder).check()  # this process has it
         assert [path.name for path in folder.iterdir()] == [lock.NAME]
     assert list(folder.iterdir()) == []
 
@@ -81,7 +85,7 @@ def test_after_a_kill_the_lock_is_free(hold, tmp_path):
     first.wait()
     RunLock(tmp_path).check()
     with RunLock(tmp_path):
-        assert json.loads((tmp_path / lock.NAME).read_text())["pid"] == os.getpid()
+        assert json.loads((tmp_path / lock.NAME).read_text())["process"]["pid"] == os.getpid()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,9 +109,9 @@ def test_on_another_machine_the_time_in_it_counts(hold, tmp_path):
     (tmp_path / lock.NAME).unlink()
     with RunLock(tmp_path):
         first.send_signal(signal.SIGCONT)
-        output, _ = first.communicate(timeout=30)
-        assert output == f"lost: process {os.getpid()}\n"
-        assert json.loads((tmp_path / lock.NAME).read_text())["pid"] == os.getpid()
+        assert first.stdout is not None
+        assert first.stdout.readline() == f"lost: process {os.getpid()}\n"
+        assert json.loads((tmp_path / lock.NAME).read_text())["process"]["pid"] == os.getpid()
 
 
 def test_the_time_is_renewed(hold, tmp_path):
