@@ -144,7 +144,8 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def minutes(seconds: float) -> str:
-    return f"{seconds / 60:.3g} minutes" if seconds >= 60 else f"{seconds:.3g} seconds"
+    count, unit = (seconds / 60, "minute") if seconds >= 60 else (seconds, "second")
+    return f"{count:.3g} {unit}{'' if count == 1 else 's'}"
 
 
 def _open(rank: int, deadline: float, limit: float) -> TCPStore:

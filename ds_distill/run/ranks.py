@@ -66,8 +66,6 @@ def as_rank(folder: Path, limit: float) -> Iterator[World]:
     except Exception as error:
         failure, what = rank.judge(error)
         if what == "own":
-            if rank.number == 0 and rank.meeting is not None:
-                time.sleep(READ_SECONDS)
             raise
         raise OtherRankFailed(failure, printed=what == "printed") from error
     finally:
@@ -79,16 +77,18 @@ def report_and_exit(error: Exception) -> NoReturn:
     """End this process, a rank, for an error that `as_rank` has passed on: what ended the run is
     printed once, last."""
     if isinstance(error, OtherRankFailed):
-        if error.printed:
-            time.sleep(1)  # the rank that failed first prints, and gives the launcher its exit code
-        else:
+        if not error.printed:
             print_error(str(error.failure))
+        # A launcher ends all ranks at the first exit, and that rank is to have printed its error.
+        time.sleep(READ_SECONDS + 1)
         os._exit(error.failure.exit_code)
     kind, message = _kind(error)
     own = Failure(int(os.environ["RANK"]), socket.gethostname(), time.time(), kind, message)
     if kind == "fault" and not isinstance(error, RanksMissing):
         traceback.print_exception(error)
     print_error(str(own) if kind == "fault" else message)
+    if own.rank == 0:
+        time.sleep(READ_SECONDS)
     # Other ranks may be waiting for this one: exit without waiting for them.
     os._exit(own.exit_code)
 

@@ -127,14 +127,20 @@ def end_as_rank() -> None:
     """Make a rank end at once on a signal, also inside a library's code that waits for other ranks,
     and when its `ds-distill launch` has ended. In a training SIGTERM is a request."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGTERM) is _woken:
+        return  # a program that calls the command line again
     # A thread learns of it even where the main one waits in a library and runs no handler.
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    signal.signal(signal.SIGTERM, _woken)
     threading.Thread(target=_heed_sigterm, args=[reader], daemon=True).start()
     if LAUNCHED in os.environ:
         threading.Thread(target=_end_with_launch, daemon=True).start()
+
+
+def _woken(number: int, frame: FrameType | None) -> None:
+    """Nothing: the system has written to the wakeup file already."""
 
 
 def _heed_sigterm(reader: int) -> None:

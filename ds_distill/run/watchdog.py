@@ -226,12 +226,11 @@ def _read(store: TCPStore, rank: int) -> tuple[int, Activity]:
 
 
 def stacks() -> str:
-    """Where the threads of this process are, the main thread last, without the watchdog's own."""
-    frames = sys._current_frames()
-    threads = [thread for thread in threading.enumerate() if thread.name != "watchdog"]
-    threads.sort(key=lambda thread: thread is threading.main_thread())
+    """Where the threads of this process that do the run's work are, the main thread last."""
+    frames, main = sys._current_frames(), threading.main_thread()
+    working = [t for t in threading.enumerate() if t.name.startswith("ThreadPoolExecutor")]
     return "".join(
         f"  thread {thread.name}:\n{''.join(traceback.format_stack(frame)[-_STACK_FRAMES:])}"
-        for thread in threads
+        for thread in (*working, main)
         if thread.ident is not None and (frame := frames.get(thread.ident)) is not None
     )

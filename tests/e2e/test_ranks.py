@@ -100,7 +100,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     first, second = results(started, 200)
     assert (first[0], second[0]) == (1, 1), (first, second)
     assert last(first[2]).startswith(
-        f"ds-distill: rank 1 on {HOST}: no rank has gone on for 20 seconds, and this one is "
+        f"ds-distill: rank 1 on {HOST}: no rank has gone on for 20 seconds, and it is "
         "behind. Last seen: phase teach-first, step 1"
     ), first[2]
     assert "in planted_hang" in first[2]
@@ -171,3 +171,14 @@ def test_two_runs_never_share_a_folder(ranks, tmp_path):
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.slow
+def test_a_rank_that_holds_the_interpreter_shows_its_stack_itself(ranks, tmp_path):
+    """None of its threads can answer; it is the launcher's to kill."""
+    started = ranks.start(tmp_path / "run", plant="hold:1:5")
+    [(code, _, errors)] = results(started[:1], 200)
+    assert code == 1 and f"rank 1 on {HOST}: it has given no sign for" in last(errors), errors
+    started[1].kill()
+    _, errors = started[1].communicate()
+    assert "Timeout (" in errors and "in planted" in errors
