@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,14 @@ from ds_distill import __version__
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full
 from ds_distill.launch.options import LaunchOptions, with_launch_options
-from ds_distill.run.stopping import end_as_rank, exit_on_signal, is_rank
+from ds_distill.run.stopping import (
+    STOPPED,
+    Stopped,
+    end_as_rank,
+    exit_on_signal,
+    is_rank,
+    print_error,
+)
 
 app = typer.Typer(
     name="ds-distill",
@@ -349,6 +355,11 @@ def _execute(recipe, path: Path, *, resume: bool, first: int | None = None):  # 
             from ds_distill.run.execute import execute  # imports deepspeed: seconds
 
             runs = execute(recipe, path, resume=resume, first=first)
+    except Stopped as error:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise
+        print_error(f"{error}. {message()}")
+        sys.exit(STOPPED)
     except Exception as error:
         if isinstance(error, UserError) or not is_disk_full(error):
             raise
@@ -395,25 +406,26 @@ def _quiet_libraries() -> None:
 
 def main() -> None:
     """Exit codes: 0 done, 2 the user's input is wrong, 1 a fault of ours; 130 after Ctrl-C, 143
-    after SIGTERM."""
+    after SIGTERM, and 75 where that came in a training, which saved a checkpoint."""
     # Two processes on few cores lose half their speed to spinning; must be set before torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault(
         "TOKENIZERS_PARALLELISM", "false"
     )  # it warns and disables itself in forks
+    several = is_rank() and int(os.environ["WORLD_SIZE"]) > 1
+    if several:  # what a lost connection means is reported once, in words
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if is_rank():
         end_as_rank()
     try:
         with exit_on_signal(lambda: ""):
             app(prog_name="ds-distill", standalone_mode=True)
-    except UserError as error:
-        _fail(str(error))
+    except Exception as error:
+        if several:
+            from ds_distill.run.ranks import report_and_exit
 
-
-def _fail(message: str) -> None:
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several and os.environ["RANK"] != "0":
-        time.sleep(3)  # rank 0 reports what all ranks found; then the launcher ends the others
-    print(f"ds-distill: {message}", file=sys.stderr, flush=True)
-    # Other ranks may be waiting for this one: exit without waiting for them.
-    os._exit(2) if several else sys.exit(2)
+            report_and_exit(error)
+        if not isinstance(error, UserError):
+            raise
+        print(f"ds-distill: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)

@@ -156,6 +156,11 @@ def end_of_a_phase(folder: Path) -> Moment:
     return lambda folder: len(records(folder)) > before
 
 
+def cache_without_record(folder: Path) -> bool:
+    """The cache is whole, and its phase has not left its record."""
+    return any((folder / "cache").glob("*/manifest.json"))
+
+
 def records(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "phases").glob("*.json"))
 
@@ -215,3 +220,6 @@ def check_same(folder: Path, whole: Path) -> None:
         if "models" in phase
     ]
     assert scores[0] == scores[1]
+    builds = [read_json(run / "phases" / "03-cache.json") for run in (folder, whole)]
+    assert all(set(build["fidelity"]) == {"first", "second"} for build in builds)
+    assert {**builds[0], "seconds": 0} == {**builds[1], "seconds": 0}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from ds_distill.data.keys import content_keys, hash_keys
 from ds_distill.data.labels import LabelIds, LabelSets, Odd, is_text, label_array, plain
@@ -22,6 +22,7 @@ from ds_distill.data.readers import BATCH, Reader, kind_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import new_file
 from ds_distill.parts.data import Columns
+from ds_distill.progress import mark
 
 EXAMPLES = pa.schema(
     [
@@ -85,7 +86,7 @@ def build_once(target: Path, write: Callable[[Path], None]) -> Path:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{target}.lock"):
+        with _locked(FileLock(f"{target}.lock")):
             if not target.exists():
                 with new_file(target) as temporary:
                     write(temporary)
@@ -96,6 +97,15 @@ def build_once(target: Path, write: Callable[[Path], None]) -> Path:
             "that can be written."
         ) from error
     return target
+
+
+def _locked(lock: FileLock) -> AcquireReturnProxy:
+    """Take a lock that ends with the process that has it; a long wait is announced."""
+    try:
+        return lock.acquire(timeout=5)
+    except Timeout:
+        print(f"Waiting for another process that writes {lock.lock_file[:-5]} ...", flush=True)
+        return lock.acquire()
 
 
 def _fast_batches(
@@ -162,6 +172,7 @@ def write_examples(
     writer: pa.RecordBatchStreamWriter | None = None
     with pa.OSFile(str(path), "wb") as sink:
         for texts, classes in batches:
+            mark("reads data")
             keys = content_keys(*(column.to_pylist() for column in texts))
             labels = label_array(classes)
             if writer is None:

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ds_distill.files import publish_file
 from ds_distill.models.configuration import tokenizer_rules
+from ds_distill.progress import mark
 from ds_distill.views import PaddedView
 
 
@@ -47,6 +48,7 @@ def tokenise(
         features["token_type_ids"] = datasets.List(datasets.Value("int8"))
 
     def encode(rows: dict[str, list[str]]) -> dict[str, Any]:
+        mark("tokenises")
         encoded = tokenizer(
             rows["text"],
             rows["text_b"] if pairs else None,

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ds_distill.data.keys import content_keys, hash_keys
 from ds_distill.data.lengths import token_lengths
 from ds_distill.data.tokenise import tokenizer_fingerprint
+from ds_distill.progress import mark
 
 VERSION = 1
 """Part of the fingerprint: raise it when the same texts give other windows."""
@@ -50,6 +51,7 @@ def split_long(
     splitter = _Splitter(tokenizers, max_length)
 
     def windows(batch: dict[str, list[Any]]) -> dict[str, Any]:
+        mark("splits long texts")
         ranges = splitter.ranges(batch["text"])
         texts = [t[a:b] for t, found in zip(batch["text"], ranges, strict=True) for a, b in found]
         numbers = np.repeat(np.arange(len(ranges)), [len(found) for found in ranges])

@@ -57,6 +57,7 @@ class Engine:
         self.world = world
         self._stage = zero_stage(config)
         self._micro_steps = int(config["gradient_accumulation_steps"])
+        self._optimizer = optimizer
         if optimizer is None and self._stage != 3:
             # Nothing to shard or to step; DeepSpeed would add an fp32 copy of bf16 models.
             self._engine: Any = bundle.to(world.device, model_dtype(config))
@@ -144,11 +145,18 @@ class Engine:
         self.world.barrier()
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote with the same number of ranks."""
+        """Load what `save` wrote with the same number of ranks. The highest learning rate is this
+        engine's own."""
         loaded, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
         if loaded is None:
             raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
         _set_random_state(load_file(self._random_file(folder)), self.world.device)
+        assert self._optimizer is not None
+        rate, scheduler = self._optimizer.learning_rate, self._engine.lr_scheduler
+        scheduler.base_lrs = [rate] * len(scheduler.base_lrs)
+        groups = self._engine.optimizer.param_groups
+        for group, factor in zip(groups, scheduler.lr_lambdas, strict=True):
+            group.update(initial_lr=rate, lr=rate * factor(scheduler.last_epoch))
 
     def _random_file(self, folder: Path) -> Path:
         return folder / f"random-rank{self.world.rank:05d}.safetensors"

@@ -18,6 +18,8 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from ds_distill.engine.ports import free_port
+from ds_distill.engine.rendezvous import Meeting
+from ds_distill.progress import mark_waiting
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,19 @@ class World:
     size: int
     local_rank: int
     device: torch.device
+    meeting: Meeting | None = None
+    """Where the ranks meet beside their collectives; None for a lone one."""
 
     @staticmethod
-    def start() -> World:
+    def start(meeting: Meeting | None = None, limit: float = 600.0) -> World:
         """Join the ranks that the launcher started, or be the only rank.
 
         Ranks on one machine share its cores, unless OMP_NUM_THREADS is set.
+
+        meeting: of ranks that have met already.
+        limit: seconds after which a rank that waits for another one in a collective gives up.
         """
+        global _meeting
         if "RANK" not in os.environ:
             os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
@@ -53,22 +61,36 @@ class World:
         if not dist.is_initialized():
             with no_chatter():
                 _compile_nothing()
+                backend = accelerator.communication_backend_name()
+                # A watchdog at `limit` knows which rank is behind, and has the first word.
+                timeout = timedelta(seconds=limit + 60)
+                rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+                if size > 1:
+                    _meeting = meeting or Meeting.join(limit)
+                    torch.distributed.init_process_group(
+                        backend,
+                        store=_meeting.for_process_group(),
+                        rank=rank,
+                        world_size=size,
+                        timeout=timeout,
+                    )
                 deepspeed.init_distributed(
-                    dist_backend=accelerator.communication_backend_name(),
-                    auto_mpi_discovery=False,
-                    verbose=False,
-                    timeout=timedelta(hours=6),  # rank 0 tokenises while the others wait
+                    dist_backend=backend, auto_mpi_discovery=False, verbose=False, timeout=timeout
                 )
         device = torch.device("cpu" if on_cpu else accelerator.device_name(local_rank))
-        return World(dist.get_rank(), dist.get_world_size(), local_rank, device)
+        return World(dist.get_rank(), dist.get_world_size(), local_rank, device, _meeting)
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier()
+        """Wait until all ranks are here. Work of one rank alone may take long: unlike a collective
+        it has no time limit but the watchdog's, which asks whether that rank goes on."""
+        if self.meeting is not None:
+            mark_waiting(True)
+            self.meeting.barrier(_announce if self.is_main else None)
+            mark_waiting(False)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a tensor on the device over ranks, in place."""
@@ -86,9 +108,24 @@ class World:
         return self.sum(together).cpu().unique(dim=0)
 
     @staticmethod
+    def meeting_of_group() -> Meeting | None:
+        """Where the ranks of this process's group meet, if it has begun one."""
+        return _meeting
+
+    @staticmethod
     def stop() -> None:
+        global _meeting
         if dist.is_initialized():
             dist.destroy_process_group()
+        _meeting = None
+
+
+_meeting: Meeting | None = None
+"""Of this process's group, as long as there is one."""
+
+
+def _announce(missing: str) -> None:
+    print(f"  waiting for {missing}", flush=True)
 
 
 def _compile_nothing() -> None:

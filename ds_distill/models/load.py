@@ -14,7 +14,9 @@ from torch import nn
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from ds_distill.errors import UserError
+from ds_distill.memory import is_out_of_memory
 from ds_distill.models.configuration import SAFE, first_line, load_config
+from ds_distill.progress import mark
 
 
 def load_classifier(
@@ -108,6 +110,7 @@ def _load(
     **options: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
     """A model of an auto class, and the weights of its head that were left at random."""
+    mark(f"loads {reference}", everywhere=True)
     load_config(reference, revision)  # refuses what must not be loaded
     try:
         with seeded(seed):  # the head's random start is the same on every rank and run
@@ -123,6 +126,8 @@ def _load(
                 **SAFE,
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
         raise UserError(
             f"model {reference!r}: its weights cannot be loaded: {first_line(error)} Use complete "
             "safetensors files, as save_pretrained writes them."

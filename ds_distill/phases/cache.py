@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +20,26 @@ from ds_distill.cache.build import (
     known_teachers,
     start_build,
 )
-from ds_distill.cache.format import MANIFEST, Fingerprint
-from ds_distill.cache.plan import Plan, block_rows_for
+from ds_distill.cache.format import Fingerprint
+from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import EncodedSignals, NotFinite, SignalSchema
-from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.batches import Collator
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens
 from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.precision import is_bf16
-from ds_distill.files import naming
+from ds_distill.files import naming, read_json, write_json
 from ds_distill.models.configuration import load_config
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.phases import Cache
+from ds_distill.phases.cache_missing import ATTENTION, Missing, added_by, missing_from
 from ds_distill.run.caches import cache_folder, fingerprint
 from ds_distill.run.codecs import codec_json
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.fidelity import MUCH, Fidelity, Repeated, fidelity, repeat_inference
 from ds_distill.run.inference import inference_collator, inference_engine
 from ds_distill.run.not_finite import DAMAGED, NotFiniteSignals, refusal
-
-ATTENTION = "attention"
-"""Key of a fingerprint: what computed a teacher's attention. Signals are read whatever computed
-them, but signals of other attention are not added to them."""
 
 
 def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -71,31 +67,34 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     world.barrier()  # every rank has seen the same cache, before the main process changes it
     rows = len(np.unique(np.concatenate([some.keys.numpy() for some, _ in splits]), axis=0))
     record = {"splits": phase.splits, "folder": _recorded(path, run), "examples": rows}
+    notes = run.folder.unfinished(number, name)
+    noted = read_json(notes) if notes.is_file() else None
+    world.barrier()  # before the main process writes them
     with naming(path), building(path) if world.is_main else nullcontext():
         if plan.examples == 0:
             if world.is_main:
                 discard_build(path)
             run.log.info(f"  {path} holds all {rows:,} examples")
-            return {**record, "added": 0}
-        blocks = len(plan.blocks) * len(teachers)
-        if world.is_main:
-            before_it = start_build(path, plan, teachers)
-            if before_it:
-                run.log.info(f"  {before_it} of {blocks} blocks were written before")
-            run.log.event("cache", phase=name, blocks=blocks, kept=before_it)
+            if noted is None:
+                return {**record, "added": 0}
+            # An earlier start of this phase ended between its last block and its record.
+            missing = added_by(path, splits, noted["first_block"])
+            run.log.event("cache", phase=name, blocks=noted["blocks"], kept=noted["blocks"])
+        else:
+            blocks = len(plan.blocks) * len(teachers)
+            about = {"first_block": plan.first_block, "blocks": blocks, "added": plan.examples}
+            if world.is_main:
+                before_it = start_build(path, plan, teachers)
+                write_json(notes, about)
+                if before_it:
+                    run.log.info(f"  {before_it} of {blocks} blocks were written before")
+                run.log.event("cache", phase=name, blocks=blocks, kept=before_it)
+            noted = about
         world.barrier()
         teachers = known_teachers(path)  # with what the main process alone has fitted
-        repeated: dict[str, Repeated] = {}
-        for reference in references:
-            schema = teachers[reference.name][1]
-            try:
-                repeated[reference.name] = _run_teacher(
-                    run, reference, path, plan, phase.batch_size, schema, missing
-                )
-            except NotFiniteSignals as error:
-                raise refusal(run, phase.splits, error) from error
+        repeated = _run_teachers(phase, run, references, path, plan, teachers, missing)
         world.barrier()
-        if world.is_main:
+        if world.is_main and plan.examples:
             finish_build(path, plan, teachers)
         world.barrier()
     reader, near = CacheReader(path), {}
@@ -104,7 +103,30 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         if measured is not None:
             _say_fidelity(run, path, teacher, teachers[teacher][1], measured)
             near[teacher] = measured.to_json()
-    return {**record, "added": plan.examples, "fidelity": near}
+    return {**record, "added": noted["added"], "fidelity": near}
+
+
+def _run_teachers(
+    phase: Cache,
+    run: Run,
+    references: list[ModelReference],
+    path: Path,
+    plan: Plan,
+    teachers: dict[str, tuple[Fingerprint, SignalSchema]],
+    missing: list[Missing],
+) -> dict[str, Repeated]:
+    """Have all that is missing written; see `_run_teacher`. Raises UserError where signals are not
+    finite."""
+    repeated = {}
+    for reference in references:
+        schema = teachers[reference.name][1]
+        try:
+            repeated[reference.name] = _run_teacher(
+                run, reference, path, plan, phase.batch_size, schema, missing
+            )
+        except NotFiniteSignals as error:
+            raise refusal(run, phase.splits, error) from error
+    return repeated
 
 
 def _say_fidelity(
@@ -136,76 +158,6 @@ def _schema(
 
     config = load_config(reference.model, reference.revision)
     return run.kind.signal_schema(phase, config, codec, reference.label_map)
-
-
-@dataclass(frozen=True)
-class Missing:
-    """What a cache lacks of a split."""
-
-    examples: Examples
-    collate: Collator
-    indices: np.ndarray
-    """int64: one example for each content key that is missing, in the plan's order."""
-
-
-def missing_from(
-    path: Path,
-    splits: list[tuple[Examples, Collator]],
-    teachers: dict[str, tuple[Fingerprint, SignalSchema]],
-) -> tuple[Plan, list[Missing]]:
-    """What the cache lacks. Raises UserError when the cache that is there is of other
-    teachers, or lacks something that this run's attention would compute otherwise."""
-    reader = CacheReader(path) if (path / MANIFEST).is_file() else None
-    if reader is not None:
-        reader.check_same(
-            {
-                name: (
-                    {key: value for key, value in its_fingerprint.items() if key != ATTENTION},
-                    schema,
-                )
-                for name, (its_fingerprint, schema) in teachers.items()
-            }
-        )
-    missing: list[Missing] = []
-    seen = np.empty((0, 2), dtype=np.int64)
-    for examples, collate in splits:
-        keys = examples.keys.numpy()
-        _, first = np.unique(keys, axis=0, return_index=True)  # duplicates share a row
-        if reader is not None:
-            first = first[~reader.holds(examples.keys[torch.from_numpy(first)])]
-        first = first[~_among(keys[first], seen)]
-        seen = np.concatenate([seen, keys[first]])
-        # Longest first: one that does not fit in memory fails at once. Ties by key, so that the
-        # order of the examples in the data does not matter.
-        order = np.lexsort((keys[first, 1], keys[first, 0], -collate.lengths[first]))
-        missing.append(Missing(examples, collate, first[order]))
-    if reader is not None and len(seen):
-        reader.check_same(teachers)
-    if reader is not None:
-        block_rows, first_block = reader.manifest.block_rows, reader.manifest.blocks
-    else:
-        tokens = max(float(np.mean(collate.lengths)) for _, collate in splits)
-        row_bytes = max(_example_bytes(schema, tokens) for _, schema in teachers.values())
-        block_rows, first_block = block_rows_for(len(seen), row_bytes), 0
-    keys_by_split = [part.examples.keys.numpy()[part.indices] for part in missing]
-    return Plan(first_block, block_rows, keys_by_split), missing
-
-
-def _example_bytes(schema: SignalSchema, tokens: float) -> int:
-    """About what an example takes: of its tokens some sixth is masked in each mask variant."""
-    row = sum(size if size is not None else 64 for size in schema.items.values())
-    return (
-        row
-        if schema.mask_variants is None
-        else round(row * schema.mask_variants * max(tokens / 6, 1))
-    )
-
-
-def _among(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Which keys [n, 2] are among others [m, 2]: bool [n]."""
-    pair = np.dtype([("hi", np.int64), ("lo", np.int64)])
-    as_pairs = [np.ascontiguousarray(part).view(pair)[:, 0] for part in (keys, others)]
-    return np.isin(as_pairs[0], as_pairs[1])
 
 
 def _run_teacher(

@@ -110,6 +110,9 @@ class Recipe(Section):
     data_folder: str | None = None
     """Folder with data sets: `data:NAME`, as a path of data, is FOLDER/NAME."""
     logging: Logging = Logging()
+    timeout_minutes: Annotated[float, Field(gt=0)] = 10.0
+    """With several ranks: minutes that they wait for one that does not come, or does not go on.
+    Then the run ends, and names it. Raise it where one step of the work takes longer."""
 
     @model_validator(mode="before")
     @classmethod

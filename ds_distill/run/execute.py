@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import datasets
@@ -11,15 +13,22 @@ import transformers
 from ds_distill.check.recipe import check_data, check_recipe, notes, open_sources
 from ds_distill.engine.precision import resolved_name
 from ds_distill.engine.world import World
+from ds_distill.errors import UserError
 from ds_distill.files import write_json
+from ds_distill.memory import is_out_of_memory
 from ds_distill.parts.phases import PHASES, PhaseSettings
 from ds_distill.parts.tasks import TASKS
+from ds_distill.progress import mark_phase
 from ds_distill.recipe import Recipe
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
+from ds_distill.run.failures import clear_failures
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.out_of_memory import memory_refusal
 from ds_distill.run.publish import publish
+from ds_distill.run.ranks import as_rank
+from ds_distill.run.stopping import end_locked_out
 
 
 def execute(
@@ -34,53 +43,99 @@ def execute(
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    folder = RunFolder(path)
-    world = World.start()
-    folder.check_new_or_same(recipe, resume)
+    started = time.time()
+    with as_rank(path, recipe.timeout_minutes * 60) as world:
+        if world.is_main:
+            RunFolder(path).check_new_or_same(recipe, resume)
+            clear_failures(path, before=started)
+        return _execute(recipe, RunFolder(path), world, resume=resume, first=first)
+
+
+def _execute(
+    recipe: Recipe, folder: RunFolder, world: World, *, resume: bool, first: int | None
+) -> dict[str, Run]:
     check_recipe(recipe, num_ranks=world.size, on_gpu=world.device.type == "cuda")
     _import_parts(recipe)
     sources = open_sources(recipe)
     if world.is_main and not resume:
         print("Reading the data ...", flush=True)
         check_data(recipe, sources)
-    world.barrier()  # a mistake found by the main process must not leave a folder behind
-    if world.is_main:
-        folder.create(recipe, describe_environment(world.size, str(world.device)))
-    world.barrier()
-    log = RunLog(path, recipe, enabled=world.is_main, resumed=resume)
-    runs = {name: Run(recipe, folder, world, log, source, name) for name, source in sources.items()}
-    if resolved_name(recipe.deepspeed) != recipe.deepspeed:
-        log.info(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")
-    for note in notes(recipe, sources) if world.is_main and not resume else ():
-        log.info(f"Note: {note}")
-    try:
-        for number, (phase, name) in enumerate(
-            zip(recipe.phases[:first], recipe.phase_names(), strict=False)
-        ):
-            title = f"[{number + 1}/{len(recipe.phases)}] {name}"
-            if folder.read_record(number, name) is not None:
-                log.info(f"{title}: done before")
-                continue
-            log.info(title)
-            _run_phase(phase, number, name, runs[recipe.task_name(phase)])
-        if world.is_main and first is None:
-            publish(recipe, folder, log)
-        world.barrier()
-    finally:
-        log.close()
+    world.barrier()  # a mistake found by any rank must not leave a folder behind
+    changed = folder.changes(recipe) if world.is_main else []
+    with _prepared(recipe, folder, world, resume):
+        log = RunLog(folder.path, recipe, enabled=world.is_main, resumed=resume)
+        runs = {
+            name: Run(recipe, folder, world, log, source, name) for name, source in sources.items()
+        }
+        if resolved_name(recipe.deepspeed) != recipe.deepspeed:
+            log.info(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")
+        for change in changed:
+            log.info(f"Changed: {change}")
+        for note in notes(recipe, sources) if world.is_main and not resume else ():
+            log.info(f"Note: {note}")
+        try:
+            _run_phases(recipe, folder, log, runs, first)
+            if world.is_main and first is None:
+                mark_phase("publish")
+                publish(recipe, folder, log)
+            world.barrier()
+        finally:
+            log.close()
     return runs
+
+
+@contextmanager
+def _prepared(recipe: Recipe, folder: RunFolder, world: World, resume: bool) -> Iterator[None]:
+    """Inside this block the run has its folder, and no other run has."""
+    if not world.is_main:
+        world.barrier()
+        folder.check_seen(world.rank)
+        yield
+        return
+    with folder.locked(end_locked_out):
+        folder.check_new_or_same(recipe, resume)  # again: another run may have just ended
+        folder.create(recipe, describe_environment(world.size, str(world.device)))
+        world.barrier()
+        yield
+
+
+def _run_phases(
+    recipe: Recipe, folder: RunFolder, log: RunLog, runs: dict[str, Run], first: int | None
+) -> None:
+    for number, (phase, name) in enumerate(
+        zip(recipe.phases[:first], recipe.phase_names(), strict=False)
+    ):
+        title = f"[{number + 1}/{len(recipe.phases)}] {name}"
+        if folder.read_record(number, name) is not None:
+            folder.unfinished(number, name).unlink(missing_ok=True)
+            log.info(f"{title}: done before")
+            continue
+        log.info(title)
+        _run_phase(phase, number, name, runs[recipe.task_name(phase)])
 
 
 def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
     """Run a phase and write its record. Every rank must call this."""
     run.log.start_phase(number)
+    mark_phase(name)
+    if run.world.is_main and len(counts := run.folder.note_phase(name)) > 1:
+        run.log.info(
+            f"  Note: on {run.world.size} rank(s); {' and '.join(map(str, counts))} were used in "
+            "this run. Sums are taken in another order then, so results differ by rounding."
+        )
     started = time.perf_counter()
-    record = PHASES[phase.kind].load()(phase, number, name, run)
+    try:
+        record = PHASES[phase.kind].load()(phase, number, name, run)
+    except Exception as error:
+        if isinstance(error, UserError) or not is_out_of_memory(error):
+            raise
+        raise memory_refusal(error, phase, name, run) from error
     seconds = round(time.perf_counter() - started, 2)
     run.log.event("phase", phase=name, kind=phase.kind, seconds=seconds)
     if run.world.is_main:
         about = {"phase": name, "kind": phase.kind, "task": run.task_name, "seconds": seconds}
         write_json(run.folder.record(number, name), {**about, **record})
+        run.folder.unfinished(number, name).unlink(missing_ok=True)
     run.world.barrier()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,15 @@ from typing import Any
 from ds_distill.errors import UserError
 from ds_distill.files import new_folder, publish_folder, read_json, write_json, write_text
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+from ds_distill.run import failures, lock
+from ds_distill.run.changes import Change, changes
 from ds_distill.run.stopping import same_command
 
 TRAINING_RECORD = "training.json"
 """Beside a trained model's weights: examples, steps, validation accuracy."""
+
+BEFORE_A_RUN = {".recipe.yaml.tmp", lock.NAME, f".{lock.NAME}.tmp", failures.FOLDER}
+"""What a start may leave in a folder that holds no run yet: by a kill, or a rank's failure."""
 
 
 class RunFolder:
@@ -26,6 +33,7 @@ class RunFolder:
         self.results = path / "results.json"
         self.report = path / "report.html"
         self.student = path / "student"
+        self.environment = path / "environment.json"
 
     def data(self, task: str | None) -> Path:
         """The folder of a task's splits. task: its name; None for the only one."""
@@ -43,8 +51,11 @@ class RunFolder:
         return (self.path / "recipe.yaml").is_file()
 
     def check_new_or_same(self, recipe: Recipe, resume: bool) -> None:
-        """Raises UserError for a folder of another run, and for a resume with another recipe."""
+        """Raises UserError for a folder of another run, for one that a run has at the moment, and
+        for a resume with another recipe."""
         written = self.path / "recipe.yaml"
+        if self.path.is_dir():
+            lock.RunLock(self.path).check()
         if self.path.exists() and not self.path.is_dir():
             raise UserError(
                 f"--folder {self.path}: is a file, and a run needs a folder. Name another one."
@@ -59,10 +70,9 @@ class RunFolder:
                     )
                 break
         if not resume:
-            # A kill before the recipe was written leaves at most this temporary file.
             present = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-            if present - {".recipe.yaml.tmp"}:
-                what = "holds a run" if written.is_file() else f"holds {sorted(present)[0]}"
+            if found := sorted(present - BEFORE_A_RUN):
+                what = "holds a run" if written.is_file() else f"holds {found[0]}"
                 fix = "Add --resume to continue that run, " if written.is_file() else "Give "
                 raise UserError(
                     f"the run's folder {self.path} exists and {what}. {fix}--folder for another "
@@ -74,14 +84,35 @@ class RunFolder:
                 f"--resume: {self.path} holds no recipe.yaml, so there is no run to continue. "
                 "Start it without --resume, or name the run's folder with --folder."
             )
-        old, new = load_recipe(str(written)).model_dump(), recipe.model_dump()
-        changed = [_shown(key, old[key], new[key]) for key in new if old[key] != new[key]]
-        if changed:
+        refused = [c for c in self.changes(recipe) if not c.is_allowed(self._done(recipe))]
+        if refused:
             raise UserError(
                 f"--resume: the recipe differs from the run's own ({written}) in "
-                f"{'; '.join(changed)}. Continue with the same recipe and overrides, or start a "
-                "new run with --folder."
+                f"{'; '.join(map(str, refused[:3]))}. Continue with the same recipe and overrides, "
+                "or start a new run with --folder. docs/launching.md lists what may change."
             )
+
+    def changes(self, recipe: Recipe) -> list[Change]:
+        """What a recipe has otherwise than the run that is there; nothing without one."""
+        if not self.holds_run():
+            return []
+        old = load_recipe(str(self.path / "recipe.yaml"))
+        return list(changes(old.model_dump(), recipe.model_dump()))
+
+    def _done(self, recipe: Recipe) -> set[int]:
+        names = enumerate(recipe.phase_names())
+        return {number for number, name in names if self.record(number, name).is_file()}
+
+    def check_seen(self, rank: int) -> None:
+        """Raises UserError where a rank's host does not see the folder that rank 0 has made."""
+        for _ in range(50):  # network file systems show new files late
+            if self.holds_run():
+                return
+            time.sleep(0.1)
+        raise UserError(
+            f"--folder {self.path}: rank {rank} on {socket.gethostname()} does not see the run "
+            "that rank 0 has begun there. Name a folder on a file system that all hosts share."
+        )
 
     def how_to_continue(self, *options: str) -> str:
         """A sentence for a stopped run: what is saved, and the command to continue, with
@@ -105,21 +136,63 @@ class RunFolder:
         )
 
     def create(self, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Create the folder. Raises UserError when that fails, and leaves nothing behind."""
-        new = not self.path.exists()
+        """Create the folder, or begin again in one.
+
+        environment: of this start. It stands in environment.json, with `phases` (see `note_phase`)
+            and `changes`: the keys of the recipe that a resume has changed.
+
+        Raises UserError when that fails, and leaves nothing behind.
+        """
+        new = not self.holds_run()
+        changed = [
+            {"key": ".".join(c.key), "was": c.was, "now": c.now} for c in self.changes(recipe)
+        ]
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             write_text(
                 self.path / "recipe.yaml", dump_recipe(recipe)
             )  # first: with it the folder holds a run
-            write_json(self.path / "environment.json", environment)
+            known = read_json(self.environment) if self.environment.is_file() else {}
+            kept = {"phases": known.get("phases", {})}
+            if changed := known.get("changes", []) + changed:
+                kept["changes"] = changed
+            write_json(self.environment, {**environment, **kept})
         except OSError as error:
             if new:
-                shutil.rmtree(self.path, ignore_errors=True)
-            raise UserError(
-                f"--folder {self.path}: the run's folder cannot be written: "
-                f"{error.strerror or error}. Free some space, or name another folder."
-            ) from error
+                (self.path / "recipe.yaml").unlink(missing_ok=True)
+            raise self._unwritable(error) from error
+
+    @contextmanager
+    def locked(self, on_lost: Callable[[str], None]) -> Iterator[None]:
+        """Inside this block this process alone writes to the folder, which it makes where it is not
+        there; see `RunLock`."""
+        taken = lock.RunLock(self.path, on_lost)
+        try:
+            taken.take()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            yield
+        finally:
+            taken.release()
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(
+            f"--folder {self.path}: the run's folder cannot be written: "
+            f"{error.strerror or error}. Free some space, or name another folder."
+        )
+
+    def note_phase(self, name: str) -> list[int]:
+        """Add the environment of this start to those that a phase ran in, of which one differs from
+        the other in more than the date. Main process. Returns the numbers of ranks that phases ran
+        on so far, ascending."""
+        everything = read_json(self.environment)
+        phases: dict[str, list[dict[str, Any]]] = everything["phases"]
+        here = {k: value for k, value in everything.items() if k not in ("phases", "changes")}
+        known = phases.setdefault(name, [])
+        if all({**one, "date": ""} != {**here, "date": ""} for one in known):
+            known.append(here)
+            write_json(self.environment, everything)
+        return sorted({one["ranks"] for starts in phases.values() for one in starts})
 
     def model(self, number: int, output: str) -> Path:
         """The folder of the model `output` that phase `number` trains."""
@@ -135,6 +208,10 @@ class RunFolder:
     def record(self, number: int, name: str) -> Path:
         """The file with the results of a phase. It exists once the phase is done."""
         return self.path / "phases" / f"{number:02d}-{name}.json"
+
+    def unfinished(self, number: int, name: str) -> Path:
+        """The file in which a phase notes what a later start needs, until it has its record."""
+        return self.record(number, name).with_suffix(".unfinished")
 
     def read_record(self, number: int, name: str) -> dict[str, Any] | None:
         path = self.record(number, name)
@@ -169,16 +246,3 @@ class RunFolder:
         parent = self.path / "checkpoints"
         if parent.is_dir() and not any(parent.iterdir()):
             parent.rmdir()
-
-
-def _shown(key: str, old: Any, new: Any) -> str:
-    """The first innermost key that differs, in dotted form, with both values."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for inner in {**old, **new}:
-            if old.get(inner) != new.get(inner):
-                return _shown(f"{key}.{inner}", old.get(inner), new.get(inner))
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (before, after) in enumerate(zip(old, new, strict=True)):
-            if before != after:
-                return _shown(f"{key}.{index}", before, after)
-    return f"{key} (was {old!r}, now {new!r})"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import datasets
 import torch
@@ -11,6 +13,7 @@ import torch
 from ds_distill.data.batches import Examples
 from ds_distill.engine.engine import Engine
 from ds_distill.errors import UserError
+from ds_distill.files import write_text
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.types import Batch
 
@@ -86,6 +89,25 @@ def damaged_weights(run: Run, reference: ModelReference) -> UserError | None:
                 "name another model."
             )
     return None
+
+
+def save_examples(run: Run, split: str, keys: torch.Tensor, file: Path) -> None:
+    """Write examples of a split, one JSON object a line: where they stand, text and label. Main
+    process; the others return at once.
+
+    keys: int64 [n, 2].
+    """
+    if not run.world.is_main:
+        return
+    texts = datasets.load_from_disk(run.data_folder / split / "examples")
+    stored = {tuple(key): index for index, key in enumerate(Examples.of(texts).keys.tolist())}
+    locations = run.locations(split, keys)
+    lines = []
+    for key in map(tuple, keys.tolist()):
+        row = texts[stored[key]]
+        about = {name: row[name] for name in ("text", "text_b", "label") if name in row}
+        lines.append(json.dumps({"at": locations.get(key), **about}, ensure_ascii=False) + "\n")
+    write_text(file, "".join(lines))
 
 
 def _shown(run: Run, splits: Sequence[str], keys: torch.Tensor) -> Iterator[str]:

@@ -33,7 +33,7 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
         "seconds": round(sum(record["seconds"] for record in records), 1),
         "uses": uses(recipe, records),
         "phases": records,
-        "environment": read_json(folder.path / "environment.json"),
+        "environment": read_json(folder.environment),
     }
     results["verdict"] = verdict(results)
     if chosen is not None:

@@ -14,6 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from ds_distill.run.lock import release_all
+
+STOPPED = 75
+"""Exit code after SIGTERM, where a checkpoint was saved: a launcher may start the run again."""
+
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 LAUNCHED = "DS_DISTILL_LAUNCHED"
@@ -39,12 +44,16 @@ def exit_on_signal(
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopping
         is_second, stopping = stopping, True
+        if number == signal.SIGTERM and not is_second and end is None and _request_stop():
+            print_error("SIGTERM: ends at the next report, with a checkpoint")
+            return
         if end is not None:
             end(is_second)
         text = ""
         with suppress(OSError):
             text = f" {message()}"
         print_error(f"stopped by {SIGNALS[signal.Signals(number)]}.{text}".rstrip())
+        release_all()
         os._exit(128 + number)
 
     # A signal that the parent process set to be ignored (nohup, `&` in a script) stays ignored.
@@ -64,6 +73,12 @@ def print_error(text: str) -> None:
     os.write(2, f"{clear}ds-distill: {text}\n".encode())
 
 
+def end_locked_out(why: str) -> None:
+    """End this process: its run's folder belongs to another one now."""
+    print_error(f"{why}, and this run ends: two must not write there.")
+    os._exit(1)
+
+
 def same_command(*more: str) -> str:
     """This process's command as a user types it, with those of `more` that it lacks."""
     given = sys.argv[1:]
@@ -75,13 +90,64 @@ def is_rank() -> bool:
     return "RANK" in os.environ
 
 
+class Stopped(Exception):
+    """A training has ended on SIGTERM, with a checkpoint."""
+
+
+_requested = threading.Event()
+_savers = 0
+"""Trainings that run: they see a request."""
+
+
+@contextmanager
+def saves_on_sigterm() -> Iterator[None]:
+    """Inside this block SIGTERM is a request, which the code there must look for, as long as the
+    command line has its handlers set."""
+    global _savers
+    _savers += 1
+    try:
+        yield
+    finally:
+        _savers -= 1
+
+
+def stop_requested() -> bool:
+    """Whether SIGTERM came to this process while it could save."""
+    return _requested.is_set()
+
+
+def _request_stop() -> bool:
+    """Ask the training that runs to stop; False where none does."""
+    if _savers:
+        _requested.set()
+    return _savers > 0
+
+
 def end_as_rank() -> None:
     """Make a rank end at once on a signal, also inside a library's code that waits for other ranks,
-    and when its `ds-distill launch` has ended."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
+    and when its `ds-distill launch` has ended. In a training SIGTERM is a request."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGTERM) is _woken:
+        return  # a program that calls the command line again
+    # A thread learns of it even where the main one waits in a library and runs no handler.
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, _woken)
+    threading.Thread(target=_heed_sigterm, args=[reader], daemon=True).start()
     if LAUNCHED in os.environ:
         threading.Thread(target=_end_with_launch, daemon=True).start()
+
+
+def _woken(number: int, frame: FrameType | None) -> None:
+    """Nothing: the system has written to the wakeup file already."""
+
+
+def _heed_sigterm(reader: int) -> None:
+    while number := os.read(reader, 1):
+        if number[0] == signal.SIGTERM and not _request_stop():
+            release_all()
+            os._exit(128 + signal.SIGTERM)
 
 
 def _end_with_launch() -> None:

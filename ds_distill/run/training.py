@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -24,15 +23,15 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config, load_tokenizer
 from ds_distill.models.load import freeze_embeddings, save_model, set_dropout
 from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.progress import mark_step
 from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.events import Bar
-from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal
+from ds_distill.run.meter import Meter
+from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal, save_examples
+from ds_distill.run.stopping import Stopped, saves_on_sigterm
 from ds_distill.run.validation import Validation
 from ds_distill.types import Batch
-
-WARM_UP_STEPS = 5
-"""First steps of a process, left out of throughput: caches and allocators are cold."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def train(job: Job, run: Run) -> dict[str, Any]:
     """Train a bundle's student and put it into the run's folder; continues from the last
     whole checkpoint. Returns what the phase's record says of it."""
     training = _Training(job, run)
-    with run.log.bar(job.output, training.total_steps) as bar:
+    with saves_on_sigterm(), run.log.bar(job.output, training.total_steps) as bar:
         bar.advance(training.progress.step)
         for epoch in training.epochs_left():
             training.run_epoch(epoch, bar)
@@ -106,7 +105,7 @@ class _Training:
         if saved:
             at = f"step {self.progress.step} of {self.total_steps}"
             run.log.info(f"  {job.output}: continues at {at}")
-        self._meter = _Meter()
+        self._meter = Meter()
         self._unreported: list[tuple[int, np.ndarray]] = []
         """Steps and their global batches since the last reading of the meter, all of one epoch."""
 
@@ -130,6 +129,7 @@ class _Training:
         steps = list(enumerate(self._batches(epoch), self.progress.step))
         ready = prefetch(partial(self._collate, epoch), steps)
         for (number, batch), micro_batches in zip(steps, ready, strict=True):
+            mark_step(number)
             losses = self.engine.train_step(micro_batches)
             self.progress = replace(self.progress, step=number + 1)
             self._meter.add(losses, self.job.collate.lengths[batch])
@@ -176,8 +176,13 @@ class _Training:
         bar.advance()
         if epoch_ends:
             self._validate(epoch)
-        if saves:
+        stops = self._meter.stop_requested and step < self.total_steps
+        if saves or stops:
             self._checkpoints.save(self.engine, step, asdict(self.progress))
+        if stops:
+            raise Stopped(
+                f"stopped by SIGTERM, with a checkpoint of {self.job.output} at step {step}"
+            )
 
     def _report(self, epoch: int, bar: Bar) -> None:
         """Means since the last report. Raises UserError where the loss is not finite."""
@@ -198,9 +203,16 @@ class _Training:
         batches = (micro for step in self._unreported for micro in self._collate(epoch, step))
         if found := find_in_batches(self.engine, batches):
             return refusal(run, [job.settings.split], found)
-        return damaged_weights(run, job.start) or UserError(
-            f"{job.output}: the loss is {loss} by step {self.progress.step}. Training went astray: "
-            f"set a lower learning_rate than {job.settings.learning_rate}, or a longer warmup."
+        if damaged := damaged_weights(run, job.start):
+            return damaged
+        at, terms = self._meter.first_not_finite(run.world)
+        number, batch = self._unreported[at]
+        file = run.folder.path / f"not-finite-{job.output}-step-{number + 1}.jsonl"
+        save_examples(run, job.settings.split, job.examples.keys[torch.from_numpy(batch)], file)
+        return UserError(
+            f"{job.output}: the loss is {loss} at step {number + 1} ({', '.join(terms)}). {file} "
+            "has the examples of that step. Training went astray: set a lower learning_rate than "
+            f"{job.settings.learning_rate}, or a longer warmup."
         )
 
     def _validate(self, epoch: int) -> None:
@@ -250,6 +262,7 @@ class _Training:
             run.folder.publish_model(job.number, job.output, record)
         run.world.barrier()
         self.engine.close()
+        mark_step(None)
         return record
 
 
@@ -320,43 +333,3 @@ def _choosing(job: Job, progress: Progress) -> dict[str, Any] | None:
         "score": progress.best_score,
         "epoch": progress.best_epoch,
     }
-
-
-class _Meter:
-    """Losses and speed between two events."""
-
-    def __init__(self) -> None:
-        self._steps = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._losses: dict[str, torch.Tensor] = {}
-        self._times: dict[str, int] = {}
-        self._examples = self._tokens = 0
-        self._started = time.perf_counter()
-
-    def add(self, losses: dict[str, torch.Tensor], lengths: np.ndarray) -> None:
-        """losses: this rank's shares of one step; lengths: of the global batch's examples."""
-        self._steps += 1
-        for name, loss in losses.items():
-            self._losses[name] = self._losses.get(name, torch.zeros_like(loss)) + loss
-            self._times[name] = self._times.get(name, 0) + 1
-        if self._steps == WARM_UP_STEPS:
-            self._started, self._examples, self._tokens = time.perf_counter(), 0, 0
-        elif self._steps > WARM_UP_STEPS:
-            self._examples += len(lengths)
-            self._tokens += int(lengths.sum())
-
-    def read(self, world: Any) -> dict[str, float]:
-        """Means since the last reading, each over the steps that gave it: the only place that
-        waits for the device."""
-        names = list(self._losses)
-        totals = world.sum(torch.stack([self._losses[name] for name in names]))
-        means = totals / totals.new_tensor([self._times[name] for name in names])
-        values = dict(zip(names, means.tolist(), strict=True))
-        seconds = time.perf_counter() - self._started
-        if self._examples:
-            values["examples_per_second"] = round(self._examples / seconds, 1)
-            values["tokens_per_second"] = round(self._tokens / seconds, 1)
-        self._reset()
-        return values

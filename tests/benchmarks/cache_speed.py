@@ -44,7 +44,8 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import load_classifier
 from ds_distill.parts.tasks import SingleLabel
-from ds_distill.phases.cache import Missing, write_blocks
+from ds_distill.phases.cache import write_blocks
+from ds_distill.phases.cache_missing import Missing
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Signals

@@ -8,6 +8,8 @@ import json
 import os
 import platform
 import random
+import re
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from runs import (
     Moment,
     Runs,
     after_steps,
+    cache_without_record,
     check_same,
     curves,
     digests,
@@ -96,6 +99,23 @@ def test_two_kills_and_ctrl_c_change_nothing(make_runs, whole, tmp_path):
     assert line.startswith(f"ds-distill: stopped by Ctrl-C. {folder} keeps the phases teach-first")
     assert line.endswith(runs.continue_with(folder)) and "Traceback" not in output
     assert runs.left() == []
+    # SIGTERM in a training: a checkpoint at the step that it came in, and an exit code of its own.
+    moment = after_steps(5, 0.0)
+    code, output = runs.stop(folder, moment, True, lambda run: run.send_signal(signal.SIGTERM))
+    assert code == 75, output
+    line = output.splitlines(keepends=True)[-1]
+    [(model, step)] = re.findall(r"SIGTERM, with a checkpoint of (\S+) at step (\d+)\. ", line)
+    assert line.endswith(runs.continue_with(folder)) and "Traceback" not in output
+    assert curves(folder)[-1][1:3] == (model, int(step))
+    saved = [int(path.name[5:]) for path in (folder / "checkpoints").glob("*/step-*")]
+    assert max(saved) == int(step)
+    for _ in range(3):  # it is some hundredths of a second
+        runs.stop(folder, cache_without_record, True, lambda run: run.kill())
+        if "03-cache.json" not in records(folder):
+            break
+        shutil.rmtree(folder / "cache")
+        (folder / "phases" / "03-cache.json").unlink()
+    assert "03-cache.json" not in records(folder)
     runs.finish(folder, resume=True)
     check_same(folder, whole)
 

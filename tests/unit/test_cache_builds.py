@@ -25,7 +25,7 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError
-from ds_distill.phases.cache import missing_from
+from ds_distill.phases.cache_missing import missing_from
 
 
 @pytest.fixture

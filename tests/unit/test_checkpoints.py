@@ -42,7 +42,11 @@ def make_batch() -> Batch:
 
 
 def make_engine(
-    world: World, config: str, terms: dict[str, Term] | None = None, **options: bool
+    world: World,
+    config: str,
+    terms: dict[str, Term] | None = None,
+    rate: float = RATE,
+    **options: bool,
 ) -> Engine:
     torch.manual_seed(0)
     shape = BertConfig(
@@ -63,7 +67,7 @@ def make_engine(
         Bundle(student, {}, terms),
         deepspeed_config(config, Training(batch_size=4, micro_batch_size=4), 1),
         world,
-        OptimizerSettings(RATE, DECAY, total_steps=10, warmup_steps=2),
+        OptimizerSettings(rate, DECAY, total_steps=10, warmup_steps=2),
         **options,
     )
 
@@ -134,6 +138,24 @@ def test_a_map_that_is_not_trained_is_in_the_checkpoint(
     engine.load(tmp_path)
     assert torch.equal(terms["activation_boundary"].get_buffer("map"), before)
     engine.close()
+
+
+@pytest.mark.parametrize("config", ["zero0_fp32", "zero1_fp32", "zero2_bf16", "zero3_fp32"])
+def test_a_training_goes_on_with_another_learning_rate(
+    config: str, world: World, tmp_path: Path
+) -> None:
+    made = make_engine(world, config)
+    for _ in range(3):
+        made.train_step([make_batch()])
+    made.save(tmp_path)
+    before = made.learning_rate
+    made.close()
+    other = make_engine(world, config, rate=RATE / 10)
+    other.load(tmp_path)
+    assert other.learning_rate == pytest.approx(before / 10, rel=1e-6)
+    other.train_step([make_batch()])
+    assert other.learning_rate == pytest.approx(RATE / 10 * 6 / 8, rel=1e-6)
+    other.close()
 
 
 def test_leftovers_of_a_kill_are_removed_and_replaced(

@@ -113,10 +113,18 @@ def test_weights_that_a_training_starts_from_are_blamed(settings, tmp_path):
     assert message.startswith("teachers.second.model=") and "word_embeddings.weight" in message
 
 
-def test_the_learning_rate_is_blamed_where_no_teacher_is(settings, tmp_path):
+def test_the_learning_rate_is_blamed_where_no_teacher_is(settings, task, tmp_path):
     sound = {**settings, "teachers": {"first": settings["teachers"]["first"]}}
     message = refused(sound, [{"distil": {**LIVE["distil"], "learning_rate": 1e30}}], tmp_path)
     assert "set a lower learning_rate" in message and "teachers." not in message
+    [(step, terms, file)] = re.findall(r"at step (\d+) \(([^)]+)\)\. (\S+) has", message)
+    assert int(step) > 1 and terms == "kl"
+    rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    assert len(rows) == settings["training"]["batch_size"]
+    texts = [json.loads(line) for line in (task / "train.jsonl").read_text().splitlines()]
+    for row in rows:
+        number = int(row["at"].rpartition(":")[2])
+        assert texts[number - 1]["text"] == row["text"]
 
 
 def test_a_cache(settings, task, tmp_path):

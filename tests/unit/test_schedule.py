@@ -20,7 +20,7 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.parts.terms import TERMS, losses_of
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.recipe.json_schema import recipe_json_schema
-from ds_distill.run.training import _Meter
+from ds_distill.run.meter import Meter
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
@@ -108,7 +108,7 @@ def test_an_entry_and_its_class_agree_on_teachers() -> None:
 
 def test_a_logged_mean_is_over_the_steps_that_gave_it() -> None:
     """Two steps with one term and three with another between two readings."""
-    meter, world = _Meter(), SimpleNamespace(sum=lambda values: values)
+    meter, world = Meter(), SimpleNamespace(sum=lambda values: values)
     for step in range(5):
         name = "kl" if step < 2 else "cross_entropy"
         parts = {"loss": torch.tensor(float(step)), name: torch.tensor(float(step))}

@@ -1,0 +1,50 @@
+"""A process by a name that holds on other hosts and after its process id was given again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process."""
+
+    host: str
+    pid: int
+    born: int | None
+    """When it began, in the system's own count; None where that does not tell."""
+    machine: str
+    """What the process id belongs to: the same on all hosts that share them, see `_machine`."""
+
+    @staticmethod
+    def of_this() -> ProcessId:
+        return ProcessId(socket.gethostname(), os.getpid(), _born(os.getpid()), _machine())
+
+    def is_alive(self) -> bool | None:
+        """Whether it runs; None where only its own host could tell."""
+        if self.machine != _machine() or self.born is None:
+            return None
+        return _born(self.pid) == self.born
+
+
+def _born(pid: int) -> int | None:
+    """When a process began, in ticks since the system did; None where it has ended."""
+    try:
+        _, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")
+    except OSError:
+        return None
+    fields = rest.split()  # from the third on: the second is a name, with any characters
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _machine() -> str:
+    """A name for the space of process ids that this process lives in: the kernel's start, and the
+    namespace, which differs between containers. A host's name tells neither."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.getfqdn()

@@ -1,0 +1,64 @@
+"""What this process does at the moment, for those who watch it from outside.
+
+Code that takes long calls `mark` at its steps; a watchdog reads `activity` in another thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Activity:
+    """Where a process is in its run."""
+
+    marks: int = 0
+    """Signs of progress so far: it grows as long as the process does."""
+    position: int = 0
+    """Marks that every rank makes, in the same order: the rank with the lowest is behind."""
+    what: str = "starts"
+    phase: str | None = None
+    step: int | None = None
+    """Optimizer steps done, in a training."""
+    waits: bool = False
+    """Whether it waits for the other ranks."""
+
+    def __str__(self) -> str:
+        phase = f"phase {self.phase}, " if self.phase is not None else ""
+        step = f"step {self.step}, " if self.step is not None else ""
+        return f"{phase}{step}{self.what}"
+
+
+_activity = Activity()
+
+
+def activity() -> Activity:
+    return _activity
+
+
+def mark(what: str, *, everywhere: bool = False) -> None:
+    """A sign of progress. everywhere: whether every rank comes by, equally often."""
+    global _activity
+    now = _activity
+    _activity = replace(
+        now, marks=now.marks + 1, position=now.position + everywhere, what=what, waits=False
+    )
+
+
+def mark_phase(phase: str | None) -> None:
+    """A phase begins, or what is outside of phases."""
+    global _activity
+    _activity = replace(_activity, phase=phase, step=None)
+    mark("begins", everywhere=True)
+
+
+def mark_step(step: int | None) -> None:
+    """A training stands at `step`; None: it has ended."""
+    global _activity
+    _activity = replace(_activity, step=step)
+
+
+def mark_waiting(waits: bool) -> None:
+    """The process waits for the other ranks, or no longer does."""
+    global _activity
+    _activity = replace(_activity, waits=waits, marks=_activity.marks + 1)

@@ -1,0 +1,56 @@
+"""Keys of a recipe that a resumed run may have otherwise than it began with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+ANY_TIME = {"timeout_minutes", "logging"}
+"""Sections and keys that change no result."""
+
+OF_A_PHASE = {"learning_rate", "micro_batch_size", "save_every", "max_grad_norm"}
+"""Of a training phase that is not done: for a student that diverged, or memory that ran out."""
+
+OF_INFERENCE = {"batch_size"}
+"""Of phases that train nothing: they change what fits in memory."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose value differs."""
+
+    key: tuple[str, ...]
+    was: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.key)} (was {self.was!r}, now {self.now!r})"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"key": ".".join(self.key), "was": self.was, "now": self.now}
+
+    def is_allowed(self, done: set[int]) -> bool:
+        """done: numbers of the phases that have ended, whose settings stay."""
+        if self.key[0] in ANY_TIME:
+            return True
+        match self.key:
+            case ("training", name):  # what phases take of it stands in them, too
+                return name in OF_A_PHASE
+            case ("phases", number, kind, name):
+                trains = kind in ("fine-tune", "distil")
+                names = OF_A_PHASE if trains else OF_INFERENCE
+                return int(number) not in done and name in names
+        return False
+
+
+def changes(old: Any, new: Any, key: tuple[str, ...] = ()) -> Iterator[Change]:
+    """The innermost keys that differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for inner in {**old, **new}:
+            yield from changes(old.get(inner), new.get(inner), (*key, str(inner)))
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (before, after) in enumerate(zip(old, new, strict=True)):
+            yield from changes(before, after, (*key, str(index)))
+    elif old != new:
+        yield Change(key, old, new)

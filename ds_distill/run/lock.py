@@ -1,0 +1,218 @@
+"""The lock of a run's folder: a file that names the process which writes there.
+
+Made with O_EXCL, which is atomic on shared file systems too, where flock often is not. Its process
+renews a time in it; whether the process is alive is asked of the system where it can know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ds_distill.errors import UserError
+from ds_distill.files import write_text
+from ds_distill.process_id import ProcessId
+
+NAME = "lock.json"
+
+BEAT_SECONDS = 10.0
+"""Interval at which the owner renews its time."""
+STALE_SECONDS = 60.0
+"""Age of that time from which its owner counts as ended, where nothing else can tell."""
+
+
+class RunLocked(UserError):
+    """Another process has the run's folder."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that has a lock."""
+
+    process: ProcessId
+    since: float
+    """When it took the lock, in seconds since 1970."""
+    nonce: str
+    beat: float
+    """When it was last renewed, in seconds since 1970 by the owner's clock."""
+
+    @staticmethod
+    def this_process() -> Owner:
+        now = time.time()
+        return Owner(ProcessId.of_this(), now, uuid.uuid4().hex, now)
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since).isoformat(" ", "seconds")
+        return f"process {self.process.pid} on host {self.process.host} (since {since})"
+
+
+class RunLock:
+    """The lock of one folder. A context: inside it this process has the folder."""
+
+    def __init__(self, folder: Path, on_lost: Callable[[str], None] | None = None) -> None:
+        """on_lost: called, in a thread, with a sentence when another process has taken the lock
+        from this one, which must not write to the folder any more."""
+        self.path = folder / NAME
+        self._on_lost = on_lost
+        self._own: Owner | None = None
+        self._made = False
+        self._ended = threading.Event()
+        self._beating: threading.Thread | None = None
+
+    def check(self) -> None:
+        """Raises RunLocked when another process has the folder. A lock whose process has ended for
+        certain is none."""
+        owner = self._read()
+        if owner is None or owner.process == ProcessId.of_this():
+            return
+        if not self._is_over(owner):
+            raise self._refusal(owner)
+
+    def take(self) -> None:
+        """Take the lock, also from a process that has ended for certain. Makes the folder.
+
+        Raises RunLocked when another process has it.
+        """
+        own = Owner.this_process()
+        self._made = not self.path.parent.exists()
+        while True:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            except FileExistsError:
+                owner = self._read()
+                if owner is not None and not self._is_over(owner):
+                    raise self._refusal(owner) from None
+                self._remove(owner)
+                continue
+            try:
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(own)) + "\n")
+                    file.flush()
+                    os.fsync(descriptor)
+            except OSError:  # a full disk
+                self._free()
+                raise
+            break
+        self._own = own
+        _taken.append(self)
+        self._ended.clear()
+        self._beating = threading.Thread(target=self._beat, daemon=True, name="run lock")
+        self._beating.start()
+
+    def release(self, wait: bool = True) -> None:
+        """Give the folder free. Does nothing where this process does not have it.
+
+        wait: for the thread that renews the time.
+        """
+        own, self._own = self._own, None
+        if own is None:
+            return
+        self._ended.set()
+        if wait and self._beating is not None:
+            self._beating.join()
+        _taken.remove(self)
+        owner = self._read()
+        if owner is not None and owner.nonce == own.nonce:
+            self._free()
+
+    def _free(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.path.with_name(f".{NAME}.tmp").unlink(missing_ok=True)  # of an owner before
+        if self._made:
+            with suppress(OSError):  # not empty: there is a run
+                self.path.parent.rmdir()
+
+    def __enter__(self) -> RunLock:
+        self.take()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.release()
+
+    def _beat(self) -> None:
+        """Renew the time, until the lock is released or was taken from this process."""
+        while not self._ended.wait(BEAT_SECONDS):
+            own, owner = self._own, self._read()
+            if own is None:
+                return
+            if owner is not None and owner.nonce != own.nonce:
+                if self._on_lost is not None:
+                    self._on_lost(f"{owner} has taken the lock of {self.path.parent}")
+                return
+            with suppress(OSError):  # a full disk is the run's to report
+                write_text(self.path, json.dumps(asdict(replace(own, beat=time.time()))) + "\n")
+
+    def _read(self) -> Owner | None:
+        return _owner_in(self.path)
+
+    def _is_over(self, owner: Owner) -> bool:
+        """Whether an owner's process has ended for certain."""
+        if self._own is not None and owner.nonce == self._own.nonce:
+            return True
+        return owner.process.is_alive() is False
+
+    def _refusal(self, owner: Owner) -> RunLocked:
+        age = time.time() - owner.beat
+        if owner.process.is_alive() is None and age > STALE_SECONDS:
+            seen = datetime.fromtimestamp(owner.beat).isoformat(" ", "seconds")
+            return RunLocked(
+                f"the run's folder {self.path.parent} is locked by {owner}, of which there has "
+                f"been no sign since {seen}. If that process has ended, remove {self.path} and "
+                "run the same command again."
+            )
+        return RunLocked(
+            f"the run's folder {self.path.parent} is in use by {owner}. Wait for that run or stop "
+            "it, or name another folder with --folder."
+        )
+
+    def _remove(self, owner: Owner | None) -> None:
+        """Remove the file of an owner that has ended. Where another process was faster and has
+        the lock by now, it gets it back."""
+        aside = self.path.with_name(f".{NAME}.{uuid.uuid4().hex}")
+        now = self._read()
+        if owner is not None and now is not None and now.nonce != owner.nonce:
+            return
+        try:
+            os.rename(self.path, aside)
+        except FileNotFoundError:
+            return
+        try:
+            now = _owner_in(aside)
+            if now is not None and (owner is None or now.nonce != owner.nonce):
+                with suppress(FileExistsError):
+                    os.link(aside, self.path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+_taken: list[RunLock] = []
+
+
+def release_all() -> None:
+    """Release the locks of this process, which is about to end without leaving its blocks."""
+    for taken in list(_taken):
+        with suppress(OSError):
+            taken.release(wait=False)
+
+
+def _owner_in(path: Path) -> Owner | None:
+    """The owner by a file; None without one, or where it was never written to the end."""
+    for _ in range(20):
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            return Owner(**{**fields, "process": ProcessId(**fields["process"])})
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError):
+            time.sleep(0.1)  # made, and about to be written
+    return None

@@ -1,0 +1,78 @@
+"""Losses and speed of a training between two reports."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from ds_distill.engine.world import World
+from ds_distill.run.stopping import stop_requested
+
+WARM_UP_STEPS = 5
+"""First steps of a process, left out of throughput: caches and allocators are cold."""
+
+
+class Meter:
+    """Losses and speed between two events."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._each: list[dict[str, torch.Tensor]] = []
+        """This rank's shares of the steps since the last reading."""
+        self.stop_requested = False
+        """Of any rank, by the last reading: all ranks know it at the same step."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._before, self._each = self._each, []
+        self._losses: dict[str, torch.Tensor] = {}
+        self._times: dict[str, int] = {}
+        self._examples = self._tokens = 0
+        self._started = time.perf_counter()
+
+    def add(self, losses: dict[str, torch.Tensor], lengths: np.ndarray) -> None:
+        """losses: this rank's shares of one step; lengths: of the global batch's examples."""
+        self._steps += 1
+        self._each.append(losses)
+        for name, loss in losses.items():
+            self._losses[name] = self._losses.get(name, torch.zeros_like(loss)) + loss
+            self._times[name] = self._times.get(name, 0) + 1
+        if self._steps == WARM_UP_STEPS:
+            self._started, self._examples, self._tokens = time.perf_counter(), 0, 0
+        elif self._steps > WARM_UP_STEPS:
+            self._examples += len(lengths)
+            self._tokens += int(lengths.sum())
+
+    def read(self, world: World) -> dict[str, float]:
+        """Means since the last reading, each over the steps that gave it: the only place that
+        waits for the device."""
+        names = list(self._losses)
+        losses = torch.stack([self._losses[name] for name in names])
+        stops = losses.new_full((1,), stop_requested())
+        both = world.sum(torch.cat([losses, stops]))
+        totals, self.stop_requested = both[:-1], bool(both[-1] > 0)
+        means = totals / totals.new_tensor([self._times[name] for name in names])
+        values = dict(zip(names, means.tolist(), strict=True))
+        seconds = time.perf_counter() - self._started
+        if self._examples:
+            values["examples_per_second"] = round(self._examples / seconds, 1)
+            values["tokens_per_second"] = round(self._tokens / seconds, 1)
+        self._reset()
+        return values
+
+    def first_not_finite(self, world: World) -> tuple[int, list[str]]:
+        """The first of the steps of the last reading whose loss is not finite, counted from 0, and
+        the terms that are not. Every rank must call this."""
+        for number, losses in enumerate(self._before):
+            names = [name for name in losses if "." not in name]  # others are measures
+            finite = torch.isfinite(world.sum(torch.stack([losses[name] for name in names])))
+            bad = [
+                name
+                for name, is_finite in zip(names, finite.tolist(), strict=True)
+                if not is_finite
+            ]
+            if bad:
+                return number, [name for name in bad if name != "loss"] or bad
+        return len(self._before) - 1, ["their sum"]

@@ -1,0 +1,184 @@
+"""Two ranks, of which one does not come, hangs, is stopped or killed, or fails: the other one ends
+in a stated time, the rank that was to blame is named once, and the run goes on afterwards."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP
+from typing import Any
+
+import pytest
+import yaml
+from processes import left_of
+from ranks import Ranks
+from runs import steps
+
+from ds_distill.run.failures import first_failure
+
+LIMIT = 20.0
+"""Seconds that a rank may be silent."""
+HOST = socket.gethostname()
+
+
+@pytest.fixture(scope="module")
+def ranks(
+    tmp_path_factory: pytest.TempPathFactory,
+    toy_settings: dict[str, Any],
+    command_environment: dict[str, str],
+) -> Iterator[Ranks]:
+    recipe = tmp_path_factory.mktemp("ranks") / "toy.yaml"
+    recipe.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+    options = ["training.epochs=200", "training.save_every=10", "logging.every=1"]
+    made = Ranks(recipe, command_environment, *options, f"timeout_minutes={LIMIT / 60}")
+    yield made
+    for process in left_of(made.environment):
+        process.kill()
+
+
+def results(started: list[subprocess.Popen[str]], within: float) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each rank."""
+    deadline, found = time.monotonic() + within, []
+    for process in started:
+        output, errors = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
+        found.append((process.returncode, output, errors))
+    return found
+
+
+def wait_for_steps(folder: Path, count: int, started: list[subprocess.Popen[str]]) -> None:
+    deadline = time.monotonic() + 180
+    before = steps(folder)
+    while steps(folder) < before + count:
+        for process in started:
+            assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def last(errors: str) -> str:
+    return errors.splitlines()[-1] if errors else ""
+
+
+def test_a_rank_that_does_not_come_is_named(ranks, tmp_path):
+    for rank, line in (
+        (0, f"ds-distill: rank 0 on {HOST}: rank 1 on {HOST}: did not come within 20 seconds."),
+        (1, f"ds-distill: rank 1 on {HOST}: rank 0 does not answer at 127.0.0.1:"),
+    ):
+        folder = tmp_path / f"run-{rank}"
+        [(code, output, errors)] = results(ranks.start(folder, ranks=(rank,)), 120)
+        assert code == 1, errors
+        assert last(errors).startswith(line) and "Traceback" not in errors
+        assert "waiting for rank 1" in output or "waits for rank 0" in output
+        failure = first_failure(folder)
+        assert failure is not None and (failure.rank, failure.kind) == (rank, "fault")
+        assert [path.name for path in folder.iterdir()] == ["failures"]
+
+
+def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
+    folder = tmp_path / "run"
+
+    # Rank 1 is killed before there is a run.
+    first, _ = results(ranks.start(folder, plant="die:1:0"), 200)
+    assert first[0] == 1 and f"rank 1 on {HOST}: its process ended" in last(first[2]), first
+    assert not (folder / "recipe.yaml").exists()
+
+    # It has an error of its own.
+    first, second = results(ranks.start(folder, plant="fail:1:5"), 200)
+    assert (first[0], second[0]) == (1, 1), (first, second)
+    assert last(second[2]) == f"ds-distill: rank 1 on {HOST}: ValueError: planted here"
+    assert second[2].count("Traceback") >= 1 and "in planted" in second[2]
+    assert first[2] == "", "rank 0 reports a consequence"
+    failure = first_failure(folder)
+    assert failure is not None
+    assert (failure.rank, failure.kind, failure.message) == (1, "fault", "ValueError: planted here")
+
+    # A rank hangs, in a thread that its main thread waits for.
+    started = ranks.start(folder, "--resume", plant="hang:1:15")
+    first, second = results(started, 200)
+    assert (first[0], second[0]) == (1, 1), (first, second)
+    assert last(first[2]).startswith(
+        f"ds-distill: rank 1 on {HOST}: no rank has gone on for 20 seconds, and it is "
+        "behind. Last seen: phase teach-first, step 1"
+    ), first[2]
+    assert "in planted_hang" in first[2]
+    assert "timeout_minutes" in last(first[2])
+    failure = first_failure(folder)
+    assert failure is not None and failure.rank == 1 and "behind" in failure.message
+
+    # Memory runs out.
+    first, second = results(ranks.start(folder, "--resume", plant="memory:1:15"), 200)
+    assert (first[0], second[0]) == (2, 2), (first, second)
+    assert "Traceback" not in second[2] and first[2] == ""
+    line = last(second[2])
+    start = "ds-distill: phases.teach-first: memory ran out on rank 1 (cpu), at step 1"
+    assert line.startswith(start)
+    assert "Set phases.teach-first.micro_batch_size=4 (now 8" in line
+
+    # One gets SIGTERM: both save a checkpoint at the same step.
+    started = ranks.start(folder, "--resume")
+    wait_for_steps(folder, 3, started)
+    started[1].terminate()
+    first, second = results(started, 100)
+    assert (first[0], second[0]) == (75, 75), (first, second)
+    line = last(first[2] + second[2])
+    assert line.startswith("ds-distill: stopped by SIGTERM, with a checkpoint of first at step ")
+    step = int(line.rpartition(" ")[2])
+    assert (folder / "checkpoints" / "00-first" / f"step-{step:08d}" / "progress.json").is_file()
+    failure = first_failure(folder)
+    assert failure is not None and failure.exit_code == 75
+
+    # One is frozen.
+    started = ranks.start(folder, "--resume")
+    wait_for_steps(folder, 3, started)
+    started[1].send_signal(SIGSTOP)
+    at = time.monotonic()
+    [(code, _, errors)] = results(started[:1], 60)
+    assert code == 1 and LIMIT - 2 < time.monotonic() - at < LIMIT + 25
+    assert f"rank 1 on {HOST}: it has given no sign for 20 seconds" in last(errors), errors
+    started[1].send_signal(SIGCONT)
+    [(code, _, errors)] = results(started[1:], 60)
+    assert (code, errors) == (1, "")
+
+    # One is killed: the other one sees it at once.
+    for number in (1, 0):
+        started = ranks.start(folder, "--resume")
+        wait_for_steps(folder, 3, started)
+        started[number].send_signal(SIGKILL)
+        at = time.monotonic()
+        (code, _, errors) = results(started, 60)[1 - number]
+        assert code == 1 and time.monotonic() - at < LIMIT
+        line = f"ds-distill: rank {number} on {HOST}: its process ended without an error of its own"
+        assert last(errors).startswith(line), errors
+        assert "Traceback" not in errors
+        failure = first_failure(folder)
+        assert failure is not None and failure.rank == number
+
+
+def test_two_runs_never_share_a_folder(ranks, tmp_path):
+    folder = tmp_path / "run"
+    started = ranks.start(folder)
+    wait_for_steps(folder, 3, started)
+    for more in ((), ("--resume",)):
+        first, second = results(ranks.start(folder, *more), 120)
+        assert (first[0], second[0]) == (2, 2), (first, second)
+        assert f"is in use by process {started[0].pid} on host {HOST}" in first[2] + second[2]
+        assert "Traceback" not in first[2] + second[2]
+    wait_for_steps(folder, 3, started)
+    assert first_failure(folder) is None
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_rank_that_holds_the_interpreter_shows_its_stack_itself(ranks, tmp_path):
+    """None of its threads can answer; it is the launcher's to kill."""
+    started = ranks.start(tmp_path / "run", plant="hold:1:5")
+    [(code, _, errors)] = results(started[:1], 200)
+    assert code == 1 and f"rank 1 on {HOST}: it has given no sign for" in last(errors), errors
+    started[1].kill()
+    _, errors = started[1].communicate()
+    assert "Timeout (" in errors and "in planted" in errors

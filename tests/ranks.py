@@ -1,0 +1,94 @@
+"""Ranks under test, started one by one without a launcher, so that each can be stopped, killed or
+left out; and what is planted in them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from processes import marked
+
+PLANT = """
+import os, sys, threading, time
+
+def plant():
+    what, rank, step = os.environ["DS_DISTILL_TEST_PLANT"].split(":")
+    if rank != os.environ.get("RANK"):
+        return
+    if what == "die":  # as soon as the ranks have met
+        while "torch.distributed" not in sys.modules:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        import torch.distributed
+        while not torch.distributed.is_initialized():
+            time.sleep(0.001)
+        os.kill(os.getpid(), 9)
+    while "ds_distill.run.training" not in sys.modules:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    from ds_distill.run.training import _Training
+    collate = _Training._collate
+
+    def planted(self, epoch, item):
+        if item[0] == int(step):
+            if what == "hang":
+                planted_hang()
+            if what == "hold":
+                import ctypes
+                ctypes.PyDLL(None).sleep(600)  # without giving the interpreter free
+            if what == "memory":
+                import torch
+                torch.empty(1 << 60, dtype=torch.uint8)
+            raise ValueError("planted here")
+        return collate(self, epoch, item)
+
+    _Training._collate = planted
+
+def planted_hang():
+    while True:
+        time.sleep(0.01)
+
+if "DS_DISTILL_TEST_PLANT" in os.environ:
+    threading.Thread(target=plant, daemon=True).start()
+"""
+"""A sitecustomize.py that makes a rank misbehave: `hang:1:5` hangs rank 1 at step 5."""
+
+
+class Ranks:
+    """Two ranks of one recipe."""
+
+    def __init__(self, recipe: Path, environment: dict[str, str], *options: str) -> None:
+        site = recipe.parent / "site"
+        site.mkdir(exist_ok=True)
+        (site / "sitecustomize.py").write_text(PLANT)
+        path = [str(site), environment.get("PYTHONPATH", "")]
+        self.environment = {**environment, **marked(), "PYTHONPATH": ":".join(filter(None, path))}
+        self._recipe, self._options = recipe, options
+
+    def start(
+        self, folder: Path, *more: str, ranks: tuple[int, ...] = (0, 1), plant: str = ""
+    ) -> list[subprocess.Popen[str]]:
+        """Start some of the two ranks."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [sys.executable, "-P", "-m", "ds_distill", "run", str(self._recipe)]
+        command += [*self._options, *more, "--folder", str(folder)]
+        return [
+            subprocess.Popen(
+                command,
+                env={
+                    **self.environment,
+                    **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
+                    **{"LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+                    **({"DS_DISTILL_TEST_PLANT": plant} if plant else {}),
+                },
+                cwd=folder.parent,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in ranks
+        ]

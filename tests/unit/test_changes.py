@@ -1,0 +1,88 @@
+"""What a resumed run may have otherwise than it began with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ds_distill.errors import UserError
+from ds_distill.files import read_json, write_json
+from ds_distill.recipe import load_recipe
+from ds_distill.run.folder import RunFolder
+
+
+@pytest.fixture
+def recipe(tmp_path, toy_settings):
+    path = tmp_path / "toy.yaml"
+    path.write_text(yaml.safe_dump(toy_settings, sort_keys=False))
+    return lambda *overrides: load_recipe(str(path), list(overrides))
+
+
+@pytest.fixture
+def folder(tmp_path, recipe) -> RunFolder:
+    """Of a run whose first phase is done."""
+    made = RunFolder(tmp_path / "run")
+    made.path.mkdir()
+    made.create(recipe(), {"ranks": 1, "date": "a"})
+    done = made.record(0, "teach-first")
+    done.parent.mkdir()
+    write_json(done, {})
+    return made
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["timeout_minutes=3", "logging.every=1"],
+        ["phases.distil.learning_rate=1e-4", "phases.distil.micro_batch_size=2"],
+        ["phases.cache.batch_size=4", "phases.evaluate.batch_size=4"],
+        ["phases.teach-second.save_every=7"],
+    ],
+)
+def test_what_may_change_is_in_the_record(overrides, folder, recipe):
+    folder.check_new_or_same(recipe(*overrides), resume=True)
+    folder.create(recipe(*overrides), {"ranks": 1, "date": "b"})
+    changed = read_json(folder.environment)["changes"]
+    assert len(changed) == len(overrides)
+    folder.check_new_or_same(recipe(*overrides), resume=True)
+    folder.create(recipe(*overrides), {"ranks": 1, "date": "c"})
+    assert read_json(folder.environment)["changes"] == changed
+    with pytest.raises(UserError, match="differs from the run's own"):
+        folder.check_new_or_same(recipe("seed=1"), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("seed=1", r"seed \(was 0, now 1\)"),
+        ("phases.teach-first.learning_rate=1e-4", r"phases\.0\.fine-tune\.learning_rate"),
+        ("training.learning_rate=1e-4", r"phases\.0\.fine-tune\.learning_rate"),
+        ("phases.distil.batch_size=4", r"phases\.4\.distil\.batch_size"),
+        ("phases.distil.epochs=4", r"phases\.4\.distil\.epochs"),
+        ("task.max_length=9", r"task\.max_length"),
+    ],
+)
+def test_what_changes_results_may_not(override, key, folder, recipe):
+    with pytest.raises(UserError, match=key):
+        folder.check_new_or_same(recipe(override), resume=True)
+
+
+def test_phases_keep_their_environments(folder, recipe):
+    """Where they differ in more than the date, and through a resume."""
+    assert folder.note_phase("teach-first") == [1]
+    for date, ranks in (("b", 1), ("c", 2)):
+        folder.create(recipe(), {"ranks": ranks, "date": date})
+        counts = folder.note_phase("teach-second")
+    assert counts == [1, 2]
+    written = read_json(folder.environment)
+    assert written["ranks"] == 2
+    assert {
+        phase: [(start["ranks"], start["date"]) for start in starts]
+        for phase, starts in written["phases"].items()
+    } == {"teach-first": [(1, "a")], "teach-second": [(1, "b"), (2, "c")]}
+
+
+def test_without_a_run_nothing_has_changed(tmp_path: Path, recipe) -> None:
+    assert RunFolder(tmp_path / "run").changes(recipe()) == []

@@ -1,0 +1,143 @@
+"""Where ranks meet: forks of one small process, without a process group."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ds_distill.engine.rendezvous import minutes, named
+from ds_distill.progress import Activity
+
+HOST = socket.gethostname()
+
+RANKS = """
+import json, os, sys, time
+import torch
+from ds_distill.engine import rendezvous
+from ds_distill.engine.rendezvous import Meeting, RanksMissing, StoreLost
+
+ranks, size, limit, what = json.loads(sys.argv[1])
+rendezvous.TELL_SECONDS = 0.5
+os.environ.update(WORLD_SIZE=str(size), LOCAL_SIZE="2")
+
+def work(rank):
+    os.environ["RANK"] = str(rank)
+    try:
+        meeting = Meeting.join(limit)
+        if what == "late" and rank == 2:
+            time.sleep(2)
+        if what == "failure" and rank == 2:
+            meeting.store.set(rendezvous.FAILURE, "it")
+            time.sleep(2)
+            return
+        for _ in range(20):
+            meeting.barrier(lambda missing: print("waiting for", missing, flush=True))
+        if rank == 0:
+            time.sleep(1)  # the store ends with this process
+    except (RanksMissing, StoreLost) as error:
+        print(rank, type(error).__name__, error, flush=True)
+
+children = []
+for rank in ranks:
+    if (child := os.fork()) == 0:
+        work(rank)
+        os._exit(0)
+    children.append(child)
+for child in children:
+    os.waitpid(child, 0)
+"""
+
+
+def run_ranks(
+    ranks: list[int], size: int, limit: float, what: str = "", port: int | None = None
+) -> list[str]:
+    """The lines that ranks print."""
+    if port is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+    done = subprocess.run(
+        [sys.executable, "-c", RANKS, json.dumps([ranks, size, limit, what])],
+        env={
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_ranks_meet_and_wait_for_each_other() -> None:
+    lines = run_ranks([0, 1, 2, 3], 4, 60, "late")
+    assert lines and set(lines) == {f"waiting for rank 2 on {HOST}"}
+
+
+def test_a_failure_ends_a_wait() -> None:
+    lines = run_ranks([0, 1, 2], 3, 60, "failure")
+    assert {f"{rank} StoreLost another rank has failed" for rank in (0, 1)} <= set(lines)
+
+
+def test_those_that_do_not_come_are_named_with_their_hosts() -> None:
+    """By a rank beside them, else by the number of the node."""
+    lines = run_ranks([0, 2], 6, 4)
+    missing = f"ranks 1, 3 on {HOST}; ranks 4-5 on node 2"
+    assert any(line.startswith(f"ds-distill: waiting for {missing}, at most") for line in lines)
+    for rank in (0, 2):
+        [line] = [line for line in lines if line.startswith(f"{rank} RanksMissing")]
+        assert f"{missing}: did not come within 4 seconds. " in line
+        assert f"There are: ranks 0, 2 on {HOST}. " in line
+
+
+def test_without_rank_0_the_others_name_its_address() -> None:
+    lines = run_ranks([1], 2, 2)
+    assert lines[0].startswith("ds-distill: rank 1 waits for rank 0 at 127.0.0.1:")
+    assert lines[-1].startswith("1 RanksMissing rank 0 does not answer at 127.0.0.1:")
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        [line] = run_ranks([0], 2, 2, port=port)
+    assert f"cannot listen on port {port}. If another run has it, choose another port" in line
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([(0, "a")], "rank 0 on a"),
+        ([(0, "a"), (1, "a"), (2, "a"), (5, "b")], "ranks 0-2 on a; rank 5 on b"),
+        ([(0, None), (2, None)], "ranks 0, 2"),
+    ],
+)
+def test_ranks_in_words(ranks: list[Any], text: str) -> None:
+    assert named(ranks) == text
+
+
+def test_times_in_words() -> None:
+    assert [minutes(s) for s in (9, 60, 150, 600)] == [
+        "9 seconds",
+        "1 minute",
+        "2.5 minutes",
+        "10 minutes",
+    ]
+
+
+def test_activities_in_words() -> None:
+    where = Activity(phase="distil", step=7, what="computes batch 2 of 9")
+    assert str(where) == "phase distil, step 7, computes batch 2 of 9"
+    assert str(Activity()) == "starts"

@@ -1,0 +1,163 @@
+"""The lock of a run's folder: between real processes, some of which are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ds_distill.errors import UserError
+from ds_distill.run import lock
+from ds_distill.run.lock import RunLock
+
+HOLD = """
+import os, sys
+from pathlib import Path
+from ds_distill.run import lock
+lock.BEAT_SECONDS = 0.05
+
+def lost(why):
+    print("lost:", why.split(" on host")[0], flush=True)
+    os._exit(1)
+
+with lock.RunLock(Path(sys.argv[1]), lost):
+    print("taken", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def hold(tmp_path: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+    """Start a process that takes a folder's lock."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(folder: Path) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "taken\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / lock.NAME
+    before = json.loads(path.read_text())
+    process = {name: changes.pop(name) for name in list(changes) if name in before["process"]}
+    path.write_text(json.dumps({**before, **changes, "process": {**before["process"], **process}}))
+
+
+def test_the_second_is_refused_and_goes_on_after_the_first(hold, tmp_path):
+    folder = tmp_path / "run"
+    first = hold(folder)
+    for attempt in (RunLock(folder).check, RunLock(folder).take):
+        with pytest.raises(UserError, match=rf"in use by process {first.pid} on host \S+ \(since"):
+            attempt()
+    first.communicate("", timeout=30)
+    assert not folder.exists(), "nothing was written there"
+    folder.mkdir()
+    with RunLock(folder):
+        with pytest.raises(UserError, match=f"process {os.getpid()} on host"):
+            RunLock(folder).take()
+        RunLock(folder).check()  # this process has it
+        assert [path.name for path in folder.iterdir()] == [lock.NAME]
+    assert list(folder.iterdir()) == []
+
+
+def test_after_a_kill_the_lock_is_free(hold, tmp_path):
+    first = hold(tmp_path)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    RunLock(tmp_path).check()
+    with RunLock(tmp_path):
+        assert json.loads((tmp_path / lock.NAME).read_text())["process"]["pid"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_id_that_was_given_again_is_another_process(hold, tmp_path):
+    hold(tmp_path)
+    edit(tmp_path, born=1)
+    RunLock(tmp_path).check()
+
+
+def test_on_another_machine_the_time_in_it_counts(hold, tmp_path):
+    first = hold(tmp_path)
+    first.send_signal(signal.SIGSTOP)  # so that it does not renew the time
+    time.sleep(0.2)
+    edit(tmp_path, machine="another", host="node-7", beat=time.time())
+    with pytest.raises(UserError, match=r"in use by process .* on host node-7"):
+        RunLock(tmp_path).take()
+    edit(tmp_path, beat=time.time() - lock.STALE_SECONDS - 1)
+    with pytest.raises(UserError, match="no sign since") as caught:
+        RunLock(tmp_path).take()
+    assert f"remove {tmp_path / lock.NAME}" in str(caught.value)
+    (tmp_path / lock.NAME).unlink()
+    with RunLock(tmp_path):
+        first.send_signal(signal.SIGCONT)
+        assert first.stdout is not None
+        assert first.stdout.readline() == f"lost: process {os.getpid()}\n"
+        assert json.loads((tmp_path / lock.NAME).read_text())["process"]["pid"] == os.getpid()
+
+
+def test_the_time_is_renewed(hold, tmp_path):
+    hold(tmp_path)
+    before = json.loads((tmp_path / lock.NAME).read_text())["beat"]
+    deadline = time.monotonic() + 20
+    while json.loads((tmp_path / lock.NAME).read_text())["beat"] == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_file_that_a_kill_left_empty_is_no_lock(tmp_path):
+    (tmp_path / lock.NAME).touch()
+    with RunLock(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+LEAVE = """
+import os, sys, time
+from pathlib import Path
+from ds_distill.run.lock import RunLock, RunLocked
+folder, inside = Path(sys.argv[1]), Path(sys.argv[2])
+turns = 0
+while turns < 6:
+    if (child := os.fork()) == 0:
+        try:
+            RunLock(folder).take()
+        except RunLocked:
+            os._exit(1)
+        try:
+            os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            os._exit(2)
+        time.sleep(0.002)
+        inside.unlink()
+        os._exit(0)  # with the lock, as after SIGKILL
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status < 2, "two processes had the lock"
+    turns += status == 0
+"""
+
+
+def test_of_many_that_find_a_dead_owner_one_has_the_lock(tmp_path):
+    command = [sys.executable, "-c", LEAVE, str(tmp_path / "run"), str(tmp_path / "inside")]
+    several = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    for process in several:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
