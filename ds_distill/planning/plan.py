@@ -187,7 +187,7 @@ class Planner:
                 trained = [self._job(number, phase, *group) for group in alike.items()]
                 jobs += trained
                 if isinstance(phase, Distil):
-                    pays.append(self._break_even(phase, trained[0]))
+                    pays.append(self._break_even(number, phase, trained[0]))
         shipped = [model.reference for model in self._models.values() if model.shipped]
         if shipped:
             named = ", ".join(dict.fromkeys(shipped))
@@ -344,16 +344,27 @@ class Planner:
             name, phase, task, teachers, splits, worst, usual, batch, zero, self.device
         )
 
-    def _break_even(self, phase: Distil, job: JobPlan) -> BreakEven:
+    def _break_even(self, number: int, phase: Distil, job: JobPlan) -> BreakEven:
+        """Seconds per example: what building takes, against what it saves in each pass."""
         live = job.placement("live", job.chosen.choice)
         cached = job.placement("cached", job.chosen.choice)
         assert live is not None and cached is not None
-        saved = live.step.total - cached.step.total
-        # Building is one pass of the teachers, at the same speed as live.
-        building = live.step.teachers + (live.step.communication - cached.step.communication)
+        batch = job.micro_batch * job.micro_steps * self.ranks
+        saved = (live.step.total - cached.step.total) / batch
+        building = 1 / self._cache(number, self._cache_for(number, phase)).examples_per_second
         passes = building / saved if saved > 0 else float("inf")
-        in_recipe = len(job.models) * phase.epochs
-        return BreakEven(job.phase, live.step.total / cached.step.total, passes, in_recipe)
+        ratio = live.step.total / cached.step.total
+        epochs = phase.epochs
+        if phase.steps is not None and job.split.examples is not None:
+            epochs = round(phase.steps * phase.batch_size / job.split.examples)
+        return BreakEven(job.phase, ratio, passes, len(job.models) * epochs)
+
+    def _cache_for(self, number: int, phase: Distil) -> Cache:
+        """The cache phase that a distil phase would read; the default one where there is none."""
+        for earlier in reversed(self.recipe.phases[:number]):
+            if isinstance(earlier, Cache) and phase.split in earlier.splits:
+                return earlier
+        return Cache(splits=[phase.split], task=phase.task)
 
 
 def _start_of(phase: PhaseSettings, output: str) -> str:

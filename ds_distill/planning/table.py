@@ -120,8 +120,8 @@ def _break_even(pays: BreakEven) -> str:
         return f"Cache for {pays.phase}: does not pay. {faster}."
     verdict = "pays" if pays.in_recipe > pays.passes else "does not pay"
     return (
-        f"Cache for {pays.phase}: {verdict}. {faster} as from a cache; one that costs "
-        f"{pays.passes:.1f} passes over the split, of which the recipe makes {pays.in_recipe}."
+        f"Cache for {pays.phase}: {verdict}. {faster} as from a cache; building it "
+        f"costs {pays.passes:.1f} passes over the split, and the recipe makes {pays.in_recipe}."
     )
 
 
