@@ -232,6 +232,47 @@ def predict(
         )
 
 
+@app.command(epilog="Example: ds-distill plan my.yaml --gpus 8 --gpu h100 --figure plan.svg")
+def plan(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    small: SmallOption = False,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs, or of CPU processes.")] = 1,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Kind of GPU, such as h200, h100, a100, l4; or cpu, measured on this machine.",
+            show_default="this machine's",
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the plan to this file, too.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw memory and speed on up to 1,024 GPUs (.svg).")
+    ] = None,
+) -> None:
+    """Will it fit, how long will it take, does a cache pay? Loads no weights.
+
+    For each phase that trains: what each GPU holds with live teachers, whole or sharded, and with
+    cached ones, at all ZeRO stages; the largest micro-batch that fits; an estimate of a step's
+    time.
+    """
+    loaded = _load(recipe, overrides, small)
+    _quiet_libraries()
+    from ds_distill.files import write_json
+    from ds_distill.planning.figures import plot_curves
+    from ds_distill.planning.gpus import find_device
+    from ds_distill.planning.plan import Planner
+    from ds_distill.planning.table import plan_text
+
+    planner = Planner(loaded, find_device(gpu, gpus), gpus)
+    made = planner.plan()
+    typer.echo(plan_text(made), nl=False)
+    if json is not None:
+        write_json(json, made.to_json())
+    if figure is not None:
+        plot_curves(planner, figure)
+
+
 @cache_app.command("build", epilog="Example: ds-distill cache build my.yaml --num-gpus 8")
 @with_launch_options
 def cache_build(

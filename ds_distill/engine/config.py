@@ -110,6 +110,8 @@ def deepspeed_config(
                     f"{num_ranks} rank(s) gives {ours[key]}. Take {key} out of the file, or "
                     f"change {recipe_key} of the recipe."
                 )
+    if training and training.activation_checkpointing:
+        ours["activation_checkpointing"] = {"partition_activations": False}
     return {**config, **ours}
 
 

@@ -20,6 +20,7 @@ from ds_distill.engine.placement import keep_resident
 from ds_distill.engine.precision import is_bf16
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.load import checkpoint_activations
 from ds_distill.types import Batch, Signals
 
 TAG = "engine"
@@ -71,6 +72,14 @@ class Engine:
             # DeepSpeed's default would leave every small parameter whole.
             zero = {"stage3_param_persistence_threshold": 0, **config["zero_optimization"]}
             config = {**config, "zero_optimization": zero}
+        if optimizer is not None and bundle.student is not None:
+            if self._stage == 3:
+                # DeepSpeed takes a module with sharded teachers for one that is in its dtype
+                # already, and would leave the student in fp32.
+                for module in (bundle.student, bundle.terms):
+                    module.to(model_dtype(config))
+            if config.get("activation_checkpointing"):
+                checkpoint_activations(bundle.student)
         adamw = _adamw(bundle, optimizer) if optimizer else None
         with no_chatter():
             self._engine, *_ = deepspeed.initialize(

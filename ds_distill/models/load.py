@@ -216,6 +216,18 @@ def freeze_embeddings(model: PreTrainedModel) -> None:
     block.requires_grad_(False)
 
 
+def checkpoint_activations(model: PreTrainedModel, *, random_state: bool = True) -> None:
+    """Have each layer's activations computed again in the backward pass, not stored.
+
+    random_state: dropout is then as it was in the forward pass.
+    Raises ValueError for a model that transformers cannot do this with.
+    """
+    options = {"use_reentrant": False, "preserve_rng_state": random_state}
+    # Renamed in transformers 5.23; the old name warns.
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable(options)
+
+
 def set_dropout(model: PreTrainedModel, dropout: float) -> None:
     """Set the rate of every dropout module; the configuration stays unchanged."""
     for module in model.modules():

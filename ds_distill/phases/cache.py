@@ -44,6 +44,9 @@ from ds_distill.run.not_finite import DAMAGED, NotFiniteSignals, refusal
 
 def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     """Write all teachers' signals on the phase's splits, those that the cache lacks."""
+    if phase.is_left_out(run.recipe.phases[number + 1 :]):
+        run.log.info(f"  {name} is left out: no phase reads it")
+        return {"splits": phase.splits, "examples": 0, "added": 0}
     path, world = cache_folder(run, phase, number), run.world
     references = [run.reference(teacher, number) for teacher in run.teachers(number)]
     before = known_teachers(path)

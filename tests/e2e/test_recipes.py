@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,3 +139,27 @@ def test_a_builtin_recipe_runs_whole(name: str, small: bool, tmp_path: Path) -> 
 def intermediate(recipe: Recipe) -> set[str]:
     """Models that another phase starts from."""
     return {start for phase in recipe.phases for start in phase.starts}
+
+
+@pytest.mark.parametrize("name", ["large-teachers", "large-masked-lm"])
+def test_large_teachers_are_live_or_cached_by_one_override(name: str, tmp_path: Path) -> None:
+    """On two ranks, sharded in bf16 as the recipe has it."""
+    assert load_recipe(name).phases[-2].teachers == "live"
+    recipe = Toys(tmp_path).recipe(load_recipe(name))
+    settings = yaml.safe_load(dump_recipe(recipe)) | {"deepspeed": "zero3_bf16"}
+    file = tmp_path / "toys.yaml"
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    losses = {}
+    for teachers in ("live", "cached"):
+        folder = tmp_path / teachers
+        command = [sys.executable, "-m", "ds_distill", "launch", str(file), "--num-gpus", "2"]
+        command += ["--folder", str(folder)]
+        command += ["phases.distil.teachers=cached"] if teachers == "cached" else []
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        results = json.loads((folder / "results.json").read_text())
+        [cache] = [record for record in results["phases"] if "added" in record]
+        assert (cache["added"] > 0) == (teachers == "cached")
+        trained = [e for e in events(folder) if e["event"] == "train" and e["phase"] == "student"]
+        losses[teachers] = trained[0]["kl"]
+    assert losses["live"] == pytest.approx(losses["cached"], rel=0.05)

@@ -36,10 +36,18 @@ PRIVATE = {
     "_attn_implementation": "transformers: which attention a loaded model has",
     "_commit_hash": "transformers: the commit of the hub that a configuration came from",
     "_fingerprint": "datasets: the only identity of a data set of the hub",
+    "_local_scalar_dense": "torch: the operator of Tensor.item(), which a trace answers",
+    "_scaled_dot_product_flash_attention_for_cpu": "torch: the operator of fused attention that "
+    "runs on the meta device",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": "torch: its backward pass",
+    "_unsafe_view": "torch: an operator that moves nothing, which a trace must know",
     "_PACKAGED_DATASETS_MODULES": "datasets: names like csv that are loaders and no data sets",
 }
 
 MODULES = {
+    "torch.utils._python_dispatch": "TorchDispatchMode: where torch documents it to be",
+    "torch.utils.flop_counter": "the operations of each operator, by FlopCounterMode's rules",
+    "torch.utils.weak": "WeakIdKeyDictionary: storages have no equality",
     "transformers.integrations.deepspeed": "unset_hf_deepspeed_config ends what HfDeepSpeedConfig "
     "begins",
     "transformers.masking_utils": "sdpa_mask: the mask of the attention that `attend` ends in",

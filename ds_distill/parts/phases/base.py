@@ -102,6 +102,9 @@ class Training(Section):
     """Do not train the embeddings of words, positions and types, and their layer norm."""
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     """Dropout of the trained model, everywhere in it. Default: the model's own."""
+    activation_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass instead of storing them: less
+    memory, about a third more time. `ds-distill plan` shows both."""
     keep: Literal["best", "last"] = "best"
     """Which weights are kept: the epoch with the best validation accuracy, or the last."""
     save_every: Count | None = None

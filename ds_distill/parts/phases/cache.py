@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -41,6 +41,9 @@ class Cache(PhaseSettings):
     -1 is the last one. Of a sequence-level task it is the first token's state."""
     codec: Codec = Compact()
     """For masked-LM teachers."""
+    only_if_read: bool = False
+    """Skip the phase where no later one reads a split of it: `teachers` of a distil phase then
+    decides alone whether there is a cache."""
     batch_size: Count | None = None
     """Examples per rank and teacher call. Default: 64, or of a teacher that runs without
     padding as many as have 32,768 tokens together."""
@@ -49,6 +52,10 @@ class Cache(PhaseSettings):
     @classmethod
     def _one_or_many(cls, splits: Any) -> Any:
         return [splits] if isinstance(splits, str) else splits
+
+    def is_left_out(self, later: Iterable[PhaseSettings]) -> bool:
+        """Whether the phase does nothing, given those after it."""
+        return self.only_if_read and not any(other.cached_split in self.splits for other in later)
 
     @property
     def reads(self) -> list[tuple[str, bool]]:

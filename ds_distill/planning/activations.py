@@ -1,0 +1,185 @@
+"""Memory and operations of a training step's passes, as functions of the micro-batch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from ds_distill.planning.models import Pass, PlannedModel, cost
+from ds_distill.planning.trace import Cost
+
+_LOGIT_BYTES = {True: 5 << 28, False: 1 << 27}
+_KEEP_BYTES = {True: 1 << 29, False: 1 << 28}
+"""Of ds_kernels.linear_kl, by whether on a GPU: fp32 logits alive at a time, derivatives that it
+stores."""
+
+
+_SMALLEST = 64
+"""Examples from which on a peak grows evenly. Below, the gradient of the embeddings or the head can
+be larger than all activations."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Bytes of a peak, and how it grows with the micro-batch."""
+
+    here: int = 0
+    """At the planned micro-batch."""
+    fixed: float = 0.0
+    per_example: float = 0.0
+
+    @staticmethod
+    def of(measure: Callable[[int], int], examples: int) -> Growth:
+        """measure: gives the peak of so many examples."""
+        first = max(examples, _SMALLEST)
+        one, two = measure(first), measure(2 * first)
+        return Growth(measure(examples), 2 * one - two, (two - one) / first)
+
+    def largest(self, budget: int) -> int:
+        """Most examples within so many bytes."""
+        if self.fixed > budget:
+            return 0
+        if self.per_example <= 0:
+            return 2**31
+        return math.floor((budget - self.fixed) / self.per_example)
+
+    def __add__(self, other: Growth) -> Growth:
+        fixed, each = self.fixed + other.fixed, self.per_example + other.per_example
+        return Growth(self.here + other.here, fixed, each)
+
+
+@dataclass(frozen=True)
+class Head:
+    """How a masked-LM's loss reads the student's head, and a live teacher's."""
+
+    vocabulary: int
+    widths: tuple[int, ...]
+    """Of the features that are projected: the student's, then the teacher's."""
+    dense: bool
+    """Whether a term makes the student's logits [rows, V]."""
+    chunked: bool
+    """Whether a term goes through linear_kl or linear_mse, which never hold them all."""
+
+    def bytes(self, rows: int, itemsize: int, on_gpu: bool) -> int:
+        """What the chunked term holds at its peak."""
+        if not self.chunked:
+            return 0
+        logits = min(rows * 8 * self.vocabulary, _LOGIT_BYTES[on_gpu])
+        derivatives = rows * self.vocabulary * itemsize
+        if derivatives > _KEEP_BYTES[on_gpu]:
+            derivatives = logits // 8 * itemsize
+        return logits + derivatives + 4 * self.vocabulary * self.widths[0]
+
+    def cost(self, rows: int, itemsize: int, on_gpu: bool) -> Cost:
+        """Products of the chunked term: both models forward, the student's backward, and both once
+        more where the derivatives are too large to be stored."""
+        if not self.chunked:
+            return Cost()
+        product = {width: 2 * rows * width * self.vocabulary for width in self.widths}
+        again = rows * self.vocabulary * itemsize > _KEEP_BYTES[on_gpu]
+        calls: Counter[tuple[int, int]] = Counter()
+        logits = 4 * rows * self.vocabulary
+        for width in self.widths:
+            calls[product[width], logits + itemsize * self.vocabulary * width] += 2 if again else 1
+        calls[product[self.widths[0]], logits] += 2
+        calls[0, 6 * logits] += 1  # softmax of both and the derivative
+        return Cost(calls)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all passes of a phase have alike."""
+
+    length: int
+    mask_rate: float | None
+    """Of a masked-LM task."""
+    dtype: torch.dtype
+    on_gpu: bool
+
+    def of(self, examples: int, *, trains: bool, fused: bool) -> Pass:
+        rows = None
+        if self.mask_rate is not None:
+            rows = max(1, round(self.mask_rate * examples * self.length))
+        mask_bytes = 1 if self.on_gpu else None
+        return Pass(examples, self.length, rows, self.dtype, trains, fused, mask_bytes)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The passes of a step: what they hold and what they do."""
+
+    student: Growth
+    """Activations of the trained model."""
+    head: Growth
+    """Logits and derivatives of a masked-LM's loss."""
+    teachers: Growth
+    """Activations of the live teacher that has most, alone."""
+    student_cost: Cost
+    teachers_cost: Mapping[str, Cost]
+
+    @property
+    def activations(self) -> int:
+        """Teachers have run, and dropped what they held, before the student begins."""
+        return max(self.student.here, self.teachers.here)
+
+    def largest(self, budget: int) -> int:
+        """Most examples of a micro-batch within so many bytes."""
+        return min((self.student + self.head).largest(budget), self.teachers.largest(budget))
+
+
+def student_work(
+    student: PlannedModel,
+    shape: Shape,
+    examples: int,
+    head: Head | None,
+    *,
+    checkpointing: bool = False,
+    freeze: bool = False,
+    dropout: float | None = None,
+) -> tuple[Growth, Growth, Cost]:
+    """(activations, head, cost) of a trained model's forward and backward pass."""
+
+    def of(examples: int, logits: bool) -> Pass:
+        # On a CPU a model that is trained has the plain attention, see Run.model.
+        plain = shape.of(examples, trains=True, fused=shape.on_gpu)
+        return replace(
+            plain, logits=logits, checkpointing=checkpointing, freeze=freeze, dropout=dropout
+        )
+
+    if head is None:
+        peak = Growth.of(lambda count: cost(student, of(count, True)).peak, examples)
+        return peak, Growth(), cost(student, of(examples, True))
+    size = shape.dtype.itemsize
+
+    def at_head(count: int) -> int:
+        one = of(count, False)
+        assert one.rows is not None
+        more = cost(student, of(count, True)).peak - cost(student, one).peak if head.dense else 0
+        return max(more, 0) + head.bytes(one.rows, size, shape.on_gpu)
+
+    body = Growth.of(lambda count: cost(student, of(count, False)).peak, examples)
+    whole = of(examples, head.dense)
+    assert whole.rows is not None
+    total = cost(student, whole) + head.cost(whole.rows, size, shape.on_gpu)
+    return body, Growth.of(at_head, examples), total
+
+
+def teacher_work(
+    teachers: Mapping[str, PlannedModel], shape: Shape, examples: int, head: Head | None
+) -> tuple[Growth, dict[str, Cost]]:
+    """(activations of the one that has most, cost of each) of live teachers' forward passes."""
+    logits = head is None or not head.chunked
+    peaks, costs = [], {}
+    for name, teacher in teachers.items():
+
+        def of(count: int) -> Pass:
+            return replace(shape.of(count, trains=False, fused=True), logits=logits)
+
+        peaks.append(Growth.of(lambda n, t=teacher: cost(t, of(n)).peak, examples))  # type: ignore[misc]
+        costs[name] = cost(teacher, of(examples))
+    most = max(peaks, key=lambda growth: growth.here, default=Growth())
+    return most, costs

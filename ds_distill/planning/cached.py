@@ -1,0 +1,108 @@
+"""Size of a cache, and time and memory to build it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ds_distill.parts.codecs import TopK
+from ds_distill.parts.phases import Cache
+from ds_distill.parts.tasks import MaskedLM, TaskSettings
+from ds_distill.planning.activations import Shape, teacher_work
+from ds_distill.planning.examples import SplitFacts
+from ds_distill.planning.gpus import Device
+from ds_distill.planning.memory import Zero, inference_states
+from ds_distill.planning.models import PlannedModel
+from ds_distill.planning.roofline import communication_seconds, seconds
+
+_KEY = 16
+"""Bytes of an example's content key."""
+
+_COMPACT = {1.0: 187, 2.0: 51}
+"""Bytes per token of `compact` at threshold 1e-3, by temperature (docs/codecs.md): of one teacher
+and text, so no more than the right order of size."""
+
+_TOPK = 3
+"""Bytes per entry of `topk`, by the same table."""
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """What a cache phase takes."""
+
+    phase: str
+    bytes_per_example: float
+    """Of all teachers together."""
+    examples: int | None
+    bytes: int | None
+    """None where the number of examples is not known."""
+    examples_per_second: float
+    """Of all ranks together, all teachers."""
+    build_seconds: float | None
+    memory: int
+    """Bytes on each rank, of the teacher that takes most."""
+    fits: bool
+
+
+def cache_plan(
+    name: str,
+    phase: Cache,
+    task: TaskSettings,
+    teachers: Mapping[str, PlannedModel],
+    splits: Sequence[SplitFacts],
+    worst: Shape,
+    usual: Shape,
+    batch: int,
+    zero: Zero,
+    device: Device,
+) -> CachePlan:
+    """Teachers run one after the other, each alone in memory.
+
+    worst, usual: at the longest length, and at the mean one, which decides the time.
+    """
+    most, per_batch = 0, 0.0
+    for teacher, model in teachers.items():
+        numels = [weight.numel for weight in model.weights()[0]]
+        peak, _ = teacher_work({teacher: model}, worst, batch, None)
+        held = inference_states({teacher: numels}, zero)
+        most = max(most, held.total + peak.here)
+        _, costs = teacher_work({teacher: model}, usual, batch, None)
+        dtype = torch.bfloat16 if zero.bytes_per_weight == 2 else torch.float32
+        per_batch += seconds(costs[teacher], device, dtype)
+        if zero.stage == 3:
+            per_batch += communication_seconds(0, sum(numels), 1, zero, device)
+    variants = 1
+    if isinstance(task, MaskedLM):
+        variants = task.masking.variants or 1
+    rate = zero.ranks * batch / per_batch / variants if per_batch else 0.0
+    each = sum(_example_bytes(phase, task, model, usual.length) for model in teachers.values())
+    known = [split.examples for split in splits if split.examples is not None]
+    examples = sum(known) if len(known) == len(splits) else None
+    return CachePlan(
+        phase=name,
+        bytes_per_example=each + _KEY,
+        examples=examples,
+        bytes=None if examples is None else round(examples * (each + _KEY)),
+        examples_per_second=rate,
+        build_seconds=None if examples is None or not rate else examples / rate,
+        memory=most,
+        fits=most <= device.usable,
+    )
+
+
+def _example_bytes(phase: Cache, task: TaskSettings, model: PlannedModel, length: int) -> float:
+    """Of a teacher's signals on one example."""
+    size = 4 if phase.dtype == "float32" else 2
+    states = len(phase.hidden) * model.config.hidden_size * size
+    if not isinstance(task, MaskedLM):
+        return (model.classes or 0) * size + states
+    codec = phase.codec
+    if codec.name == "dense":
+        row = float(model.config.vocab_size * size)
+    elif isinstance(codec, TopK):
+        row = float(codec.entries * _TOPK)
+    else:
+        row = float(_COMPACT[min(_COMPACT, key=lambda known: abs(known - codec.temperature))])
+    return (row + states) * task.masking.rate * length * (task.masking.variants or 1)

@@ -1,0 +1,47 @@
+"""How many examples a split has, and how long they are, where that can be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ds_distill.data.combined import open_source
+from ds_distill.errors import UserError
+from ds_distill.models.configuration import load_tokenizer
+from ds_distill.parts.tasks import MaskedLM, TaskSettings
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.references import resolve_model
+
+_SAMPLE = 500
+
+
+@dataclass(frozen=True)
+class SplitFacts:
+    """What is known of a split."""
+
+    split: str
+    examples: int | None
+    """None where the data could not be read."""
+    tokens: float
+    """Of the student, mean of the examples; the task's maximum where it is not known."""
+    why_not: str | None = None
+    """Why the examples could not be counted."""
+
+
+def split_facts(recipe: Recipe, task: TaskSettings, split: str) -> SplitFacts:
+    """Of a split of a task, by its first examples' tokens."""
+    try:
+        data = open_source(task, data_folder=recipe.data_folder).read(split)
+        reference = resolve_model(recipe.student.model, recipe.models_folder)
+        tokenizer = load_tokenizer(reference, recipe.student.revision)
+    except UserError as error:
+        return SplitFacts(split, None, task.max_length, str(error).splitlines()[0][:160])
+    sample = data[np.linspace(0, len(data) - 1, min(_SAMPLE, len(data))).astype(int).tolist()]
+    pairs = (sample["text"], sample["text_b"]) if "text_b" in sample else (sample["text"],)
+    lengths = np.array([len(ids) for ids in tokenizer(*pairs)["input_ids"]])
+    if isinstance(task, MaskedLM) and task.long == "split":
+        windows = np.ceil(lengths / task.max_length)
+        tokens = float(lengths.sum() / windows.sum())
+        return SplitFacts(split, round(len(data) * float(windows.mean())), tokens)
+    return SplitFacts(split, len(data), float(np.minimum(lengths, task.max_length).mean()))

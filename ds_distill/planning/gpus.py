@@ -1,0 +1,162 @@
+"""Devices that a plan can be made for: memory, speed, and the links between them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ds_distill.errors import UserError, did_you_mean
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU, or one CPU process."""
+
+    name: str
+    memory: int
+    """Bytes."""
+    half_flops: float
+    """Floating-point operations a second of matrix products in bf16, or in fp16 where there is no
+    bf16; dense."""
+    full_flops: float
+    """Likewise in fp32, as torch computes it by default: without TF32."""
+    bandwidth: float
+    """Bytes a second of its memory."""
+    link: float
+    """Bytes a second that it can send to others of its machine."""
+    network: float
+    """Bytes a second that it can send to other machines: an assumption, 400 Gbit/s where GPUs have
+    NVLink, else 100 Gbit/s."""
+    has_bf16: bool
+    source: str
+    """Where the figures come from."""
+    efficiency: float = 0.7
+    """Share of the operations a second that large matrix products reach."""
+    achieved_bandwidth: float = 0.8
+    """Share of the bandwidth that element-wise kernels reach."""
+    launch: float = 5e-6
+    """Seconds that a kernel takes at least: Python and torch have to start it."""
+    per_machine: int = 8
+    reserve: float = 0.08
+    """Share of the memory that torch cannot use: the driver's part, and fragments."""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.name != "cpu"
+
+    @property
+    def usable(self) -> int:
+        return int(self.memory * (1 - self.reserve))
+
+    def flops(self, dtype: torch.dtype) -> float:
+        return self.full_flops if dtype == torch.float32 else self.half_flops
+
+
+def _gpu(
+    name: str,
+    gib: float,
+    half: float,
+    full: float,
+    bandwidth: float,
+    link: float,
+    *,
+    network: float = 50e9,
+    has_bf16: bool = True,
+    source: str = "NVIDIA's data sheet",
+) -> Device:
+    """half, full: TFLOP/s. bandwidth, link: GB/s, the link's in one direction."""
+    speeds = half * 1e12, full * 1e12, bandwidth * 1e9, link * 1e9
+    return Device(name, int(gib * GIB), *speeds, network, has_bf16, source)
+
+
+_PCIE = 12.5e9
+
+GPUS: dict[str, Device] = {
+    device.name: device
+    for device in (
+        _gpu("b200", 179.0, 2250, 75, 7700, 900),
+        _gpu("h200", 140.4, 989, 67, 4800, 450),
+        _gpu("h100", 79.6, 989, 67, 3350, 450),
+        _gpu("h100-pcie", 79.6, 756, 51, 2000, 64, network=_PCIE),
+        _gpu("a100", 80.0, 312, 19.5, 2039, 300),
+        _gpu("a100-40gb", 40.0, 312, 19.5, 1555, 300),
+        _gpu("l40s", 45.0, 362, 91.6, 864, 32, network=_PCIE),
+        _gpu("l4", 22.5, 121, 30.3, 300, 32, network=_PCIE),
+        _gpu("a10", 22.5, 125, 31.2, 600, 32, network=_PCIE),
+        _gpu("rtx4090", 24.0, 165, 82.6, 1008, 32, network=_PCIE),
+        _gpu("v100", 32.0, 125, 15.7, 900, 150, network=_PCIE, has_bf16=False),
+        _gpu("t4", 15.0, 65, 8.1, 320, 16, network=_PCIE, has_bf16=False),
+    )
+}
+"""By the name that `--gpu` takes. Memory is what nvidia-smi shows."""
+
+
+def find_device(name: str | None, ranks: int) -> Device:
+    """The device of that name; None: this machine's GPU where it is known, else its CPU.
+
+    Raises UserError for a name that is not known, and for less than one rank.
+    """
+    if ranks < 1:
+        raise UserError(f"--gpus {ranks}: a plan is for 1 GPU or more.")
+    if name is None:
+        name = _own_gpu() or "cpu"
+    if name.lower() == "cpu":
+        return measured_cpu(ranks)
+    if name.lower() not in GPUS:
+        known = [*GPUS, "cpu"]
+        raise UserError(
+            f"--gpu {name}: not a GPU that is known here.{did_you_mean(name, known)} Known: "
+            f"{', '.join(known)} (measured on this machine). Take the one nearest to yours in "
+            "memory and speed."
+        )
+    return GPUS[name.lower()]
+
+
+def _own_gpu() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_name().lower().replace(" ", "")
+    return next((name for name in sorted(GPUS, key=len, reverse=True) if name in found), None)
+
+
+def measured_cpu(ranks: int) -> Device:
+    """A process of `ranks` on this machine's cores, measured in a second. Ranks share its memory
+    and its speed."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    large = torch.ones(1024, 1024)
+    half = large.bfloat16()
+    words = torch.ones(16_000_000)
+    small, out = torch.ones(8), torch.empty_like(words)
+    return Device(
+        name="cpu",
+        memory=memory // ranks,
+        half_flops=2 * 1024**3 / _seconds(lambda: half @ half) / ranks,
+        full_flops=2 * 1024**3 / _seconds(lambda: large @ large) / ranks,
+        bandwidth=2 * words.nbytes / _seconds(lambda: torch.mul(words, 2.0, out=out)) / ranks,
+        link=1e9,
+        network=1e9,
+        has_bf16=True,
+        source=f"measured on this machine, {torch.get_num_threads()} threads for {ranks} rank(s)",
+        efficiency=1.0,
+        achieved_bandwidth=1.0,
+        launch=_seconds(lambda: small + small),
+        per_machine=ranks,
+    )
+
+
+def _seconds(work: Callable[[], object], budget: float = 0.2) -> float:
+    """The fastest of a few calls."""
+    work()
+    times: list[float] = []
+    end = time.perf_counter() + budget
+    while not times or time.perf_counter() < end:
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)

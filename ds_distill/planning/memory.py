@@ -1,0 +1,159 @@
+"""Bytes that each rank holds of weights, gradients and optimizer, by ZeRO stage.
+
+The rules are what DeepSpeed 0.19.8 was seen to hold: tests/distributed/test_planned_memory.py
+counts the tensors of real engines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+from ds_distill.planning.models import Weight
+
+MASTER, MOMENTS = 4, 8
+"""Bytes of an element's fp32 copy in the optimizer, and of AdamW's two moments."""
+
+
+@dataclass(frozen=True)
+class Zero:
+    """What of a DeepSpeed config decides about memory."""
+
+    stage: int
+    ranks: int
+    bytes_per_weight: int
+    """Of weights and gradients in the engine: 2 or 4."""
+    student_resident: bool = True
+    """With stage 3: the student is whole on each rank."""
+    reduce_bucket: int = 500_000_000
+    prefetch_bucket: int = 50_000_000
+    """Elements."""
+
+    @staticmethod
+    def of(config: dict[str, Any], ranks: int, bytes_per_weight: int, resident: bool) -> Zero:
+        zero = config.get("zero_optimization", {})
+        given = {
+            name: int(float(zero[key]))
+            for name, key in (
+                ("reduce_bucket", "reduce_bucket_size"),
+                ("prefetch_bucket", "stage3_prefetch_bucket_size"),
+            )
+            if key in zero and zero[key] != "auto"
+        }
+        return Zero(int(zero.get("stage", 0)), ranks, bytes_per_weight, resident, **given)
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes on the rank that holds most. All but `buffers` is there between steps or, of gradients,
+    between the backward pass and the optimizer's step."""
+
+    student: int
+    teachers: dict[str, int] = field(default_factory=dict)
+    gradients: int = 0
+    optimizer: int = 0
+    buffers: int = 0
+    """What collectives use: gradients that are reduced, and gathered weights."""
+
+    @property
+    def total(self) -> int:
+        return self.student + sum(self.teachers.values()) + self.resting_gradients + self.buffers
+
+    @property
+    def resting_gradients(self) -> int:
+        return self.gradients + self.optimizer
+
+
+def training_states(
+    trained: Sequence[Weight], frozen: int, teachers: dict[str, Sequence[int]], zero: Zero
+) -> States:
+    """Of an engine that trains a student.
+
+    trained, frozen: weights of the student and of terms that are trained, and how many elements
+        of it are not.
+    teachers: of each live teacher the elements of its parameters.
+    """
+    numel, size = sum(weight.numel for weight in trained), zero.bytes_per_weight
+    own = _ordered(trained)
+    if zero.stage == 0:
+        return States(
+            (numel + frozen) * size,
+            {name: sum(weights) * size for name, weights in teachers.items()},
+            gradients=numel * size,
+            optimizer=numel * (MOMENTS + (MASTER if size < 4 else 0)),
+            buffers=min(numel, zero.reduce_bucket) * size if zero.ranks > 1 else 0,
+        )
+    if zero.stage < 3:
+        share = sum(_padded(sum(w.numel for w in group), zero.ranks) for group in own)
+        reduced = max(
+            sum(_overlapping(group, rank, zero.ranks) for group in own)
+            for rank in range(min(zero.ranks, 1024))
+        )
+        return States(
+            # The flat copy of what is trained is padded to equal shares.
+            (share * zero.ranks + frozen) * size,
+            {name: sum(weights) * size for name, weights in teachers.items()},
+            gradients=reduced * size,
+            optimizer=share * (MASTER + MOMENTS),
+            buffers=min(numel, max(zero.reduce_bucket, numel - reduced)) * size
+            if zero.ranks > 1
+            else 0,
+        )
+    share = sum(math.ceil(weight.numel / zero.ranks) for weight in trained)
+    whole = zero.student_resident and zero.ranks > 1
+    held = share + math.ceil(frozen / zero.ranks) + (numel + frozen if whole else 0)
+    return States(
+        held * size,
+        {name: _sharded(weights, zero) for name, weights in teachers.items()},
+        gradients=share * size,
+        optimizer=share * (MASTER + MOMENTS),
+        buffers=zero.reduce_bucket * size + _gathered(teachers, zero),
+    )
+
+
+def inference_states(teachers: dict[str, Sequence[int]], zero: Zero) -> States:
+    """Of an engine that only runs models forward."""
+    if zero.stage < 3:
+        size = zero.bytes_per_weight
+        return States(0, {name: sum(weights) * size for name, weights in teachers.items()})
+    return States(
+        0,
+        {name: _sharded(weights, zero) for name, weights in teachers.items()},
+        buffers=_gathered(teachers, zero),
+    )
+
+
+def _ordered(weights: Sequence[Weight]) -> list[list[Weight]]:
+    """The optimizer's groups."""
+    groups = [[w for w in weights if w.is_matrix], [w for w in weights if not w.is_matrix]]
+    return [group for group in groups if group]
+
+
+def _padded(numel: int, ranks: int) -> int:
+    """A rank's share of a group: DeepSpeed pads groups to a multiple of twice the ranks."""
+    return -(-numel // (2 * ranks)) * 2
+
+
+def _overlapping(group: Sequence[Weight], rank: int, ranks: int) -> int:
+    """Elements of the weights of which a rank has a part: the gradient of a weight across a
+    boundary is whole on both sides, because each side has a view of it."""
+    share = _padded(sum(weight.numel for weight in group), ranks)
+    first, last = rank * share, (rank + 1) * share
+    edges = [0, *accumulate(weight.numel for weight in group)]
+    return sum(end - start for start, end in pairwise(edges) if start < last and end > first)
+
+
+def _sharded(weights: Sequence[int], zero: Zero) -> int:
+    return sum(math.ceil(numel / zero.ranks) for numel in weights) * zero.bytes_per_weight
+
+
+def _gathered(teachers: dict[str, Sequence[int]], zero: Zero) -> int:
+    """Weights of sharded teachers that are whole at a time: the largest, and what is prefetched."""
+    if not teachers or zero.ranks == 1:
+        return 0
+    largest = max(max(weights) for weights in teachers.values())
+    every = sum(sum(weights) for weights in teachers.values())
+    return min(largest + zero.prefetch_bucket, every) * zero.bytes_per_weight

@@ -1,0 +1,251 @@
+"""The models of a recipe on torch's meta device: their sizes, and what a pass through them
+costs."""
+
+from __future__ import annotations
+
+import copy
+import importlib.resources
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from ds_distill.errors import UserError, did_you_mean
+from ds_distill.models.configuration import check_encoder, load_config
+from ds_distill.models.encoder import read_signals
+from ds_distill.models.load import checkpoint_activations, freeze_embeddings, set_dropout
+from ds_distill.planning.trace import Cost, Trace
+from ds_distill.recipe.references import resolve_model
+from ds_distill.views import PaddedView
+
+FUSED = "ds_distill_planned"
+"""The `attn_implementation` name of `_fused`."""
+
+_WHOLE = 4
+"""Layers up to which a model is traced whole. Of a deeper one two depths are traced, and the other
+layers, which are alike, add the same each."""
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Hub ids of the models whose configuration comes with the package, and its folder."""
+    root = Path(str(importlib.resources.files("ds_configs"))) / "models"
+    return {
+        str(file.parent.relative_to(root)): file.parent
+        for file in sorted(root.glob("*/*/config.json"))
+    }
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter, as far as its memory goes."""
+
+    numel: int
+    is_matrix: bool
+    """AdamW's first group has these, its second the others."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedModel:
+    """A model that a recipe names, before it is loaded."""
+
+    name: str
+    reference: str
+    """As in the recipe."""
+    config: PreTrainedConfig
+    """With as many layers as the model has in the recipe."""
+    shipped: bool
+    """Whether the configuration is the one that comes with ds_distill, because the model's own
+    could not be read."""
+    classes: int | None
+    """Outputs of a sequence classifier; None for a masked-LM."""
+
+    def build(
+        self, *, layers: int | None = None, dtype: torch.dtype = torch.float32, fused: bool = False
+    ) -> PreTrainedModel:
+        """The model without memory. fused: with attention that holds no map of S x S scores, where
+        transformers has one for it."""
+        config = copy.deepcopy(self.config)
+        if layers is not None:
+            config.num_hidden_layers = layers
+        kind: Any = AutoModelForMaskedLM
+        if self.classes is not None:
+            kind, config.num_labels = AutoModelForSequenceClassification, self.classes
+        with torch.device("meta"):
+            try:
+                model = kind.from_config(config, attn_implementation=FUSED if fused else "eager")
+            except ValueError:
+                if not fused:
+                    raise
+                model = kind.from_config(config)  # DeBERTa has no other attention
+            return model.to(dtype)
+
+    @cache  # noqa: B019  (a plan's few models)
+    def weights(self, *, freeze: bool = False) -> tuple[list[Weight], int]:
+        """The trained parameters, in the optimizer's order, and how many elements are frozen.
+
+        freeze: the embeddings.
+        """
+        model = self.build()
+        if freeze:
+            freeze_embeddings(model)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+        return [Weight(p.numel(), p.ndim > 1) for p in trained], frozen
+
+    @cache  # noqa: B019  (a plan's few models)
+    def parts(self) -> dict[str, int]:
+        """Parameters by part: embeddings, layers (with what belongs to all), head."""
+        model = self.build()
+        body, embeddings = model.base_model, model.get_input_embeddings()
+        block = getattr(body, "embeddings", embeddings)
+        counts = {"embeddings": _numel(block), "layers": _numel(body) - _numel(block)}
+        return {**counts, "head": _numel(model) - _numel(body)}
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.parts().values())
+
+    @cached_property
+    def can_checkpoint(self) -> bool:
+        """Whether transformers can compute its activations again."""
+        return bool(self.build(layers=1).supports_gradient_checkpointing)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of a micro-batch through a model."""
+
+    examples: int
+    length: int
+    """Tokens of each example, padding included."""
+    rows: int | None
+    """Masked tokens of all examples; None where each example is a row."""
+    dtype: torch.dtype
+    trains: bool
+    """Forward and backward, with the weights' gradients; else forward alone."""
+    fused: bool
+    """Whether attention holds no map of scores; see `PlannedModel.build`."""
+    mask_bytes: int | None
+    """See `Trace`."""
+    checkpointing: bool = False
+    """Whether each layer's activations are computed again in the backward pass."""
+    freeze: bool = False
+    """Whether the embeddings are frozen."""
+    dropout: float | None = None
+    """Of the trained model; None: its own."""
+    logits: bool = True
+    """Whether a masked-LM's logits [rows, V] are made; else its head's features alone."""
+
+
+def planned_model(
+    name: str,
+    reference: str,
+    *,
+    revision: str | None = None,
+    models_folder: str | None = None,
+    layers: Collection[int] | None = None,
+    classes: int | None,
+) -> PlannedModel:
+    """A model of a recipe. Where its configuration cannot be read, such as a hub model's without a
+    network, it is the one that comes with ds_distill, if there is one.
+
+    Raises UserError where there is none, and for what is no encoder.
+    """
+    shipped = False
+    try:
+        config = load_config(resolve_model(reference, models_folder), revision)
+    except UserError as error:
+        folders = shipped_configs()
+        if reference not in folders:
+            raise UserError(
+                f"model {reference!r} cannot be planned: its configuration can neither be read "
+                f"({error}) nor is it one of those that come with ds_distill."
+                f"{did_you_mean(reference, folders)} Give a folder with its config.json (no "
+                f"weights are needed), or one of: {', '.join(folders)}."
+            ) from error
+        config, shipped = load_config(str(folders[reference])), True
+    check_encoder(reference, config)
+    if layers is not None:
+        config.num_hidden_layers = len(layers)
+    return PlannedModel(name, reference, config, shipped, classes)
+
+
+def cost(model: PlannedModel, of: Pass) -> Cost:
+    """What a pass costs; its peak is without weights and their gradients."""
+    total = model.config.num_hidden_layers
+    if total <= _WHOLE:
+        return _traced(model, total, of)
+    short, longer = (_traced(model, layers, of) for layers in (2, 3))
+    return short.extended(longer, total - 2)
+
+
+@lru_cache(maxsize=256)
+def _traced(model: PlannedModel, layers: int, of: Pass) -> Cost:
+    built = model.build(layers=layers, dtype=of.dtype, fused=of.fused)
+    built.train(of.trains).requires_grad_(of.trains)
+    if of.freeze:
+        freeze_embeddings(built)
+    if of.dropout is not None:
+        set_dropout(built, of.dropout)
+    if of.checkpointing:
+        checkpoint_activations(built, random_state=False)  # meta tensors have none
+    for parameter in built.parameters():  # gradients are counted elsewhere
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+    with torch.device("meta"):
+        ids = torch.ones(of.examples, of.length, dtype=torch.int64)
+        positions = None if of.rows is None else torch.ones(of.rows, dtype=torch.int64)
+        view = PaddedView(ids, torch.ones_like(ids), positions=positions)
+        with Trace(of.mask_bytes) as trace, torch.set_grad_enabled(of.trains):
+            trace.ignore(*built.parameters(), *built.buffers())
+            signals = read_signals(built, view)
+            head = signals.head
+            outputs = head.features if head is not None and not of.logits else signals.logits
+            if of.trains:
+                loss = outputs.float()
+                if of.logits:
+                    loss = loss.log_softmax(-1)
+                loss.sum().backward()
+    return trace.cost
+
+
+def _drop_gradient(parameter: torch.Tensor) -> None:
+    parameter.grad = None
+
+
+def _numel(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _fused(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention in one kernel, which keeps its inputs, output and a number per row for the backward
+    pass. That of torch for a CPU stands for all of this kind: shapes are all that counts here."""
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(query, key, value)[0].transpose(1, 2), None
+
+
+def _no_mask(*arguments: Any, **options: Any) -> None:
+    return None
+
+
+AttentionInterface.register(FUSED, _fused)
+AttentionMaskInterface.register(FUSED, _no_mask)

@@ -1,0 +1,156 @@
+"""A plan as text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ds_distill.planning.gpus import GIB
+from ds_distill.planning.plan import BreakEven, JobPlan, Placement, Plan
+
+_COLUMNS = (
+    "run as",
+    "teachers",
+    "student",
+    "gradients",
+    "optimizer",
+    "buffers",
+    "activations",
+    "logits",
+    "total",
+    "micro-batch",
+    "step",
+)
+
+
+def plan_text(plan: Plan) -> str:
+    """All that a plan says, memory in GiB per rank. `*` marks what the recipe has, `!` what does
+    not fit."""
+    return "\n".join(_lines(plan)) + "\n"
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    device = plan.device
+    yield (
+        f"{plan.recipe}: {plan.ranks} x {device.name}, {device.memory / GIB:.1f} GiB each, of "
+        f"which {device.usable / GIB:.1f} are counted on; GiB per rank"
+    )
+    yield ""
+    for model in plan.models:
+        parts = ", ".join(f"{part} {count / 1e6:.1f}" for part, count in model.parts().items())
+        yield f"  {model.name:<12} {model.parameters / 1e6:7.1f} M parameters ({parts})"
+    for job in plan.jobs:
+        yield from _job(plan, job)
+    for cache in plan.caches:
+        yield ""
+        yield f"Phase {cache.phase}: {cache.memory / GIB:.2f} GiB per rank{_warning(cache.fits)}"
+        size = f"{cache.bytes_per_example:,.0f} bytes per example"
+        if cache.bytes is not None:
+            size += f", {amount(cache.bytes)} in all"
+        speed = f"{cache.examples_per_second:,.0f} examples/s"
+        if cache.build_seconds is not None:
+            speed += f", {duration(cache.build_seconds)}"
+        yield f"  {size}; to build it: {speed}"
+    for pays in plan.break_even:
+        yield ""
+        yield _break_even(pays)
+    yield ""
+    yield (
+        f"Times are estimates: {device.efficiency:.0%} of {device.half_flops / 1e12:,.3g} TFLOP/s "
+        f"(16 bit) in matrix products, {device.achieved_bandwidth:.0%} of "
+        f"{device.bandwidth / 1e9:,.0f} GB/s elsewhere, {device.launch * 1e6:.0f} us per kernel, "
+        f"nothing overlapping ({device.source})."
+    )
+    for note in plan.notes:
+        yield f"Note: {note}."
+
+
+def _job(plan: Plan, job: JobPlan) -> Iterator[str]:
+    steps = f" x {job.micro_steps}" if job.micro_steps > 1 else ""
+    yield ""
+    yield (
+        f"Phase {job.phase}: {', '.join(job.models)}; micro-batch {job.micro_batch}{steps}, "
+        f"{job.length} tokens{_warning(job.chosen.fits)}"
+    )
+    shown = [job.chosen if other.choice == job.chosen.choice else other for other in job.others]
+    yield from table(_COLUMNS, [_row(one, one is job.chosen) for one in shown])
+    chosen = job.chosen.step
+    if job.steps is not None:
+        total = chosen.total * job.steps * len(job.models)
+        yield (
+            f"  {job.steps:,} steps{f' x {len(job.models)}' if len(job.models) > 1 else ''}: "
+            f"{duration(total)}"
+        )
+    parts = {
+        "teachers": chosen.teachers,
+        "student": chosen.student,
+        "optimizer": chosen.optimizer,
+        "communication": chosen.communication,
+    }
+    shares = ", ".join(f"{name} {part / chosen.total:.0%}" for name, part in parts.items() if part)
+    yield f"  a step: {shares}"
+
+
+def _row(placement: Placement, chosen: bool) -> list[str]:
+    choice, states = placement.choice, placement.states
+    name = f"{choice.teachers} " if choice.teachers else ""
+    name += f"stage {choice.stage}" + (", checkpointing" if choice.checkpointing else "")
+    mark = "*" if chosen else " "
+    numbers = (
+        sum(states.teachers.values()),
+        states.student,
+        states.gradients,
+        states.optimizer,
+        states.buffers,
+        placement.activations,
+        placement.head,
+        placement.total,
+    )
+    return [
+        f"{mark} {name}",
+        *(f"{number / GIB:.2f}" for number in numbers[:-1]),
+        f"{numbers[-1] / GIB:.2f}{'' if placement.fits else '!'}",
+        f"{placement.largest_micro_batch:,}" if placement.largest_micro_batch else "none fits",
+        duration(placement.step.total),
+    ]
+
+
+def _break_even(pays: BreakEven) -> str:
+    faster = f"A step with live teachers takes {pays.live_of_cached:.1f} times as long"
+    if pays.passes == float("inf"):
+        return f"Cache for {pays.phase}: does not pay. {faster}."
+    verdict = "pays" if pays.in_recipe > pays.passes else "does not pay"
+    return (
+        f"Cache for {pays.phase}: {verdict}. {faster} as from a cache; building it "
+        f"costs {pays.passes:.1f} passes over the split, and the recipe makes {pays.in_recipe}."
+    )
+
+
+def _warning(fits: bool) -> str:
+    return "" if fits else "  DOES NOT FIT"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines with columns as wide as they need; the first is to the left."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    for row in [columns, *rows]:
+        first, *others = (
+            cell.ljust(width) if number == 0 else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  " + "  ".join([first, *others])
+
+
+def duration(seconds: float) -> str:
+    """In the unit that fits."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def amount(size: float) -> str:
+    """Bytes, in the unit that fits."""
+    for unit, power in (("TB", 12), ("GB", 9), ("MB", 6)):
+        if size >= 10**power:
+            return f"{size / 10**power:.1f} {unit}"
+    return f"{size / 1000:.1f} kB"

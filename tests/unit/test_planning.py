@@ -1,0 +1,232 @@
+"""The plan of a recipe: what it counts, says and refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from ds_distill.cli import app
+from ds_distill.errors import UserError
+from ds_distill.planning import plan as planning
+from ds_distill.planning.examples import SplitFacts
+from ds_distill.planning.gpus import GPUS, find_device
+from ds_distill.planning.memory import Weight, Zero, training_states
+from ds_distill.planning.models import shipped_configs
+from ds_distill.planning.plan import Plan, Planner
+from ds_distill.recipe import load_recipe
+
+BERT = "google/bert_uncased_L-4_H-256_A-4"
+TINY = "google/bert_uncased_L-2_H-128_A-2"
+
+
+@pytest.fixture(autouse=True)
+def _no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        planning, "split_facts", lambda recipe, task, split: SplitFacts(split, 1000, 20.0)
+    )
+
+
+def recipe_file(folder: Path, **changes: Any) -> Path:
+    """Two live teachers and a student, of configurations that come with ds_distill."""
+    data = {
+        "task": {"data": {"path": "data"}, "labels": ["a", "b", "c"], "max_length": 32},
+        "teachers": {name: {"model": str(shipped_configs()[BERT])} for name in ("one", "two")},
+        "student": {"model": str(shipped_configs()[TINY])},
+        "training": {"batch_size": 16, "epochs": 2},
+        "phases": [
+            {"cache": {"splits": "train", "only_if_read": True}},
+            {"distil": {"teachers": "live", "losses": {"kl": {}, "hidden_mse": {}}}},
+        ],
+        "deepspeed": "zero3_bf16",
+        **changes,
+    }
+    file = folder / "mine.yaml"
+    file.write_text(yaml.safe_dump(data))
+    return file
+
+
+def planned(folder: Path, *overrides: str, gpus: int = 4, gpu: str = "l4", **changes: Any) -> Plan:
+    recipe = load_recipe(recipe_file(folder, **changes), overrides)
+    return Planner(recipe, find_device(gpu, gpus), gpus).plan()
+
+
+def test_frozen_teachers_have_no_gradient_and_no_optimizer(tmp_path: Path) -> None:
+    """16 bytes for each weight of the student and its two projections; of teachers 2, sharded."""
+    [job] = planned(tmp_path).jobs
+    student, teacher = 4_386_307, 11_171_587
+    states, trained = job.chosen.states, student + 2 * 128 * 256
+    assert states.optimizer == pytest.approx(12 * trained / 4, rel=0.001)
+    assert states.gradients == pytest.approx(2 * trained / 4, rel=0.001)
+    assert states.student == pytest.approx(2 * trained * 5 / 4, rel=0.001)  # whole, and its share
+    for share in states.teachers.values():
+        assert share == pytest.approx(2 * teacher / 4, rel=0.001)
+
+
+def test_live_teachers_are_whole_below_stage_3_and_a_cache_has_none(tmp_path: Path) -> None:
+    [job] = planned(tmp_path).jobs
+    assert len(job.others) == 16  # live or cached, four stages, checkpointing or not
+    for other in job.others:
+        held = sum(other.states.teachers.values())
+        choice = other.choice
+        if choice.teachers == "cached":
+            assert held == 0 and other.step.teachers == 0
+        else:
+            share = 4 if choice.stage == 3 else 1
+            assert held == pytest.approx(2 * 2 * 11_171_587 / share, rel=0.001)
+            assert other.step.teachers > 0
+    assert len({other.choice for other in job.others}) == 16
+
+
+def test_a_cache_that_no_phase_reads_is_not_planned(tmp_path: Path) -> None:
+    assert planned(tmp_path).caches == []
+    [cache] = planned(tmp_path, "phases.distil.teachers=cached").caches
+    assert cache.bytes_per_example == 2 * 3 * 2 + 16
+    assert cache.bytes == 1000 * cache.bytes_per_example
+    assert cache.fits and cache.build_seconds == pytest.approx(1000 / cache.examples_per_second)
+
+
+def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(tmp_path: Path) -> None:
+    sizes = ["task.max_length=512", "deepspeed=zero0_bf16"]
+    [job] = planned(tmp_path, *sizes, gpus=1, gpu="t4").jobs
+    largest = job.chosen.largest_micro_batch
+    assert largest > 100
+
+    def with_batch(size: int) -> bool:
+        batch = [f"training.batch_size={size}"]
+        return planned(tmp_path, *sizes, *batch, gpus=1, gpu="t4").jobs[0].chosen.fits
+
+    assert with_batch(round(0.98 * largest))
+    assert not with_batch(round(1.02 * largest))
+
+
+def test_checkpointing_takes_less_memory_and_more_time(tmp_path: Path) -> None:
+    [job] = planned(tmp_path, "task.max_length=256", "training.batch_size=512").jobs
+    own = job.chosen
+    assert not own.choice.checkpointing
+    wanted = replace(own.choice, teachers="cached", checkpointing=True)
+    [less] = [other for other in job.others if other.choice == wanted]
+    more = job.placement("cached", own.choice)
+    assert more is not None
+    assert less.activations < 0.8 * more.activations
+    assert less.step.student > more.step.student
+    again = planned(tmp_path, "training.activation_checkpointing=true").jobs[0]
+    assert again.chosen.choice.checkpointing
+
+
+def test_a_cache_costs_about_a_pass_of_the_teachers(tmp_path: Path) -> None:
+    [pays] = planned(tmp_path, "training.batch_size=256", "deepspeed=zero1_bf16").break_even
+    assert pays.live_of_cached > 1.5
+    assert pays.passes == pytest.approx(1.0, abs=0.1)  # micro-batches are as large as the cache's
+    assert pays.in_recipe == 2
+    # Small micro-batches of live teachers are slow: it costs less than one of these passes.
+    [pays] = planned(tmp_path, "training.batch_size=4", "deepspeed=zero1_bf16").break_even
+    assert pays.passes < 0.5
+
+
+def test_a_cache_of_mask_variants_costs_a_pass_each(tmp_path: Path) -> None:
+    task = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
+    parts = {
+        "phases": [{"distil": {"losses": {"kl": {}}}}],
+        "teachers": {"one": {"model": str(shipped_configs()[BERT])}},
+        "deepspeed": "zero1_bf16",
+    }
+
+    def passes(variants: int) -> float:
+        masked = {**task, "masking": {"variants": variants}}
+        plan = planned(tmp_path, "training.batch_size=256", task=masked, **parts)
+        return plan.break_even[0].passes
+
+    assert passes(6) == pytest.approx(6 * passes(1))
+
+
+def test_a_masked_lms_logits_are_in_the_plan(tmp_path: Path) -> None:
+    task = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
+    phases = [{"distil": {"losses": {"kl": {}}}}]
+    teachers = {"one": {"model": str(shipped_configs()[BERT])}}
+    parts = {"task": task, "phases": phases, "teachers": teachers}
+    [job] = planned(tmp_path, "training.batch_size=256", **parts).jobs
+    rows = round(0.15 * 64 * 64)
+    live, cached = (job.placement(kind, job.chosen.choice) for kind in ("live", "cached"))
+    assert live is not None and cached is not None
+    # Two models' logits in fp32 and the derivative in bf16; a decoder's gradient in fp32.
+    assert live.head == rows * 30522 * (8 + 2) + 4 * 30522 * 128
+    assert cached.head > rows * 30522 * 4
+
+
+def test_weights_across_a_boundary_are_whole_on_both_sides() -> None:
+    weights = [Weight(60, True), Weight(40, True)]
+    states = training_states(weights, 0, {}, Zero(1, 2, 4))
+    assert states.gradients == 100 * 4  # of rank 1: 10 of the first and all of the second
+    assert states.optimizer == 50 * 12
+
+
+# ------------------------------------------------------------------------- command
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["plan", *arguments])
+    return result
+
+
+def test_the_command_shows_writes_and_draws(tmp_path: Path) -> None:
+    file = str(recipe_file(tmp_path))
+    told, drawn = tmp_path / "plan.json", tmp_path / "plan.svg"
+    done = run(file, "--gpus", "2", "--gpu", "H100", "--json", str(told), "--figure", str(drawn))
+    assert done.exit_code == 0, done.output
+    assert "2 x h100" in done.output and "* live stage 3" in done.output
+    assert "Cache for distil: pays" in done.output
+    plan = json.loads(told.read_text())
+    [job] = plan["jobs"]
+    assert job["chosen"]["fits"] and job["chosen"]["total"] > job["chosen"]["activations"]
+    assert plan["device"]["name"] == "h100" and plan["ranks"] == 2
+    assert plan["models"]["student"]["parameters"] == 4_386_307
+    text = ElementTree.tostring(ElementTree.parse(drawn).getroot(), encoding="unicode")
+    assert "svg" in text and len(text) > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpu", "h10"), "--gpu h10: not a GPU that is known here. Did you mean `h100`?"),
+        (("--gpus", "0"), "--gpus 0: a plan is for 1 GPU or more"),
+        (("student.model=nobody/has-this",), "model 'nobody/has-this' cannot be planned"),
+        (("--figure", "x.bmp"), "ends in .svg, .png or .pdf"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    gpu = [] if "--gpu" in arguments else ["--gpu", "l4"]
+    done = run(str(recipe_file(tmp_path)), *gpu, *arguments)
+    assert isinstance(done.exception, UserError)  # main() prints it and exits with 2
+    assert said in str(done.exception)
+
+
+def test_albert_cannot_checkpoint(tmp_path: Path) -> None:
+    albert = {"model": str(shipped_configs()["albert/albert-base-v2"])}
+    [job] = planned(tmp_path, student=albert).jobs
+    assert not any(other.choice.checkpointing for other in job.others)
+    with pytest.raises(UserError, match=r"phases\.distil\.activation_checkpointing=true"):
+        planned(tmp_path, "training.activation_checkpointing=true", student=albert)
+
+
+def test_a_shipped_configuration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    plan = planned(tmp_path, "student.model=google-bert/bert-large-cased")
+    assert any("come with ds_distill" in note and "bert-large-cased" in note for note in plan.notes)
+    assert len(plan.notes) == 1
+
+
+def test_known_devices_make_sense() -> None:
+    for device in GPUS.values():
+        assert 8 < device.memory / 2**30 < 200
+        assert device.half_flops > device.full_flops > 1e12
+        assert 1e11 < device.bandwidth < 1e13
