@@ -8,7 +8,8 @@ from pathlib import Path
 from ds_distill.errors import UserError
 from ds_distill.files import new_file
 from ds_distill.planning.gpus import GIB
-from ds_distill.planning.plan import Choice, Planner
+from ds_distill.planning.plan import Choice
+from ds_distill.planning.planner import Planner
 
 MOST = 1024
 
