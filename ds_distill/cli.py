@@ -261,7 +261,7 @@ def plan(
     from ds_distill.files import write_json
     from ds_distill.planning.figures import plot_curves
     from ds_distill.planning.gpus import find_device
-    from ds_distill.planning.plan import Planner
+    from ds_distill.planning.planner import Planner
     from ds_distill.planning.table import plan_text
 
     planner = Planner(loaded, find_device(gpu, gpus), gpus)

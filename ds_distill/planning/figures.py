@@ -8,7 +8,8 @@ from pathlib import Path
 from ds_distill.errors import UserError
 from ds_distill.files import new_file
 from ds_distill.planning.gpus import GIB
-from ds_distill.planning.plan import Choice, Planner
+from ds_distill.planning.plan import Choice
+from ds_distill.planning.planner import Planner
 
 MOST = 1024
 
@@ -66,10 +67,13 @@ def plot_curves(planner: Planner, path: Path) -> None:
     usable = device.usable / GIB
     memory.axhline(usable, color="grey", linestyle="--", linewidth=1)
     memory.annotate(f"{device.name}: {usable:.0f} GiB", (1, usable), fontsize=8, va="bottom")
-    memory.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="GiB per GPU")
+    memory.set(xscale="log", xlabel="GPUs", ylabel="GiB per GPU", ylim=(0, None))
     speed.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="examples per second (estimate)")
+    shown = [4**power for power in range(6)]
     for axis in (memory, speed):
-        axis.grid(alpha=0.3, which="both")
+        axis.set_xticks(shown, labels=[f"{gpus:,}" for gpus in shown], minor=False)
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.suptitle(f"{planner.recipe.name}, {device.name}, the same micro-batch on each GPU")
     with new_file(path) as aside:

@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from ds_distill.cli import app
 from ds_distill.errors import UserError
-from ds_distill.planning import plan as planning
+from ds_distill.planning import planner as planning
 from ds_distill.planning.examples import SplitFacts
 from ds_distill.planning.gpus import GPUS, find_device
 from ds_distill.planning.memory import Weight, Zero, training_states
 from ds_distill.planning.models import shipped_configs
-from ds_distill.planning.plan import Plan, Planner
+from ds_distill.planning.plan import Plan
+from ds_distill.planning.planner import Planner
 from ds_distill.recipe import load_recipe
 
 BERT = "google/bert_uncased_L-4_H-256_A-4"

@@ -1,0 +1,362 @@
+"""Plans a recipe phase by phase."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ds_distill.data.plan import PADDED_BATCH
+from ds_distill.engine.config import batch_shape, deepspeed_config
+from ds_distill.engine.precision import is_bf16, resolved_name
+from ds_distill.errors import UserError
+from ds_distill.losses import TermInputs, build_terms
+from ds_distill.parts.phases import Cache, Distil
+from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase
+from ds_distill.parts.tasks import MaskedLM, TaskSettings
+from ds_distill.planning.activations import Head, Shape, Work, student_work, teacher_work
+from ds_distill.planning.cached import CachePlan, cache_plan
+from ds_distill.planning.examples import SplitFacts, split_facts
+from ds_distill.planning.gpus import Device
+from ds_distill.planning.memory import Weight, Zero, training_states
+from ds_distill.planning.models import PlannedModel, planned_model
+from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Placement, Plan
+from ds_distill.planning.roofline import (
+    StepTime,
+    communication_seconds,
+    optimizer_seconds,
+    seconds,
+)
+from ds_distill.recipe import Recipe
+
+
+class Planner:
+    """Plans the phases of a recipe for a device and a number of ranks."""
+
+    def __init__(self, recipe: Recipe, device: Device, ranks: int) -> None:
+        self.recipe, self.device, self.ranks = recipe, device, ranks
+        reference = recipe.deepspeed
+        if reference.endswith("_auto"):
+            half = "bf16" if device.has_bf16 else "fp32"
+            reference = (
+                reference.removesuffix("auto") + half if device.is_gpu else resolved_name(reference)
+            )
+        self._deepspeed = reference
+        self.notes: list[str] = []
+        self._models: dict[tuple[str, str], PlannedModel] = {}
+        self._splits: dict[tuple[str, str], SplitFacts] = {}
+
+    def plan(self) -> Plan:
+        """Of all phases."""
+        jobs, caches, pays = [], [], []
+        for number, phase in enumerate(self.recipe.phases):
+            later = self.recipe.phases[number + 1 :]
+            if isinstance(phase, Cache) and not phase.is_left_out(later):
+                caches.append(self._cache(number, phase))
+            if isinstance(phase, TrainingPhase):
+                alike: dict[str, list[str]] = {}  # by the model that they start from
+                for output in phase.outputs:
+                    alike.setdefault(_start_of(phase, output), []).append(output)
+                trained = [self._job(number, phase, *group) for group in alike.items()]
+                jobs += trained
+                if isinstance(phase, Distil):
+                    pays.append(self._break_even(number, phase, trained[0]))
+        shipped = [model.reference for model in self._models.values() if model.shipped]
+        if shipped:
+            named = ", ".join(dict.fromkeys(shipped))
+            self.notes.append(
+                f"configurations that come with ds_distill are used for {named}: the models' own "
+                "could not be read"
+            )
+        if self._needs_bf16():
+            self.notes.append(
+                f"{self.device.name} has no bf16, and deepspeed={self._deepspeed} computes in it: "
+                "it runs without tensor cores, or not at all. Use a config of fp32."
+            )
+        models = {model.name: model for model in self._models.values()}
+        notes = list(dict.fromkeys(self.notes))
+        every = list(models.values())
+        return Plan(self.recipe.name, self.device, self.ranks, every, jobs, caches, pays, notes)
+
+    def on(self, ranks: int) -> Planner:
+        """A planner for another number of ranks; what is known of models and data is shared."""
+        other = copy.copy(self)
+        other.ranks = ranks
+        return other
+
+    def last_job(self) -> JobPlan | None:
+        """The plan of the last phase that trains, with the micro-batch that it has on one rank;
+        None where no phase trains."""
+        phases = [
+            (number, phase)
+            for number, phase in enumerate(self.recipe.phases)
+            if isinstance(phase, TrainingPhase)
+        ]
+        if not phases:
+            return None
+        number, phase = phases[-1]
+        micro_batch, micro_steps = batch_shape(phase, 1)
+        batch = micro_batch * micro_steps * self.ranks
+        scaled = phase.model_copy(update={"batch_size": batch, "micro_batch_size": micro_batch})
+        output = phase.outputs[0]
+        return self._job(number, scaled, _start_of(phase, output), [output])
+
+    def _needs_bf16(self) -> bool:
+        return not self.device.has_bf16 and is_bf16(deepspeed_config(self._deepspeed, None, 1))
+
+    # ------------------------------------------------------------------------ what there is
+
+    def model(self, name: str, number: int) -> PlannedModel:
+        """The model `name` as phase `number` finds it: of the size of what it came from."""
+        task = self.recipe.task_of(self.recipe.phases[number])
+        origin = self._origin(name, number)
+        key = origin, self.recipe.task_name(self.recipe.phases[number])
+        if key not in self._models:
+            given = self.recipe.student if origin == "student" else self.recipe.teachers[origin]
+            layers = getattr(given, "layers", None)
+            classes = self._classes(task) if task.has_classes else None
+            self._models[key] = planned_model(
+                origin,
+                given.model,
+                revision=given.revision,
+                models_folder=self.recipe.models_folder,
+                layers=layers,
+                classes=classes,
+            )
+        return self._models[key]
+
+    def _origin(self, name: str, number: int) -> str:
+        for earlier, output in reversed(list(self.recipe.trained_models())):
+            if earlier < number and output == name:
+                phase = self.recipe.phases[earlier]
+                return self._origin(_start_of(phase, output), earlier)
+        return name
+
+    def _classes(self, task: TaskSettings) -> int:
+        if task.given_labels:
+            return len(task.given_labels)
+        self.notes.append("the number of labels is not in the recipe: 2 are assumed")
+        return 2
+
+    def split(self, number: int, split: str) -> SplitFacts:
+        """What is known of a split's size."""
+        name = self.recipe.task_name(self.recipe.phases[number])
+        if (name, split) not in self._splits:
+            task = self.recipe.tasks_by_name[name]
+            facts = split_facts(self.recipe, task, split)
+            if facts.why_not is not None:
+                self.notes.append(
+                    f"split {split}: its examples could not be counted, so each is taken to be "
+                    f"{task.max_length} tokens long, and there is no total time ({facts.why_not})"
+                )
+            self._splits[name, split] = facts
+        return self._splits[name, split]
+
+    def shape(self, number: int, length: int, half: bool) -> Shape:
+        task = self.recipe.task_of(self.recipe.phases[number])
+        rate = task.masking.rate if isinstance(task, MaskedLM) else None
+        dtype = torch.bfloat16 if half else torch.float32
+        return Shape(length, rate, dtype, self.device.is_gpu)
+
+    # -------------------------------------------------------------------------------- phases
+
+    def _job(self, number: int, phase: TrainingPhase, start: str, outputs: list[str]) -> JobPlan:
+        recipe, task = self.recipe, self.recipe.task_of(phase)
+        student = self.model(start, number)
+        names = list(recipe.teachers) if isinstance(phase, Distil) else []
+        teachers = {name: self.model(name, number) for name in names}
+        config = deepspeed_config(self._deepspeed, phase, self.ranks)
+        micro_batch, micro_steps = batch_shape(phase, self.ranks)
+        split = self.split(number, phase.split)
+        parts = _Parts(self, number, phase, student, teachers, config)
+        own = Choice(
+            int(config.get("zero_optimization", {}).get("stage", 0)),
+            phase.teachers if isinstance(phase, Distil) else None,
+            phase.activation_checkpointing,
+        )
+        others = [
+            parts.placement(Choice(stage, kind, checkpointing), micro_batch, micro_steps)
+            for kind in (("live", "cached") if teachers else (None,))
+            for stage in range(4)
+            for checkpointing in ((False, True) if student.can_checkpoint else (False,))
+        ]
+        if own.checkpointing and not student.can_checkpoint:
+            at = f"phases.{recipe.phase_names()[number]}.activation_checkpointing=true"
+            raise UserError(
+                f"{at}: transformers cannot do it with {student.reference} "
+                f"({student.config.model_type}). Take it out."
+            )
+        chosen = next(other for other in others if other.choice == own)
+        steps = phase.steps
+        if steps is None and split.examples is not None:
+            steps = -(-split.examples // phase.batch_size) * phase.epochs
+        return JobPlan(
+            recipe.phase_names()[number],
+            outputs,
+            micro_batch,
+            micro_steps,
+            task.max_length,
+            split,
+            steps,
+            chosen,
+            others,
+        )
+
+    def _cache(self, number: int, phase: Cache) -> CachePlan:
+        task = self.recipe.task_of(phase)
+        teachers = {name: self.model(name, number) for name in self.recipe.teachers}
+        config = deepspeed_config(self._deepspeed, None, self.ranks)
+        half = is_bf16(config)
+        batch = phase.batch_size or PADDED_BATCH
+        zero = Zero.of(config, self.ranks, 2 if half else 4, self.recipe.student_resident)
+        splits = [self.split(number, split) for split in phase.splits]
+        worst = self.shape(number, task.max_length, half)
+        usual = self.shape(number, round(max(split.tokens for split in splits)), half)
+        name = self.recipe.phase_names()[number]
+        return cache_plan(
+            name, phase, task, teachers, splits, worst, usual, batch, zero, self.device
+        )
+
+    def _break_even(self, number: int, phase: Distil, job: JobPlan) -> BreakEven:
+        """Seconds per example: what building takes, against what it saves in each pass."""
+        live = job.placement("live", job.chosen.choice)
+        cached = job.placement("cached", job.chosen.choice)
+        assert live is not None and cached is not None
+        batch = job.micro_batch * job.micro_steps * self.ranks
+        saved = (live.step.total - cached.step.total) / batch
+        building = 1 / self._cache(number, self._cache_for(number, phase)).examples_per_second
+        passes = building / saved if saved > 0 else float("inf")
+        ratio = live.step.total / cached.step.total
+        epochs = phase.epochs
+        if phase.steps is not None and job.split.examples is not None:
+            epochs = round(phase.steps * phase.batch_size / job.split.examples)
+        return BreakEven(job.phase, ratio, passes, len(job.models) * epochs)
+
+    def _cache_for(self, number: int, phase: Distil) -> Cache:
+        """The cache phase that a distil phase would read; the default one where there is none."""
+        for earlier in reversed(self.recipe.phases[:number]):
+            if isinstance(earlier, Cache) and phase.split in earlier.splits:
+                return earlier
+        return Cache(splits=[phase.split], task=phase.task)
+
+
+def _start_of(phase: PhaseSettings, output: str) -> str:
+    """The model that one of a phase's models starts from."""
+    each = len(phase.starts) == len(phase.outputs)
+    return phase.starts[phase.outputs.index(output) if each else 0]
+
+
+class _Parts:
+    """What a job's placements share."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        number: int,
+        phase: TrainingPhase,
+        student: PlannedModel,
+        teachers: dict[str, PlannedModel],
+        config: dict[str, Any],
+    ) -> None:
+        self._planner, self._number, self._phase = planner, number, phase
+        self._student, self._teachers, self._config = student, teachers, config
+        self._half = is_bf16(config)
+        trained, self._frozen = student.weights(freeze=phase.freeze_embeddings)
+        self._trained = [*trained, *self._terms()]
+        self._numels = {
+            name: [weight.numel for weight in teacher.weights()[0]]
+            for name, teacher in teachers.items()
+        }
+
+    def _terms(self) -> Sequence[Weight]:
+        """Weights of projections."""
+        task = self._planner.recipe.task_of(self._phase)
+        widths = {name: teacher.config.hidden_size for name, teacher in self._teachers.items()}
+        labels = list(task.given_labels or [])
+        width = self._student.config.hidden_size
+        inputs = TermInputs(width, widths, labels, [1] * len(labels), 0)
+        weighted = {
+            name: term.model_copy(update={"class_weights": None})
+            if hasattr(term, "class_weights")
+            else term
+            for name, term in self._phase.losses.items()
+        }
+        terms = build_terms(weighted, inputs)
+        return [
+            Weight(parameter.numel(), parameter.ndim > 1)
+            for term in terms.values()
+            for parameter in term.parameters()
+            if parameter.requires_grad
+        ]
+
+    def _head(self, live: bool) -> Head | None:
+        if self._student.classes is not None:
+            return None
+        linear = {"kl", "logit_mse"} & set(self._phase.losses)
+        chunked = bool(linear) and live and len(self._teachers) == 1
+        dense = "cross_entropy" in self._phase.losses or (bool(linear) and not chunked)
+        config = self._student.config
+        widths = [config.hidden_size, *(t.config.hidden_size for t in self._teachers.values())]
+        return Head(config.vocab_size, tuple(widths[:2]), dense, chunked)
+
+    def _work(self, choice: Choice, length: int, examples: int) -> Work:
+        planner, live = self._planner, choice.teachers == "live"
+        shape, head = planner.shape(self._number, length, self._half), self._head(live)
+        student, at_head, student_cost = student_work(
+            self._student,
+            shape,
+            examples,
+            head,
+            checkpointing=choice.checkpointing,
+            freeze=self._phase.freeze_embeddings,
+            dropout=self._phase.dropout,
+        )
+        most, costs = teacher_work({}, shape, examples, head)
+        if live:
+            autocast = shape.on_gpu and not self._half  # see phases/distil.py
+            of_teachers = replace(shape, dtype=torch.bfloat16) if autocast else shape
+            most, costs = teacher_work(self._teachers, of_teachers, examples, head)
+        return Work(student, at_head, most, student_cost, costs)
+
+    def placement(self, choice: Choice, micro_batch: int, micro_steps: int) -> Placement:
+        planner, device = self._planner, self._planner.device
+        config = {
+            **self._config,
+            "zero_optimization": {
+                **self._config.get("zero_optimization", {}),
+                "stage": choice.stage,
+            },
+        }
+        resident = planner.recipe.student_resident
+        zero = Zero.of(config, planner.ranks, 2 if self._half else 4, resident)
+        teachers = self._numels if choice.teachers == "live" else {}
+        states = training_states(self._trained, self._frozen, dict(teachers), zero)
+        task = planner.recipe.task_of(self._phase)
+        worst = self._work(choice, task.max_length, micro_batch)
+        split = planner.split(self._number, self._phase.split)
+        usual = self._work(choice, round(split.tokens), micro_batch)
+        dtype = torch.bfloat16 if self._half else torch.float32
+        trained = sum(weight.numel for weight in self._trained)
+        sharded = sum(map(sum, teachers.values()))
+        step = StepTime(
+            teachers=micro_steps
+            * sum(
+                seconds(one, device, torch.bfloat16 if device.is_gpu else dtype)
+                for one in usual.teachers_cost.values()
+            ),
+            student=micro_steps * seconds(usual.student_cost, device, dtype),
+            optimizer=optimizer_seconds(trained, zero, device),
+            communication=communication_seconds(trained, sharded, micro_steps, zero, device),
+        )
+        return Placement(
+            choice,
+            states,
+            worst.activations,
+            worst.head.here,
+            worst.largest(device.usable - states.total),
+            step,
+            device.usable,
+        )
