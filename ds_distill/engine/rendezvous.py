@@ -70,7 +70,8 @@ class Meeting:
         return Meeting(store, rank, [ProcessId(**process) for process in known])
 
     def connect(self) -> TCPStore:
-        """Another connection to the store, for another thread."""
+        """Another connection to the store, for another thread: an operation that waits blocks the
+        others of its connection."""
         return TCPStore(
             self.store.host,
             self.store.port,
@@ -159,7 +160,7 @@ def _open(rank: int, deadline: float, limit: float) -> TCPStore:
             host,
             port,
             is_master=serves,
-            timeout=timedelta(seconds=_ANSWER_SECONDS),
+            timeout=timedelta(seconds=limit + _ANSWER_SECONDS),  # collectives begin through it
             wait_for_workers=False,
         )
     except (DistNetworkError, DistStoreError) as error:

@@ -58,10 +58,10 @@ def as_rank(folder: Path, limit: float) -> Iterator[World]:
         if int(os.environ["WORLD_SIZE"]) == 1:
             yield World.start()
             return
-        rank.meeting = World.meeting_of_group() or Meeting.join(limit)
-        rank.watchdog = Watchdog(rank.meeting, limit, rank.end)
+        meeting = World.meeting_of_group() or Meeting.join(limit)
+        rank.watchdog = Watchdog(meeting, limit, rank.end)
         rank.watchdog.start()
-        yield World.start(rank.meeting, limit)
+        yield World.start(meeting, limit)
         rank.watchdog.finish()
     except Exception as error:
         failure, what = rank.judge(error)
@@ -98,7 +98,6 @@ class _Rank:
 
     def __init__(self, folder: Path) -> None:
         self.number = int(os.environ["RANK"])
-        self.meeting: Meeting | None = None
         self.watchdog: Watchdog | None = None
         self._folder = folder
         self._since = time.time() - 60  # clocks of hosts differ
@@ -107,7 +106,7 @@ class _Rank:
     def judge(self, error: Exception) -> tuple[Failure, Report]:
         """The failure that ends the run, for an error of this rank."""
         self._ending.acquire()  # the watchdog has no more to say
-        if self.meeting is not None and _may_come_from_another(error):
+        if self.watchdog is not None and _may_come_from_another(error):
             found = self._of_another()
             if found is not None:
                 return found
@@ -135,18 +134,18 @@ class _Rank:
 
     def _publish(self, own: Failure) -> Failure:
         """The first failure of all ranks, which is this one if there was none before."""
-        if self.meeting is None:
+        if self.watchdog is None:
             return own
         try:
             text = json.dumps(asdict(own))
-            first = self.meeting.store.compare_set(FAILURE, "", text).decode()
+            first = self.watchdog.store.compare_set(FAILURE, "", text).decode()
             return Failure(**json.loads(first))
         except DistError:
             return first_failure(self._folder) or own
 
     def _of_another(self) -> tuple[Failure, Report] | None:
         """Why another rank ended: by its own record, else by what can be seen of it."""
-        assert self.meeting is not None and self.watchdog is not None
+        assert self.watchdog is not None
         ended = self.watchdog.ended_beside()
         deadline = time.monotonic() + (1.0 if ended else GRACE_SECONDS)
         reachable = True
@@ -154,8 +153,8 @@ class _Rank:
             if self.watchdog.known is not None:
                 return self.watchdog.known, "printed"
             try:
-                if reachable and self.meeting.store.check([FAILURE]):
-                    return Failure(**json.loads(self.meeting.store.get(FAILURE))), "printed"
+                if reachable and self.watchdog.store.check([FAILURE]):
+                    return Failure(**json.loads(self.watchdog.store.get(FAILURE))), "printed"
             except DistError:
                 reachable = False
             if (known := first_failure(self._folder)) and known.time > self._since:

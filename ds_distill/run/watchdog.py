@@ -44,7 +44,7 @@ class Watchdog:
             to print besides, None where another rank prints.
         """
         self._meeting, self._limit, self._end = meeting, limit, end
-        self._store = meeting.connect()
+        self.store = meeting.connect()
         self._tick = min(1.0, limit / 10)
         self._stopped = threading.Event()
         self._contact = time.monotonic()
@@ -95,8 +95,8 @@ class Watchdog:
     def _failure(self, rank: int, message: str) -> Failure:
         last = ""
         with suppress(DistNetworkError, DistStoreError):
-            if not self._lost and self._meeting.store.check([f"beat/{rank}"]):
-                last = f". Last seen: {_read(self._meeting.store, rank)[1]}"
+            if not self._lost and self.store.check([f"beat/{rank}"]):
+                last = f". Last seen: {_read(self.store, rank)[1]}"
         host = self._meeting.processes[rank].host
         return Failure(rank, host, time.time(), "fault", message + last)
 
@@ -104,7 +104,7 @@ class Watchdog:
 
     def _exchange(self) -> None:
         """Write this rank's signs, read the others' failures."""
-        store, rank = self._store, self._meeting.rank
+        store, rank = self.store, self._meeting.rank
         beats = 0
         try:
             while not self._stopped.is_set():
@@ -134,7 +134,7 @@ class Watchdog:
 
     def _judge(self, watch: _Watch) -> None:
         """Rank 0: end the run where a rank hangs, or another one has failed."""
-        store = self._store
+        store = self.store
         if store.check([FAILURE]):
             self._end_with(store)
             return
@@ -158,11 +158,11 @@ class Watchdog:
     def _stack_of(self, rank: int) -> str:
         if rank == self._meeting.rank:
             return stacks()
-        self._store.set("stack-of", str(rank))
+        self.store.set("stack-of", str(rank))
         deadline = time.monotonic() + max(GRACE_SECONDS, 4 * self._tick)
         while time.monotonic() < deadline:
-            if self._store.check([f"stack/{rank}"]):
-                return self._store.get(f"stack/{rank}").decode()
+            if self.store.check([f"stack/{rank}"]):
+                return self.store.get(f"stack/{rank}").decode()
             time.sleep(self._tick / 4)
         return "  it does not answer; if it can, its own output has the stack"
 

@@ -68,7 +68,7 @@ def test_a_rank_that_does_not_come_is_named(ranks, tmp_path):
         (1, f"ds-distill: rank 1 on {HOST}: rank 0 does not answer at 127.0.0.1:"),
     ):
         folder = tmp_path / f"run-{rank}"
-        [(code, output, errors)] = results(ranks.start(folder, ranks=(rank,)), 120)
+        [(code, output, errors)] = results(ranks.start(folder, ranks=(rank,)), 300)
         assert code == 1, errors
         assert last(errors).startswith(line) and "Traceback" not in errors
         assert "waiting for rank 1" in output or "waits for rank 0" in output
@@ -81,12 +81,12 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     folder = tmp_path / "run"
 
     # Rank 1 is killed before there is a run.
-    first, _ = results(ranks.start(folder, plant="die:1:0"), 200)
+    first, _ = results(ranks.start(folder, plant="die:1:0"), 400)
     assert first[0] == 1 and f"rank 1 on {HOST}: its process ended" in last(first[2]), first
     assert not (folder / "recipe.yaml").exists()
 
     # It has an error of its own.
-    first, second = results(ranks.start(folder, plant="fail:1:5"), 200)
+    first, second = results(ranks.start(folder, plant="fail:1:5"), 400)
     assert (first[0], second[0]) == (1, 1), (first, second)
     assert last(second[2]) == f"ds-distill: rank 1 on {HOST}: ValueError: planted here"
     assert second[2].count("Traceback") >= 1 and "in planted" in second[2]
@@ -97,7 +97,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
 
     # A rank hangs, in a thread that its main thread waits for.
     started = ranks.start(folder, "--resume", plant="hang:1:15")
-    first, second = results(started, 200)
+    first, second = results(started, 400)
     assert (first[0], second[0]) == (1, 1), (first, second)
     assert last(first[2]).startswith(
         f"ds-distill: rank 1 on {HOST}: no rank has gone on for 20 seconds, and it is "
@@ -109,7 +109,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     assert failure is not None and failure.rank == 1 and "behind" in failure.message
 
     # Memory runs out.
-    first, second = results(ranks.start(folder, "--resume", plant="memory:1:15"), 200)
+    first, second = results(ranks.start(folder, "--resume", plant="memory:1:15"), 400)
     assert (first[0], second[0]) == (2, 2), (first, second)
     assert "Traceback" not in second[2] and first[2] == ""
     line = last(second[2])
@@ -121,7 +121,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     started = ranks.start(folder, "--resume")
     wait_for_steps(folder, 3, started)
     started[1].terminate()
-    first, second = results(started, 100)
+    first, second = results(started, 300)
     assert (first[0], second[0]) == (75, 75), (first, second)
     line = last(first[2] + second[2])
     assert line.startswith("ds-distill: stopped by SIGTERM, with a checkpoint of first at step ")
@@ -135,20 +135,22 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     wait_for_steps(folder, 3, started)
     started[1].send_signal(SIGSTOP)
     at = time.monotonic()
-    [(code, _, errors)] = results(started[:1], 60)
+    [(code, _, errors)] = results(started[:1], 200)
     assert code == 1 and LIMIT - 2 < time.monotonic() - at < LIMIT + 25
     assert f"rank 1 on {HOST}: it has given no sign for 20 seconds" in last(errors), errors
     started[1].send_signal(SIGCONT)
-    [(code, _, errors)] = results(started[1:], 60)
-    assert (code, errors) == (1, "")
+    [(code, _, errors)] = results(started[1:], 200)
+    assert code == 1 and "ds-distill:" not in errors, errors  # its stack, at most
 
-    # One is killed: the other one sees it at once.
-    for number in (1, 0):
-        started = ranks.start(folder, "--resume")
+
+def test_a_rank_that_is_killed_is_named_at_once(ranks, tmp_path):
+    folder = tmp_path / "run"
+    for number, more in ((1, ()), (0, ("--resume",))):
+        started = ranks.start(folder, *more)
         wait_for_steps(folder, 3, started)
         started[number].send_signal(SIGKILL)
         at = time.monotonic()
-        (code, _, errors) = results(started, 60)[1 - number]
+        (code, _, errors) = results(started, 200)[1 - number]
         assert code == 1 and time.monotonic() - at < LIMIT
         line = f"ds-distill: rank {number} on {HOST}: its process ended without an error of its own"
         assert last(errors).startswith(line), errors
@@ -162,7 +164,7 @@ def test_two_runs_never_share_a_folder(ranks, tmp_path):
     started = ranks.start(folder)
     wait_for_steps(folder, 3, started)
     for more in ((), ("--resume",)):
-        first, second = results(ranks.start(folder, *more), 120)
+        first, second = results(ranks.start(folder, *more), 300)
         assert (first[0], second[0]) == (2, 2), (first, second)
         assert f"is in use by process {started[0].pid} on host {HOST}" in first[2] + second[2]
         assert "Traceback" not in first[2] + second[2]
@@ -177,7 +179,7 @@ def test_two_runs_never_share_a_folder(ranks, tmp_path):
 def test_a_rank_that_holds_the_interpreter_shows_its_stack_itself(ranks, tmp_path):
     """None of its threads can answer; it is the launcher's to kill."""
     started = ranks.start(tmp_path / "run", plant="hold:1:5")
-    [(code, _, errors)] = results(started[:1], 200)
+    [(code, _, errors)] = results(started[:1], 400)
     assert code == 1 and f"rank 1 on {HOST}: it has given no sign for" in last(errors), errors
     started[1].kill()
     _, errors = started[1].communicate()

@@ -22,6 +22,7 @@ PUBLIC_MODULES = {
     *LIBRARIES,
     *("torch.nn", "torch.nn.functional", "torch.nn.attention.varlen", "torch.autograd"),
     "torch.autograd.forward_ad",
+    "torch.distributed",
     *("torch.utils.tensorboard", "torch.optim", "torch.profiler", "torch.utils.data"),
     *("deepspeed.accelerator", "deepspeed.comm", "deepspeed.utils"),
     *("transformers.integrations", "triton.language"),
@@ -35,6 +36,7 @@ PRIVATE = {
     "_is_mkldnn_bf16_supported": "torch: the only word on whether a CPU computes in bf16",
     "_attn_implementation": "transformers: which attention a loaded model has",
     "_commit_hash": "transformers: the commit of the hub that a configuration came from",
+    "_current_frames": "sys: documented; where the threads of a rank that hangs are",
     "_fingerprint": "datasets: the only identity of a data set of the hub",
     "_local_scalar_dense": "torch: the operator of Tensor.item(), which a trace answers",
     "_scaled_dot_product_flash_attention_for_cpu": "torch: the operator of fused attention that "

@@ -39,6 +39,9 @@ KNOWN = {
     ("data/examples.py", "write_examples"): "a file aside, given by build_once",
     ("engine/engine.py", "Engine.save"): "a checkpoint's folder aside, which checkpoints publish",
     ("models/load.py", "save_model"): "into a folder aside, which the run's folder publishes",
+    ("run/failures.py", "record_failure"): "made with O_EXCL; half a record counts for none",
+    ("run/lock.py", "RunLock.take"): "made with O_EXCL, and synced; half a lock counts for none",
+    ("run/lock.py", "RunLock._remove"): "an ended process's lock goes aside, to be removed",
     ("run/events.py", "RunLog.event"): "a line at the end of metrics.jsonl, where none is trusted",
 }
 """Where something else is written, and why that is sound."""
