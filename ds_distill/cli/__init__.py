@@ -1,0 +1,39 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ds_distill.cli.commands import app
+from ds_distill.errors import UserError
+from ds_distill.run.stopping import end_as_rank, exit_on_signal, is_rank
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Exit codes: 0 done, 2 the user's input is wrong, 1 a fault of ours; 130 after Ctrl-C, 143
+    after SIGTERM, and 75 where that came in a training, which saved a checkpoint."""
+    # Two processes on few cores lose half their speed to spinning; must be set before torch.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    os.environ.setdefault(
+        "TOKENIZERS_PARALLELISM", "false"
+    )  # it warns and disables itself in forks
+    several = is_rank() and int(os.environ["WORLD_SIZE"]) > 1
+    if several:  # what a lost connection means is reported once, in words
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if is_rank():
+        end_as_rank()
+    try:
+        with exit_on_signal(lambda: ""):
+            app(prog_name="ds-distill", standalone_mode=True)
+    except Exception as error:
+        if several:
+            from ds_distill.run.ranks import report_and_exit
+
+            report_and_exit(error)
+        if not isinstance(error, UserError):
+            raise
+        print(f"ds-distill: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)

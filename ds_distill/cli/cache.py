@@ -1,0 +1,122 @@
+"""`ds-distill cache`: one thin function per command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ds_distill.cli.shared import (
+    CacheArgument,
+    FolderOption,
+    Overrides,
+    RecipeArgument,
+    SmallOption,
+    as_given,
+    execute_recipe,
+    load,
+)
+from ds_distill.errors import UserError
+from ds_distill.launch.options import LaunchOptions, with_launch_options
+
+cache_app = typer.Typer(
+    help="Cache teacher signals: run the teachers once, train any number of students from it.",
+    no_args_is_help=True,
+)
+
+
+@cache_app.command("build", epilog="Example: ds-distill cache build my.yaml --num-gpus 8")
+@with_launch_options
+def cache_build(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    small: SmallOption = False,
+    folder: FolderOption = None,
+    *,
+    options: LaunchOptions,
+) -> None:
+    """Run a recipe up to its last cache phase; after a stop, the same command continues.
+
+    Examples that a shared cache (phases.cache.folder) has already are not run again.
+    Train from it: ds-distill run RECIPE --resume.
+    """
+    from ds_distill.run.folder import RunFolder
+
+    loaded = load(recipe, overrides, small)
+    caches = _cache_phases(loaded)
+    run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
+    if options.any_given():
+        from ds_distill.launch.launch import launch_build
+
+        launch_build(as_given(recipe, overrides, small), loaded, run_folder, options)
+    else:
+        execute_recipe(loaded, run_folder.path, resume=run_folder.holds_run(), first=caches[-1] + 1)
+
+
+@cache_app.command("compare", epilog="Example: ds-distill cache compare masked-lm")
+def cache_compare(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    small: SmallOption = False,
+    examples: Annotated[
+        int, typer.Option(min=2, help="Examples of the cache's first split to measure on.")
+    ] = 512,
+    folder: FolderOption = None,
+) -> None:
+    """Compare size and KL divergence of every codec on your own masked-LM teachers.
+
+    Runs the phases before the recipe's first cache phase, unless they are done.
+    """
+    loaded = load(recipe, overrides, small)
+    numbers = _cache_phases(loaded)
+    tasks = {number: loaded.task_of(loaded.phases[number]) for number in numbers}
+    number = next((number for number, task in tasks.items() if not task.has_classes), None)
+    if number is None:
+        raise UserError(
+            f"{recipe}: codecs are for distributions over a vocabulary, but the task's type is "
+            f"{tasks[numbers[0]].type}. Class logits are stored as they are, 2 bytes each."
+        )
+    from ds_distill.run.folder import RunFolder
+
+    run_folder = RunFolder(folder or Path("runs") / loaded.name)
+    runs = execute_recipe(loaded, run_folder.path, resume=run_folder.holds_run(), first=number)
+    done = runs[loaded.task_name(loaded.phases[number])]
+    from ds_distill.cache.compare import markdown_table
+    from ds_distill.run.codecs import compare
+
+    for teacher, scores in compare(done, number, examples).items():
+        typer.echo(f"\n{teacher}, KL(true || decoded) in nats, {scores[0].rows} tokens\n")
+        typer.echo(markdown_table(scores), nl=False)
+        typer.echo(f"\nPlot     {run_folder.path / 'figures' / f'codecs-{teacher}.svg'}")
+
+
+@cache_app.command("verify", epilog="Example: ds-distill cache verify runs/quickstart")
+def cache_verify(folder: CacheArgument) -> None:
+    """Check every byte of a cache against its checksums."""
+    from ds_distill.cache.inspect import caches_in
+    from ds_distill.cache.reader import CacheReader
+
+    for path in caches_in(folder):
+        CacheReader(path).verify()
+        typer.echo(f"{path}: all checksums match")
+
+
+@cache_app.command("info", epilog="Example: ds-distill cache info runs/quickstart")
+def cache_info(folder: CacheArgument) -> None:
+    """Show what a cache holds, of which teachers, and how large it is."""
+    from ds_distill.cache.inspect import caches_in, describe
+
+    for path in caches_in(folder):
+        typer.echo(describe(path))
+
+
+def _cache_phases(recipe) -> list[int]:  # type: ignore[no-untyped-def]
+    """Numbers of a recipe's cache phases."""
+    numbers = [number for number, phase in enumerate(recipe.phases) if phase.kind == "cache"]
+    if not numbers:
+        raise UserError(
+            f"{recipe.name}: no cache phase. Add - cache: {{splits: train}} before the phases "
+            "that train from it."
+        )
+    return numbers

@@ -1,0 +1,245 @@
+"""`ds-distill`: one thin function per command."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ds_distill import __version__
+from ds_distill.cli.cache import cache_app
+from ds_distill.cli.shared import (
+    FolderOption,
+    Overrides,
+    RecipeArgument,
+    ResumeOption,
+    SmallOption,
+    as_given,
+    execute_recipe,
+    import_without_torch,
+    load,
+    print_reading,
+    quiet_libraries,
+)
+from ds_distill.launch.options import LaunchOptions, with_launch_options
+
+app = typer.Typer(
+    name="ds-distill",
+    help="Distil large encoder teachers into a small student, in one DeepSpeed engine.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+app.add_typer(cache_app, name="cache")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ds-distill {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog="Example: ds-distill run tweeteval-emotion task.data.path=my/tweets seed=1")
+def run(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    small: SmallOption = False,
+    folder: FolderOption = None,
+    resume: ResumeOption = False,
+) -> None:
+    """Run a recipe: all its phases, in this process (or as one rank of a launched run)."""
+    loaded = load(recipe, overrides, small)
+    execute_recipe(loaded, folder or Path("runs") / loaded.name, resume=resume)
+
+
+@app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")
+def quickstart(
+    overrides: Overrides = None, folder: FolderOption = None, resume: ResumeOption = False
+) -> None:
+    """Two teachers, a small student of each routing, and a control; real text, no GPU needed."""
+    run("quickstart", overrides, folder=folder, resume=resume)
+
+
+@app.command(epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16")
+@with_launch_options
+def launch(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    small: SmallOption = False,
+    folder: FolderOption = None,
+    resume: ResumeOption = False,
+    *,
+    options: LaunchOptions,
+) -> None:
+    """Run a recipe on many ranks: of this machine, of several, or of a Slurm job.
+
+    On several machines the folder must be on a file system that all of them see.
+    """
+    from ds_distill.launch.launch import launch_run
+    from ds_distill.run.folder import RunFolder
+
+    loaded = load(recipe, overrides, small)
+    run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
+    launch_run(as_given(recipe, overrides, small), loaded, run_folder, options, resume=resume)
+
+
+@app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")
+def check(recipe: RecipeArgument, overrides: Overrides = None, small: SmallOption = False) -> None:
+    """Find all mistakes in a recipe, its data and models, before anything starts."""
+    loaded = load(recipe, overrides, small)
+    import_without_torch()
+    quiet_libraries()
+    from ds_distill.check.recipe import check_all
+
+    notes = check_all(loaded, print_reading)
+    typer.echo(f"{recipe}: no mistakes found. {len(loaded.phases)} phases: ", nl=False)
+    typer.echo(", ".join(loaded.phase_names()) + ".")
+    for note in notes:
+        typer.echo(f"Note: {note}")
+
+
+@app.command(epilog="Example: ds-distill recipes quickstart > my.yaml")
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe.", metavar="NAME")] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of recipes, for editors.")
+    ] = False,
+) -> None:
+    """List the built-in recipes, or print one to start your own from.
+
+    [--small] stands behind those that have a small form, for a first try in minutes.
+    """
+    if schema:
+        from ds_distill.recipe.json_schema import schema_text
+
+        typer.echo(schema_text(), nl=False)
+        return
+    from ds_distill.recipe import builtin_recipes, load_recipe, recipe_path, small_form
+
+    if name is not None:
+        typer.echo(recipe_path(name).read_text(encoding="utf-8"), nl=False)
+        return
+    width = max(len(name) for name in builtin_recipes())
+    for name, path in builtin_recipes().items():
+        small = "  [--small]" if small_form(path).is_file() else ""
+        typer.echo(f"{name:<{width}}  {load_recipe(name).description}{small}")
+
+
+@app.command(epilog="Example: ds-distill route my.yaml --folder runs/my-run")
+def route(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    small: SmallOption = False,
+    folder: FolderOption = None,
+) -> None:
+    """Compare all routing policies on a run's cache, and choose the best.
+
+    Loads no model and trains nothing. Policies that learn from the split are compared by
+    cross-validation. The recipe's expertise phase names the split; a cache phase must store it.
+    Train with the best policy: phases.distil.routing=chosen.
+    """
+    from ds_distill.phases.expertise import route as compare_policies
+
+    loaded = load(recipe, overrides, small)
+    quiet_libraries()
+    compare_policies(loaded, folder or Path("runs") / loaded.name)
+
+
+@app.command(epilog="Example: ds-distill predict runs/quickstart texts.txt > predictions.jsonl")
+def predict(
+    model: Annotated[
+        str, typer.Argument(metavar="STUDENT", help="A run's folder, a model's, or a hub id.")
+    ],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="jsonl, csv, tsv, parquet or txt, plain or gzip; - is standard input: an object "
+            "of JSON or a text on each line."
+        ),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="The file to write.", show_default="standard output")
+    ] = None,
+    text: Annotated[str, typer.Option(help="Column of the text.")] = "text",
+    text_b: Annotated[str | None, typer.Option(help="Column of the second text of a pair.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 32,
+) -> None:
+    """Label the texts of a file: a line of JSON each, the row with its prediction."""
+    from ds_distill.files import new_file
+    from ds_distill.prediction import predict_file
+
+    def progress(sentence: str) -> None:
+        print(sentence, file=sys.stderr, flush=True)
+
+    quiet_libraries()
+    with contextlib.ExitStack() as stack:
+        target = sys.stdout
+        if output is not None:
+            aside = stack.enter_context(new_file(output))
+            target = stack.enter_context(open(aside, "w", encoding="utf-8"))
+        predict_file(
+            model,
+            file,
+            target,
+            text=text,
+            text_b=text_b,
+            batch_size=batch_size,
+            progress=progress,
+        )
+
+
+@app.command(epilog="Example: ds-distill plan my.yaml --gpus 8 --gpu h100 --figure plan.svg")
+def plan(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    small: SmallOption = False,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs, or of CPU processes.")] = 1,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="Kind of GPU, such as h200, h100, a100, l4; or cpu, measured on this machine.",
+            show_default="this machine's",
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the plan to this file, too.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw memory and speed on up to 1,024 GPUs (.svg).")
+    ] = None,
+) -> None:
+    """Will it fit, how long will it take, does a cache pay? Loads no weights.
+
+    For each phase that trains: what each GPU holds with live teachers, whole or sharded, and with
+    cached ones, at all ZeRO stages; the largest micro-batch that fits; an estimate of a step's
+    time.
+    """
+    loaded = load(recipe, overrides, small)
+    quiet_libraries()
+    from ds_distill.files import write_json
+    from ds_distill.planning.figures import plot_curves
+    from ds_distill.planning.gpus import find_device
+    from ds_distill.planning.planner import Planner
+    from ds_distill.planning.table import plan_text
+
+    planner = Planner(loaded, find_device(gpu, gpus), gpus)
+    made = planner.plan()
+    typer.echo(plan_text(made), nl=False)
+    if json is not None:
+        write_json(json, made.to_json())
+    if figure is not None:
+        plot_curves(planner, figure)

@@ -1,0 +1,116 @@
+"""What commands share: arguments, and how a recipe is loaded and run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ds_distill.errors import UserError
+from ds_distill.files import is_disk_full
+from ds_distill.run.stopping import STOPPED, Stopped, exit_on_signal, is_rank, print_error
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a built-in recipe.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Change keys of the recipe, e.g. training.epochs=1 phases.distil.teachers=live",
+    ),
+]
+SmallOption = Annotated[
+    bool,
+    typer.Option(
+        "--small", help="Lay the recipe's small form over it: small/FILE beside its file."
+    ),
+]
+FolderOption = Annotated[
+    Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
+]
+CacheArgument = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="A cache's folder, or a run's with caches in it.")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue the run in the folder where it stopped.")
+]
+
+
+def load(recipe: str, overrides: list[str] | None, small: bool):  # type: ignore[no-untyped-def]
+    from ds_distill.recipe import load_recipe
+    from ds_distill.recipe.hub import go_offline_without_hub
+
+    loaded = load_recipe(recipe, overrides or [], small)
+    note = go_offline_without_hub(loaded)
+    if note is not None and not is_rank():
+        print(note, file=sys.stderr, flush=True)
+    return loaded
+
+
+def as_given(recipe: str, overrides: list[str] | None, small: bool) -> list[str]:
+    """The arguments by which a rank reads the same recipe."""
+    return [recipe, *(overrides or []), *(["--small"] if small else [])]
+
+
+def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None):  # type: ignore[no-untyped-def]
+    from ds_distill.run.folder import RunFolder
+
+    def message() -> str:
+        return RunFolder(path).how_to_continue(*([] if first is not None else ["--resume"]))
+
+    try:
+        with exit_on_signal(message):
+            from ds_distill.run.execute import execute  # imports deepspeed: seconds
+
+            runs = execute(recipe, path, resume=resume, first=first)
+    except Stopped as error:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise
+        print_error(f"{error}. {message()}")
+        sys.exit(STOPPED)
+    except Exception as error:
+        if isinstance(error, UserError) or not is_disk_full(error):
+            raise
+        file = getattr(error, "filename", None) or path
+        option = "" if first is not None else " with --resume"
+        raise UserError(
+            f"no space left on the disk while writing {file}. Finished work is saved: free "
+            f"some space, then run the same command{option}."
+        ) from error
+    if os.environ.get("RANK", "0") == "0" and first is None:
+        typer.echo(f"\nReport   {path / 'report.html'}")
+        typer.echo(f"Results  {path / 'results.json'}")
+        typer.echo(f"Student  {path / 'student'}")
+    return runs
+
+
+def print_reading(done: int, files: int) -> None:
+    if done == 50:  # extracting docstrings for the first time takes half a minute
+        print(f"Reading the docstrings of {files:,} files, once ...", file=sys.stderr, flush=True)
+
+
+def import_without_torch() -> None:
+    """Import transformers and datasets as if torch were not installed: they read configurations,
+    tokenizers and data without it, in a third of the time."""
+    if "torch" in sys.modules:
+        return
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # about models, which need torch
+    sys.modules["torch"] = None  # type: ignore[assignment]  # importing torch now fails
+    try:
+        import datasets  # noqa: F401
+        import transformers  # noqa: F401
+    finally:
+        del sys.modules["torch"]
+
+
+def quiet_libraries() -> None:
+    import datasets
+    import transformers
+
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
