@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -75,6 +76,13 @@ class Desk:
     def left(self) -> list[psutil.Process]:
         return left_of(self.environment)
 
+    def runs_a_probe(self) -> bool:
+        for process in self.left():
+            with suppress(psutil.Error):  # ended meanwhile
+                if process.cmdline()[-1:] == ["ds_distill.launch.probe"]:
+                    return True
+        return False
+
     def mistakes(self, *names: str, **settings: Any) -> str:
         """The one paragraph about hosts that cannot take part; nothing is left of the question."""
         begun = time.monotonic()
@@ -140,8 +148,7 @@ def test_hosts_whose_question_ends(hosts, desk, session):
         process.stdin.write(json.dumps([["node-a", "node-b"], str(desk.folder), None, settings]))
         process.stdin.close()
         deadline = time.monotonic() + 60
-        probe = ["ds_distill.launch.probe"]
-        while not any(one.cmdline()[-1:] == probe for one in desk.left()):
+        while not desk.runs_a_probe():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         time.sleep(1)
