@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 import uuid
@@ -30,25 +31,28 @@ def examine(probes: list[Probe], question: Question) -> list[Answer]:
     """
     started = []
     for hosts, command, rank in probes:
-        text = json.dumps({**asdict(question), "node_rank": rank}) + "\n"
+        # The question's end, which also comes when this process is killed, ends the probe.
+        end, ours = os.pipe()
         process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,
+            stdin=end,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        assert process.stdin is not None
+        os.close(end)
+        started.append((hosts, process, os.fdopen(ours, "w")))
         with suppress(BrokenPipeError):  # its exit code says why
-            process.stdin.write(text)
-            process.stdin.flush()  # at once: the hosts wait for each other
-        started.append((hosts, process))
+            print(json.dumps({**asdict(question), "node_rank": rank}), file=started[-1][2])
+            started[-1][2].flush()  # at once: the hosts wait for each other
     deadline = time.monotonic() + ANSWER_SECONDS
     answers: dict[int, Answer] = {}
     mistakes: list[str] = []
-    for hosts, process in started:
+    for hosts, process, asked in started:
         output, errors, code = _collect(process, deadline)
+        with suppress(BrokenPipeError):
+            asked.close()
         lines = [line for line in output.splitlines() if line.startswith(MARK)]
         for line in lines:
             answer = Answer(**json.loads(line.removeprefix(MARK)))

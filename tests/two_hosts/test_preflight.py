@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import psutil
 import pytest
 from processes import left_of, marked
 from two_hosts.network import TwoHosts
@@ -71,6 +73,16 @@ class Desk:
             timeout=120,
         )
 
+    def left(self) -> list[psutil.Process]:
+        return left_of(self.environment)
+
+    def runs_a_probe(self) -> bool:
+        for process in self.left():
+            with suppress(psutil.Error):  # ended meanwhile
+                if process.cmdline()[-1:] == ["ds_distill.launch.probe"]:
+                    return True
+        return False
+
     def mistakes(self, *names: str, **settings: Any) -> str:
         """The one paragraph about hosts that cannot take part; nothing is left of the question."""
         begun = time.monotonic()
@@ -78,7 +90,7 @@ class Desk:
         assert done.returncode == 1 and time.monotonic() - begun < 115, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         assert not (self.folder / "run").exists()
-        assert left_of(self.environment) == []
+        assert self.left() == []
         return done.stderr.partition("nothing was started.")[2]
 
 
@@ -119,6 +131,33 @@ def test_hosts_that_cannot_be_reached(hosts, desk, session):
         assert "`ssh node-c true`" in seen and "node-a:" not in seen
         seen = desk.mistakes("node-a", "node-b", port=2299)
         assert seen.count("Connection refused") == 2 and "`ssh -p 2299 node-b true`" in seen
+
+
+def test_hosts_whose_question_ends(hosts, desk, session):
+    """As when `ds-distill launch` is killed while it asks: nothing goes on, here or there."""
+    mark = {name: desk.environment[name] for name in marked()}
+    with hosts.sshd("node-a", 22, {**session, **mark}):
+        process = subprocess.Popen(
+            hosts.at("login", sys.executable, "-c", EXAMINE),
+            stdin=subprocess.PIPE,
+            env=desk.environment,
+            text=True,
+        )
+        settings = {"master_addr": "node-a", "master_port": 23001, "directory": "/", "paths": []}
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([["node-a", "node-b"], str(desk.folder), None, settings]))
+        process.stdin.close()
+        deadline = time.monotonic() + 60
+        while not desk.runs_a_probe():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(1)
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 15  # much less than the first host waits for the other
+        while desk.left() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert desk.left() == []
 
 
 def test_a_host_without_the_project(hosts, desk, session, tmp_path):

@@ -22,12 +22,14 @@ LIMIT = 900
 class Job:
     """`ds-distill launch --slurm --submit`, and the job."""
 
-    def __init__(self, hosts: TwoHosts, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, hosts: TwoHosts, folder: Path, environment: dict[str, str], *options: str
+    ) -> None:
         self.hosts, self.environment, self.log = hosts, environment, folder.with_name("job.log")
         command = [*DS_DISTILL, "launch", "toy.yaml", *SETTINGS, "--folder", folder, "--slurm"]
         # Both nodes are this machine, so that the name of neither leads to the other.
         command += ["--nodes", "2", "--num-gpus", "1", "--master-addr", "login", "--grace", "5"]
-        command += ["--env", MARK, "--sbatch", f"output={self.log}", "--submit"]
+        command += ["--env", MARK, "--sbatch", f"output={self.log}", "--submit", *options]
         output = self.run(*command, cwd=folder.parent)
         assert output.splitlines()[-1].startswith("Submitted batch job "), output
         self.number = output.split()[-1]
@@ -57,10 +59,10 @@ class Job:
 
 
 def test_a_job_is_cancelled_and_goes_on(hosts, toy_recipe, command_environment, tmp_path):
-    place = tmp_path / "slurm"
-    place.mkdir()
+    settings = tmp_path / "slurm"
+    settings.mkdir()
     folder = tmp_path / "run"
-    with slurm(hosts, place) as commands:
+    with slurm(hosts, settings) as commands:
         environment = {**command_environment, **marked(), "SLURM_CONF": commands["SLURM_CONF"]}
         environment["PATH"] = commands["PATH"]
         job = Job(hosts, folder, environment)
@@ -78,6 +80,6 @@ def test_a_job_is_cancelled_and_goes_on(hosts, toy_recipe, command_environment, 
         assert left == []
         assert not (folder / "results.json").exists()
 
-        Job(hosts, folder, environment).wait_for("COMPLETED")
+        Job(hosts, folder, environment, "--resume").wait_for("COMPLETED")
     assert read_json(folder / "environment.json")["ranks"] == 2
     assert (folder / "results.json").is_file()

@@ -43,9 +43,6 @@ PARSED_ONLY = {
     "pip": "needs an index",
     "python": "measurements take minutes, and some need a GPU",
     "deepspeed": "two ranks of 24-layer teachers need 13 GiB",
-    "launchers/local.sh": "needs GPUs; tests/e2e launches on CPU",
-    "launchers/multi_node.sh": "needs several machines with ssh",
-    "launchers/no_ssh.sh": "needs several machines",
     "sbatch": "needs Slurm",
 }
 """First words of the commands in the documents, and why they do not run here."""
@@ -205,6 +202,8 @@ def check_command(line: str, written: dict[str, str]) -> None:
             check_pip(words)
         elif first == "python" and words[0] == "-m":
             check_module(words[1:])
+        elif first == "deepspeed" and words[2:4] == ["--module", "ds_distill"]:
+            check_ds_distill(words[4:], written, file.strip())
         else:
             scripts = [first, *words] if "/" in first else words
             script = next(word for word in scripts if "/" in word)

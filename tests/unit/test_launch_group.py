@@ -164,6 +164,29 @@ def test_what_outlives_the_command_ends_with_it(start):
     assert owner.left(seconds=5) == []
 
 
+FAILS = (
+    """
+import os, sys, time
+name = sys.argv[1]
+while name.endswith("bad") and not os.path.exists(name[:-3]):
+    time.sleep(0.01)
+if name.endswith("bad"):
+    sys.exit(7)
+"""
+    + POLITE
+)
+
+
+def test_the_first_that_fails_ends_the_others(tmp_path):
+    environment = {**os.environ, **marked()}
+    names = [str(tmp_path / "other"), str(tmp_path / "otherbad")]
+    command = [sys.executable, "-c", OWNER, "60", "0", FAILS, *names]
+    owner = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
+    assert owner.wait(timeout=60) == 7
+    assert left_of(environment) == []
+    assert (tmp_path / "other.saved").exists()
+
+
 def test_silence_ends_all_and_signs_of_life_do_not(start):
     owner = start(DEAF, grace=0.1, silence=2.0)
     for _ in range(12):

@@ -1,0 +1,71 @@
+"""The scripts of launchers/ hand on every argument as it is, and what they call is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from ds_distill.cli import app
+
+LAUNCHERS = Path(__file__).parents[2] / "launchers"
+ODD = "name=a b;$(touch x)`touch x`{1,2}*'\""
+
+CASES = {
+    "local.sh": (
+        ["my.yaml", "8", ODD, "--resume"],
+        ["my.yaml", "--num-gpus", "8", ODD, "--resume"],
+    ),
+    "multi_node.sh": (
+        ["my.yaml", "hosts", "/shared/run", ODD, "--env", "HF_HOME"],
+        ["my.yaml", "--hostfile", "hosts", "--folder", "/shared/run", ODD, "--env", "HF_HOME"],
+    ),
+    "no_ssh.sh": (
+        ["1", "10.0.0.1", "hosts", "my.yaml", "/shared/run", ODD],
+        [
+            *("my.yaml", "--hostfile", "hosts", "--no-ssh", "--node-rank", "1"),
+            *("--master-addr", "10.0.0.1", "--master-port", "29500", "--folder", "/shared/run"),
+            ODD,
+        ],
+    ),
+    "slurm.sbatch": (
+        ["my.yaml", "/shared/run", ODD],
+        ["my.yaml", "--slurm", "--folder", "/shared/run", ODD],
+    ),
+}
+"""Arguments of each script, and those of `ds-distill launch` in it."""
+
+
+def test_every_script_is_tried():
+    scripts = {path.name for path in LAUNCHERS.iterdir() if "example" not in path.name}
+    assert scripts == CASES.keys()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_starts_a_launch(name, tmp_path):
+    given, expected = CASES[name]
+    stand_in = tmp_path / "ds-distill"
+    stand_in.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    stand_in.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(LAUNCHERS / name), *arguments]
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True
+        )
+
+    done = run(*given)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["launch", *expected]
+    assert not (tmp_path / "x").exists()
+    commands: Any = typer.main.get_command(app)
+    commands.commands["launch"].make_context("launch", expected)  # it has these options
+    assert "usage:" in run().stderr
+    assert os.access(LAUNCHERS / name, os.X_OK) or name.endswith(".sbatch")
