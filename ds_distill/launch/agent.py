@@ -21,7 +21,7 @@ STOP = b"stop\n"
 STOP_AT_ONCE = b"kill\n"
 """Lines of the input: stop, and stop without SIGTERM and grace. Empty ones are signs of life."""
 
-STOPPED = 128 + signal.SIGTERM
+TERMINATED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def watch(group: Group, orders: int, signals: int, silence: float | None) -> int
         if not ready:
             text = f"no sign of life from `ds-distill launch` for {silence:g} seconds"
             os.write(2, f"ds-distill: {socket.gethostname()}: {text}: stopping.\n".encode())
-        return group.end(STOP_AT_ONCE in given, orders if given else None) or STOPPED
+        return group.end(STOP_AT_ONCE in given, orders if given else None) or TERMINATED
 
 
 def _read_line() -> bytes:

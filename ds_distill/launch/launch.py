@@ -16,7 +16,7 @@ from ds_distill.check.recipe import check_data, check_recipe, open_sources
 from ds_distill.engine.ports import free_port
 from ds_distill.errors import UserError
 from ds_distill.launch import slurm
-from ds_distill.launch.agent import STOPPED, AgentOrder
+from ds_distill.launch.agent import TERMINATED, AgentOrder
 from ds_distill.launch.hosts import Hosts, choose, count_ranks, read_hostfile
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.launch.preflight import Probe, examine, paths_in, shared_file
@@ -24,14 +24,12 @@ from ds_distill.launch.probe import Answer, Question
 from ds_distill.launch.processes import Agents, Ended, Start
 from ds_distill.launch.ssh import FAILED, SIGN_OF_LIFE_SECONDS, SILENCE_SECONDS, ssh_command
 from ds_distill.recipe import Recipe
+from ds_distill.run.failures import clear_failures, first_failure
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.stopping import LAUNCHED, exit_on_signal, print_error
+from ds_distill.run.stopping import LAUNCHED, STOPPED, exit_on_signal, print_error
 
 AGENT = "ds_distill.launch.agent"
 PROBE = "ds_distill.launch.probe"
-
-SAVED = 75
-"""The exit code of ranks that have saved a checkpoint on SIGTERM."""
 
 PORTS = range(20000, 30000)
 """Ports for ranks to meet at: below those that Linux gives to outgoing connections."""
@@ -98,10 +96,8 @@ def launch(work: Work, options: LaunchOptions) -> None:
         return
     agents: Agents | None = None
 
-    def end(at_once: bool) -> None:
-        if agents is not None and SAVED in agents.stop(at_once):
-            print_error(f"stopped. {work.folder.how_to_continue(*work.resume_options)}")
-            os._exit(SAVED)
+    def end(at_once: bool) -> bool:
+        return agents is not None and STOPPED in agents.stop(at_once)
 
     with exit_on_signal(lambda: work.folder.how_to_continue(*work.resume_options), end):
         hosts = _hosts(options)
@@ -115,6 +111,7 @@ def launch(work: Work, options: LaunchOptions) -> None:
             starts = _starts(options, order)
         where = f" on {', '.join(hosts)}" if len(hosts) > 1 else ""
         print(f"Starting {count_ranks(hosts)} ranks{where} ...", flush=True)
+        clear_failures(work.folder.path)
         agents = Agents(starts, options.grace)
         ended = agents.run(SIGN_OF_LIFE_SECONDS if remote else None)
         _conclude(work, options, ended)
@@ -228,13 +225,15 @@ def _conclude(work: Work, options: LaunchOptions, ended: list[Ended]) -> None:
     failed = [one for one in ended if one.code != 0]
     if not failed and (options.node_rank or work.result.is_file()):
         return
-    if any(one.code == 2 for one in failed):
+    first = first_failure(work.folder.path)
+    code = first.exit_code if first else failed[0].code if failed else 1
+    if code == 2:
         raise SystemExit(2)  # a rank has reported it
-    if failed and failed[0].code == SAVED:
-        print_error(f"stopped. {work.folder.how_to_continue(*work.resume_options)}")
-        raise SystemExit(SAVED)
-    reason = _reason(failed[0]) if failed else f"there is no {work.result}"
     advice = work.folder.how_to_continue(*work.resume_options)
+    if code == STOPPED:
+        print_error(f"stopped. {advice}")
+        raise SystemExit(STOPPED)
+    reason = first or (_reason(failed[0]) if failed else f"there is no {work.result}")
     print_error(f"the run stopped: {reason}. {advice}")
     raise SystemExit(1)
 
@@ -250,7 +249,7 @@ def _reason(ended: Ended) -> str:
         return f"{ended.location}: the exit code of its ranks is {ended.code}"
     name = signal.Signals(ended.code - 128).name
     memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""
-    what = "its agent was stopped" if ended.code == STOPPED else "a rank or its agent was ended"
+    what = "its agent was stopped" if ended.code == TERMINATED else "a rank or its agent was ended"
     return f"{ended.location}: {what} by {name}{memory}"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from ds_distill.errors import UserError
 from ds_distill.launch.probe import MARK, Answer, Question
 from ds_distill.launch.ssh import FAILED
+from ds_distill.run.folder import PROBE
 
 ANSWER_SECONDS = 100.0
 """How long a host may take in all. It imports torch, which is slow on a cold network disk."""
@@ -157,7 +158,7 @@ def _about_link(rank: int) -> str:
 def shared_file(folder: Path) -> Iterator[str]:
     """A new file in the run's folder, for other hosts to look for; afterwards all is as before."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    file = folder / f".launch-{uuid.uuid4().hex}"
+    file = folder / f"{PROBE}{uuid.uuid4().hex}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file.touch()

@@ -21,6 +21,9 @@ from ds_distill.run.stopping import same_command
 TRAINING_RECORD = "training.json"
 """Beside a trained model's weights: examples, steps, validation accuracy."""
 
+PROBE = ".launch-"
+"""Begin of the names of files by which a launch finds out whether all hosts see the folder."""
+
 BEFORE_A_RUN = {".recipe.yaml.tmp", lock.NAME, f".{lock.NAME}.tmp", failures.FOLDER}
 """What a start may leave in a folder that holds no run yet: by a kill, or a rank's failure."""
 
@@ -71,6 +74,7 @@ class RunFolder:
                 break
         if not resume:
             present = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+            present = {name for name in present if not name.startswith(PROBE)}  # after a SIGKILL
             if found := sorted(present - BEFORE_A_RUN):
                 what = "holds a run" if written.is_file() else f"holds {found[0]}"
                 fix = "Add --resume to continue that run, " if written.is_file() else "Give "

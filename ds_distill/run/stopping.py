@@ -28,13 +28,14 @@ the launch ends, for any reason."""
 
 @contextmanager
 def exit_on_signal(
-    message: Callable[[], str], end: Callable[[bool], None] | None = None
+    message: Callable[[], str], end: Callable[[bool], bool] | None = None
 ) -> Iterator[None]:
     """Inside this block a signal ends the process with one line on standard error and exit code
     128 + its number. A rank ends silently: the process that started it prints the line.
 
     message: the text after `stopped by Ctrl-C.`
-    end: ends the processes that this one started; called with True on a second signal.
+    end: ends the processes that this one started; called with True on a second signal. Returns
+        whether they have saved a checkpoint: the exit code after SIGTERM is STOPPED then.
     """
     if is_rank() or threading.current_thread() is not threading.main_thread():
         yield
@@ -47,14 +48,13 @@ def exit_on_signal(
         if number == signal.SIGTERM and not is_second and end is None and _request_stop():
             print_error("SIGTERM: ends at the next report, with a checkpoint")
             return
-        if end is not None:
-            end(is_second)
+        saved = end is not None and end(is_second)
         text = ""
         with suppress(OSError):
             text = f" {message()}"
         print_error(f"stopped by {SIGNALS[signal.Signals(number)]}.{text}".rstrip())
         release_all()
-        os._exit(128 + number)
+        os._exit(STOPPED if saved and number == signal.SIGTERM else 128 + number)
 
     # A signal that the parent process set to be ignored (nohup, `&` in a script) stays ignored.
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]

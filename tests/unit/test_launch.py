@@ -20,10 +20,13 @@ from ds_distill.launch import slurm
 from ds_distill.launch.agent import AgentOrder
 from ds_distill.launch.group import shell_code
 from ds_distill.launch.hosts import choose, count_ranks, read_hostfile
-from ds_distill.launch.launch import _reason
+from ds_distill.launch.launch import Work, _conclude, _reason
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.launch.processes import Ended
 from ds_distill.launch.ssh import ssh_command
+from ds_distill.recipe import Recipe
+from ds_distill.run.failures import Failure, record_failure
+from ds_distill.run.folder import PROBE, RunFolder
 
 METACHARACTERS = "a b;c$(touch /tmp/x)`id`{1,2}*?'\"\\\n&|<>~#!%é"
 
@@ -226,6 +229,38 @@ def test_an_exit_code_is_explained(code, reason):
 
 def test_a_lost_connection_is_explained():
     assert "two: the connection was lost (ssh's exit code is 255)" in _reason(Ended("two", 255))
+
+
+def conclude(folder, ended, monkeypatch, capfd):
+    """The exit code and the message after a launch."""
+    monkeypatch.setattr(sys, "argv", ["ds-distill", "launch", "my.yaml"])
+    run = RunFolder(folder)
+    work = Work(None, [], run, ["launch"], ["run"], False, ["--resume"], run.results)
+    with pytest.raises(SystemExit) as stopped:
+        _conclude(work, LaunchOptions(num_gpus=2), ended)
+    return stopped.value.code, capfd.readouterr().err
+
+
+def test_the_first_failure_of_a_rank_is_the_reason(tmp_path, monkeypatch, capfd):
+    failed = [Ended("two", 1), Ended("one", 143)]
+    code, text = conclude(tmp_path, failed, monkeypatch, capfd)
+    assert code == 1 and "two: the exit code of its ranks is 1" in text
+    for rank, kind, message in ((1, "lost", "connection closed"), (3, "fault", "KeyError: 'x'")):
+        record_failure(tmp_path, Failure(rank, "two", 5.0 + rank, kind, message))
+    code, text = conclude(tmp_path, failed, monkeypatch, capfd)
+    assert code == 1 and "the run stopped: rank 3 on two: KeyError: 'x'." in text
+    assert "launch my.yaml" in text
+    record_failure(tmp_path, Failure(0, "one", 2.0, "mistake", "no such split"))
+    assert conclude(tmp_path, failed, monkeypatch, capfd) == (2, ""), "the rank has printed it"
+
+
+def test_a_question_that_was_killed_leaves_a_folder_that_can_be_used(tmp_path, toy_settings):
+    (tmp_path / f"{PROBE}1234").touch()
+    recipe = Recipe.model_validate(toy_settings)
+    RunFolder(tmp_path).check_new_or_same(recipe, resume=False)
+    (tmp_path / "other").touch()
+    with pytest.raises(UserError, match="holds other"):
+        RunFolder(tmp_path).check_new_or_same(recipe, resume=False)
 
 
 # ------------------------------------------------------------------------------------ Slurm

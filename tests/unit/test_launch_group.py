@@ -41,8 +41,8 @@ def save(*_):
     open(sys.argv[1] + ".saved", "w").close()
     os._exit(75)
 signal.signal(signal.SIGTERM, save)
-os.fork()
-open(sys.argv[1], "w").close()
+if os.fork() == 0:  # Python forgets signals that reach a child within its fork
+    open(sys.argv[1], "w").close()
 while True:
     time.sleep(600)
 """
