@@ -27,6 +27,11 @@ def plant():
         os.kill(os.getpid(), 9)
     while "ds_distill.run.training" not in sys.modules:
         time.sleep(0.01)
+    if what == "slow":
+        from ds_distill.run.folder import RunFolder
+        read = RunFolder.read_record
+        RunFolder.read_record = lambda *given: time.sleep(0.2) or read(*given)
+        return
     time.sleep(0.2)
     from ds_distill.run.training import _Training
     collate = _Training._collate
@@ -53,18 +58,24 @@ def planted_hang():
 if "DS_DISTILL_TEST_PLANT" in os.environ:
     threading.Thread(target=plant, daemon=True).start()
 """
-"""A sitecustomize.py that makes a rank misbehave: `hang:1:5` hangs rank 1 at step 5."""
+"""A sitecustomize.py that makes a rank misbehave: `hang:1:5` hangs rank 1 at step 5. With `slow`
+it is slow to look what the run has done before."""
+
+
+def with_plants(environment: dict[str, str], folder: Path) -> dict[str, str]:
+    """The environment of processes that heed DS_DISTILL_TEST_PLANT."""
+    site = folder / "site"
+    site.mkdir(exist_ok=True)
+    (site / "sitecustomize.py").write_text(PLANT)
+    path = [str(site), environment.get("PYTHONPATH", "")]
+    return {**environment, **marked(), "PYTHONPATH": ":".join(filter(None, path))}
 
 
 class Ranks:
     """Two ranks of one recipe."""
 
     def __init__(self, recipe: Path, environment: dict[str, str], *options: str) -> None:
-        site = recipe.parent / "site"
-        site.mkdir(exist_ok=True)
-        (site / "sitecustomize.py").write_text(PLANT)
-        path = [str(site), environment.get("PYTHONPATH", "")]
-        self.environment = {**environment, **marked(), "PYTHONPATH": ":".join(filter(None, path))}
+        self.environment = with_plants(environment, recipe.parent)
         self._recipe, self._options = recipe, options
 
     def start(

@@ -102,11 +102,13 @@ def _prepared(recipe: Recipe, folder: RunFolder, world: World, resume: bool) -> 
 def _run_phases(
     recipe: Recipe, folder: RunFolder, log: RunLog, runs: dict[str, Run], first: int | None
 ) -> None:
-    for number, (phase, name) in enumerate(
-        zip(recipe.phases[:first], recipe.phase_names(), strict=False)
-    ):
+    phases = list(zip(recipe.phases[:first], recipe.phase_names(), strict=False))
+    done = [folder.read_record(number, name) is not None for number, (_, name) in enumerate(phases)]
+    folder_seen_by_all = next(iter(runs.values())).world.barrier
+    folder_seen_by_all()  # a slow rank must not find what a fast one wrote in the meantime
+    for number, (phase, name) in enumerate(phases):
         title = f"[{number + 1}/{len(recipe.phases)}] {name}"
-        if folder.read_record(number, name) is not None:
+        if done[number]:
             folder.unfinished(number, name).unlink(missing_ok=True)
             log.info(f"{title}: done before")
             continue

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from processes import events
+from ranks import with_plants
 from toys import TOY_LABELS, make_tiny_bert, toy_text, toy_vocabulary
 from transformers import BertForMaskedLM
 
@@ -142,8 +143,12 @@ def intermediate(recipe: Recipe) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["large-teachers", "large-masked-lm"])
-def test_large_teachers_are_live_or_cached_by_one_override(name: str, tmp_path: Path) -> None:
-    """On two ranks, sharded in bf16 as the recipe has it."""
+def test_large_teachers_are_live_or_cached_by_one_override(
+    name: str, tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    """On two ranks, sharded in bf16 as the recipe has it. One is slow: the other one is through
+    with a phase that is left out before it looks whether that was done before."""
+    environment = with_plants(command_environment, tmp_path) | {"DS_DISTILL_TEST_PLANT": "slow:1:0"}
     assert load_recipe(name).phases[-2].teachers == "live"
     recipe = Toys(tmp_path).recipe(load_recipe(name))
     settings = yaml.safe_load(dump_recipe(recipe)) | {"deepspeed": "zero3_bf16"}
@@ -153,9 +158,9 @@ def test_large_teachers_are_live_or_cached_by_one_override(name: str, tmp_path: 
     for teachers in ("live", "cached"):
         folder = tmp_path / teachers
         command = [sys.executable, "-m", "ds_distill", "launch", str(file), "--num-gpus", "2"]
-        command += ["--folder", str(folder)]
+        command += ["--folder", str(folder), "timeout_minutes=2"]
         command += ["phases.distil.teachers=cached"] if teachers == "cached" else []
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
         results = json.loads((folder / "results.json").read_text())
         [cache] = [record for record in results["phases"] if "added" in record]
