@@ -86,10 +86,11 @@ def _guard(
             handle = os.pidfd_open(child.pid)
             running[handle] = child
             events.register(handle, select.POLLIN)
-        os.close(commands_input)
         code = _first_failure(running, events, owner)
         if code is None:
+            os.close(commands_input)
             _end(os.getpid(), pipe, grace)
+        # Else that stays open: the owner waits until there is an exit code.
     except OSError as error:
         os.write(2, f"ds-distill: {commands[0].arguments[0]}: {error.strerror}\n".encode())
     finally:

@@ -142,6 +142,20 @@ def test_sigterm_comes_first(start):
     assert owner.process.wait() == 75
 
 
+def test_a_slow_guard_still_tells_the_exit_code(start):
+    owner = start(POLITE, grace=60)
+    guard = owner.guard()
+    guard.suspend()
+    owner.process.stdin.write(b"stop\n")
+    deadline = time.monotonic() + 30
+    while not owner.ready.with_name("ready.saved").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    assert owner.process.poll() is None
+    guard.resume()
+    assert owner.process.wait(timeout=30) == 75
+
+
 def test_a_second_order_does_not_wait_for_the_grace(start):
     owner = start(DEAF, grace=600)
     owner.process.stdin.write(b"stop\n")
