@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +22,7 @@ from ds_distill.cli.shared import (
     load,
     print_reading,
     quiet_libraries,
+    text_output,
 )
 from ds_distill.launch.options import LaunchOptions, with_launch_options
 
@@ -181,18 +181,13 @@ def predict(
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 32,
 ) -> None:
     """Label the texts of a file: a line of JSON each, the row with its prediction."""
-    from ds_distill.files import new_file
     from ds_distill.prediction import predict_file
 
     def progress(sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
 
     quiet_libraries()
-    with contextlib.ExitStack() as stack:
-        target = sys.stdout
-        if output is not None:
-            aside = stack.enter_context(new_file(output))
-            target = stack.enter_context(open(aside, "w", encoding="utf-8"))
+    with text_output(output) as target:
         predict_file(
             model,
             file,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
 from ds_distill.errors import UserError
-from ds_distill.files import is_disk_full
+from ds_distill.files import is_disk_full, new_file
 from ds_distill.run.stopping import STOPPED, Stopped, exit_on_signal, is_rank, print_error
 
 RecipeArgument = Annotated[
@@ -114,3 +116,13 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+
+
+@contextmanager
+def text_output(file: Path | None) -> Iterator[TextIO]:
+    """A new file, which is there once the block has ended well; standard output for None."""
+    if file is None:
+        yield sys.stdout
+        return
+    with new_file(file) as aside, open(aside, "w", encoding="utf-8") as lines:
+        yield lines

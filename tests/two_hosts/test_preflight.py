@@ -102,7 +102,8 @@ def desk(hosts, command_environment, tmp_path) -> Desk:
 @pytest.fixture
 def session(command_environment) -> dict[str, str]:
     """Variables of a session on a host."""
-    return {"PYTHONPATH": command_environment["PYTHONPATH"], "CUDA_VISIBLE_DEVICES": ""}
+    named = ("PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+    return {name: command_environment[name] for name in named if name in command_environment}
 
 
 def test_sound_hosts(hosts, desk, session):

@@ -48,12 +48,12 @@ def test_every_script_is_tried():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_script_starts_a_launch(name, tmp_path):
+def test_a_script_starts_a_launch(name, tmp_path, command_environment):
     given, expected = CASES[name]
     stand_in = tmp_path / "ds-distill"
     stand_in.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     stand_in.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {**command_environment, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["bash", str(LAUNCHERS / name), *arguments]
