@@ -72,16 +72,21 @@ def with_plants(environment: dict[str, str], folder: Path) -> dict[str, str]:
 
 
 class Ranks:
-    """Two ranks of one recipe."""
+    """Ranks of one recipe."""
 
     def __init__(self, recipe: Path, environment: dict[str, str], *options: str) -> None:
         self.environment = with_plants(environment, recipe.parent)
         self._recipe, self._options = recipe, options
 
     def start(
-        self, folder: Path, *more: str, ranks: tuple[int, ...] = (0, 1), plant: str = ""
+        self,
+        folder: Path,
+        *more: str,
+        ranks: tuple[int, ...] = (0, 1),
+        size: int = 2,
+        plant: str = "",
     ) -> list[subprocess.Popen[str]]:
-        """Start some of the two ranks."""
+        """Start some of the ranks, `size` in all."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -92,8 +97,12 @@ class Ranks:
                 command,
                 env={
                     **self.environment,
-                    **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
-                    **{"LOCAL_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+                    **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)},
+                    **{
+                        "LOCAL_SIZE": str(size),
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": str(port),
+                    },
                     **({"DS_DISTILL_TEST_PLANT": plant} if plant else {}),
                 },
                 cwd=folder.parent,

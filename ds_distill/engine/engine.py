@@ -18,13 +18,14 @@ from transformers import get_linear_schedule_with_warmup
 from ds_distill.engine.config import zero_stage
 from ds_distill.engine.placement import keep_resident
 from ds_distill.engine.precision import is_bf16
+from ds_distill.engine.training_state import read_training_state, write_training_state
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import checkpoint_activations
 from ds_distill.types import Batch, Signals
 
-TAG = "engine"
-"""The folder of DeepSpeed's files inside a checkpoint."""
+STATE = "training.safetensors"
+"""A checkpoint's file of what is trained."""
 
 
 @dataclass(frozen=True)
@@ -143,29 +144,30 @@ class Engine:
     # ------------------------------------------------------------------- checkpoints
 
     def save(self, folder: Path) -> None:
-        """Write optimizer, schedule, trained weights and random state of all ranks.
+        """Write optimizer, schedule, trained weights and random state of all ranks into a folder
+        that is there.
 
         Frozen weights are left out. Every rank must call this.
         """
-        self._engine.save_checkpoint(
-            str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True
-        )
+        write_training_state(self._engine, self.bundle, folder / STATE, self.world.is_main)
         save_file(_random_state(self.world.device), self._random_file(folder))
         self.world.barrier()
 
     def load(self, folder: Path) -> None:
-        """Load what `save` wrote with the same number of ranks. The highest learning rate is this
-        engine's own."""
-        loaded, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
-        if loaded is None:
-            raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
-        _set_random_state(load_file(self._random_file(folder)), self.world.device)
+        """Load what `save` wrote, with any number of ranks and at any stage. A rank that was not
+        there then goes on with its own random state. The highest learning rate is this engine's
+        own."""
+        steps = read_training_state(self._engine, self.bundle, folder / STATE)
+        if self._random_file(folder).is_file():
+            _set_random_state(load_file(self._random_file(folder)), self.world.device)
         assert self._optimizer is not None
         rate, scheduler = self._optimizer.learning_rate, self._engine.lr_scheduler
+        scheduler.last_epoch = steps
         scheduler.base_lrs = [rate] * len(scheduler.base_lrs)
         groups = self._engine.optimizer.param_groups
         for group, factor in zip(groups, scheduler.lr_lambdas, strict=True):
-            group.update(initial_lr=rate, lr=rate * factor(scheduler.last_epoch))
+            group.update(initial_lr=rate, lr=rate * factor(steps))
+        scheduler._last_lr = [group["lr"] for group in groups]
 
     def _random_file(self, folder: Path) -> Path:
         return folder / f"random-rank{self.world.rank:05d}.safetensors"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-ANY_TIME = {"timeout_minutes", "logging"}
+ANY_TIME = {"timeout_minutes", "logging", "student_resident"}
 """Sections and keys that change no result."""
+
+STAGES = re.compile(r"zero[0-3]_(\w+)")
+"""Built-in DeepSpeed configs. Those of one precision differ in the stage, and so in how weights are
+spread over ranks."""
 
 OF_A_PHASE = {"learning_rate", "micro_batch_size", "save_every", "max_grad_norm"}
 """Of a training phase that is not done: for a student that diverged, or memory that ran out."""
@@ -35,6 +40,9 @@ class Change:
         if self.key[0] in ANY_TIME:
             return True
         match self.key:
+            case ("deepspeed",):
+                configs = [STAGES.fullmatch(name) for name in (self.was, self.now)]
+                return all(configs) and len({found.group(1) for found in configs if found}) == 1
             case ("training", name):  # what phases take of it stands in them, too
                 return name in OF_A_PHASE
             case ("phases", number, kind, name):

@@ -9,7 +9,6 @@ from typing import Any
 
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
-from ds_distill.errors import UserError
 from ds_distill.files import publish_folder, read_json, write_json
 
 SAVE_TOTAL_LIMIT = 2
@@ -37,10 +36,7 @@ class Checkpoints:
                     for file in sorted(temporary.rglob("*"))
                     if file.is_file()
                 }
-                write_json(
-                    temporary / "progress.json",
-                    {"ranks": self._world.size, "progress": progress, "files": files},
-                )
+                write_json(temporary / "progress.json", {"progress": progress, "files": files})
                 publish_folder(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)  # on a full disk it takes space
@@ -51,10 +47,8 @@ class Checkpoints:
         self._world.barrier()
 
     def load(self, engine: Engine) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint. Returns its progress, or None without one.
-
-        Raises UserError when it was written by another number of ranks.
-        """
+        """Load the newest complete checkpoint, of any number of ranks. Returns its progress, or
+        None without one."""
         if self._world.is_main and self._folder.is_dir():
             for leftover in self._folder.glob(".step-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -63,11 +57,6 @@ class Checkpoints:
         if not complete:
             return None
         state = read_json(complete[-1] / "progress.json")
-        if state["ranks"] != self._world.size:
-            raise UserError(
-                f"checkpoint {complete[-1]} was written by {state['ranks']} rank(s), but the run "
-                f"now has {self._world.size}. Resume with --num-gpus {state['ranks']}."
-            )
         engine.load(complete[-1])
         return dict(state["progress"])
 

@@ -30,6 +30,7 @@ from reference import (
     table,
     teacher_names,
 )
+from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
@@ -212,15 +213,14 @@ def optimizer_numel(engine: Engine) -> int:
 
 def look_into_checkpoint(engine: Engine, folder: Path) -> dict[str, Any]:
     """Names and size of what a checkpoint holds."""
+    folder.mkdir(exist_ok=True)
     engine.save(folder)
     if not world.is_main:
         return {}
-    keys: list[str] = []
-    size = 0
-    for file in folder.rglob("*.pt"):
-        keys += list(torch.load(file, weights_only=False).get("module") or {})
-        size += file.stat().st_size
-    return {"checkpoint_keys": keys, "checkpoint_bytes": size}
+    [file] = folder.glob("training.safetensors")
+    with safe_open(file, "pt") as states:
+        keys = sorted(states.keys())
+    return {"checkpoint_keys": keys, "checkpoint_bytes": file.stat().st_size}
 
 
 def main(folder: Path) -> None:

@@ -203,16 +203,15 @@ def test_no_teacher_in_optimizer_or_checkpoint(two_ranks: Launch) -> None:
         copies = 2 if stage == 0 else 1
         assert copies * trained <= result["optimizer_numel"] < copies * trained + 2_000, stage
         names = result["checkpoint_keys"]
-        assert names and not [name for name in names if name.startswith("teachers.")], stage
-        assert any(name.startswith("student.") for name in names), stage
+        assert names and not [name for name in names if "/teachers." in name], stage
+        assert any(name.startswith("weight/student.") for name in names), stage
         teachers = sum(
             4 * p.numel()
             for name in ("first", "second")
             for p in make_teacher("classification", name).parameters()
         )
-        # Weights, fp32 copies and two moments of what is trained; far below with teachers.
-        assert result["checkpoint_bytes"] < 4 * 4 * trained * copies + 300_000
-        assert teachers > 300_000
+        # Weights and two moments of what is trained, with their names; far below with teachers.
+        assert 0 < result["checkpoint_bytes"] - 3 * 4 * trained < 50_000 < teachers
 
 
 def test_ranks_really_preferred_different_teachers(two_ranks: Launch) -> None:

@@ -130,6 +130,14 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     failure = first_failure(folder)
     assert failure is not None and failure.exit_code == 75
 
+    # One rank alone goes on from there, and then two again.
+    started = ranks.start(folder, "--resume", ranks=(0,), size=1)
+    wait_for_steps(folder, 3, started)
+    started[0].terminate()
+    [(code, output, errors)] = results(started, 300)
+    assert code == 75 and f"first: continues at step {step} of" in output, errors
+    assert "on 1 rank(s); 2 and 1 were used in this run" in output
+
     # One is frozen.
     started = ranks.start(folder, "--resume")
     wait_for_steps(folder, 3, started)

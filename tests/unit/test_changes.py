@@ -39,6 +39,7 @@ def folder(tmp_path, recipe) -> RunFolder:
         ["phases.distil.learning_rate=1e-4", "phases.distil.micro_batch_size=2"],
         ["phases.cache.batch_size=4", "phases.evaluate.batch_size=4"],
         ["phases.teach-second.save_every=7"],
+        ["deepspeed=zero3_fp32", "student_resident=false"],
     ],
 )
 def test_what_may_change_is_in_the_record(overrides, folder, recipe):
@@ -62,6 +63,7 @@ def test_what_may_change_is_in_the_record(overrides, folder, recipe):
         ("phases.distil.batch_size=4", r"phases\.4\.distil\.batch_size"),
         ("phases.distil.epochs=4", r"phases\.4\.distil\.epochs"),
         ("task.max_length=9", r"task\.max_length"),
+        ("deepspeed=zero1_bf16", r"deepspeed \(was 'zero1_fp32', now"),
     ],
 )
 def test_what_changes_results_may_not(override, key, folder, recipe):

@@ -15,8 +15,6 @@ from transformers import BertConfig, BertForSequenceClassification
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.world import World
-from ds_distill.errors import UserError
-from ds_distill.files import read_json, write_json
 from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import Training
@@ -46,6 +44,7 @@ def make_engine(
     config: str,
     terms: dict[str, Term] | None = None,
     rate: float = RATE,
+    dropout: float = 0.3,
     **options: bool,
 ) -> Engine:
     torch.manual_seed(0)
@@ -56,7 +55,8 @@ def make_engine(
         num_attention_heads=2,
         intermediate_size=8,
         num_labels=3,
-        hidden_dropout_prob=0.3,  # so that the state of the generator matters
+        hidden_dropout_prob=dropout,  # so that the state of the generator matters
+        attention_probs_dropout_prob=dropout,
     )
     student = BertForSequenceClassification(shape)
     with torch.no_grad():
@@ -116,10 +116,66 @@ def test_a_training_goes_on_from_the_newest_whole_checkpoint(
     random.write_bytes(whole)
     assert checkpoints.load(engine) == {"step": 4}
 
-    listed = newest / "progress.json"
-    write_json(listed, {**read_json(listed), "ranks": 2})
-    with pytest.raises(UserError, match=r"written by 2 rank.* has 1\. Resume with --num-gpus 2"):
-        checkpoints.load(engine)
+
+CONFIGS = [f"zero{stage}_{dtype}" for stage in range(4) for dtype in ("fp32", "bf16")]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_another_process_goes_on_bit_by_bit(config: str, world: World, tmp_path: Path) -> None:
+    """Dropout included."""
+    made = make_engine(world, config)
+    for _ in range(3):
+        made.train_step([make_batch()])
+    made.save(tmp_path)
+    losses = [made.train_step([make_batch()])["loss"] for _ in range(3)]
+    weights = made.student_weights()
+    made.close()
+    other = make_engine(world, config)
+    for _ in range(2):  # what it was does not matter
+        other.train_step([make_batch()])
+    other.load(tmp_path)
+    assert [other.train_step([make_batch()])["loss"] for _ in range(3)] == losses
+    assert equal(other.student_weights(), weights)
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("zero3_fp32", "zero1_fp32"),
+        ("zero1_fp32", "zero0_fp32"),
+        ("zero0_fp32", "zero2_fp32"),
+        ("zero2_fp32", "zero3_fp32"),
+        ("zero3_bf16", "zero0_bf16"),
+        ("zero0_bf16", "zero3_bf16"),
+    ],
+)
+def test_a_training_goes_on_at_another_stage(
+    one: str, other: str, world: World, tmp_path: Path
+) -> None:
+    made = make_engine(world, one, dropout=0.0)
+    for _ in range(3):
+        made.train_step([make_batch()])
+    made.save(tmp_path)
+    losses = [float(made.train_step([make_batch()])["loss"]) for _ in range(3)]
+    made.close()
+    resumed = make_engine(world, other, dropout=0.0, student_resident=False)
+    resumed.load(tmp_path)
+    again = [float(resumed.train_step([make_batch()])["loss"]) for _ in range(3)]
+    resumed.close()
+    assert again == pytest.approx(losses, rel=1e-5 if one.endswith("fp32") else 1e-2)
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    engine: Engine, world: World, tmp_path: Path
+) -> None:
+    engine.train_step([make_batch()])
+    engine.save(tmp_path)
+    terms = build_terms(losses_of({"hidden_mse": {}}), TermInputs(8, {"t": 4}))
+    other = make_engine(world, "zero0_fp32", terms)
+    with pytest.raises(RuntimeError, match="has other parameters"):
+        other.load(tmp_path)
+    other.close()
 
 
 @pytest.mark.parametrize("config", ["zero0_fp32", "zero1_fp32", "zero3_fp32"])

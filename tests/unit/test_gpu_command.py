@@ -211,7 +211,7 @@ def test_a_step_ends_with_all_its_processes(tmp_path):
         f"'import time; time.sleep(60)']); open({str(pid)!r}, 'w').write(str(child.pid)); "
     )
     chosen = [
-        writes(tmp_path, "stopped", code + "time.sleep(60)", limit=2),
+        writes(tmp_path, "stopped", code + "time.sleep(60)", limit=5),
         writes(tmp_path, "left", code),  # ends by itself, its child does not
     ]
     record = record_in(tmp_path, ["stopped", "left"])

@@ -38,6 +38,7 @@ KNOWN = {
     ("data/docstrings.py", "docstring_corpus.write"): "a file aside, given by build_once",
     ("data/examples.py", "write_examples"): "a file aside, given by build_once",
     ("engine/engine.py", "Engine.save"): "a checkpoint's folder aside, which checkpoints publish",
+    ("engine/training_state.py", "write_training_state"): "into that folder",
     ("models/load.py", "save_model"): "into a folder aside, which the run's folder publishes",
     ("run/failures.py", "record_failure"): "made with O_EXCL; half a record counts for none",
     ("run/lock.py", "RunLock.take"): "made with O_EXCL, and synced; half a lock counts for none",
