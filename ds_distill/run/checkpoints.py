@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
 
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
+from ds_distill.errors import UserError
 from ds_distill.files import publish_folder, read_json, write_json
+from ds_distill.memory import is_out_of_memory
 
 SAVE_TOTAL_LIMIT = 2
+T = TypeVar("T")
 
 
 class Checkpoints:
@@ -46,9 +52,12 @@ class Checkpoints:
                 shutil.rmtree(old, ignore_errors=True)
         self._world.barrier()
 
-    def load(self, engine: Engine) -> dict[str, Any] | None:
-        """Load the newest complete checkpoint, of any number of ranks. Returns its progress, or
-        None without one."""
+    def load(self, engine: Engine, progress: type[T]) -> T | None:
+        """Load the newest complete checkpoint, of any number of ranks. Returns its progress, a
+        dataclass or dict, or None without one. Every rank must call this.
+
+        Raises UserError where it is damaged.
+        """
         if self._world.is_main and self._folder.is_dir():
             for leftover in self._folder.glob(".step-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -56,9 +65,19 @@ class Checkpoints:
         complete = self._complete()
         if not complete:
             return None
-        state = read_json(complete[-1] / "progress.json")
-        engine.load(complete[-1])
-        return dict(state["progress"])
+        newest = complete[-1]
+        try:
+            engine.load(newest)
+            content = read_json(newest / "progress.json")["progress"]
+            return TypeAdapter(progress).validate_python(content, strict=True)
+        except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"checkpoint {newest} cannot be read: {str(error).partition(chr(10))[0]}. Remove "
+                "that folder: the training then goes on from the checkpoint before it, or begins "
+                "again."
+            ) from error
 
     def _complete(self) -> list[Path]:
         """Checkpoints whose files all exist at their full size, oldest first."""
@@ -66,10 +85,11 @@ class Checkpoints:
         for folder in sorted(self._folder.glob("step-*")):
             if not re.fullmatch(r"step-\d{8}", folder.name):
                 continue
-            listed = folder / "progress.json"
-            if listed.is_file() and all(
-                (folder / name).is_file() and (folder / name).stat().st_size == size
-                for name, size in read_json(listed)["files"].items()
-            ):
+            try:
+                files = read_json(folder / "progress.json")["files"].items()
+                whole = all((folder / name).stat().st_size == size for name, size in files)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+            if whole:
                 found.append(folder)
         return found

@@ -99,8 +99,8 @@ class _Training:
         _, self._micro_steps = batch_shape(settings, run.world.size)
         self.engine = start_engine(job, run, self.total_steps)
         self._checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.output), run.world)
-        saved = self._checkpoints.load(self.engine)
-        self.progress = Progress(**saved) if saved else Progress()
+        saved = self._checkpoints.load(self.engine, Progress)
+        self.progress = saved or Progress()
         run.log.forget_after(job.output, self.progress.step)
         if saved:
             at = f"step {self.progress.step} of {self.total_steps}"

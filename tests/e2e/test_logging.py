@@ -25,6 +25,9 @@ SETTINGS = [
     "phases.distil.losses.cross_entropy.weight=0.5",
 ]
 
+CANARY = "c4n4ry" * 7
+"""Stands in variables of the run's environment that hold secrets."""
+
 
 @pytest.fixture(scope="module")
 def logged(
@@ -39,7 +42,7 @@ def logged(
     done = ds_distill(
         *("run", recipe, *SETTINGS, *logs, "--folder", folder),
         cwd=here,
-        env={"WANDB_MODE": "offline"},
+        env={"WANDB_MODE": "offline", **dict.fromkeys(("WANDB_API_KEY", "DB_PASSWORD"), CANARY)},
     )
     assert done.returncode == 0, done.stderr
     return folder, here, done.stdout + done.stderr
@@ -52,6 +55,14 @@ def events(logged: tuple[Path, Path, str]) -> dict[str, list[dict[str, Any]]]:
         event = json.loads(line)
         found[event["event"]].append(event)
     return found
+
+
+def test_a_password_in_the_environment_is_in_no_file_and_no_output(logged):
+    folder, here, output = logged
+    files = [file for root in (folder, here) for file in root.rglob("*") if file.is_file()]
+    assert len(files) > 20
+    assert not [file for file in files if CANARY.encode() in file.read_bytes()]
+    assert CANARY not in output
 
 
 def test_training_events_hold_losses_rate_and_speed(events):

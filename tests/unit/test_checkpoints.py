@@ -3,9 +3,10 @@ they contain of the training."""
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from transformers import BertConfig, BertForSequenceClassification
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.world import World
+from ds_distill.errors import UserError
 from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import Training
 from ds_distill.parts.terms import losses_of
 from ds_distill.run.checkpoints import Checkpoints
+from ds_distill.run.training import Progress
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 
@@ -88,7 +91,7 @@ def test_a_training_goes_on_from_the_newest_whole_checkpoint(
 ) -> None:
     folder = tmp_path / "checkpoints"
     checkpoints = Checkpoints(folder, world)
-    assert checkpoints.load(engine) is None
+    assert checkpoints.load(engine, dict) is None
     weights = {}
     for step in range(1, 6):
         engine.train_step([make_batch()])
@@ -98,7 +101,7 @@ def test_a_training_goes_on_from_the_newest_whole_checkpoint(
     # The newest two.
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000003", "step-00000004"]
 
-    assert checkpoints.load(engine) == {"step": 4}
+    assert checkpoints.load(engine, dict) == {"step": 4}
     assert equal(engine.student_weights(), weights[4])
     # Optimizer, schedule and generators too: the same next step, dropout and all.
     engine.train_step([make_batch()])
@@ -111,10 +114,10 @@ def test_a_training_goes_on_from_the_newest_whole_checkpoint(
     whole = random.read_bytes()
     for damage in (whole[:-1], None):
         random.unlink() if damage is None else random.write_bytes(damage)
-        assert checkpoints.load(engine) == {"step": 3}
+        assert checkpoints.load(engine, dict) == {"step": 3}
         assert equal(engine.student_weights(), weights[3])
     random.write_bytes(whole)
-    assert checkpoints.load(engine) == {"step": 4}
+    assert checkpoints.load(engine, dict) == {"step": 4}
 
 
 CONFIGS = [f"zero{stage}_{dtype}" for stage in range(4) for dtype in ("fp32", "bf16")]
@@ -214,6 +217,32 @@ def test_a_training_goes_on_with_another_learning_rate(
     other.close()
 
 
+def test_a_strangers_checkpoint_can_do_no_more_than_fail(
+    engine: Engine, world: World, tmp_path: Path
+) -> None:
+    """Nothing in it is unpickled."""
+    engine.train_step([make_batch()])
+    whole = tmp_path / "whole"
+    Checkpoints(whole, world).save(engine, 1, asdict(Progress(1, 0.5, 0, {"a": 1.0})))
+    refused = 0
+    for seed in range(60):
+        draw, folder = random.Random(seed), tmp_path / str(seed)
+        shutil.copytree(whole, folder)
+        file = draw.choice(sorted((folder / "step-00000001").iterdir()))
+        content = bytearray(file.read_bytes())
+        for _ in range(draw.randint(1, 4)):  # where names, shapes and numbers are
+            content[draw.randrange(min(len(content), 3000))] = draw.choice(b'\x00"{}[]:,19azN\xff')
+        file.write_bytes(content)
+        try:
+            found = Checkpoints(folder, world).load(engine, Progress)
+        except UserError as error:
+            assert "Remove that folder" in str(error)
+            refused += 1
+        else:
+            assert found is None or isinstance(found.step, int)
+    assert refused > 10
+
+
 def test_leftovers_of_a_kill_are_removed_and_replaced(
     engine: Engine, world: World, tmp_path: Path
 ) -> None:
@@ -221,7 +250,7 @@ def test_leftovers_of_a_kill_are_removed_and_replaced(
     aside = folder / ".step-00000001.tmp"
     aside.mkdir(parents=True)
     (aside / "half").write_text("a")
-    assert Checkpoints(folder, world).load(engine) is None
+    assert Checkpoints(folder, world).load(engine, dict) is None
     assert not aside.exists()
     aside.mkdir()
     (aside / "half").write_text("a")
