@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 from ds_distill.run.lock import release_all
 
@@ -58,10 +59,12 @@ def exit_on_signal(
 
     # A signal that the parent process set to be ignored (nohup, `&` in a script) stays ignored.
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    _handlers.append(stop)
     before = {number: signal.signal(number, stop) for number in handled}
     try:
         yield
     finally:
+        _handlers.remove(stop)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -141,6 +144,37 @@ def end_as_rank() -> None:
 
 def _woken(number: int, frame: FrameType | None) -> None:
     """Nothing: the system has written to the wakeup file already."""
+
+
+_handlers: list[Any] = [_woken]
+"""What answers signals in this process."""
+
+
+def _forget_handlers() -> None:
+    """In a forked process, such as a worker of a pool, signals do what they do without handlers.
+    Else SIGTERM to it would print the run's line and release its lock, or be written to the file
+    that it shares with a rank, and end the rank."""
+    if signal.getsignal(signal.SIGTERM) is _woken:
+        signal.set_wakeup_fd(-1)
+    for number in SIGNALS:
+        if signal.getsignal(number) in _handlers:
+            signal.signal(number, signal.SIG_DFL)
+    _unblock()
+
+
+_blocked = threading.local()
+
+
+def _block() -> None:
+    """Signals wait until the forked process has forgotten the handlers."""
+    _blocked.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _unblock() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _blocked.before)
+
+
+os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_forget_handlers)
 
 
 def _heed_sigterm(reader: int) -> None:
