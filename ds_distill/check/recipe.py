@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
+from ds_distill.check.memory import machine_memory, memory_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.check.needs import phase_mistakes
 from ds_distill.data.combined import open_source
@@ -31,7 +32,9 @@ from ds_distill.recipe.references import resolve_model
 def check_recipe(recipe: Recipe, num_ranks: int = 1, *, on_gpu: bool = False) -> None:
     """Phases, DeepSpeed config and the models' configurations, tokenizers and headers. Reads no
     data and no weights. Raises UserError with all that is wrong."""
-    _raise_all([*_settings(recipe, num_ranks), *Models(recipe, on_gpu=on_gpu).mistakes()])
+    models = Models(recipe, on_gpu=on_gpu)
+    found = [*_settings(recipe, num_ranks), *models.mistakes()]
+    _raise_all(found if on_gpu else [*found, *_too_large(recipe, models)])
 
 
 def check_data(recipe: Recipe, sources: Mapping[str, Source]) -> None:
@@ -63,7 +66,7 @@ def check_all(recipe: Recipe, progress: Progress | None = None) -> list[str]:
     progress: as of `open_source`. Raises UserError with all that is wrong.
     """
     models = Models(recipe, on_gpu=False)
-    found = [*_settings(recipe, 1), *models.mistakes()]
+    found = [*_settings(recipe, 1), *models.mistakes(), *_too_large(recipe, models)]
     try:
         of_tasks = _data(recipe, open_sources(recipe, progress))
     except UserError as error:
@@ -86,6 +89,10 @@ def notes(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:
         *trained_on_what_chooses(recipe),
         *(note for data in of_tasks for note in data.label_notes(teachers)),
     ]
+
+
+def _too_large(recipe: Recipe, models: Models) -> Iterator[str]:
+    return memory_mistakes(recipe, models.configs, machine_memory())
 
 
 def _data(recipe: Recipe, sources: Mapping[str, Source]) -> list[Data]:

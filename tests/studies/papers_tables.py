@@ -16,8 +16,8 @@ class Variant:
     overrides: tuple[str, ...] = ()
     """Of the recipe's small form."""
     more: tuple[dict[str, Any], ...] = ()
-    """Phases before the last one, `evaluate`. Settings of `like`, a phase's name, are taken over
-    where they name none of their own."""
+    """Phases before the last one, `evaluate`, or before all others with `first`. Settings of
+    `like`, a phase's name, are taken over where they name none of their own."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,14 @@ PREDICTIONS = {"like": "distil", "save_as": "predictions", "losses": {**KL, **ON
 NO_PENALTY = {"like": "distil", "save_as": "no-penalty", "losses": {**BOUNDARIES, **ON_LABELS}}
 LABELS_ONLY = {"like": "control", "models": "fine-tuned", "save_as": "labels-only", "epochs": 5}
 """From the start of `distil`, as many steps, on labels alone."""
+
+NOT_CALIBRATED = {
+    "like": "teach",
+    "save_as": "not-calibrated",
+    "losses": {"cross_entropy": {}},
+    "first": True,
+}
+"""The teacher without the penalty, from the same weights: before `teach` has changed them."""
 
 HOC_LOSSES = {
     "activation_boundary": {"weight": 0.001, "until": 0.6},
@@ -87,16 +95,13 @@ TABLES = {
     "doktra-gad": Table("doktra", DOKTRA, (START,)),
     "doktra-ddi": Table(
         "doktra",
-        {
-            "calibrated": Variant(more=(NO_PENALTY, LABELS_ONLY)),
-            "not-calibrated": DOKTRA["not-calibrated"],
-        },
+        {"calibrated": Variant(more=(NOT_CALIBRATED, NO_PENALTY, LABELS_ONLY))},
         (
             START,
             "task.data.path=data:re_ddi",
             f"task.labels={json.dumps(DDI)}",
             "task.metric={name: micro_f1, leave_out: [DDI-false]}",
-            "task.data.limit={train: 3200}",
+            "task.data.limit={train: 3200, validation: 1000, test: 2000}",
             "task.max_length=128",
             "phases.teach.losses.confidence_penalty.weight=0.3",
             "phases.distil.losses.confidence_penalty.weight=0.7",
@@ -144,11 +149,12 @@ def overrides_of(table: Table, variant: Variant) -> list[str]:
     if not variant.more:
         return overrides
     recipe = load_recipe(table.recipe, overrides, small=True)
-    names = recipe.phase_names()
     phases = [phase.model_dump(mode="json") for phase in recipe.phases]
+    by_name = dict(zip(recipe.phase_names(), phases, strict=True))
     listed = [{phase.pop("kind"): phase} for phase in phases]
+    kinds = dict(zip(by_name, (kind for one in listed for kind in one), strict=True))
     for settings in variant.more:
-        own = {key: value for key, value in settings.items() if key != "like"}
-        [(kind, like)] = listed[names.index(settings["like"])].items()
-        listed.insert(-1, {kind: {**like, "name": own["save_as"], **own}})
+        own = {key: value for key, value in settings.items() if key not in ("like", "first")}
+        made = {**by_name[settings["like"]], "name": own["save_as"], **own}
+        listed.insert(0 if "first" in settings else -1, {kinds[settings["like"]]: made})
     return [*overrides, f"phases={json.dumps(listed)}"]

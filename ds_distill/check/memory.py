@@ -1,0 +1,81 @@
+"""Models that this machine's memory cannot hold. `ds-distill plan` knows more, and takes longer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from transformers import PreTrainedConfig
+
+from ds_distill.engine.config import find_config
+from ds_distill.engine.precision import is_bf16
+from ds_distill.errors import UserError
+from ds_distill.parts.phases import Distil, PhaseSettings
+from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.recipe import Recipe
+
+TRAINED = 16
+"""Bytes per parameter that is trained: fp32 weight and gradient and Adam's two moments; in bf16
+weight and gradient of 2 bytes each, and an fp32 copy."""
+
+GB = 1e9
+
+
+def machine_memory() -> int:
+    """Bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def fewest_parameters(config: PreTrainedConfig, layers: int | None = None) -> int:
+    """Parameters of an encoder's embeddings and of `layers` of its layers, all by default. Less
+    than there are: biases, heads and what only some architectures have are left out."""
+    width = config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "hidden_dim", 0)
+    if layers is None:
+        layers = config.num_hidden_layers
+    if config.model_type == "albert":  # layers share their weights
+        layers = 1
+    embedded = getattr(config, "embedding_size", None) or width
+    return int(config.vocab_size * embedded + layers * (4 * width**2 + 2 * width * inner))
+
+
+def memory_mistakes(
+    recipe: Recipe, configs: Mapping[str, PreTrainedConfig], memory: int
+) -> Iterator[str]:
+    """One for each phase that needs more than `memory` bytes on one CPU host even where nothing but
+    weights, gradients and Adam's moments is counted.
+
+    configs: by location in the recipe, `student` and `teachers.NAME`.
+    """
+    numbers = {
+        location.removeprefix("teachers."): fewest_parameters(
+            config, len(recipe.student.layers or ()) or None if location == "student" else None
+        )
+        for location, config in configs.items()
+    }
+    try:
+        each = 2 if is_bf16(find_config(recipe.deepspeed)[1]) else 4
+    except UserError:
+        return  # another rule's
+    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        least = _least(phase, recipe, numbers, each)
+        if least > memory:
+            advice = "Take a machine with more memory, or smaller models"
+            if isinstance(phase, Distil) and phase.teachers == "live" and recipe.teachers:
+                advice += f", or set phases.{name}.teachers=cached"
+            yield (
+                f"phases.{name}: its models alone take {least / GB:.1f} GB, and this machine has "
+                f"{memory / GB:.1f} GB of memory. {advice}. `ds-distill plan` shows what fits."
+            )
+
+
+def _least(phase: PhaseSettings, recipe: Recipe, numbers: Mapping[str, int], each: int) -> int:
+    """Bytes of the models that a phase has at once; only those of known size."""
+    teachers = [numbers.get(name, 0) for name in recipe.teachers]
+    trained = max((numbers.get(name, 0) for name in phase.starts), default=0)
+    if isinstance(phase, Distil):
+        live = sum(teachers) if phase.teachers == "live" else 0
+        return TRAINED * trained + each * live
+    if isinstance(phase, TrainingPhase):
+        return TRAINED * trained
+    return each * max(teachers, default=0)  # one after the other
