@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -68,8 +69,8 @@ class Checkpoints:
         newest = complete[-1]
         try:
             engine.load(newest)
-            content = read_json(newest / "progress.json")["progress"]
-            return TypeAdapter(progress).validate_python(content, strict=True)
+            content = json.dumps(read_json(newest / "progress.json")["progress"])
+            return TypeAdapter(progress).validate_json(content, strict=True)
         except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
             if is_out_of_memory(error):
                 raise

@@ -1,4 +1,4 @@
-"""Fuzz what reads recipes, data, models, caches and run folders.
+"""Fuzz what reads recipes, data, models, caches, run folders and checkpoints.
 
     python tests/fuzz/series.py --cases 5000 [--results tests/results/fuzz.json] [--seed N]
 
@@ -27,7 +27,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import datasets
 from cache_files import TWO, make_keys, write_cache
-from targets import Target, cache_target, data_target, model_target, recipe_target, run_target
+from targets import (
+    Target,
+    cache_target,
+    checkpoint_target,
+    data_target,
+    model_target,
+    recipe_target,
+    run_target,
+)
 from toys import (
     make_tiny_bert,
     make_toy_classifier,
@@ -92,6 +100,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "models": model_target(folder / "of-models", make_toy_classifier(folder / "classifier")),
         "caches": cache_target(folder / "of-caches", cache),
         "run folders": run_target(folder / "of-runs", run.path),
+        "checkpoints": checkpoint_target(folder / "of-checkpoints"),
     }  # fmt: skip
 
 

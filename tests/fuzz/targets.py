@@ -5,21 +5,25 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from engines import make_batch, make_engine
 from mutations import changed_json, changed_lines, changed_yaml, damaged
 
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
+from ds_distill.engine.world import World
 from ds_distill.models.configuration import load_config, load_tokenizer
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import load_classifier
 from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.training import Progress
 
 Change = Callable[[bytes, random.Random], bytes]
 
@@ -114,3 +118,21 @@ def run_target(folder: Path, run: Path) -> Target:
         {"recipe.yaml": changed_yaml},
         lambda place: RunFolder(place).check_new_or_same(recipe, resume=True),
     )
+
+
+def checkpoint_target(folder: Path) -> Target:
+    """The newest checkpoint of a training, whose files keep their sizes."""
+    world = World.start()
+    engine = make_engine(world, "zero0_fp32")
+    engine.train_step([make_batch()])
+    Checkpoints(folder, world).save(engine, 1, asdict(Progress(1, 0.5, 0, {"a": 1.0})))
+
+    def resized(content: bytes, draw: random.Random) -> bytes:
+        header = damaged(content[:4000], draw)
+        return (header + content[4000:]).ljust(len(content))[: len(content)]
+
+    changes: dict[str, Change] = {}
+    for file in (folder / "step-00000001").iterdir():
+        change = changed_json if file.suffix == ".json" else resized
+        changes[str(file.relative_to(folder))] = change
+    return Target(folder, changes, lambda place: Checkpoints(place, world).load(engine, Progress))

@@ -19,7 +19,7 @@ def test_what_is_read_is_read_or_refused(tmp_path: Path) -> None:
     for name, target in found.items():
         target.use(target.folder)  # as it is, nothing is refused
         assert len({target.case(seed, tmp_path / f"{name}{seed}") for seed in range(3)}) == 3
-    done = series(found, 280, seed=1_000_000, folder=tmp_path)
+    done = series(found, 320, seed=1_000_000, folder=tmp_path)
     assert not done["faults"], "\n".join(done["faults"].values())
     assert all(counts.get("refused", 0) > 5 for counts in done["counts"].values())
     assert done["counts"]["data in JSON"]["read"] > 5, "some changes do no harm"

@@ -11,68 +11,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification
+from engines import DECAY, RATE, make_batch, make_engine
 
-from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
-from ds_distill.losses import Term, TermInputs, build_terms
-from ds_distill.models.bundle import Bundle
-from ds_distill.parts.phases import Training
+from ds_distill.losses import TermInputs, build_terms
 from ds_distill.parts.terms import losses_of
 from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.run.training import Progress
-from ds_distill.types import Batch, Signals
-from ds_distill.views import PaddedView
-
-RATE, DECAY = 0.01, 0.5
+from ds_distill.types import Signals
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     yield World.start()
     World.stop()
-
-
-def make_batch() -> Batch:
-    ids = torch.arange(5, 25).view(4, 5)
-    view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
-    keys = torch.arange(8).view(4, 2)
-    return Batch(keys, {"student": view}, torch.tensor([0, 1, 2, 1]), {"labelled": torch.arange(4)})
-
-
-def make_engine(
-    world: World,
-    config: str,
-    terms: dict[str, Term] | None = None,
-    rate: float = RATE,
-    dropout: float = 0.3,
-    **options: bool,
-) -> Engine:
-    torch.manual_seed(0)
-    shape = BertConfig(
-        vocab_size=40,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-        num_labels=3,
-        hidden_dropout_prob=dropout,  # so that the state of the generator matters
-        attention_probs_dropout_prob=dropout,
-    )
-    student = BertForSequenceClassification(shape)
-    with torch.no_grad():
-        for parameter in student.parameters():  # biases are 0 and norms 1 otherwise
-            parameter.uniform_(0.5, 1.0)
-    terms = terms or build_terms(losses_of({"cross_entropy": {"weight": 1.0}}), TermInputs(8))
-    return Engine(
-        Bundle(student, {}, terms),
-        deepspeed_config(config, Training(batch_size=4, micro_batch_size=4), 1),
-        world,
-        OptimizerSettings(rate, DECAY, total_steps=10, warmup_steps=2),
-        **options,
-    )
 
 
 @pytest.fixture
@@ -223,7 +177,9 @@ def test_a_strangers_checkpoint_can_do_no_more_than_fail(
     """Nothing in it is unpickled."""
     engine.train_step([make_batch()])
     whole = tmp_path / "whole"
-    Checkpoints(whole, world).save(engine, 1, asdict(Progress(1, 0.5, 0, {"a": 1.0})))
+    progress = Progress(1, 0.5, 0, {"a": 1.0})
+    Checkpoints(whole, world).save(engine, 1, asdict(progress))
+    assert Checkpoints(whole, world).load(engine, Progress) == progress
     refused = 0
     for seed in range(60):
         draw, folder = random.Random(seed), tmp_path / str(seed)

@@ -1,0 +1,58 @@
+"""A small training engine in this process, and a batch for it."""
+
+from __future__ import annotations
+
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.world import World
+from ds_distill.losses import Term, TermInputs, build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.parts.phases import Training
+from ds_distill.parts.terms import losses_of
+from ds_distill.types import Batch
+from ds_distill.views import PaddedView
+
+RATE, DECAY = 0.01, 0.5
+
+
+def make_batch() -> Batch:
+    ids = torch.arange(5, 25).view(4, 5)
+    view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
+    keys = torch.arange(8).view(4, 2)
+    return Batch(keys, {"student": view}, torch.tensor([0, 1, 2, 1]), {"labelled": torch.arange(4)})
+
+
+def make_engine(
+    world: World,
+    config: str,
+    terms: dict[str, Term] | None = None,
+    rate: float = RATE,
+    dropout: float = 0.3,
+    **options: bool,
+) -> Engine:
+    torch.manual_seed(0)
+    shape = BertConfig(
+        vocab_size=40,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        num_labels=3,
+        hidden_dropout_prob=dropout,  # so that the state of the generator matters
+        attention_probs_dropout_prob=dropout,
+    )
+    student = BertForSequenceClassification(shape)
+    with torch.no_grad():
+        for parameter in student.parameters():  # biases are 0 and norms 1 otherwise
+            parameter.uniform_(0.5, 1.0)
+    terms = terms or build_terms(losses_of({"cross_entropy": {"weight": 1.0}}), TermInputs(8))
+    return Engine(
+        Bundle(student, {}, terms),
+        deepspeed_config(config, Training(batch_size=4, micro_batch_size=4), 1),
+        world,
+        OptimizerSettings(rate, DECAY, total_steps=10, warmup_steps=2),
+        **options,
+    )
