@@ -13,12 +13,14 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
+from processes import Process
 from runs import (
     Moment,
     Runs,
@@ -177,6 +179,56 @@ def test_two_ranks_killed_once(make_runs, tmp_path):
     runs.finish(folder, resume=True)
     check_same(folder, tmp_path / "whole" / "run")
     write_results("two ranks", 2, hit)
+
+
+@pytest.mark.slow
+def test_thirty_kills_of_anything_change_nothing(make_runs, tmp_path):
+    """Of a launch of two ranks: a rank, the guard of its ranks, the agent, the launch itself, or
+    all at once as when a host dies. Each time nothing is left, and the same command goes on."""
+    runs = make_runs(2)
+    runs.arguments += ["training.epochs=8"]
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    runs.finish(whole)
+    memory = set(os.listdir("/dev/shm"))
+    seed = int(os.environ.get("DS_DISTILL_SEED", time.time_ns() % 10**6))
+    draw, hit = random.Random(seed), []
+    kinds = ["rank", "guard", "agent", "launch", "host"] * 6
+    draw.shuffle(kinds)
+    for kind in kinds:
+        seconds, count = draw.uniform(0.3, 12), draw.randint(1, 9)
+        moment = draw.choice([after_seconds(seconds), after_steps(count, draw.uniform(0, 0.03))])
+        runs.stop(
+            folder, moment, folder.exists(), lambda launch, kind=kind: end(kind, launch, draw)
+        )
+        deadline = time.monotonic() + 40
+        while runs.left() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert runs.left() == [], kind
+        assert set(os.listdir("/dev/shm")) <= memory
+        hit.append(f"{kind}, {len(records(folder))} phases done, {steps(folder)} steps logged")
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "run"}
+    runs.finish(folder, resume=True)
+    check_same(folder, whole)
+    write_results("a launch of two ranks", seed, hit)
+
+
+def after_seconds(seconds: float) -> Moment:
+    deadline = time.monotonic() + seconds
+    return lambda folder: time.monotonic() > deadline
+
+
+def end(kind: str, launch: Process, draw: random.Random) -> None:
+    """SIGKILL to what a kind names, or to the launch where it is not there yet."""
+    found: dict[str, list[psutil.Process]] = {"launch": [psutil.Process(launch.pid)]}
+    below = found["launch"][0].children(recursive=True)
+    agents = [one for one in below if one.ppid() == launch.pid]
+    guards = [one for one in below if one.ppid() in {agent.pid for agent in agents}]
+    ranks = [one for one in below if one.ppid() in {guard.pid for guard in guards}]
+    found |= {"agent": agents, "guard": guards, "host": [*below, *found["launch"]]}
+    found["rank"] = [draw.choice(ranks)] if ranks else []
+    for one in found[kind] or found["launch"]:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
 
 
 def write_results(series: str, seed: int, hit: list[str]) -> None:
