@@ -141,12 +141,28 @@ def ds_distill(command_environment: dict[str, str]) -> CommandLine:
     return run
 
 
+GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables of a process that is a rank."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_group_is_left() -> Iterator[None]:
+    """A module's tests may make this process the only rank of a group; the next module's find it
+    as it was."""
+    before = {name: os.environ[name] for name in GROUP if name in os.environ}
+    yield
+    if (world := sys.modules.get("ds_distill.engine.world")) is not None:
+        world.World.stop()
+    for name in GROUP:
+        os.environ.pop(name, None)
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def command_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process under test: CPU, one thread, its own cache of data, and no
     word of a process group that another test is part of."""
-    group = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    inherited = {name: value for name, value in os.environ.items() if name not in group}
+    inherited = {name: value for name, value in os.environ.items() if name not in GROUP}
     return {
         **inherited,
         "CUDA_VISIBLE_DEVICES": "",

@@ -9,7 +9,6 @@ from transformers import PreTrainedConfig
 
 from ds_distill.engine.config import find_config
 from ds_distill.engine.precision import is_bf16
-from ds_distill.errors import UserError
 from ds_distill.parts.phases import Distil, PhaseSettings
 from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.recipe import Recipe
@@ -53,10 +52,8 @@ def memory_mistakes(
         )
         for location, config in configs.items()
     }
-    try:
-        each = 2 if is_bf16(find_config(recipe.deepspeed)[1]) else 4
-    except UserError:
-        return  # another rule's
+    _, config = find_config(recipe.deepspeed, for_device=False)
+    each = 2 if is_bf16(config) or recipe.deepspeed.endswith("_auto") else 4
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         least = _least(phase, recipe, numbers, each)
         if least > memory:

@@ -34,7 +34,7 @@ def check_recipe(recipe: Recipe, num_ranks: int = 1, *, on_gpu: bool = False) ->
     data and no weights. Raises UserError with all that is wrong."""
     models = Models(recipe, on_gpu=on_gpu)
     found = [*_settings(recipe, num_ranks), *models.mistakes()]
-    _raise_all(found if on_gpu else [*found, *_too_large(recipe, models)])
+    _raise_all(found or ([] if on_gpu else [*_too_large(recipe, models)]))
 
 
 def check_data(recipe: Recipe, sources: Mapping[str, Source]) -> None:
@@ -66,7 +66,7 @@ def check_all(recipe: Recipe, progress: Progress | None = None) -> list[str]:
     progress: as of `open_source`. Raises UserError with all that is wrong.
     """
     models = Models(recipe, on_gpu=False)
-    found = [*_settings(recipe, 1), *models.mistakes(), *_too_large(recipe, models)]
+    found = [*_settings(recipe, 1), *models.mistakes()] or [*_too_large(recipe, models)]
     try:
         of_tasks = _data(recipe, open_sources(recipe, progress))
     except UserError as error:
@@ -92,6 +92,7 @@ def notes(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:
 
 
 def _too_large(recipe: Recipe, models: Models) -> Iterator[str]:
+    """Of a recipe without other mistakes: sizes can follow from them."""
     return memory_mistakes(recipe, models.configs, machine_memory())
 
 

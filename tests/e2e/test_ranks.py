@@ -136,7 +136,7 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     started[0].terminate()
     [(code, output, errors)] = results(started, 300)
     assert code == 75 and f"first: continues at step {step} of" in output, errors
-    assert "on 1 rank(s); 2 and 1 were used in this run" in output
+    assert "on 1 rank(s); 1 and 2 were used in this run" in output
 
     # One is frozen.
     started = ranks.start(folder, "--resume")

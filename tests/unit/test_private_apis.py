@@ -38,6 +38,8 @@ PRIVATE = {
     "_commit_hash": "transformers: the commit of the hub that a configuration came from",
     "_current_frames": "sys: documented; where the threads of a rank that hangs are",
     "_fingerprint": "datasets: the only identity of a data set of the hub",
+    "_lazy_init_hp_params_optimizer_state": "deepspeed: links parameters to Adam's states, which "
+    "it does by itself only for one of its groups",
     "_local_scalar_dense": "torch: the operator of Tensor.item(), which a trace answers",
     "_scaled_dot_product_flash_attention_for_cpu": "torch: the operator of fused attention that "
     "runs on the meta device",

@@ -43,6 +43,8 @@ def work(rank):
             time.sleep(1)  # the store ends with this process
     except (RanksMissing, StoreLost) as error:
         print(rank, type(error).__name__, error, flush=True)
+        if rank == 0:
+            time.sleep(2)
 
 children = []
 for rank in ranks:
