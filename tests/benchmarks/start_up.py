@@ -27,7 +27,7 @@ from ds_distill.engine.rendezvous import Meeting
 from ds_distill.files import write_json
 from ds_distill.run.environment import describe_environment
 
-RANKS = (8, 64, 512)
+RANKS = (8, 64)
 ROUNDS, BARRIERS, LIMIT = 3, 10, 300.0
 
 
