@@ -107,7 +107,7 @@ def main() -> None:
             "seconds_of_a_barrier": spread([barrier for _, barrier in rounds]),
         }
         print(size, found[str(size)], flush=True)
-    result = {"imports": imported(), "ranks": found, **describe_environment(1, "cpu")}
+    result = {"imports": imported(), "meetings": found, **describe_environment(1, "cpu")}
     print(result["imports"])
     write_json(arguments.output, result)
 
