@@ -90,8 +90,13 @@ def environment(folders: list[Path]) -> dict[str, Any]:
 
     Raises SystemExit where they are not.
     """
-    found = [read_json(folder / "environment.json") for folder in folders]
-    dates = sorted(one.pop("date") for one in found)
+    found = []
+    for folder in folders:
+        known = read_json(folder / "environment.json")
+        phases, changed = known.pop("phases"), known.pop("changes", None)
+        assert not changed, f"{folder} was resumed with another recipe"
+        found += [known, *(start for starts in phases.values() for start in starts)]
+    dates = sorted({one.pop("date") for one in found})
     if any(one != found[0] for one in found):
         raise SystemExit("the runs have different commits or versions: start with an empty --work")
     threads = os.environ.get("OMP_NUM_THREADS", "not set")

@@ -180,15 +180,24 @@ def test_the_markdown_has_every_figure() -> None:
 
 
 def test_runs_of_other_commits_and_of_changed_checkouts_are_refused(tmp_path: Path) -> None:
-    folders = []
-    for name, commit in (("first", "a" * 40), ("second", "b" * 40)):
-        folders.append(tmp_path / name)
-        folders[-1].mkdir()
-        environment = {"date": f"2026-{name}", "commit": commit}
-        (folders[-1] / "environment.json").write_text(json.dumps(environment))
-    assert papers.environment(folders[:1])["commit"] == "a" * 40
-    with pytest.raises(SystemExit, match="different commits"):
-        papers.environment(folders)
+    def ran(name: str, *commits: str) -> Path:
+        """A run that was begun, and resumed, at these commits."""
+        starts = [
+            {"date": f"2026-{number}", "commit": commit * 40}
+            for number, commit in enumerate(commits)
+        ]
+        (tmp_path / name).mkdir()
+        environment = {**starts[-1], "phases": {"teach": starts[:1], "distil": starts}}
+        (tmp_path / name / "environment.json").write_text(json.dumps(environment))
+        return tmp_path / name
+
+    once, resumed = ran("once", "a"), ran("resumed", "a", "a")
+    other, mixed = ran("other", "b"), ran("mixed", "b", "a")
+    where = papers.environment([once, resumed])
+    assert where["commit"] == "a" * 40 and where["dates"] == ["2026-0", "2026-1"]
+    for folders in ([once, other], [mixed]):
+        with pytest.raises(SystemExit, match="different commits"):
+            papers.environment(folders)
     for commit in (None, "a" * 40 + "+changes"):
         with pytest.raises(SystemExit, match="without changes"):
             papers.refuse_changes({"commit": commit}, dirty=False)
