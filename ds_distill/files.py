@@ -35,6 +35,16 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
+def is_file(path: Path) -> bool:
+    """Whether a path from a user is a file; one that is too long for a path is none."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Set `filename` of an OSError in this block to `path`, if it names no file: errors of writes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -33,6 +34,9 @@ def main() -> None:
             from ds_distill.run.ranks import report_and_exit
 
             report_and_exit(error)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            print("ds-distill: a path of the command line is too long", file=sys.stderr, flush=True)
+            sys.exit(2)
         if not isinstance(error, UserError):
             raise
         print(f"ds-distill: {error}", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ds_distill.engine.precision import resolved_name
 from ds_distill.errors import UserError
+from ds_distill.files import is_file
 from ds_distill.parts.phases import Training
 
 OURS = {
@@ -40,13 +41,13 @@ def find_config(reference: str, *, for_device: bool = True) -> tuple[str, dict[s
     """
     folder = Path(str(importlib.resources.files("ds_configs"))) / "deepspeed"
     path = Path(reference)
-    if not path.is_file():
+    if not is_file(path):
         stem = reference.removesuffix("_auto")
         auto = stem != reference
-        if auto and (folder / f"{stem}_fp32.json").is_file():
+        if auto and is_file(folder / f"{stem}_fp32.json"):
             reference = resolved_name(reference) if for_device else f"{stem}_fp32"
         path = folder / f"{reference}.json"
-    if not path.is_file():
+    if not is_file(path):
         stems = {found.stem for found in folder.glob("*.json")}
         names = ", ".join(sorted(stems | {f"{stem.rpartition('_')[0]}_auto" for stem in stems}))
         raise UserError(

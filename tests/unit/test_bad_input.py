@@ -182,6 +182,17 @@ def test_a_wrong_command_line_shows_the_usage(arguments, expected, desk, monkeyp
     assert desk.files() == before
 
 
+def test_a_path_that_is_too_long_is_a_mistake(desk, monkeypatch, capfd):
+    before = desk.files()
+    for arguments in (["cache", "info", "z" * 300], ["run", "toy.yaml", "--folder", "z" * 300]):
+        monkeypatch.setattr(sys, "argv", ["ds-distill", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        assert exit_.value.code == 2
+        assert capfd.readouterr().err == "ds-distill: a path of the command line is too long\n"
+    assert desk.files() == before
+
+
 # At these sizes the disk is full while the data are written, at a model's weights, in a checkpoint,
 # and in the second training.
 SLOW = pytest.mark.slow

@@ -24,6 +24,9 @@ def test_auto_is_bf16_where_the_device_computes_in_it(
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"'zero9_auto' is neither .* zero0_bf16, zero0_fp32"):
         config.find_config("zero9_auto")
+    for name in ("z" * 300, "z" * 300 + "_auto"):  # no file has such a name
+        with pytest.raises(UserError, match="is neither a file nor a built-in config"):
+            config.find_config(name)
 
 
 def test_this_machine_gives_an_answer() -> None:
