@@ -31,6 +31,7 @@ def make_engine(
     terms: dict[str, Term] | None = None,
     rate: float = RATE,
     dropout: float = 0.3,
+    micro_steps: int = 1,
     **options: bool,
 ) -> Engine:
     torch.manual_seed(0)
@@ -51,7 +52,7 @@ def make_engine(
     terms = terms or build_terms(losses_of({"cross_entropy": {"weight": 1.0}}), TermInputs(8))
     return Engine(
         Bundle(student, {}, terms),
-        deepspeed_config(config, Training(batch_size=4, micro_batch_size=4), 1),
+        deepspeed_config(config, Training(batch_size=4 * micro_steps, micro_batch_size=4), 1),
         world,
         OptimizerSettings(rate, DECAY, total_steps=10, warmup_steps=2),
         **options,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,8 +96,16 @@ class Engine:
     def learning_rate(self) -> float:
         return float(self._engine.get_lr()[0])
 
-    def train_step(self, micro_batches: list[Batch]) -> dict[str, torch.Tensor]:
+    def train_step(
+        self,
+        micro_batches: list[Batch],
+        leave_out: Callable[[int, list[str]], Batch] | None = None,
+    ) -> dict[str, torch.Tensor]:
         """One optimizer step over this rank's micro-batches.
+
+        leave_out: called, on every rank, where a loss is not finite on any: with the number of the
+            micro-step and the names of such losses. It returns a batch of no rows, which takes the
+            micro-batch's place. None: losses are not looked at, which would wait for the device.
 
         Returns this rank's share of `loss` and of each term, on the device; their sum over
         ranks is the mean over the step's rows.
@@ -106,8 +114,11 @@ class Engine:
         self._engine.train()
         micro_batches = self._with_counts([batch.to(self.world.device) for batch in micro_batches])
         total: dict[str, torch.Tensor] = {}
-        for batch in micro_batches:
+        for number, batch in enumerate(micro_batches):
             parts = self._engine(batch=batch)
+            if leave_out is not None and (bad := self._not_finite(parts)):
+                none = replace(leave_out(number, bad).to(self.world.device), counts=batch.counts)
+                parts = self._engine(batch=none)
             # DeepSpeed averages gradients over ranks. Rows are already divided by their number
             # over all ranks, so the factor turns the average into a sum.
             self._engine.backward(parts["loss"] * self.world.size, scale_wrt_gas=False)
@@ -115,6 +126,14 @@ class Engine:
             for name, part in parts.items():
                 total[name] = total.get(name, 0.0) + part.detach().float()
         return total
+
+    def _not_finite(self, parts: dict[str, torch.Tensor]) -> list[str]:
+        """Names of losses that are not finite on some rank, the terms before their sum."""
+        names = [name for name in parts if "." not in name]  # others are measures
+        finite = torch.stack([torch.isfinite(parts[name]).all() for name in names])
+        bad = self.world.sum((~finite).float()).tolist()
+        found = [name for name, ranks in zip(names, bad, strict=True) if ranks]
+        return [name for name in found if name != "loss"] or found
 
     def predict(
         self, batch: Batch, models: Iterable[str], layers: Iterable[int] = ()

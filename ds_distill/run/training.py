@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,11 @@ from ds_distill.run.stopping import Stopped, saves_on_sigterm
 from ds_distill.run.validation import Validation
 from ds_distill.types import Batch
 
+SAVED = 5
+"""Times that a training tells, with the examples in a file, that it leaves a micro-batch out."""
+IN_A_ROW = 10
+"""Micro-batches left out one after the other at which a training has gone astray."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -59,6 +65,9 @@ class Progress:
     best_epoch: int | None = None
     measures: Mapping[str, float] = field(default_factory=dict)
     """What terms measured, as last reported."""
+    left_out: int = 0
+    """Micro-batches whose loss was not finite."""
+    left_out_in_a_row: int = 0
 
 
 def train_each(
@@ -130,8 +139,14 @@ class _Training:
         ready = prefetch(partial(self._collate, epoch), steps)
         for (number, batch), micro_batches in zip(steps, ready, strict=True):
             mark_step(number)
-            losses = self.engine.train_step(micro_batches)
-            self.progress = replace(self.progress, step=number + 1)
+            skip = self.job.settings.not_finite == "skip"
+            leave_out = partial(self._leave_out, epoch, (number, batch)) if skip else None
+            before = self.progress.left_out
+            losses = self.engine.train_step(micro_batches, leave_out)
+            in_a_row = self.progress.left_out_in_a_row
+            if self.progress.left_out - before < self._micro_steps:
+                in_a_row = 0
+            self.progress = replace(self.progress, step=number + 1, left_out_in_a_row=in_a_row)
             self._meter.add(losses, self.job.collate.lengths[batch])
             self._unreported.append((number, batch))
             self._after_step(epoch, bar)
@@ -207,13 +222,47 @@ class _Training:
             return damaged
         at, terms = self._meter.first_not_finite(run.world)
         number, batch = self._unreported[at]
-        file = run.folder.path / f"not-finite-{job.output}-step-{number + 1}.jsonl"
-        save_examples(run, job.settings.split, job.examples.keys[torch.from_numpy(batch)], file)
+        file = self._save_examples(number, batch)
         return UserError(
             f"{job.output}: the loss is {loss} at step {number + 1} ({', '.join(terms)}). {file} "
             "has the examples of that step. Training went astray: set a lower learning_rate than "
             f"{job.settings.learning_rate}, or a longer warmup."
         )
+
+    def _leave_out(
+        self, epoch: int, step: tuple[int, np.ndarray], micro_step: int, losses: list[str]
+    ) -> Batch:
+        """What takes the place of a micro-batch whose loss is not finite. Raises UserError where
+        that has become the rule."""
+        number, batch = step
+        done, output, what = self.progress, self.job.output, ", ".join(losses)
+        done = replace(
+            done, left_out=done.left_out + 1, left_out_in_a_row=done.left_out_in_a_row + 1
+        )
+        self.progress = done
+        self.run.log.event("left-out", phase=output, step=number, losses=losses)
+        if done.left_out <= SAVED:
+            file = self._save_examples(number, batch)
+            self.run.log.info(
+                f"  {output}: the loss is not finite at step {number + 1} ({what}): micro-batch "
+                f"{micro_step + 1} of {self._micro_steps} is left out. {file} has the step's "
+                "examples."
+            )
+        if done.left_out_in_a_row == IN_A_ROW:
+            raise UserError(
+                f"{output}: the loss was not finite in {IN_A_ROW} micro-batches one after the "
+                f"other ({what}), the last of them at step {number + 1}. Training went astray: "
+                f"set a lower learning_rate than {self.job.settings.learning_rate}."
+            )
+        [none] = self._collate(epoch, (number, batch[:0]))[:1]
+        return none
+
+    def _save_examples(self, number: int, batch: np.ndarray) -> Path:
+        """Write the examples of a step's global batch into a file. Every rank may call it."""
+        job, run = self.job, self.run
+        file = run.folder.path / f"not-finite-{job.output}-step-{number + 1}.jsonl"
+        save_examples(run, job.settings.split, job.examples.keys[torch.from_numpy(batch)], file)
+        return file
 
     def _validate(self, epoch: int) -> None:
         """Validation at the end of an epoch; the weights of the epoch with the best score in the
@@ -257,6 +306,7 @@ class _Training:
             "steps": self.progress.step,
             "choosing": _choosing(job, self.progress),
             **({"measures": self.progress.measures} if self.progress.measures else {}),
+            **({"left_out": self.progress.left_out} if self.progress.left_out else {}),
         }
         if run.world.is_main:
             run.folder.publish_model(job.number, job.output, record)

@@ -105,6 +105,10 @@ class Training(Section):
     activation_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass instead of storing them: less
     memory, about a third more time. `ds-distill plan` shows both."""
+    not_finite: Literal["stop", "skip"] = "stop"
+    """Where a loss is NaN or infinite: end the run, naming the term, the step and its examples, or
+    leave that micro-batch out and go on, up to ten in a row. `skip` looks at every loss and so
+    waits for the device in each micro-step."""
     keep: Literal["best", "last"] = "best"
     """Which weights are kept: the epoch with the best validation accuracy, or the last."""
     save_every: Count | None = None
