@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ds_distill.cache.build import (
-    ShardWriter,
-    _written,
-    blocks_to_write,
-    building,
-    discard_build,
-    finish_build,
-    start_build,
-)
+from ds_distill.cache.build import finish_build, join_build, remove_leftovers
 from ds_distill.cache.format import MANIFEST, Block, Manifest
 from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
+from ds_distill.cache.shards import ShardWriter, written
 from ds_distill.data.keys import content_keys
 from ds_distill.types import Signals
 
@@ -104,39 +98,51 @@ def write_cache(
     fingerprint: Mapping[str, Any] = PRINT,
     acknowledge: Callable[[str, int], None] = lambda teacher, number: None,
 ) -> None:
-    """Write what the cache lacks, as the cache phase does: all ranks' blocks, in turn.
+    """Write what the cache lacks, as the cache phase does: all ranks' blocks, in turn, with the
+    other processes that do the same.
 
     keys: of each split.
     acknowledge: called with teacher and number of each block that was written.
     """
     teachers = {name: (dict(fingerprint), schema) for name, schema in schemas.items()}
     splits = [keys] if isinstance(keys, np.ndarray) else keys
-    first_block = 0
-    with building(path):
+    while True:
+        missing, first_block = splits, 0
         if (path / MANIFEST).is_file():
             reader = CacheReader(path)
             reader.check_same(teachers)
-            splits = [part[~reader.holds(torch.tensor(part.copy()))] for part in splits]
+            missing = [part[~reader.holds(torch.tensor(part.copy()))] for part in splits]
             block_rows, first_block = reader.manifest.block_rows, reader.manifest.blocks
-        plan = Plan(first_block, block_rows, splits)
+        plan = Plan(first_block, block_rows, missing)
         if plan.examples == 0:
-            discard_build(path)
+            remove_leftovers(path)
             return
-        start_build(path, plan, teachers)
+        joined = join_build(path, plan, teachers)
+        if joined is not None:
+            break
+    worker, _ = joined
+    try:
         for name, schema in schemas.items():
-            todo = blocks_to_write(path, plan, name, schema)
-            if not todo:
-                continue
-            writers = [ShardWriter(path, plan, name, schema, rank, ranks) for rank in range(ranks)]
-            for at in todo:
-                split, part = plan.blocks[at]
-                batch = block(name, schema, plan.keys[split][part])
-                number = plan.first_block + at
-                writers[number % ranks].append(at, batch, part.stop - part.start)
-                acknowledge(name, number)
+            writers = [
+                ShardWriter(path, plan, name, schema, worker.writer_name(rank, ranks))
+                for rank in range(ranks)
+            ]
+            while (claimed := worker.claim(name, ranks)) is not None:
+                for writer, at in zip(writers, claimed, strict=True):
+                    if at is not None:
+                        split, part = plan.blocks[at]
+                        batch = block(name, schema, plan.keys[split][part])
+                        writer.append(at, batch, part.stop - part.start)
+                        acknowledge(name, plan.first_block + at)
+                if claimed == [None] * ranks:
+                    time.sleep(0.01)
             for writer in writers:
                 writer.close()
-        finish_build(path, plan, teachers)
+    finally:
+        worker.close()
+    while worker.others():
+        time.sleep(0.01)
+    finish_build(path, plan, teachers, worker)
 
 
 def check_rows(path: Path, keys: np.ndarray, schemas: Mapping[str, SignalSchema]) -> None:
@@ -158,11 +164,11 @@ def check_reads(
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Every file of a cache, the lock apart."""
+    """Every file of a cache."""
     return {
         str(file.relative_to(path)): file.read_bytes()
         for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name != ".lock"
+        if file.is_file()
     }
 
 
@@ -184,10 +190,10 @@ def journal_blocks(
 ) -> dict[tuple[str, int], tuple[str, Block]]:
     """The journals of an unfinished build: teacher and number -> shard and block."""
     return {
-        (name, position.number): (shard.file, position)
-        for name, schema in schemas.items()
-        for shard in _written(path, name, schema)
-        for position in shard.blocks
+        (name, position.number): (file, position)
+        for name in schemas
+        for file, blocks in written(path, name).items()
+        for position in blocks
     }
 
 

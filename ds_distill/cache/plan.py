@@ -139,12 +139,22 @@ def check_same_plan(
     unfinished: Written,
     plan: Plan,
     teachers: Mapping[str, tuple[Fingerprint, SignalSchema]],
+    workers: list[str],
 ) -> None:
-    """Raises UserError when an unfinished build has another plan."""
+    """Raises UserError when an unfinished build has another plan.
+
+    workers: processes that write it at the moment, in words.
+    """
     wanted = _content(plan, teachers)
     if unfinished.content == wanted:
         return
     folder = cache / BUILDING
+    if workers:
+        raise UserError(
+            f"cache {cache}: {' and '.join(workers)} is building it, with "
+            f"{_difference(unfinished.content, wanted)}. Wait until that build has ended, or name "
+            "another folder (phases.cache.folder)."
+        )
     raise UserError(
         f"cache {cache}: {folder} holds an unfinished build that was started with "
         f"{_difference(unfinished.content, wanted)}. Continue with what it was started with, name "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +36,14 @@ def cache_build(
     overrides: Overrides = None,
     small: SmallOption = False,
     folder: FolderOption = None,
+    worker: Annotated[
+        bool,
+        typer.Option(
+            "--worker",
+            help="Build a shared cache (phases.cache.folder) with all others that do: start any "
+            "number, on any machines, at any time.",
+        ),
+    ] = False,
     *,
     options: LaunchOptions,
 ) -> None:
@@ -45,13 +56,19 @@ def cache_build(
 
     loaded = load(recipe, overrides, small)
     caches = _cache_phases(loaded)
-    run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
+    default = Path("runs") / loaded.name
+    if worker:
+        _check_workers(loaded, caches[-1])
+        default = default.with_name(f"{loaded.name}-{socket.gethostname()}-{os.getpid()}")
+    run_folder = RunFolder((folder or default).absolute())
     if options.any_given():
         from ds_distill.launch.launch import launch_build
 
         launch_build(as_given(recipe, overrides, small), loaded, run_folder, options)
     else:
         execute_recipe(loaded, run_folder.path, resume=run_folder.holds_run(), first=caches[-1] + 1)
+    if worker and folder is None and os.environ.get("RANK", "0") == "0":
+        shutil.rmtree(run_folder.path, ignore_errors=True)  # what it made lies in the cache
 
 
 @cache_app.command("compare", epilog="Example: ds-distill cache compare masked-lm")
@@ -109,6 +126,25 @@ def cache_info(folder: CacheArgument) -> None:
 
     for path in caches_in(folder):
         typer.echo(describe(path))
+
+
+def _check_workers(recipe, last: int) -> None:  # type: ignore[no-untyped-def]
+    """Raises UserError where processes that share only the cache's folder cannot build it.
+
+    last: number of the last cache phase.
+    """
+    for phase, name in zip(recipe.phases[: last + 1], recipe.phase_names(), strict=False):
+        if phase.kind != "cache":
+            raise UserError(
+                f"--worker: phase {name} comes before the cache, and each worker would run it "
+                "again. Run it once without --worker, and name the models that it trained "
+                f"(teachers.NAME.model=runs/{recipe.name}/models/...) in a recipe without it."
+            )
+        if phase.folder is None:
+            raise UserError(
+                f"--worker: phases.{name}.folder is not set, and workers meet in a folder that "
+                f"all of them see, e.g. phases.{name}.folder=/shared/caches/{recipe.name}"
+            )
 
 
 def _cache_phases(recipe) -> list[int]:  # type: ignore[no-untyped-def]

@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 
-from ds_distill.cache.build import (
-    ShardWriter,
-    blocks_to_write,
-    building,
-    discard_build,
-    finish_build,
-    known_teachers,
-    start_build,
-)
+from ds_distill.cache.build import finish_build, join_build, known_teachers, remove_leftovers
 from ds_distill.cache.format import Fingerprint
 from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
-from ds_distill.cache.schema import EncodedSignals, NotFinite, SignalSchema
-from ds_distill.data.batches import Collator
-from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens
-from ds_distill.data.prefetch import prefetch
-from ds_distill.engine.engine import Engine
+from ds_distill.cache.schema import SignalSchema
+from ds_distill.cache.shards import ShardWriter, blocks_to_write
+from ds_distill.cache.workers import Worker, writer_name
+from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.engine.precision import is_bf16
+from ds_distill.engine.world import World
 from ds_distill.files import naming, read_json, write_json
 from ds_distill.models.configuration import load_config
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.phases import Cache
+from ds_distill.phases.cache_blocks import WAIT_SECONDS, claims, wait, write_blocks
 from ds_distill.phases.cache_missing import ATTENTION, Missing, added_by, missing_from
 from ds_distill.run.caches import cache_folder, fingerprint
 from ds_distill.run.codecs import codec_json
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.fidelity import MUCH, Fidelity, Repeated, fidelity, repeat_inference
 from ds_distill.run.inference import inference_collator, inference_engine
-from ds_distill.run.not_finite import DAMAGED, NotFiniteSignals, refusal
+from ds_distill.run.not_finite import NotFiniteSignals, refusal
 
 
 def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
@@ -49,8 +46,107 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         return {"splits": phase.splits, "examples": 0, "added": 0}
     path, world = cache_folder(run, phase, number), run.world
     references = [run.reference(teacher, number) for teacher in run.teachers(number)]
-    before = known_teachers(path)
-    teachers = {}
+    splits = []
+    for split in phase.splits:
+        examples = run.examples(split)
+        splits.append((examples, inference_collator(run, examples, split, references)))
+    rows = len(np.unique(np.concatenate([some.keys.numpy() for some, _ in splits]), axis=0))
+    record = {"splits": phase.splits, "folder": _recorded(path, run), "examples": rows}
+    notes = run.folder.unfinished(number, name)
+    noted = read_json(notes) if notes.is_file() else None
+    world.barrier()  # before the main process writes them
+    with naming(path):
+        build = _join(phase, run, path, references, splits)
+        if build.plan.examples == 0:
+            if world.is_main:
+                remove_leftovers(path)
+            run.log.info(f"  {path} holds all {rows:,} examples")
+            if noted is None:
+                return {**record, "added": 0}
+            # An earlier start of this phase ended between its last block and its record.
+            missing = added_by(path, splits, noted["first_block"])
+            build = replace(build, missing=missing)
+            run.log.event("cache", phase=name, blocks=noted["blocks"], kept=noted["blocks"])
+        else:
+            blocks = len(build.plan.blocks) * len(build.teachers)
+            noted = {
+                "first_block": build.plan.first_block,
+                "blocks": blocks,
+                "added": build.plan.examples,
+            }
+            if world.is_main:
+                write_json(notes, noted)
+                if build.kept:
+                    run.log.info(f"  {build.kept} of {blocks} blocks were written before")
+                run.log.event("cache", phase=name, blocks=blocks, kept=build.kept)
+        repeated = _write_all(phase, run, references, path, build)
+    reader, near = CacheReader(path), {}
+    for teacher, sample in repeated.items():
+        measured = fidelity(sample, reader, teacher)
+        if measured is not None:
+            _say_fidelity(run, path, teacher, build.teachers[teacher][1], measured)
+            near[teacher] = measured.to_json()
+    return {**record, "added": noted["added"], "fidelity": near}
+
+
+@dataclass(frozen=True)
+class _Build:
+    """What a rank knows of the build that its process is a worker of."""
+
+    plan: Plan
+    missing: list[Missing]
+    teachers: dict[str, tuple[Fingerprint, SignalSchema]]
+    worker: Worker | None
+    """Of the main process, where anything is missing."""
+    writer: str
+    """This rank's name, for `ShardWriter`."""
+    kept: int
+    """Blocks that were written before, of all teachers together. Main process."""
+
+
+def _join(
+    phase: Cache,
+    run: Run,
+    path: Path,
+    references: list[ModelReference],
+    splits: list[tuple[Examples, Collator]],
+) -> _Build:
+    """Begin a build of what the cache lacks, or join the one that goes on. Other workers may begin
+    and finish builds at any time: all ranks look again until they have seen the same."""
+    world = run.world
+    while True:
+        teachers = _teachers(phase, run, path, references)
+        plan, missing = missing_from(path, splits, teachers)
+        joined: tuple[Worker, int] | None = None
+        if _all_see(plan, world):
+            if plan.examples == 0:
+                return _Build(plan, missing, teachers, None, "", 0)
+            if world.is_main:
+                joined = join_build(path, plan, teachers)
+            if world.sum(torch.full((1,), int(joined is not None), device=world.device)).item():
+                break
+        elif world.is_main:
+            time.sleep(WAIT_SECONDS)
+        world.barrier()
+    worker, kept = joined or (None, 0)
+    number = torch.full((1,), worker.number if worker is not None else 0, device=world.device)
+    name = writer_name(int(world.sum(number).item()), world.rank, world.size)
+    return _Build(plan, missing, known_teachers(path), worker, name, kept)
+
+
+def _all_see(plan: Plan, world: World) -> bool:
+    """Whether all ranks have made the same plan."""
+    number = xxhash.xxh32_intdigest(json.dumps(plan.to_json(), sort_keys=True).encode())
+    numbers = torch.zeros(world.size, dtype=torch.int64, device=world.device)
+    numbers[world.rank] = number
+    return bool((world.sum(numbers) == number).all())
+
+
+def _teachers(
+    phase: Cache, run: Run, path: Path, references: list[ModelReference]
+) -> dict[str, tuple[Fingerprint, SignalSchema]]:
+    """Fingerprint and schema of each teacher; a codec's tail as the cache or its build has it."""
+    before, teachers = known_teachers(path), {}
     for reference in references:
         its_fingerprint = fingerprint(run, reference)
         packed = run.packed(reference, bf16=is_bf16(run.deepspeed()))
@@ -62,73 +158,28 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         teachers[reference.name] = {**its_fingerprint, ATTENTION: packed or "padded"}, schema
         if packed is not None:
             run.log.info(f"  {reference.name} runs without padding (attention: {packed})")
-    splits = []
-    for split in phase.splits:
-        examples = run.examples(split)
-        splits.append((examples, inference_collator(run, examples, split, references)))
-    plan, missing = missing_from(path, splits, teachers)
-    world.barrier()  # every rank has seen the same cache, before the main process changes it
-    rows = len(np.unique(np.concatenate([some.keys.numpy() for some, _ in splits]), axis=0))
-    record = {"splits": phase.splits, "folder": _recorded(path, run), "examples": rows}
-    notes = run.folder.unfinished(number, name)
-    noted = read_json(notes) if notes.is_file() else None
-    world.barrier()  # before the main process writes them
-    with naming(path), building(path) if world.is_main else nullcontext():
-        if plan.examples == 0:
-            if world.is_main:
-                discard_build(path)
-            run.log.info(f"  {path} holds all {rows:,} examples")
-            if noted is None:
-                return {**record, "added": 0}
-            # An earlier start of this phase ended between its last block and its record.
-            missing = added_by(path, splits, noted["first_block"])
-            run.log.event("cache", phase=name, blocks=noted["blocks"], kept=noted["blocks"])
-        else:
-            blocks = len(plan.blocks) * len(teachers)
-            about = {"first_block": plan.first_block, "blocks": blocks, "added": plan.examples}
-            if world.is_main:
-                before_it = start_build(path, plan, teachers)
-                write_json(notes, about)
-                if before_it:
-                    run.log.info(f"  {before_it} of {blocks} blocks were written before")
-                run.log.event("cache", phase=name, blocks=blocks, kept=before_it)
-            noted = about
-        world.barrier()
-        teachers = known_teachers(path)  # with what the main process alone has fitted
-        repeated = _run_teachers(phase, run, references, path, plan, teachers, missing)
-        world.barrier()
-        if world.is_main and plan.examples:
-            finish_build(path, plan, teachers)
-        world.barrier()
-    reader, near = CacheReader(path), {}
-    for teacher, sample in repeated.items():
-        measured = fidelity(sample, reader, teacher)
-        if measured is not None:
-            _say_fidelity(run, path, teacher, teachers[teacher][1], measured)
-            near[teacher] = measured.to_json()
-    return {**record, "added": noted["added"], "fidelity": near}
+    return teachers
 
 
-def _run_teachers(
-    phase: Cache,
-    run: Run,
-    references: list[ModelReference],
-    path: Path,
-    plan: Plan,
-    teachers: dict[str, tuple[Fingerprint, SignalSchema]],
-    missing: list[Missing],
+def _write_all(
+    phase: Cache, run: Run, references: list[ModelReference], path: Path, build: _Build
 ) -> dict[str, Repeated]:
-    """Have all that is missing written; see `_run_teacher`. Raises UserError where signals are not
-    finite."""
-    repeated = {}
-    for reference in references:
-        schema = teachers[reference.name][1]
-        try:
-            repeated[reference.name] = _run_teacher(
-                run, reference, path, plan, phase.batch_size, schema, missing
-            )
-        except NotFiniteSignals as error:
-            raise refusal(run, phase.splits, error) from error
+    """Have all that is missing written, and the build finished. Returns signals of a second run,
+    by teacher. Raises UserError where signals are not finite."""
+    world, worker, repeated = run.world, build.worker, {}
+    try:
+        for reference in references:
+            repeated[reference.name] = _run_teacher(phase, run, reference, path, build)
+    except NotFiniteSignals as error:
+        raise refusal(run, phase.splits, error) from error
+    finally:
+        if worker is not None:
+            worker.close()
+    while wait(world, worker):
+        pass
+    if worker is not None:
+        finish_build(path, build.plan, build.teachers, worker)
+    world.barrier()
     return repeated
 
 
@@ -164,144 +215,52 @@ def _schema(
 
 
 def _run_teacher(
-    run: Run,
-    reference: ModelReference,
-    path: Path,
-    plan: Plan,
-    batch_size: int | None,
-    schema: SignalSchema,
-    missing: list[Missing],
+    phase: Cache, run: Run, reference: ModelReference, path: Path, build: _Build
 ) -> Repeated:
-    """Have all that is missing of a teacher written, by all ranks together. Returns its
+    """Have all that is missing of a teacher written, by all ranks and workers together. Returns its
     signals on a few of the examples from a second run."""
-    world, blocks = run.world, plan.blocks
-    # One process reads all journals: hundreds at once would be a burden to a shared file system.
-    unwritten = torch.zeros(len(blocks), device=world.device)
-    if world.is_main:
-        unwritten[blocks_to_write(path, plan, reference.name, schema)] = 1
-    todo = world.sum(unwritten).nonzero()[:, 0].tolist()
-    rows = sum(blocks[at][1].stop - blocks[at][1].start for at in todo)
+    world, plan, schema = run.world, build.plan, build.teachers[reference.name][1]
+    batch_size = phase.batch_size
     if batch_size is None and run.packed(reference, bf16=is_bf16(run.deepspeed())) is None:
         batch_size = PADDED_BATCH
     with inference_engine(run, [reference]) as engine:
-        if todo:
-            writer = ShardWriter(path, plan, reference.name, schema, world.rank, world.size)
-            with run.log.bar(reference.name, rows) as bar:
+        if plan.examples:
+            writer = ShardWriter(path, plan, reference.name, schema, build.writer)
+            with _progress(run, reference.name, path, build) as advance:
                 write_blocks(
                     engine,
                     writer,
+                    claims(world, build.worker, reference.name),
                     reference.name,
                     schema,
                     plan,
-                    todo,
-                    missing,
+                    build.missing,
                     batch_size,
-                    bar.advance,
+                    advance,
                 )
             writer.close()
-        most = max(missing, key=lambda part: len(part.indices))
+        most = max(build.missing, key=lambda part: len(part.indices))
         return repeat_inference(
             engine, reference.name, most.examples, most.collate, most.indices, schema.mask_variants
         )
 
 
-def write_blocks(
-    engine: Engine,
-    writer: ShardWriter,
-    teacher: str,
-    schema: SignalSchema,
-    plan: Plan,
-    todo: list[int],
-    missing: list[Missing],
-    batch_size: int | None,
-    advance: Callable[[int], None],
-) -> None:
-    """Run a teacher over blocks of a plan, and write this rank's. All ranks make the same number
-    of calls.
+@contextmanager
+def _progress(
+    run: Run, teacher: str, path: Path, build: _Build
+) -> Iterator[Callable[[list[int]], None]]:
+    """A progress bar over the examples of a teacher that are not written yet, by this worker or
+    another one."""
+    worker, sizes = build.worker, [part.stop - part.start for _, part in build.plan.blocks]
+    left: set[int] = set()
+    if worker is not None:
+        left.update(blocks_to_write(path, build.plan, teacher))
+    with run.log.bar(teacher, sum(sizes[at] for at in left)) as bar:
 
-    todo: positions in `plan.blocks`. missing: of each split.
-    batch_size: examples per rank and call; None: as many as have TOKENS_PER_CALL tokens.
-    advance: called with how many examples all ranks have done.
-    """
-    world, blocks = engine.world, plan.blocks
-    shares = [
-        [at for at in todo if (plan.first_block + at) % world.size == rank]
-        for rank in range(world.size)
-    ]
-    sizes = [part.stop - part.start for _, part in blocks]
+        def advance(done: list[int]) -> None:
+            if worker is not None:
+                new = left & {*done, *worker.claimed(teacher)}
+                left.difference_update(new)
+                bar.advance(sum(sizes[at] for at in new))
 
-    def batches(at: int) -> list[np.ndarray]:
-        split, part = blocks[at]
-        indices, lengths = missing[split].indices[part], missing[split].collate.lengths
-        if batch_size is None:
-            return cut_by_tokens(indices, lengths, TOKENS_PER_CALL)
-        return [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
-
-    waiting: Future[None] | None = None
-    # One thread writes and syncs while the teacher goes on; a block is in flight at most.
-    with ThreadPoolExecutor(1) as aside:
-        for step in range(max(map(len, shares))):
-            together = [share[step] for share in shares if step < len(share)]
-            own = shares[world.rank][step] if step < len(shares[world.rank]) else None
-            split, part = blocks[together[0] if own is None else own]
-            # A rank without examples makes the same calls, on empty batches: ZeRO stage 3 needs it.
-            mine = batches(own) if own is not None else []
-            calls = max(len(batches(at)) for at in together)
-            mine += [np.empty(0, dtype=np.int64)] * (calls - len(mine))
-            outputs = _run_block(engine, missing[split].collate, mine, teacher, schema)
-            if waiting is not None:
-                waiting.result()
-            if own is not None:
-                keys = plan.keys[split][part]
-                waiting = aside.submit(_write, writer, own, schema, *outputs, keys, teacher)
-            advance(sum(sizes[at] for at in together))
-        if waiting is not None:
-            waiting.result()
-
-
-def _run_block(
-    engine: Engine,
-    collate: Collator,
-    batches: list[np.ndarray],
-    teacher: str,
-    schema: SignalSchema,
-) -> tuple[list[EncodedSignals], np.ndarray | None]:
-    """A block's signals, and with mask variants the number of rows of each variant and example."""
-    encoded: list[EncodedSignals] = []
-    counts: list[np.ndarray] = []
-    calls = [(some, variant) for variant in range(schema.mask_variants or 1) for some in batches]
-    made = prefetch(lambda call: collate(*call), calls)
-    for (some, _), batch in zip(calls, made, strict=True):
-        signals = engine.predict(batch, [teacher], schema.hidden)[teacher]
-        view = batch.views[teacher]
-        if view.positions is not None and len(some):
-            # Without the dummy row of a batch of no rows.
-            of_rows = view.example_indices[batch.row_sets["all"]]
-            counts.append(np.bincount(of_rows.numpy(), minlength=len(some)))
-        if len(batch.row_sets["all"]):
-            encoded.append(schema.encode(signals))
-    return encoded, np.concatenate(counts) if counts else None
-
-
-def _write(
-    writer: ShardWriter,
-    at: int,
-    schema: SignalSchema,
-    encoded: list[EncodedSignals],
-    counts: np.ndarray | None,
-    keys: np.ndarray,
-    teacher: str,
-) -> None:
-    try:
-        batch = schema.record_batch(encoded, counts)
-    except NotFinite as error:
-        examples = error.rows
-        if counts is not None:  # rows are tokens
-            examples = np.searchsorted(np.cumsum(counts), error.rows, side="right") % len(keys)
-        bad = torch.from_numpy(keys[np.unique(examples)])
-        remedy = DAMAGED
-        if error.overflow:
-            remedy = f"They are in {schema.dtype} alone: set the cache phase's dtype to float32."
-        among = f"{len(keys)} examples of a block"
-        raise NotFiniteSignals(teacher, bad, among, remedy) from error
-    writer.append(at, batch, len(keys))
+        yield advance

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ds_distill import lock
 from ds_distill.errors import UserError
 from ds_distill.files import new_folder, publish_folder, read_json, write_json, write_text
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
-from ds_distill.run import failures, lock
+from ds_distill.run import failures
 from ds_distill.run.changes import Change, changes
 from ds_distill.run.stopping import same_command
 
@@ -58,7 +59,7 @@ class RunFolder:
         for a resume with another recipe."""
         written = self.path / "recipe.yaml"
         if self.path.is_dir():
-            lock.RunLock(self.path).check()
+            lock.FolderLock(self.path).check()
         if self.path.exists() and not self.path.is_dir():
             raise UserError(
                 f"--folder {self.path}: is a file, and a run needs a folder. Name another one."
@@ -168,8 +169,8 @@ class RunFolder:
     @contextmanager
     def locked(self, on_lost: Callable[[str], None]) -> Iterator[None]:
         """Inside this block this process alone writes to the folder, which it makes where it is not
-        there; see `RunLock`."""
-        taken = lock.RunLock(self.path, on_lost)
+        there; see `FolderLock`."""
+        taken = lock.FolderLock(self.path, on_lost)
         try:
             taken.take()
         except OSError as error:

@@ -20,8 +20,8 @@ from ds_distill.engine.rendezvous import FAILURE, Meeting, RanksMissing, StoreLo
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full
+from ds_distill.lock import Locked, release_all
 from ds_distill.run.failures import Failure, Kind, first_failure, record_failure
-from ds_distill.run.lock import RunLocked, release_all
 from ds_distill.run.stopping import LAUNCHED, Stopped, is_rank, print_error
 from ds_distill.run.watchdog import GRACE_SECONDS, Watchdog
 
@@ -115,7 +115,7 @@ class _Rank:
         first = self._publish(own)
         if first != own:
             return first, "printed"
-        if not isinstance(error, RunLocked):  # the folder belongs to another run
+        if not isinstance(error, Locked):  # the folder belongs to another run
             record_failure(self._folder, own)
         return own, "own"
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from ds_distill.run.lock import release_all
+from ds_distill.lock import release_all
 
 STOPPED = 75
 """Exit code after SIGTERM, where a checkpoint was saved: a launcher may start the run again."""

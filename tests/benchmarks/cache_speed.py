@@ -21,17 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.cache.build import (
-    ShardWriter,
-    blocks_to_write,
-    building,
-    finish_build,
-    start_build,
-)
+from ds_distill.cache.build import finish_build, join_build
 from ds_distill.cache.codecs import Encoded, TopKCodec
 from ds_distill.cache.plan import Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import EncodedSignals, SignalSchema
+from ds_distill.cache.shards import ShardWriter
+from ds_distill.cache.workers import Worker
 from ds_distill.data.batches import Examples, SequenceCollator
 from ds_distill.data.combined import open_source
 from ds_distill.data.plan import plan_once
@@ -44,7 +40,7 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import load_classifier
 from ds_distill.parts.tasks import SingleLabel
-from ds_distill.phases.cache import write_blocks
+from ds_distill.phases.cache_blocks import claims, write_blocks
 from ds_distill.phases.cache_missing import Missing
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.environment import describe_environment
@@ -86,16 +82,25 @@ def fill(
     item = sum(size or 0 for size in schema.items.values()) * max(each, 1)
     plan = Plan(0, block_rows_for(len(keys), item), [keys])
     teachers: dict[str, Any] = {"teacher": ({}, schema)}
-    with building(path):
-        start_build(path, plan, teachers)
-        writers = [ShardWriter(path, plan, "teacher", schema, rank, ranks) for rank in range(ranks)]
-        for at, (_, part) in enumerate(plan.blocks):
-            rows = part.stop - part.start
-            counts = np.full(rows, each) if each else None
-            writers[at % ranks].append(at, schema.record_batch([kept(part)], counts), rows)
-        for writer in writers:
-            writer.close()
-        finish_build(path, plan, teachers)
+    worker = join(path, plan, teachers)
+    writers = [
+        ShardWriter(path, plan, "teacher", schema, worker.writer_name(rank, ranks))
+        for rank in range(ranks)
+    ]
+    for at, (_, part) in enumerate(plan.blocks):
+        rows = part.stop - part.start
+        counts = np.full(rows, each) if each else None
+        writers[at % ranks].append(at, schema.record_batch([kept(part)], counts), rows)
+    for writer in writers:
+        writer.close()
+    worker.close()
+    finish_build(path, plan, teachers, worker)
+
+
+def join(path: Path, plan: Plan, teachers: dict[str, Any]) -> Worker:
+    joined = join_build(path, plan, teachers)
+    assert joined is not None
+    return joined[0]
 
 
 def reading_logits(folder: Path, examples: int, classes: int, batch: int) -> dict[str, Any]:
@@ -220,15 +225,15 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
         nonlocal number
         number += 1
         path = folder / f"built-{number}"
-        with building(path):
-            start_build(path, plan, teachers)
-            writer = ShardWriter(path, plan, "teacher", schema, 0, 1)
-            todo = blocks_to_write(path, plan, "teacher", schema)
-            write_blocks(
-                engine, writer, "teacher", schema, plan, todo, missing, batch, lambda rows: None
-            )
-            writer.close()
-            finish_build(path, plan, teachers)
+        worker = join(path, plan, teachers)
+        writer = ShardWriter(path, plan, "teacher", schema, worker.writer_name(0, 1))
+        claim = claims(world, worker, "teacher")
+        write_blocks(
+            engine, writer, claim, "teacher", schema, plan, missing, batch, lambda done: None
+        )
+        writer.close()
+        worker.close()
+        finish_build(path, plan, teachers, worker)
 
     return {"examples": len(order), "batch": batch, "of_asking_alone": in_turn(predict, build, 12)}
 

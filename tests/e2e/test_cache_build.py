@@ -7,8 +7,10 @@ import json
 import random
 import shlex
 import shutil
+import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +178,7 @@ def whole(builds: Builds, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_build_that_was_stopped_at_half_goes_on(builds, whole, tmp_path):
     killed = builds.stop(tmp_path / "run", ranks=2, share=0.5)
     assert killed < BLOCKS
-    shutil.copytree(tmp_path / "run", tmp_path / "alone")
+    shutil.copytree(tmp_path / "run", tmp_path / "alone", symlinks=True)
     event = builds.finish(tmp_path / "run", ranks=2)
     assert event["kept"] >= killed and event["kept"] >= 0.4 * event["blocks"]
     assert contents(cache_of(tmp_path / "run")) == contents(cache_of(whole))
@@ -190,6 +192,92 @@ def test_a_build_that_was_stopped_at_half_goes_on(builds, whole, tmp_path):
         cache_of(whole) / "index-13.arrow"
     ).read_bytes()
     assert not (alone / BUILDING).exists()
+
+
+@pytest.fixture
+def workers(settings, builds, tmp_path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a worker of the cache tmp_path / "shared"."""
+    shared = copy.deepcopy(settings)
+    shared["phases"][0]["cache"]["folder"] = str(tmp_path / "shared")
+    recipe = tmp_path / "shared.yaml"
+    recipe.write_text(yaml.safe_dump(shared))
+    started = []
+
+    def start(ranks: int = 1) -> subprocess.Popen[str]:
+        command = [*DS_DISTILL, "cache", "build", str(recipe), "--worker"]
+        started.append(
+            subprocess.Popen(
+                [*command, *(["--num-gpus", str(ranks)] if ranks > 1 else [])],
+                env=builds.environment,
+                cwd=tmp_path,
+                start_new_session=True,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            kill_all(process)
+
+
+def claimed(cache: Path) -> int:
+    claims = cache / BUILDING / "claims"
+    return len(list(claims.iterdir())) if claims.is_dir() else 0
+
+
+def test_what_a_killed_worker_leaves_is_written_by_those_that_come_later(workers, whole, tmp_path):
+    shared = tmp_path / "shared"
+    first = workers()
+    while claimed(shared) < 5:
+        assert first.poll() is None, first.communicate()[0]
+        time.sleep(0.001)
+    first.send_signal(signal.SIGSTOP)
+    before = claimed(shared)
+    second = workers(ranks=2)
+    while claimed(shared) < before + 2:  # it works beside the one that gives no sign
+        assert second.poll() is None, second.communicate()[0]
+        time.sleep(0.001)
+    kill_all(first)
+    output, _ = second.communicate(timeout=200)
+    assert second.returncode == 0, output
+    assert block_checksums(shared) == block_checksums(cache_of(whole))
+    CacheReader(shared).verify()
+    assert not (shared / BUILDING).exists()
+    assert len(list((tmp_path / "runs").iterdir())) == 1, "that of the killed one"
+
+
+@pytest.mark.slow
+def test_four_workers_with_kills_and_a_late_one(workers, whole, tmp_path):
+    draw, shared = random.Random(0), tmp_path / "shared"
+    running = [workers(), workers(2), workers(), workers()]
+    for share in (0.2, 0.4, 0.6):
+        while claimed(shared) < share * BLOCKS:
+            time.sleep(0.001)
+        victim = running.pop(draw.randrange(len(running)))
+        kill_all(victim)
+    running.append(workers())
+    for process in running:
+        output, _ = process.communicate(timeout=400)
+        assert process.returncode == 0, output
+    assert block_checksums(shared) == block_checksums(cache_of(whole))
+    CacheReader(shared).verify()
+    assert not (shared / BUILDING).exists()
+
+
+def test_workers_need_a_cache_that_all_see_and_teachers_that_are_there(
+    settings, toy_settings, ds_distill, tmp_path
+):
+    for made, message in (
+        (settings, "phases.cache.folder is not set"),
+        (toy_settings, "comes before the cache, and each worker would run it again"),
+    ):
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(made))
+        done = ds_distill("cache", "build", tmp_path / "recipe.yaml", "--worker")
+        assert done.returncode == 2 and message in done.stderr, done.stderr
 
 
 @pytest.mark.slow

@@ -6,9 +6,6 @@ import errno
 import os
 import resource
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +15,13 @@ import pytest
 import torch
 from cache_files import PRINT, TWO, block, check_rows, contents, make_keys, write_cache
 
-from ds_distill.cache.build import ShardWriter, building, known_teachers, start_build
+from ds_distill.cache.build import join_build, known_teachers
 from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
 from ds_distill.cache.plan import BUILDING, Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
+from ds_distill.cache.shards import ShardWriter
+from ds_distill.cache.workers import Worker
 from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError
 from ds_distill.phases.cache_missing import missing_from
@@ -121,35 +120,6 @@ def test_class_logits_cost_two_bytes_each_and_at_most_24_more(tmp_path):
     check_rows(tmp_path / "cache", make_keys(examples)[::97], schemas)
 
 
-BUILDER = """
-import sys, time
-from pathlib import Path
-from ds_distill.cache.build import building
-with building(Path(sys.argv[1])):
-    print("building", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_second_builder_is_refused_until_the_first_one_is_gone(cache):
-    path, _ = cache
-    first = subprocess.Popen(
-        [sys.executable, "-c", BUILDER, str(path)], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert first.stdout is not None and first.stdout.readline() == "building\n"
-        before = contents(path)
-        with pytest.raises(UserError, match="another process is building it"):
-            write_cache(path, make_keys(60), TWO)
-        assert contents(path) == before
-        check_rows(path, make_keys(50), TWO)  # reading needs no lock
-    finally:
-        first.send_signal(signal.SIGKILL)
-        first.communicate()
-    write_cache(path, make_keys(60), TWO)
-    check_rows(path, make_keys(60), TWO)
-
-
 def test_a_teacher_may_be_named_like_the_folder_of_a_build(tmp_path):
     schemas = {BUILDING.strip("."): TWO["first"]}
     write_cache(tmp_path / "cache", make_keys(9), schemas)
@@ -170,13 +140,20 @@ def started(tmp_path: Path) -> tuple[Path, Plan]:
     path = tmp_path / "cache"
     write_cache(path, make_keys(20), BEGUN)
     plan = Plan(3, 8, [make_keys(20, "more ")])
-    with building(path):
-        assert start_build(path, plan, with_fingerprint(BEGUN)) == 0
-        writer = ShardWriter(path, plan, "first", BEGUN["first"], 0, 1)
-        writer.append(0, block("first", BEGUN["first"], plan.keys[0][:8]), 8)
-        writer.close()
-        assert start_build(path, plan, with_fingerprint(BEGUN)) == 1
+    worker = join(path, plan, BEGUN, kept=0)
+    writer = ShardWriter(path, plan, "first", BEGUN["first"], worker.writer_name(0, 1))
+    assert worker.claim("first", 1) == [0]
+    writer.append(0, block("first", BEGUN["first"], plan.keys[0][:8]), 8)
+    writer.close()
+    worker.close()
+    join(path, plan, BEGUN, kept=1).close()
     return path, plan
+
+
+def join(path: Path, plan: Plan, schemas: dict[str, SignalSchema], kept: int) -> Worker:
+    joined = join_build(path, plan, with_fingerprint(schemas))
+    assert joined is not None and joined[1] == kept
+    return joined[0]
 
 
 def with_fingerprint(
@@ -190,7 +167,6 @@ def with_fingerprint(
     [
         (make_keys(19, "more "), 3, BEGUN, {}, "the number of examples: 20, not 19"),
         (make_keys(20, "other "), 3, BEGUN, {}, "the content keys of the examples: "),
-        (None, 0, BEGUN, {}, "the number of blocks in the cache: 3, not 0"),
         (None, 3, BEGUN, {"max_length": 64}, "teacher 'first' with max_length 128, not 64"),
         (None, 3, {"lm": BEGUN["lm"]}, {}, "started with a teacher 'first'"),
         (None, 3, {**BEGUN, "x": BEGUN["first"]}, {}, "started with no teacher 'x'"),
@@ -216,8 +192,8 @@ def test_an_unfinished_build_of_something_else_is_refused(
     path, plan = started
     before = contents(path)
     other = Plan(first_block, 8, [plan.keys[0] if keys is None else keys])
-    with building(path), pytest.raises(UserError) as refused:
-        start_build(path, other, with_fingerprint(schemas, **changes))
+    with pytest.raises(UserError) as refused:
+        join_build(path, other, with_fingerprint(schemas, **changes))
     text = str(refused.value)
     assert message in text and f"remove {path / BUILDING} to start again" in text
     assert len(text) < 700
@@ -250,22 +226,21 @@ def test_a_read_that_fails_is_reported_and_nothing_is_deleted(started, which, ho
     path, plan = started
     files = {
         "plan": path / BUILDING / "plan.json",
-        "journal": path / BUILDING / "first.00000-of-00001.jsonl",
-        "shard": path / "first" / "shard-00000003-00000-of-00001.arrow",
+        "journal": path / BUILDING / "first.000-00000-of-00001.jsonl",
+        "shard": path / "first" / "shard-00000003-000-00000-of-00001.arrow",
     }
     aside = path.with_name("aside")
     shutil.copy(files[which], aside)
     unreadable(files[which], how)
     left = sorted(path.rglob("*"))
-    with building(path), pytest.raises(OSError) as failed:
+    with pytest.raises(OSError) as failed:
         known_teachers(path)
-        start_build(path, plan, with_fingerprint(BEGUN))
+        join_build(path, plan, with_fingerprint(BEGUN))
     assert failed.value.errno == getattr(errno, how)
     assert sorted(path.rglob("*")) == left
     files[which].rmdir() if how == "EISDIR" else files[which].unlink()
     aside.replace(files[which])
-    with building(path):
-        assert start_build(path, plan, with_fingerprint(BEGUN)) == 1
+    join(path, plan, BEGUN, kept=1).close()
     write_cache(path, np.concatenate([make_keys(20), *plan.keys]), BEGUN)
     check_rows(path, plan.keys[0], {"first": BEGUN["first"]})
 
@@ -277,7 +252,7 @@ def test_a_damaged_plan_is_refused(started, text):
     path, plan = started
     (path / BUILDING / "plan.json").write_text(text, errors="surrogateescape")
     before = contents(path)
-    for read in (known_teachers, lambda path: start_build(path, plan, with_fingerprint(BEGUN))):
+    for read in (known_teachers, lambda path: join_build(path, plan, with_fingerprint(BEGUN))):
         with pytest.raises(UserError, match=f"damaged .* Remove {path / BUILDING} and build again"):
             read(path)
     assert contents(path) == before
@@ -287,7 +262,7 @@ def test_what_a_finished_build_left_is_no_unfinished_one(started):
     """A kill after the manifest was written and before the build's folder was removed."""
     path, plan = started
     keys = np.concatenate([make_keys(20), *plan.keys])
-    shutil.copytree(path / BUILDING, path.with_name("left"))
+    shutil.copytree(path / BUILDING, path.with_name("left"), symlinks=True)
     write_cache(path, keys, BEGUN)
     path.with_name("left").rename(path / BUILDING)
     assert known_teachers(path) == with_fingerprint(BEGUN)

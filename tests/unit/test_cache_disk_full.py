@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from cache_files import block, check_rows, contents, journal_blocks, make_keys, write_cache
 
-from ds_distill.cache.build import ShardWriter, building, finish_build, start_build
+from ds_distill.cache.build import finish_build, join_build
 from ds_distill.cache.plan import BUILDING, Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
+from ds_distill.cache.shards import ShardWriter
 from ds_distill.files import is_disk_full
 
 SCHEMAS = {
@@ -83,20 +84,22 @@ def test_after_a_block_that_had_no_room_the_next_writer_goes_on(disk):
     plan, teachers = Plan(0, 256, [KEYS]), {"first": ({}, SCHEMAS["first"])}
     blocks = [block("first", schema, KEYS[part]) for _, part in plan.blocks]
     sizes = [part.stop - part.start for _, part in plan.blocks]
-    with building(path):
-        start_build(path, plan, teachers)
-        failed = ShardWriter(path, plan, "first", schema, 0, 1)
-        failed.append(0, blocks[0], sizes[0])
-        dummy = leave(disk, 2 * 4096)
-        with pytest.raises(OSError, match="No space left"):
-            failed.append(1, blocks[1], sizes[1])
-        dummy.unlink()
-        writer = ShardWriter(path, plan, "first", schema, 0, 1)
-        for at in (1, 2):
-            writer.append(at, blocks[at], sizes[at])
-        failed.close()
-        del failed
-        writer.close()
-        finish_build(path, plan, teachers)
+    joined = join_build(path, plan, teachers)
+    assert joined is not None
+    worker, name = joined[0], joined[0].writer_name(0, 1)
+    failed = ShardWriter(path, plan, "first", schema, name)
+    failed.append(0, blocks[0], sizes[0])
+    dummy = leave(disk, 2 * 4096)
+    with pytest.raises(OSError, match="No space left"):
+        failed.append(1, blocks[1], sizes[1])
+    dummy.unlink()
+    writer = ShardWriter(path, plan, "first", schema, name)
+    for at in (1, 2):
+        writer.append(at, blocks[at], sizes[at])
+    failed.close()
+    del failed
+    writer.close()
+    worker.close()
+    finish_build(path, plan, teachers, worker)
     check_rows(path, KEYS, {"first": schema})
     CacheReader(path).verify()

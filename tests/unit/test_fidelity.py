@@ -10,11 +10,12 @@ import pytest
 import torch
 from cache_files import PRINT, make_keys, signals_of, write_cache
 
-from ds_distill.cache.build import ShardWriter, building, finish_build, start_build
+from ds_distill.cache.build import finish_build, join_build
 from ds_distill.cache.codecs import CompactCodec, TopKCodec
 from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
+from ds_distill.cache.shards import ShardWriter
 from ds_distill.run.fidelity import Repeated, fidelity
 from ds_distill.types import Signals
 from ds_kernels import masked_kl, topk_kl
@@ -86,13 +87,15 @@ def test_what_a_top_leaves_out_of_a_flat_distribution_is_lost(tmp_path: Path) ->
     schema = SignalSchema(
         dtype="float16", classes=vocabulary, temperature=T, mask_variants=1, codec=codec.to_json()
     )
-    with building(tmp_path / "cache"):
-        plan, teachers = Plan(0, 8, [keys]), {"t": (PRINT, schema)}
-        start_build(tmp_path / "cache", plan, teachers)
-        writer = ShardWriter(tmp_path / "cache", plan, "t", schema, 0, 1)
-        writer.append(0, schema.record_batch([schema.encode(Signals(logits))], np.array([1])), 1)
-        writer.close()
-        finish_build(tmp_path / "cache", plan, teachers)
+    plan, teachers = Plan(0, 8, [keys]), {"t": (PRINT, schema)}
+    joined = join_build(tmp_path / "cache", plan, teachers)
+    assert joined is not None
+    worker, _ = joined
+    writer = ShardWriter(tmp_path / "cache", plan, "t", schema, worker.writer_name(0, 1))
+    writer.append(0, schema.record_batch([schema.encode(Signals(logits))], np.array([1])), 1)
+    writer.close()
+    worker.close()
+    finish_build(tmp_path / "cache", plan, teachers, worker)
     reader = CacheReader(tmp_path / "cache")
     measured = fidelity(Repeated(torch.from_numpy(keys), logits, logits), reader, "t")
     assert measured is not None and measured.lost > 0.2

@@ -32,17 +32,17 @@ ASIDE = {"new_file", "new_folder", "new_model"}
 """What is written within a `with` of these is published by `files`."""
 
 KNOWN = {
-    ("cache/build.py", "ShardWriter.__init__"): "shards and journals are appended to and synced",
-    ("cache/build.py", "_lock"): "a lock has no content",
-    ("cache/build.py", "_close_shard"): "ends a shard, and syncs it",
+    ("cache/shards.py", "ShardWriter.__init__"): "shards and journals are appended to and synced",
+    ("cache/shards.py", "close_shard"): "ends a shard, and syncs it",
+    ("cache/workers.py", "Worker._take_over"): "a symbolic link, made whole",
     ("data/docstrings.py", "docstring_corpus.write"): "a file aside, given by build_once",
     ("data/examples.py", "write_examples"): "a file aside, given by build_once",
     ("engine/engine.py", "Engine.save"): "a checkpoint's folder aside, which checkpoints publish",
     ("engine/training_state.py", "write_training_state"): "into that folder",
     ("models/load.py", "save_model"): "into a folder aside, which the run's folder publishes",
     ("run/failures.py", "record_failure"): "made with O_EXCL; half a record counts for none",
-    ("run/lock.py", "RunLock.take"): "made with O_EXCL, and synced; half a lock counts for none",
-    ("run/lock.py", "RunLock._remove"): "an ended process's lock goes aside, to be removed",
+    ("lock.py", "FolderLock.take"): "made with O_EXCL, and synced; half a lock counts for none",
+    ("lock.py", "FolderLock._remove"): "an ended process's lock goes aside, to be removed",
     ("run/events.py", "RunLog.event"): "a line at the end of metrics.jsonl, where none is trusted",
 }
 """Where something else is written, and why that is sound."""

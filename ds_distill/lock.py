@@ -1,4 +1,4 @@
-"""The lock of a run's folder: a file that names the process which writes there.
+"""The lock of a folder: a file that names the process which writes there.
 
 Made with O_EXCL, which is atomic on shared file systems too, where flock often is not. Its process
 renews a time in it; whether the process is alive is asked of the system where it can know.
@@ -30,8 +30,8 @@ STALE_SECONDS = 60.0
 """Age of that time from which its owner counts as ended, where nothing else can tell."""
 
 
-class RunLocked(UserError):
-    """Another process has the run's folder."""
+class Locked(UserError):
+    """Another process has the folder."""
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,32 @@ class Owner:
         return f"process {self.process.pid} on host {self.process.host} (since {since})"
 
 
-class RunLock:
+class FolderLock:
     """The lock of one folder. A context: inside it this process has the folder."""
 
-    def __init__(self, folder: Path, on_lost: Callable[[str], None] | None = None) -> None:
-        """on_lost: called, in a thread, with a sentence when another process has taken the lock
-        from this one, which must not write to the folder any more."""
+    def __init__(
+        self,
+        folder: Path,
+        on_lost: Callable[[str], None] | None = None,
+        *,
+        what: str = "the run's folder",
+        wait: bool = False,
+    ) -> None:
+        """
+        on_lost: called, in a thread, with a sentence when another process has taken the lock from
+            this one, which must not write to the folder any more.
+        what: the folder, in messages.
+        wait: for another process that has the folder, as long as there are signs of it.
+        """
         self.path = folder / NAME
-        self._on_lost = on_lost
+        self._on_lost, self._what, self._wait = on_lost, what, wait
         self._own: Owner | None = None
         self._made = False
         self._ended = threading.Event()
         self._beating: threading.Thread | None = None
 
     def check(self) -> None:
-        """Raises RunLocked when another process has the folder. A lock whose process has ended for
+        """Raises Locked when another process has the folder. A lock whose process has ended for
         certain is none."""
         owner = self._read()
         if owner is None or owner.process == ProcessId.of_this():
@@ -80,7 +91,7 @@ class RunLock:
     def take(self) -> None:
         """Take the lock, also from a process that has ended for certain. Makes the folder.
 
-        Raises RunLocked when another process has it.
+        Raises Locked when another process has it.
         """
         own = Owner.this_process()
         self._made = not self.path.parent.exists()
@@ -91,7 +102,10 @@ class RunLock:
             except FileExistsError:
                 owner = self._read()
                 if owner is not None and not self._is_over(owner):
-                    raise self._refusal(owner) from None
+                    if not self._wait or _is_silent(owner):
+                        raise self._refusal(owner) from None
+                    time.sleep(0.05)
+                    continue
                 self._remove(owner)
                 continue
             try:
@@ -104,6 +118,7 @@ class RunLock:
                 raise
             break
         self._own = own
+        self._sweep()
         _taken.append(self)
         self._ended.clear()
         self._beating = threading.Thread(target=self._beat, daemon=True, name="run lock")
@@ -132,7 +147,15 @@ class RunLock:
             with suppress(OSError):  # not empty: there is a run
                 self.path.parent.rmdir()
 
-    def __enter__(self) -> RunLock:
+    def _sweep(self) -> None:
+        """Remove what a kill in `_remove` has left: locks aside, of processes that have ended."""
+        for aside in self.path.parent.glob(f".{NAME}.*"):
+            if aside.suffix != ".tmp":
+                owner = _owner_in(aside)
+                if owner is None or self._is_over(owner):
+                    aside.unlink(missing_ok=True)
+
+    def __enter__(self) -> FolderLock:
         self.take()
         return self
 
@@ -161,17 +184,16 @@ class RunLock:
             return True
         return owner.process.is_alive() is False
 
-    def _refusal(self, owner: Owner) -> RunLocked:
-        age = time.time() - owner.beat
-        if owner.process.is_alive() is None and age > STALE_SECONDS:
+    def _refusal(self, owner: Owner) -> Locked:
+        if _is_silent(owner):
             seen = datetime.fromtimestamp(owner.beat).isoformat(" ", "seconds")
-            return RunLocked(
-                f"the run's folder {self.path.parent} is locked by {owner}, of which there has "
+            return Locked(
+                f"{self._what} {self.path.parent} is locked by {owner}, of which there has "
                 f"been no sign since {seen}. If that process has ended, remove {self.path} and "
                 "run the same command again."
             )
-        return RunLocked(
-            f"the run's folder {self.path.parent} is in use by {owner}. Wait for that run or stop "
+        return Locked(
+            f"{self._what} {self.path.parent} is in use by {owner}. Wait for that run or stop "
             "it, or name another folder with --folder."
         )
 
@@ -195,7 +217,12 @@ class RunLock:
             aside.unlink(missing_ok=True)
 
 
-_taken: list[RunLock] = []
+_taken: list[FolderLock] = []
+
+
+def _is_silent(owner: Owner) -> bool:
+    """Whether an owner, which may have ended on another host, has given no sign for long."""
+    return owner.process.is_alive() is None and time.time() - owner.beat > STALE_SECONDS
 
 
 def release_all() -> None:

@@ -1,33 +1,35 @@
-"""The lock of a run's folder: between real processes, some of which are killed."""
+"""The lock of a folder: between real processes, some of which are killed."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ds_distill import lock
 from ds_distill.errors import UserError
-from ds_distill.run import lock
-from ds_distill.run.lock import RunLock
+from ds_distill.lock import FolderLock
 
 HOLD = """
 import os, sys
 from pathlib import Path
-from ds_distill.run import lock
+from ds_distill import lock
 lock.BEAT_SECONDS = 0.05
 
 def lost(why):
     print("lost:", why.split(" on host")[0], flush=True)
     os._exit(1)
 
-with lock.RunLock(Path(sys.argv[1]), lost):
+with lock.FolderLock(Path(sys.argv[1]), lost):
     print("taken", flush=True)
     sys.stdin.read()
 """
@@ -65,16 +67,16 @@ def edit(folder: Path, **changes: object) -> None:
 def test_the_second_is_refused_and_goes_on_after_the_first(hold, tmp_path):
     folder = tmp_path / "run"
     first = hold(folder)
-    for attempt in (RunLock(folder).check, RunLock(folder).take):
+    for attempt in (FolderLock(folder).check, FolderLock(folder).take):
         with pytest.raises(UserError, match=rf"in use by process {first.pid} on host \S+ \(since"):
             attempt()
     first.communicate("", timeout=30)
     assert not folder.exists(), "nothing was written there"
     folder.mkdir()
-    with RunLock(folder):
+    with FolderLock(folder):
         with pytest.raises(UserError, match=f"process {os.getpid()} on host"):
-            RunLock(folder).take()
-        RunLock(folder).check()  # this process has it
+            FolderLock(folder).take()
+        FolderLock(folder).check()  # this process has it
         assert [path.name for path in folder.iterdir()] == [lock.NAME]
     assert list(folder.iterdir()) == []
 
@@ -83,8 +85,8 @@ def test_after_a_kill_the_lock_is_free(hold, tmp_path):
     first = hold(tmp_path)
     first.send_signal(signal.SIGKILL)
     first.wait()
-    RunLock(tmp_path).check()
-    with RunLock(tmp_path):
+    FolderLock(tmp_path).check()
+    with FolderLock(tmp_path):
         assert json.loads((tmp_path / lock.NAME).read_text())["process"]["pid"] == os.getpid()
     assert list(tmp_path.iterdir()) == []
 
@@ -92,7 +94,7 @@ def test_after_a_kill_the_lock_is_free(hold, tmp_path):
 def test_a_process_id_that_was_given_again_is_another_process(hold, tmp_path):
     hold(tmp_path)
     edit(tmp_path, born=1)
-    RunLock(tmp_path).check()
+    FolderLock(tmp_path).check()
 
 
 def test_on_another_machine_the_time_in_it_counts(hold, tmp_path):
@@ -101,13 +103,13 @@ def test_on_another_machine_the_time_in_it_counts(hold, tmp_path):
     time.sleep(0.2)
     edit(tmp_path, machine="another", host="node-7", beat=time.time())
     with pytest.raises(UserError, match=r"in use by process .* on host node-7"):
-        RunLock(tmp_path).take()
+        FolderLock(tmp_path).take()
     edit(tmp_path, beat=time.time() - lock.STALE_SECONDS - 1)
     with pytest.raises(UserError, match="no sign since") as caught:
-        RunLock(tmp_path).take()
+        FolderLock(tmp_path).take()
     assert f"remove {tmp_path / lock.NAME}" in str(caught.value)
     (tmp_path / lock.NAME).unlink()
-    with RunLock(tmp_path):
+    with FolderLock(tmp_path):
         first.send_signal(signal.SIGCONT)
         assert first.stdout is not None
         assert first.stdout.readline() == f"lost: process {os.getpid()}\n"
@@ -125,22 +127,51 @@ def test_the_time_is_renewed(hold, tmp_path):
 
 def test_a_file_that_a_kill_left_empty_is_no_lock(tmp_path):
     (tmp_path / lock.NAME).touch()
-    with RunLock(tmp_path):
+    with FolderLock(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_waits_has_the_lock_after_the_first(hold, tmp_path):
+    first = hold(tmp_path)
+    waiting = FolderLock(tmp_path, what="cache", wait=True)
+    threading.Timer(0.3, first.kill).start()
+    at = time.monotonic()
+    with waiting:
+        assert time.monotonic() - at > 0.2
+    edited = hold(tmp_path)
+    edited.send_signal(signal.SIGSTOP)
+    time.sleep(0.2)
+    edit(tmp_path, machine="another", host="node-7", beat=time.time() - lock.STALE_SECONDS - 1)
+    with pytest.raises(UserError, match=f"^cache {tmp_path} is locked by .* on host node-7"):
+        waiting.take()
+
+
+def test_what_a_kill_leaves_aside_is_removed_where_its_owner_has_ended(hold, tmp_path):
+    other, folder = tmp_path / "other", tmp_path / "folder"
+    folder.mkdir()
+    aside = folder / f".{lock.NAME}.1234"
+    living = hold(other)
+    shutil.copy(other / lock.NAME, aside)
+    with FolderLock(folder):
+        assert aside.exists(), "somebody may be about to put it back"
+    living.kill()
+    living.wait()
+    with FolderLock(folder):
+        assert not aside.exists()
 
 
 LEAVE = """
 import os, sys, time
 from pathlib import Path
-from ds_distill.run.lock import RunLock, RunLocked
+from ds_distill.lock import FolderLock, Locked
 folder, inside = Path(sys.argv[1]), Path(sys.argv[2])
 turns = 0
 while turns < 6:
     if (child := os.fork()) == 0:
         try:
-            RunLock(folder).take()
-        except RunLocked:
+            FolderLock(folder).take()
+        except Locked:
             os._exit(1)
         try:
             os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
