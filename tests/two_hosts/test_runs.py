@@ -112,8 +112,8 @@ def test_two_hosts(hosts, toy_recipe, command_environment, tmp_path):
         second = Run(hosts, cut, secrets, *over_ssh)
         second.is_training()
         second.process.terminate()
-        output = second.end(143, seconds=60)
-        assert output.splitlines()[-1].startswith("ds-distill: stopped by SIGTERM.")
+        output = second.end(75, seconds=60)  # with a checkpoint
+        assert output.splitlines()[-1].startswith("ds-distill: stopped. ")
         assert second.left(seconds=30) == []
         assert CANARY not in output and CANARY not in first.end(0)
 
