@@ -25,6 +25,8 @@ def main() -> None:
     if several:  # what a lost connection means is reported once, in words
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if is_rank():
+        # DeepSpeed's launcher adds it to a rank's arguments; LOCAL_RANK says the same.
+        sys.argv = [word for word in sys.argv if not word.startswith("--local_rank=")]
         end_as_rank()
     try:
         with exit_on_signal(lambda: ""):

@@ -55,7 +55,7 @@ def job_script(
     command: list[str], folder: str | None, nodes: int, num_gpus: int | None, options: list[str]
 ) -> str:
     """A script for sbatch that runs `ds-distill COMMAND` in a job, and queues it again after 75,
-    with which a run ends that has saved its work.
+    with which a run ends that has saved its work, unless the job was cancelled.
 
     folder: of a run that needs --resume to be continued.
     options: of sbatch, without the dashes: `time=4:00:00`.
@@ -96,7 +96,10 @@ while kill -0 $! 2>/dev/null; do
     wait $!
     code=$?
 done
-if [ $code -eq 75 ]; then exec scontrol requeue "$SLURM_JOB_ID"; fi
+# A job that was cancelled ends with 75, too, and is not RUNNING by then.
+if [ $code -eq 75 ] && scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; then
+    exec scontrol requeue "$SLURM_JOB_ID"
+fi
 exit $code
 """
 

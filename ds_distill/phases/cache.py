@@ -115,38 +115,49 @@ def _join(
     and finish builds at any time: all ranks look again until they have seen the same."""
     world = run.world
     while True:
-        teachers = _teachers(phase, run, path, references)
+        before = known_teachers(path)
+        described = {name: [mark, schema.model_dump()] for name, (mark, schema) in before.items()}
+        if not _all_see(described, world):
+            continue
+        teachers = _teachers(phase, run, before, references)
         plan, missing = missing_from(path, splits, teachers)
-        joined: tuple[Worker, int] | None = None
-        if _all_see(plan, world):
-            if plan.examples == 0:
-                return _Build(plan, missing, teachers, None, "", 0)
-            if world.is_main:
-                joined = join_build(path, plan, teachers)
-            if world.sum(torch.full((1,), int(joined is not None), device=world.device)).item():
-                break
-        elif world.is_main:
-            time.sleep(WAIT_SECONDS)
-        world.barrier()
+        if not _all_see(plan.to_json(), world):
+            continue
+        if plan.examples == 0:
+            return _Build(plan, missing, teachers, None, "", 0)
+        joined = join_build(path, plan, teachers) if world.is_main else None
+        found = torch.full((1,), int(joined is not None), device=world.device)
+        if world.sum(found).item():
+            break
     worker, kept = joined or (None, 0)
     number = torch.full((1,), worker.number if worker is not None else 0, device=world.device)
-    name = writer_name(int(world.sum(number).item()), world.rank, world.size)
-    return _Build(plan, missing, known_teachers(path), worker, name, kept)
+    writer = writer_name(int(world.sum(number).item()), world.rank, world.size)
+    return _Build(plan, missing, known_teachers(path), worker, writer, kept)
 
 
-def _all_see(plan: Plan, world: World) -> bool:
-    """Whether all ranks have made the same plan."""
-    number = xxhash.xxh32_intdigest(json.dumps(plan.to_json(), sort_keys=True).encode())
+def _all_see(content: Any, world: World) -> bool:
+    """Whether all ranks have read the same from the cache's folder; where they have not, they are
+    to read again. Every rank must call this."""
+    text = json.dumps(content, sort_keys=True)
     numbers = torch.zeros(world.size, dtype=torch.int64, device=world.device)
-    numbers[world.rank] = number
-    return bool((world.sum(numbers) == number).all())
+    numbers[world.rank] = xxhash.xxh32_intdigest(text.encode())
+    same = len(set(world.sum(numbers).tolist())) == 1
+    if not same:
+        time.sleep(WAIT_SECONDS)
+    return same
 
 
 def _teachers(
-    phase: Cache, run: Run, path: Path, references: list[ModelReference]
+    phase: Cache,
+    run: Run,
+    before: dict[str, tuple[Fingerprint, SignalSchema]],
+    references: list[ModelReference],
 ) -> dict[str, tuple[Fingerprint, SignalSchema]]:
-    """Fingerprint and schema of each teacher; a codec's tail as the cache or its build has it."""
-    before, teachers = known_teachers(path), {}
+    """Fingerprint and schema of each teacher.
+
+    before: of those that the cache or its unfinished build has; a codec's tail is taken from there.
+    """
+    teachers = {}
     for reference in references:
         its_fingerprint = fingerprint(run, reference)
         packed = run.packed(reference, bf16=is_bf16(run.deepspeed()))

@@ -255,3 +255,10 @@ def test_pairs_of_texts_run(toy_settings, tmp_path, ds_distill):
     )
     right = sum(guess == row["label"] for guess, row in zip(guesses, rows, strict=True))
     assert right / len(rows) == pytest.approx(found["accuracy"])
+
+
+def test_the_argument_that_deepspeeds_launcher_adds_is_taken(ds_distill):
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    done = ds_distill("--local_rank=0", "recipes", env=rank)
+    assert done.returncode == 0 and "quickstart" in done.stdout, done.stderr
+    assert ds_distill("--local_rank=0", "recipes").returncode == 2, "nobody else's option"

@@ -4,7 +4,9 @@ of them."""
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -113,7 +115,7 @@ def test_two_hosts(hosts, toy_recipe, command_environment, tmp_path):
         second.is_training()
         second.process.terminate()
         output = second.end(75, seconds=60)  # with a checkpoint
-        assert output.splitlines()[-1].startswith("ds-distill: stopped. ")
+        assert output.splitlines()[-1].startswith("ds-distill: stopped by SIGTERM.")
         assert second.left(seconds=30) == []
         assert CANARY not in output and CANARY not in first.end(0)
 
@@ -170,9 +172,36 @@ def test_without_ssh(hosts, toy_recipe, command_environment, tmp_path):
     runs[0].is_training()
     runs[1].process.kill()
     output, _ = runs[0].process.communicate(timeout=120)
-    assert runs[0].process.returncode == 1 and "Continue with: ds-distill launch" in output
+    # Its ranks get SIGTERM then, and save a checkpoint with those of the other host.
+    assert runs[0].process.returncode == 75 and "Continue with: ds-distill launch" in output
     assert [run.left(seconds=30) for run in runs] == [[], []]
     for run in start("--resume"):
         run.end(0)
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["ranks"] == 2
     assert (tmp_path / "run" / "results.json").is_file()
+
+
+def test_deepspeeds_own_launcher(hosts, toy_recipe, command_environment, tmp_path):
+    """By pdsh. docs/launching.md names what `ds-distill launch` does beyond it."""
+    if shutil.which("pdsh") is None:
+        pytest.skip("no pdsh here (Debian: apt-get install pdsh)")
+    (tmp_path / "hosts").write_text("node-a slots=1\nnode-b slots=1\n")
+    folder = tmp_path / "run"
+    names = ("PYTHONPATH", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
+    session = {name: command_environment[name] for name in names if name in command_environment}
+    session |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    deepspeed = [Path(sys.executable).with_name("deepspeed"), "--hostfile", "hosts"]
+    deepspeed += ["--master_addr", hosts.address("node-a"), "--module", "ds_distill", "run"]
+    with hosts.sshd("node-a", 22, session), hosts.sshd("node-b", 22, session):
+        done = subprocess.run(
+            hosts.at("login", *deepspeed, "toy.yaml", *SETTINGS, SHARDED, "--folder", folder),
+            env=hosts.environment({**command_environment, "DS_ACCELERATOR": "cpu"}),
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((folder / "environment.json").read_text())["ranks"] == 2
+    assert (folder / "results.json").is_file()

@@ -284,16 +284,18 @@ def test_the_script_of_a_job(toy_recipe, tmp_path):
         "print(json.dumps(sys.argv[1:]))\nsys.exit(int(sys.stdin.read()))\n"
     )
     program.chmod(0o755)
-    (tmp_path / "scontrol").write_text("#!/bin/sh\necho scontrol $*\n")
+    (tmp_path / "scontrol").write_text(
+        "#!/bin/sh\n[ $1 = show ] && exec echo JobId=7 JobState=$STATE\necho scontrol $*\n"
+    )
     (tmp_path / "scontrol").chmod(0o755)
     script = done.output.replace(shlex.quote(sys.executable), shlex.quote(str(program)))
     # A command in the background of a script has no standard input of its own.
     script = script.replace('"${resume[@]}" &', '"${resume[@]}" < "$CODE" &')
 
-    def run(code: int) -> subprocess.CompletedProcess[str]:
+    def run(code: int, state: str = "RUNNING") -> subprocess.CompletedProcess[str]:
         (tmp_path / "code").write_text(str(code))
-        path = f"{tmp_path}:{os.environ['PATH']}"
-        given = {**os.environ, "PATH": path, "CODE": str(tmp_path / "code"), "SLURM_JOB_ID": "7"}
+        given = {**os.environ, "CODE": str(tmp_path / "code"), "SLURM_JOB_ID": "7", "STATE": state}
+        given["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
         return subprocess.run(["bash", "-c", script], env=given, capture_output=True, text=True)
 
     ended = run(0)
@@ -309,6 +311,8 @@ def test_the_script_of_a_job(toy_recipe, tmp_path):
     assert ended.returncode == 3
     assert json.loads(ended.stdout) == [*words, "--resume"]
     assert run(75).stdout.splitlines()[-1] == "scontrol requeue 7"
+    cancelled = run(75, "COMPLETING")
+    assert cancelled.returncode == 75 and "requeue" not in cancelled.stdout
 
 
 def test_a_job_needs_its_gpus_and_can_be_refused(toy_recipe, tmp_path, monkeypatch):
