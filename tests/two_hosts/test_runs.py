@@ -190,6 +190,7 @@ def test_deepspeeds_own_launcher(hosts, toy_recipe, command_environment, tmp_pat
     names = ("PYTHONPATH", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
     session = {name: command_environment[name] for name in names if name in command_environment}
     session |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    session["GLOO_SOCKET_IFNAME"] = "eth0"  # which `ds-distill launch` finds by itself
     deepspeed = [Path(sys.executable).with_name("deepspeed"), "--hostfile", "hosts"]
     deepspeed += ["--master_addr", hosts.address("node-a"), "--module", "ds_distill", "run"]
     with hosts.sshd("node-a", 22, session), hosts.sshd("node-b", 22, session):
