@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ def test_a_small_form_runs_whole(
 ) -> None:
     folder = tmp_path / "run"
     command = ["run", name, "--small", f"data_folder={shared_data}", "--folder", folder]
-    done = ds_distill(*command, cwd=tmp_path)
+    threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+    done = ds_distill(*command, cwd=tmp_path, env=threads, timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((folder / "results.json").read_text())
     [record] = [r for r in results["phases"] if r["kind"] == "evaluate"][-1:]
