@@ -34,6 +34,10 @@ class Locked(UserError):
     """Another process has the folder."""
 
 
+WRITE_SECONDS = 2.0
+"""Time of an owner to write its name into the file that it has made."""
+
+
 @dataclass(frozen=True)
 class Owner:
     """The process that has a lock."""
@@ -241,5 +245,15 @@ def _owner_in(path: Path) -> Owner | None:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError):
-            time.sleep(0.1)  # made, and about to be written
+            if _age(path) > WRITE_SECONDS:
+                return None
+            time.sleep(WRITE_SECONDS / 20)  # made, and about to be written
     return None
+
+
+def _age(path: Path) -> float:
+    """Seconds since a file was last written."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -132,6 +132,18 @@ def test_a_file_that_a_kill_left_empty_is_no_lock(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_that_was_left_empty_long_ago_is_not_waited_for(tmp_path, monkeypatch):
+    """Or kills that come faster than the wait would never let anybody have the lock."""
+    (tmp_path / lock.NAME).touch()
+    before = time.time() - lock.WRITE_SECONDS - 1
+    os.utime(tmp_path / lock.NAME, (before, before))
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits"))
+    FolderLock(tmp_path).check()
+    with FolderLock(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_one_that_waits_has_the_lock_after_the_first(hold, tmp_path):
     first = hold(tmp_path)
     waiting = FolderLock(tmp_path, what="cache", wait=True)
