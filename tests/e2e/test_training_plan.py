@@ -49,11 +49,11 @@ def run(
         if stop is not None:
             calls: list[Any] = []
 
-            def interrupted(engine: Engine, batches: Any) -> Any:
+            def interrupted(engine: Engine, batches: Any, *others: Any) -> Any:
                 calls.append(batches)
                 if len(calls) > stop:
                     raise Interrupted
-                return step(engine, batches)
+                return step(engine, batches, *others)
 
             monkeypatch.setattr(Engine, "train_step", interrupted)
             with pytest.raises(Interrupted):
