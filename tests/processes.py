@@ -9,6 +9,7 @@ import signal
 import subprocess
 import termios
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,16 @@ def events(folder: Path) -> list[dict[str, Any]]:
         with suppress(json.JSONDecodeError):  # being written
             found.append(json.loads(line))
     return found
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Do work in a child, which ends with 0, or with 1 after an error. Returns its process id."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child

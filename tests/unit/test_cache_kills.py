@@ -22,6 +22,7 @@ from cache_files import (
     make_keys,
     write_cache,
 )
+from processes import fork
 
 from ds_distill.cache.format import MANIFEST, Manifest
 from ds_distill.cache.plan import BUILDING
@@ -74,14 +75,7 @@ def die_at_call(count: int, draw: random.Random) -> None:
 
 def forked(work: Callable[[], None], kill_after: float | None = None) -> bool:
     """Do work in a child. Returns whether it was killed; raises AssertionError if it failed."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
+    child = fork(work)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)

@@ -21,6 +21,7 @@ from cache_files import (
     make_keys,
     write_cache,
 )
+from processes import fork
 
 from ds_distill.cache import workers
 from ds_distill.cache.build import finish_build, join_build
@@ -40,14 +41,7 @@ def children() -> Iterator[Callable[[Callable[[], None]], int]]:
     started: list[int] = []
 
     def start(work: Callable[[], None]) -> int:
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                work()
-                code = 0
-            finally:
-                os._exit(code)
+        child = fork(work)
         started.append(child)
         return child
 
