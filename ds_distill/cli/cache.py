@@ -59,6 +59,8 @@ def cache_build(
     default = Path("runs") / loaded.name
     if worker:
         _check_workers(loaded, caches[-1])
+        if folder is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UserError("--worker: the ranks of a launcher share a folder: name it by --folder")
         default = default.with_name(f"{loaded.name}-{socket.gethostname()}-{os.getpid()}")
     run_folder = RunFolder((folder or default).absolute())
     if options.any_given():

@@ -240,7 +240,7 @@ class _Training:
             done, left_out=done.left_out + 1, left_out_in_a_row=done.left_out_in_a_row + 1
         )
         self.progress = done
-        self.run.log.event("left-out", phase=output, step=number, losses=losses)
+        self.run.log.event("left-out", phase=output, step=number + 1, losses=losses)
         if done.left_out <= SAVED:
             file = self._save_examples(number, batch)
             self.run.log.info(

@@ -278,6 +278,11 @@ def test_workers_need_a_cache_that_all_see_and_teachers_that_are_there(
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(made))
         done = ds_distill("cache", "build", tmp_path / "recipe.yaml", "--worker")
         assert done.returncode == 2 and message in done.stderr, done.stderr
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    more = ["--worker", f"phases.cache.folder={tmp_path / 'shared'}"]
+    done = ds_distill("cache", "build", tmp_path / "recipe.yaml", *more, env=rank)
+    assert done.returncode == 2 and "name it by --folder" in done.stderr, done.stderr
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_its_examples_may_be_left_out_on_all_ranks(settings, task, ds_distill, t
     texts = {
         event["step"]: [
             json.loads(line)["text"]
-            for line in (run / f"not-finite-student-step-{event['step'] + 1}.jsonl").open()
+            for line in (run / f"not-finite-student-step-{event['step']}.jsonl").open()
         ]
         for event in left_out[:5]
     }
