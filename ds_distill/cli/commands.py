@@ -10,6 +10,7 @@ import typer
 
 from ds_distill import __version__
 from ds_distill.cli.cache import cache_app
+from ds_distill.cli.profile import profile
 from ds_distill.cli.shared import (
     FolderOption,
     Overrides,
@@ -238,3 +239,8 @@ def plan(
         write_json(json, made.to_json())
     if figure is not None:
         plot_curves(planner, figure)
+
+
+app.command(epilog="Example: ds-distill profile quickstart; ds-distill profile runs/quickstart")(
+    profile
+)

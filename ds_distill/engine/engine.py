@@ -22,6 +22,7 @@ from ds_distill.engine.training_state import read_training_state, write_training
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import checkpoint_activations
+from ds_distill.timers import timed
 from ds_distill.types import Batch, Signals
 
 STATE = "training.safetensors"
@@ -115,14 +116,17 @@ class Engine:
         micro_batches = self._with_counts([batch.to(self.world.device) for batch in micro_batches])
         total: dict[str, torch.Tensor] = {}
         for number, batch in enumerate(micro_batches):
-            parts = self._engine(batch=batch)
+            with timed("deepspeed"):  # what is neither of the models' passes nor of the loss
+                parts = self._engine(batch=batch)
             if leave_out is not None and (bad := self._not_finite(parts)):
                 none = replace(leave_out(number, bad).to(self.world.device), counts=batch.counts)
                 parts = self._engine(batch=none)
             # DeepSpeed averages gradients over ranks. Rows are already divided by their number
             # over all ranks, so the factor turns the average into a sum.
-            self._engine.backward(parts["loss"] * self.world.size, scale_wrt_gas=False)
-            self._engine.step()
+            with timed("backward"):
+                self._engine.backward(parts["loss"] * self.world.size, scale_wrt_gas=False)
+            with timed("optimizer"):
+                self._engine.step()
             for name, part in parts.items():
                 total[name] = total.get(name, 0.0) + part.detach().float()
         return total

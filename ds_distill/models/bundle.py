@@ -13,7 +13,8 @@ from ds_distill.losses import Term
 from ds_distill.losses.binary import rows_of_two
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.labels import LabelMap
-from ds_distill.routing import Router
+from ds_distill.routing import Router, Target
+from ds_distill.timers import timed
 from ds_distill.types import Batch, Signals
 from ds_distill.views import View
 
@@ -108,11 +109,30 @@ class Bundle(nn.Module):
         teachers: dict[str, Signals] = {}
         target = None
         if self.needs_teachers(batch.progress):
-            teachers = batch.signals or {
-                name: self._signals_of(name, batch, self._teacher_layers) for name in self.teachers
-            }
-            target = self._router(teachers, batch) if self._router else None
-        student = read_signals(self.student, _view_of("student", batch), self._layers)
+            teachers = dict(batch.signals) or self._live_signals(batch)
+            with timed("routing"):
+                target = self._router(teachers, batch) if self._router else None
+        with timed("student"):
+            student = read_signals(self.student, _view_of("student", batch), self._layers)
+        with timed("loss"):
+            return self._loss(active, student, teachers, target, batch)
+
+    def _live_signals(self, batch: Batch) -> dict[str, Signals]:
+        found = {}
+        for name in self.teachers:
+            with timed(f"teacher {name}"):
+                found[name] = self._signals_of(name, batch, self._teacher_layers)
+        return found
+
+    def _loss(
+        self,
+        active: Mapping[str, Term],
+        student: Signals,
+        teachers: Mapping[str, Signals],
+        target: Target | None,
+        batch: Batch,
+    ) -> dict[str, torch.Tensor]:
+        """The sum of the active terms, their shares and what they measure; see `forward`."""
         of_examples = student, teachers, target, batch
         # With many labels per example each is a row of a loss on logits; states have one row still.
         of_rows = rows_of_two(*of_examples) if batch.labels.ndim > 1 else of_examples
@@ -124,7 +144,7 @@ class Bundle(nn.Module):
                 for what, values in term.measures(own, others, rows).items():
                     measured[f"{name}.{what}"] = _share(name, term, values, rows)
         loss = torch.stack(list(parts.values())).sum()
-        idle = [term for name, term in terms.items() if name not in active]
+        idle = [cast(Term, term) for name, term in self.terms.items() if name not in active]
         if idle or all(term.layers for term in active.values()):
             # A gradient of 0 for the weights that no active term reads, the head's among them:
             # without any, AdamW decays them at ZeRO stages 1 to 3, and not at stage 0.

@@ -59,7 +59,7 @@ class Planner:
             if isinstance(phase, TrainingPhase):
                 alike: dict[str, list[str]] = {}  # by the model that they start from
                 for output in phase.outputs:
-                    alike.setdefault(_start_of(phase, output), []).append(output)
+                    alike.setdefault(start_of(phase, output), []).append(output)
                 trained = [self._job(number, phase, *group) for group in alike.items()]
                 jobs += trained
                 if isinstance(phase, Distil):
@@ -102,7 +102,7 @@ class Planner:
         batch = micro_batch * micro_steps * self.ranks
         scaled = phase.model_copy(update={"batch_size": batch, "micro_batch_size": micro_batch})
         output = phase.outputs[0]
-        return self._job(number, scaled, _start_of(phase, output), [output])
+        return self._job(number, scaled, start_of(phase, output), [output])
 
     def _needs_bf16(self) -> bool:
         return not self.device.has_bf16 and is_bf16(deepspeed_config(self._deepspeed, None, 1))
@@ -132,7 +132,7 @@ class Planner:
         for earlier, output in reversed(list(self.recipe.trained_models())):
             if earlier < number and output == name:
                 phase = self.recipe.phases[earlier]
-                return self._origin(_start_of(phase, output), earlier)
+                return self._origin(start_of(phase, output), earlier)
         return name
 
     def _classes(self, task: TaskSettings) -> int:
@@ -243,7 +243,7 @@ class Planner:
         return Cache(splits=[phase.split], task=phase.task)
 
 
-def _start_of(phase: PhaseSettings, output: str) -> str:
+def start_of(phase: PhaseSettings, output: str) -> str:
     """The model that one of a phase's models starts from."""
     each = len(phase.starts) == len(phase.outputs)
     return phase.starts[phase.outputs.index(output) if each else 0]

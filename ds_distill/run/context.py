@@ -22,6 +22,7 @@ from ds_distill.models.labels import LabelMap, class_names, label_map
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.parts.phases import Training
 from ds_distill.parts.tasks import TASKS
+from ds_distill.profiling.profiler import Profiler
 from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Teacher
@@ -74,9 +75,11 @@ class Run:
         log: RunLog,
         source: Source,
         task_name: str = LONE_TASK,
+        profiler: Profiler | None = None,
     ) -> None:
-        """source: of the task's data."""
+        """source: of the task's data. profiler: observes the trainings."""
         self.recipe, self.folder, self.world, self.log = recipe, folder, world, log
+        self.profiler = profiler
         self.task_name, self.task = task_name, recipe.tasks_by_name[task_name]
         self._source = source
         self.labels: list[str] = source.labels

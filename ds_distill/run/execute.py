@@ -18,6 +18,7 @@ from ds_distill.files import write_json
 from ds_distill.memory import is_out_of_memory
 from ds_distill.parts.phases import PHASES, PhaseSettings
 from ds_distill.parts.tasks import TASKS
+from ds_distill.profiling.profiler import Profiler
 from ds_distill.progress import mark_phase
 from ds_distill.recipe import Recipe
 from ds_distill.run.context import Run
@@ -32,11 +33,17 @@ from ds_distill.run.stopping import end_locked_out
 
 
 def execute(
-    recipe: Recipe, path: Path, *, resume: bool = False, first: int | None = None
+    recipe: Recipe,
+    path: Path,
+    *,
+    resume: bool = False,
+    first: int | None = None,
+    profiler: Profiler | None = None,
 ) -> dict[str, Run]:
     """Run a recipe in the folder `path`. Returns the run as each task finds it, by task.
 
     first: run only the first phases, this many; None runs all and publishes.
+    profiler: observes the trainings.
 
     Raises UserError for mistakes that the user can fix; nothing is written then.
     """
@@ -48,11 +55,18 @@ def execute(
         if world.is_main:
             RunFolder(path).check_new_or_same(recipe, resume)
             clear_failures(path, before=started)
-        return _execute(recipe, RunFolder(path), world, resume=resume, first=first)
+        folder = RunFolder(path)
+        return _execute(recipe, folder, world, resume=resume, first=first, profiler=profiler)
 
 
 def _execute(
-    recipe: Recipe, folder: RunFolder, world: World, *, resume: bool, first: int | None
+    recipe: Recipe,
+    folder: RunFolder,
+    world: World,
+    *,
+    resume: bool,
+    first: int | None,
+    profiler: Profiler | None,
 ) -> dict[str, Run]:
     check_recipe(recipe, num_ranks=world.size, on_gpu=world.device.type == "cuda")
     _import_parts(recipe)
@@ -65,7 +79,8 @@ def _execute(
     with _prepared(recipe, folder, world, resume):
         log = RunLog(folder.path, recipe, enabled=world.is_main, resumed=resume)
         runs = {
-            name: Run(recipe, folder, world, log, source, name) for name, source in sources.items()
+            name: Run(recipe, folder, world, log, source, name, profiler)
+            for name, source in sources.items()
         }
         if resolved_name(recipe.deepspeed) != recipe.deepspeed:
             log.info(f"deepspeed: {recipe.deepspeed} is {resolved_name(recipe.deepspeed)} here")

@@ -32,6 +32,7 @@ from ds_distill.run.meter import Meter
 from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal, save_examples
 from ds_distill.run.stopping import Stopped, saves_on_sigterm
 from ds_distill.run.validation import Validation
+from ds_distill.timers import Timers, timed, timed_each, timing
 from ds_distill.types import Batch
 
 SAVED = 5
@@ -54,6 +55,11 @@ class Job:
     collate: Collator
     validation: Validation | None
     """None where the data have no validation split."""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What tells it from the run's other trainings."""
+        return self.number, self.output
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,8 @@ def train(job: Job, run: Run) -> dict[str, Any]:
     """Train a bundle's student and put it into the run's folder; continues from the last
     whole checkpoint. Returns what the phase's record says of it."""
     training = _Training(job, run)
-    with saves_on_sigterm(), run.log.bar(job.output, training.total_steps) as bar:
+    bar_of = run.log.bar(job.output, training.total_steps)
+    with saves_on_sigterm(), timing(training.timers), bar_of as bar:
         bar.advance(training.progress.step)
         for epoch in training.epochs_left():
             training.run_epoch(epoch, bar)
@@ -114,7 +121,11 @@ class _Training:
         if saved:
             at = f"step {self.progress.step} of {self.total_steps}"
             run.log.info(f"  {job.output}: continues at {at}")
-        self._meter = Meter()
+        if run.profiler is None:
+            self.timers = Timers(run.world.device)
+        else:
+            self.timers = run.profiler.start(job.key, run.world.device, self.total_steps)
+        self._meter = Meter(self.timers)
         self._unreported: list[tuple[int, np.ndarray]] = []
         """Steps and their global batches since the last reading of the meter, all of one epoch."""
 
@@ -137,7 +148,7 @@ class _Training:
         """The steps of an epoch that are still to do."""
         steps = list(enumerate(self._batches(epoch), self.progress.step))
         ready = prefetch(partial(self._collate, epoch), steps)
-        for (number, batch), micro_batches in zip(steps, ready, strict=True):
+        for (number, batch), micro_batches in zip(steps, timed_each("data", ready), strict=True):
             mark_step(number)
             skip = self.job.settings.not_finite == "skip"
             leave_out = partial(self._leave_out, epoch, (number, batch)) if skip else None
@@ -150,6 +161,8 @@ class _Training:
             self._meter.add(losses, self.job.collate.lengths[batch])
             self._unreported.append((number, batch))
             self._after_step(epoch, bar)
+            if self.run.profiler is not None:
+                self.run.profiler.after_step()
 
     def _batches(self, epoch: int) -> list[np.ndarray]:
         """Global batches of an epoch that are still to do; announces an epoch that begins."""
@@ -173,10 +186,13 @@ class _Training:
         progress = number / self.total_steps
         signals = self.job.bundle.needs_teachers(progress)
         shares = split_batch(batch, self._micro_steps, world.size, world.rank)
-        return [
+        micro_batches = [
             replace(self.job.collate(share, epoch, signals=signals), progress=progress)
             for share in shares
         ]
+        if self.run.profiler is not None:
+            self.run.profiler.batches(self.job.key, number, micro_batches)
+        return micro_batches
 
     def _after_step(self, epoch: int, bar: Bar) -> None:
         """Report, validate and save where a step is one for it."""
@@ -187,13 +203,16 @@ class _Training:
         )
         # Also before a checkpoint: a resumed run then takes its means over the same steps.
         if step % self.run.recipe.logging.every == 0 or epoch_ends or saves:
-            self._report(epoch, bar)
+            with timed("report"):
+                self._report(epoch, bar)
         bar.advance()
         if epoch_ends:
-            self._validate(epoch)
+            with timed("validation"):
+                self._validate(epoch)
         stops = self._meter.stop_requested and step < self.total_steps
         if saves or stops:
-            self._checkpoints.save(self.engine, step, asdict(self.progress))
+            with timed("checkpoint"):
+                self._checkpoints.save(self.engine, step, asdict(self.progress))
         if stops:
             raise Stopped(
                 f"stopped by SIGTERM, with a checkpoint of {self.job.output} at step {step}"
@@ -209,6 +228,7 @@ class _Training:
         measures = {**self.progress.measures, **measured}
         self.progress = replace(self.progress, measures=measures)
         step, rate = self.progress.step, self.engine.learning_rate
+        values = {**values, **self._meter.timing()}
         self.run.log.event("train", phase=self.job.output, step=step, learning_rate=rate, **values)
         bar.advance(0, f"loss {values['loss']:.4f}")
 
@@ -312,6 +332,8 @@ class _Training:
             run.folder.publish_model(job.number, job.output, record)
         run.world.barrier()
         self.engine.close()
+        if run.profiler is not None:
+            run.profiler.end()
         mark_step(None)
         return record
 

@@ -41,8 +41,8 @@ def settled_storages() -> dict[int, int]:
     """Storages at the emptiest of some looks: one of gloo's threads may hold the tensor that it
     has reduced for some milliseconds after the reduction has ended."""
     looks = []
-    for _ in range(5):
-        time.sleep(0.05)
+    for _ in range(3):
+        time.sleep(0.04)
         looks.append(storages())
     return min(looks, key=lambda look: sum(look.values()))
 

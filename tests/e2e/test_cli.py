@@ -160,6 +160,28 @@ def test_a_run_leaves_what_is_promised(finished, toy_settings):
     assert tokenizer["truncation"] is tokenizer["padding"] is None, "as the model came with it"
 
 
+def test_the_models_of_a_finished_run_are_profiled(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr("ds_distill.profiling.models.SECONDS", 0.02)
+    files = [tmp_path / "profile.json", tmp_path / "quality.svg"]
+    arguments = ["profile", str(finished), "--json", str(files[0]), "--figure", str(files[1])]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    found = json.loads(files[0].read_text())["models"]
+    evaluated = results(finished)["phases"][-1]["models"]
+    assert [model["name"] for model in found] == list(evaluated)
+    for model in found:
+        assert model["score"] == evaluated[model["name"]]["accuracy"]
+        assert [(case["batch"], case["length"]) for case in model["cases"]] == [(1, 32), (32, 32)]
+        for case in model["cases"]:
+            assert len(case["seconds"]) >= 5 and case["peak"] is None
+            assert min(case["seconds"]) <= case["percentiles"][0] <= case["percentiles"][2]
+        assert f"{model['parameters'] / 1e6:.1f} M" in done.output
+        assert model["name"].encode() in files[1].read_bytes()
+    students = [model for model in found if model["role"] == "student"]
+    largest = max(found, key=lambda model: model["parameters"])
+    assert students and all(model["parameters"] < largest["parameters"] for model in students)
+
+
 def predictions(folder: Path, texts: list[str], pairs: list[str] | None = None) -> list[str]:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -22,7 +22,7 @@ Reading = dict[str, Any]
 """Where a number stands (`metrics.jsonl/...`, `results.json/...`, `models/00-first/...`) -> the
 number; of a tensor or a column its type, shape and SHA-256."""
 
-CLOCK = ("time", "seconds", "examples_per_second", "tokens_per_second")
+CLOCK = ("time", "timing", "seconds", "examples_per_second", "tokens_per_second")
 """Keys that no two runs share."""
 
 BOOKKEEPING = ("environment.json", "data/*/examples/*.json")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -11,68 +10,17 @@ import numpy as np
 import pytest
 import torch
 from flops import encoder_flops
+from passes import CONFIGS, model_of, of, real, run
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import BertConfig, DebertaV2Config, DistilBertConfig, PreTrainedConfig
 
-from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import checkpoint_activations
-from ds_distill.planning.models import Pass, PlannedModel, cost, planned_model, shipped_configs
+from ds_distill.planning.models import cost, planned_model, shipped_configs
 from ds_distill.planning.trace import Trace
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.views import PaddedView
 
-SIZE = {"vocab_size": 500, "hidden_size": 96, "num_attention_heads": 3, "num_hidden_layers": 6}
-CONFIGS: dict[str, PreTrainedConfig] = {
-    "bert": BertConfig(**SIZE, intermediate_size=384),
-    "distilbert": DistilBertConfig(vocab_size=500, dim=96, n_heads=3, n_layers=6, hidden_dim=384),
-    "deberta": DebertaV2Config(
-        **SIZE,
-        intermediate_size=384,
-        pooler_hidden_size=96,
-        relative_attention=True,
-        position_buckets=32,
-        norm_rel_ebd="layer_norm",
-        share_att_key=True,
-        pos_att_type=["p2c", "c2p"],
-        position_biased_input=False,
-        type_vocab_size=0,
-    ),
-}
 SHAPES = [(4, 32), (8, 64), (3, 128)]
-
-
-def model_of(name: str, classes: int | None = 3) -> PlannedModel:
-    return PlannedModel(name, name, CONFIGS[name], False, classes)
-
-
-def of(examples: int, length: int, trains: bool, **more: Any) -> Pass:
-    plain = Pass(examples, length, None, torch.float32, trains, fused=False, mask_bytes=None)
-    return replace(plain, **more)
-
-
-def run(model: Any, view: PaddedView, trains: bool) -> None:
-    model.train(trains)
-    with torch.set_grad_enabled(trains):
-        logits = read_signals(model, view).logits
-        if trains:
-            logits.float().log_softmax(-1).sum().backward()
-
-
-def real(planned: PlannedModel, one: Pass) -> tuple[Any, PaddedView]:
-    """The model with weights, whose gradients are dropped, and a batch with padding."""
-    config = planned.config
-    config.num_labels = planned.classes or 2
-    kind = type(planned.build())
-    torch.manual_seed(0)
-    model = kind._from_config(config, attn_implementation="eager")
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-    ids = torch.randint(5, 400, (one.examples, one.length))
-    mask = torch.ones_like(ids)
-    mask[0, -4:] = 0
-    positions = None if one.rows is None else torch.arange(one.rows)
-    return model, PaddedView(ids, mask, positions=positions)
 
 
 def measured_peak(model: Any, view: PaddedView, trains: bool) -> int:

@@ -21,6 +21,7 @@ from ds_distill.parts.terms import TERMS, losses_of
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.recipe.json_schema import recipe_json_schema
 from ds_distill.run.meter import Meter
+from ds_distill.timers import Timers
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
@@ -106,9 +107,12 @@ def test_an_entry_and_its_class_agree_on_teachers() -> None:
         assert entry.load().needs_teachers == (entry.needs.teachers > 0), name
 
 
+CPU = torch.device("cpu")
+
+
 def test_a_logged_mean_is_over_the_steps_that_gave_it() -> None:
     """Two steps with one term and three with another between two readings."""
-    meter, world = Meter(), SimpleNamespace(sum=lambda values: values)
+    meter, world = Meter(Timers(CPU)), SimpleNamespace(sum=lambda values: values)
     for step in range(5):
         name = "kl" if step < 2 else "cross_entropy"
         parts = {"loss": torch.tensor(float(step)), name: torch.tensor(float(step))}

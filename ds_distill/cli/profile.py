@@ -1,0 +1,134 @@
+"""`ds-distill profile`: where time and memory go."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ds_distill.cli.shared import Overrides, SmallOption, load, quiet_libraries
+from ds_distill.run.stopping import Stopped
+
+
+def profile(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|RUN",
+            help="A recipe, whose trainings are measured; or a finished run's folder, whose models "
+            "are.",
+        ),
+    ],
+    overrides: Overrides = None,
+    small: SmallOption = False,
+    steps: Annotated[
+        int, typer.Option(min=5, help="Optimizer steps of each training to measure.")
+    ] = 25,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to work in, new; removed again.", show_default="runs/NAME-profile"
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the profile to this file, too.")] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="Draw a bar for each training, or a dot for each model (.svg)."),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a Chrome trace (.json) of some steps, with memory; they are slower then. "
+            "Open it in ui.perfetto.dev."
+        ),
+    ] = None,
+) -> None:
+    """Where time and memory go: of each training, or of finished models.
+
+    Of a recipe each training runs for some steps, on few examples, as it would: the time of data,
+    each live teacher, routing, student, backward pass, communication and optimizer; tokens a
+    second, operations, memory. A launcher may start it on several ranks:
+    deepspeed --num_gpus 8 --module ds_distill profile RECIPE --folder FOLDER.
+
+    Of a run: size, latency, throughput and score of teachers and students.
+    """
+    from ds_distill.profiling.figures import check_figure
+
+    quiet_libraries()
+    if figure is not None:
+        check_figure(figure)
+    if (Path(recipe) / "recipe.yaml").is_file():
+        _models(Path(recipe), json, figure)
+    else:
+        _trainings(recipe, overrides, small, steps, folder, json, figure, trace)
+
+
+def _trainings(
+    recipe: str,
+    overrides: list[str] | None,
+    small: bool,
+    steps: int,
+    folder: Path | None,
+    json: Path | None,
+    figure: Path | None,
+    trace: Path | None,
+) -> None:
+    from ds_distill.check.recipe import open_sources
+    from ds_distill.files import write_json
+    from ds_distill.profiling.figures import plot_trainings
+    from ds_distill.profiling.shorten import shortening, total_steps
+    from ds_distill.profiling.table import trainings_text
+    from ds_distill.profiling.trainings import profile_trainings
+    from ds_distill.run.environment import describe_environment
+
+    whole = load(recipe, overrides, small)
+    splits = {task: source.splits for task, source in open_sources(whole).items()}
+    short = load(recipe, [*(overrides or []), *shortening(whole, steps, splits)], small)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if os.environ.get("RANK", "0") == "0":
+        sentence = (
+            f"A short run: {total_steps(steps)} steps of each training, the first of which warm "
+            "up, on few examples. What it says of their quality means nothing."
+        )
+        print(sentence, file=sys.stderr, flush=True)
+    try:
+        found, device = profile_trainings(
+            short, folder or Path("runs") / f"{short.name}-profile", trace
+        )
+    except Stopped:
+        sys.exit(143)
+    if not found:  # another rank than the first
+        return
+    typer.echo("\n" + trainings_text(found, device, ranks), nl=False)
+    if json is not None:
+        environment = describe_environment(ranks, "cpu" if device is None else device.name)
+        trainings = [one.to_json() for one in found]
+        content = {"recipe": short.name, "environment": environment, "trainings": trainings}
+        write_json(json, content)
+    if figure is not None:
+        plot_trainings(found, figure)
+
+
+def _models(run: Path, json: Path | None, figure: Path | None) -> None:
+    import torch
+
+    from ds_distill.files import write_json
+    from ds_distill.profiling.figures import plot_models
+    from ds_distill.profiling.models import profile_models
+    from ds_distill.profiling.table import models_text
+    from ds_distill.run.environment import describe_environment
+
+    def progress(sentence: str) -> None:
+        print(sentence, file=sys.stderr, flush=True)
+
+    found = profile_models(run, progress)
+    typer.echo("\n" + models_text(found), nl=False)
+    if json is not None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        models = [one.to_json() for one in found]
+        write_json(json, {"environment": describe_environment(1, device), "models": models})
+    if figure is not None:
+        plot_models(found, figure)

@@ -1,0 +1,81 @@
+"""Profiles as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ds_distill.errors import UserError
+from ds_distill.files import new_file
+from ds_distill.profiling.models import ProfiledModel, points
+from ds_distill.profiling.trainings import Profiled
+
+_KINDS = ("svg", "png", "pdf")
+
+
+def check_figure(path: Path) -> None:
+    """Raises UserError for a name that says no format."""
+    if path.suffix.removeprefix(".").lower() not in _KINDS:
+        raise UserError(f"--figure {path}: name a file that ends in .svg, .png or .pdf.")
+
+
+def plot_trainings(trainings: Sequence[Profiled], path: Path) -> None:
+    """A bar for each training, of its parts."""
+    with _figure(path, (9, 1.2 + 0.45 * len(trainings))) as axis:
+        parts = list(dict.fromkeys(part for one in trainings for part in one.seconds))
+        names = [f"{one.phase}: {one.model}" for one in trainings][::-1]
+        starts = [0.0] * len(trainings)
+        for part in parts:
+            widths = [1e3 * one.seconds.get(part, 0.0) for one in trainings][::-1]
+            axis.barh(names, widths, left=starts, label=part)
+            starts = [start + width for start, width in zip(starts, widths, strict=True)]
+        axis.set_xlabel("milliseconds of a step")
+        axis.grid(alpha=0.3, axis="x")
+        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:
+    """Quality against latency. Raises UserError where no model has a score."""
+    found = points(models)
+    if not found:
+        raise UserError(f"--figure {path}: the run's evaluate phase gave no scores.")
+    with _figure(path, (6.5, 4.5)) as axis:
+        for model in models:
+            if model.name in found:
+                axis.scatter(*found[model.name], s=40, color=_COLOURS.get(model.role, "grey"))
+                axis.annotate(
+                    model.name,
+                    found[model.name],
+                    textcoords="offset points",
+                    xytext=(6, 4),
+                    fontsize=8,
+                )
+        for role, colour in _COLOURS.items():
+            axis.scatter([], [], color=colour, label=role)
+        longest = max(case.length for case in models[0].cases)
+        axis.set_xlabel(f"median milliseconds of one text of {longest} tokens")
+        axis.set_ylabel(models[0].metric)
+        axis.set_xlim(left=0)
+        axis.margins(0.15)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+
+
+_COLOURS = {"teacher": "tab:blue", "student": "tab:orange", "control": "tab:green"}
+
+
+@contextmanager
+def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    kind = path.suffix.removeprefix(".").lower()
+    figure, axis = pyplot.subplots(figsize=size, layout="constrained")
+    yield axis
+    with new_file(path) as aside:
+        figure.savefig(aside, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    pyplot.close(figure)

@@ -1,0 +1,130 @@
+"""Profiles as text for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ds_distill.planning.gpus import GIB, Device
+from ds_distill.planning.table import duration, table
+from ds_distill.profiling.models import ProfiledModel
+from ds_distill.profiling.trainings import Profiled
+
+
+def trainings_text(trainings: Sequence[Profiled], device: Device | None, ranks: int) -> str:
+    """Time, speed and memory of a step of each training, of rank 0."""
+    return "\n".join(_trainings(trainings, device, ranks)) + "\n"
+
+
+def _trainings(trainings: Sequence[Profiled], device: Device | None, ranks: int) -> Iterator[str]:
+    parts = _parts([list(training.seconds) for training in trainings])
+    of = f"of rank 0 of {ranks}, " if ranks > 1 else ""
+    yield f"Milliseconds of a step, {of}means of {trainings[0].steps} steps:"
+    yield from table(
+        ["phase: model", *parts, "step", "quartiles"],
+        [
+            [
+                f"{one.phase}: {one.model}",
+                *(_milliseconds(one.seconds.get(part)) for part in parts),
+                _milliseconds(one.step),
+                "-".join(map(_milliseconds, one.quartiles)),
+            ]
+            for one in trainings
+        ],
+    )
+    yield ""
+    yield "Speed, and operations of real tokens and of the head's rows:"
+    yield from table(
+        ["phase: model", "tokens/s", "GFLOP a step", "TFLOP/s", "utilisation", *_BESIDE, "GiB"],
+        [_speed(one) for one in trainings],
+    )
+    if device is not None:
+        yield f"  utilisation: of {_peaks(trainings)}, {device.source}"
+    if any(one.peaks for one in trainings):
+        parts = _parts([list(one.peaks) for one in trainings])
+        yield ""
+        yield "GiB allocated at most, by part:"
+        yield from table(
+            ["phase: model", *parts],
+            [
+                [f"{one.phase}: {one.model}", *(_gib(one.peaks.get(part)) for part in parts)]
+                for one in trainings
+            ],
+        )
+
+
+_BESIDE = ("validation", "checkpoint")
+
+
+def _speed(one: Profiled) -> list[str]:
+    flops = sum(one.flops.values())
+    return [
+        f"{one.phase}: {one.model}",
+        f"{one.tokens['student'] / one.step:,.0f}",
+        f"{flops / 1e9:,.1f}",
+        f"{flops / one.step / 1e12:,.3g}",
+        "" if one.utilisation is None else f"{one.utilisation:.0%}",
+        *(duration(one.beside[part]) if part in one.beside else "" for part in _BESIDE),
+        _gib(max(one.peaks.values(), default=one.resident)),
+    ]
+
+
+def _peaks(trainings: Sequence[Profiled]) -> str:
+    found = sorted({one.device_flops for one in trainings if one.device_flops is not None})
+    return " or ".join(f"{flops / 1e12:.3g} TFLOP/s" for flops in found)
+
+
+def _parts(of_each: Sequence[Sequence[str]]) -> list[str]:
+    """All parts, those that more trainings have where several stand first."""
+    return list(dict.fromkeys(part for parts in sorted(of_each, key=len)[::-1] for part in parts))
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+def _gib(size: int | None) -> str:
+    return "" if size is None else f"{size / GIB:.2f}"
+
+
+def models_text(models: Sequence[ProfiledModel]) -> str:
+    """Size, latency and throughput of finished models, and how many times the largest teacher's
+    they are."""
+    return "\n".join(_models(models)) + "\n"
+
+
+def _models(models: Sequence[ProfiledModel]) -> Iterator[str]:
+    largest = max(models, key=lambda model: model.parameters)
+    metric = models[0].metric
+    yield f"Size, against the largest, {largest.name}:"
+    yield from table(
+        ["model", "parameters", "file", "times smaller", metric or "score"],
+        [
+            [
+                model.name,
+                f"{model.parameters / 1e6:.1f} M",
+                f"{model.file_bytes / 1e6:.1f} MB",
+                f"{largest.parameters / model.parameters:.1f}",
+                "" if model.score is None else f"{model.score:.3f}",
+            ]
+            for model in models
+        ],
+    )
+    for number, case in enumerate(models[0].cases):
+        yield ""
+        yield f"Batch of {case.batch}, {case.length} tokens each; milliseconds of a batch:"
+        on_gpu = ["GiB"] if case.peak is not None else []
+        slowest = largest.cases[number].median
+        yield from table(
+            ["model", "p50", "p90", "p99", "batches", "texts/s", "times faster", *on_gpu],
+            [
+                [
+                    model.name,
+                    *(_milliseconds(value) for value in model.cases[number].percentiles),
+                    str(model.cases[number].repeats),
+                    f"{model.cases[number].per_second:,.1f}",
+                    f"{slowest / model.cases[number].median:.2f}",
+                    *(_gib(model.cases[number].peak) for _ in on_gpu),
+                ]
+                for model in models
+            ],
+        )

@@ -1,0 +1,169 @@
+"""What a profile counts, and how a recipe is made short for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from passes import model_of, of, real, run
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+from ds_distill.cli import app
+from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.planning.gpus import GPUS
+from ds_distill.planning.models import PlannedModel
+from ds_distill.profiling.flops import ModelFlops
+from ds_distill.profiling.memory import resident_peak
+from ds_distill.profiling.profiler import Amount
+from ds_distill.profiling.shorten import shortening, total_steps
+from ds_distill.profiling.table import trainings_text
+from ds_distill.profiling.trainings import Profiled
+from ds_distill.recipe import builtin_recipes, load_recipe
+from ds_distill.recipe.load import small_form
+
+LENGTHS = [9, 40, 23]
+
+
+def counted(planned: PlannedModel, trains: bool, rows: int) -> int:
+    """By torch's counter: each example alone, so that there is no padding."""
+    total = 0
+    for length in LENGTHS:
+        one = of(1, length, trains, rows=rows if planned.classes is None else None)
+        model, view = real(planned, one)
+        view.attention_mask.fill_(1)
+        with FlopCounterMode(display=False) as counter:
+            run(model, view, trains)
+        total += counter.get_total_flops()
+    return total
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert"])
+@pytest.mark.parametrize("trains", [True, False])
+def test_operations_are_those_of_real_tokens(name: str, trains: bool) -> None:
+    amount = Amount(len(LENGTHS), sum(LENGTHS), sum(n * n for n in LENGTHS), len(LENGTHS))
+    planned = model_of(name)
+    found = ModelFlops.of(planned, trains=trains)(amount)
+    assert found == pytest.approx(counted(planned, trains, 1), rel=1e-9)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_operations_of_deberta(trains: bool) -> None:
+    """It projects its relative positions once a batch, so they are counted in a batch of the size
+    that the fit took."""
+    planned, one = model_of("deberta"), of(100, 24, trains)
+    with FlopCounterMode(display=False) as counter:
+        run(*real(planned, one), trains)
+    found = ModelFlops.of(planned, trains=trains)(Amount(100, 2400, 100 * 24**2, 100))
+    assert found == pytest.approx(counter.get_total_flops(), rel=1e-9)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_head_has_the_operations_of_its_rows(trains: bool) -> None:
+    planned, rows = model_of("bert", classes=None), 4
+    amount = Amount(3, sum(LENGTHS), sum(n * n for n in LENGTHS), 3 * rows)
+    found = ModelFlops.of(planned, trains=trains)(amount)
+    assert found == pytest.approx(counted(planned, trains, rows), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", builtin_recipes())
+@pytest.mark.parametrize("small", [False, True])
+def test_each_recipe_can_be_made_short(name: str, small: bool) -> None:
+    if small and not small_form(builtin_recipes()[name]).is_file():
+        pytest.skip("has no small form")
+    whole = load_recipe(name, [], small)
+    splits = {
+        task: ["validation", *(split for phase in whole.phases for split, _ in phase.reads)]
+        for task in whole.tasks_by_name
+    }
+    short = load_recipe(name, shortening(whole, 25, splits), small)
+    for task in short.tasks_by_name.values():
+        assert task.data.limit["validation"] <= 128
+    for phase, before in zip(short.phases, whole.phases, strict=True):
+        if isinstance(phase, TrainingPhase) and isinstance(before, TrainingPhase):
+            assert phase.steps == total_steps(25) and phase.patience is None
+            assert phase.save_every is not None and phase.steps < 2 * phase.save_every
+            limit = short.task_of(phase).data.limit[phase.split]
+            limited = whole.task_of(phase).data.limit.get(phase.split, limit)
+            assert limit >= min(phase.batch_size * phase.steps, limited)
+            changed = {"steps", "patience", "save_every"}
+            assert phase.model_dump(exclude=changed) == before.model_dump(exclude=changed)
+
+
+def test_a_peak_is_of_the_time_since_the_last_question() -> None:
+    if resident_peak() is None:
+        pytest.skip("this system does not tell")
+    held = torch.ones(64 << 20, dtype=torch.uint8)
+    inside = resident_peak()
+    del held
+    resident_peak()
+    after = resident_peak()
+    assert inside is not None and after is not None and inside - after > 48 << 20
+
+
+PROFILED: dict[str, Any] = {
+    "phase": "distil",
+    "model": "student",
+    "steps": 25,
+    "seconds": {
+        "data": 0.001,
+        "teacher a": 0.05,
+        "student": 0.02,
+        "backward": 0.04,
+        "other": 0.002,
+    },
+    "quartiles": (0.11, 0.12),
+    "beside": {"checkpoint": 0.5},
+    "tokens": {"student": 1000.0, "a": 1100.0},
+    "flops": {"student": 6e10, "a": 9e10},
+    "peaks": {"student": 2**30, "backward": 2**31},
+    "resident": None,
+    "device_flops": 3e12,
+}
+
+
+def test_a_profile_says_time_speed_and_memory() -> None:
+    one = Profiled(**PROFILED)
+    other = Profiled(**{**PROFILED, "phase": "teach", "seconds": {"student": 0.1, "other": 0.0}})
+    assert one.step == pytest.approx(0.113)
+    assert one.utilisation == pytest.approx(15e10 / 0.113 / 3e12)
+    text = trainings_text([other, one], GPUS["h100"], 2)
+    assert "of rank 0 of 2, means of 25 steps" in text
+    [header] = [line for line in text.splitlines() if "teacher a" in line]
+    parts = ["data", "teacher", "a", "student", "backward", "other"]
+    assert header.split() == ["phase:", "model", *parts, "step", "quartiles"]
+    rows = [line.split() for line in text.splitlines() if line.startswith("  distil: student")]
+    assert rows[0][2:] == ["1.0", "50.0", "20.0", "40.0", "2.0", "113.0", "110.0-120.0"]
+    assert rows[1][2:] == ["8,850", "150.0", "1.33", "44%", "500.0", "ms", "2.00"]
+    assert rows[2][2:] == ["1.00", "2.00"]
+    on_cpu = Profiled(**{**PROFILED, "peaks": {}, "resident": 3 * 2**30})
+    text = trainings_text([on_cpu], None, 1)
+    assert " 3.00" in text and "GiB allocated at most" not in text and "of rank" not in text
+
+
+def test_a_gpu_that_is_not_known_has_no_utilisation() -> None:
+    one = Profiled(**{**PROFILED, "device_flops": None})
+    assert one.utilisation is None
+    assert "%" not in trainings_text([one], None, 1)
+
+
+def refused(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["profile", *arguments], catch_exceptions=True)
+    assert done.exit_code != 0
+    return str(done.exception) if done.exit_code == 1 else done.output
+
+
+def test_what_cannot_be_profiled_is_refused(tmp_path: Path) -> None:
+    assert "ends in .svg" in refused("quickstart", "--figure", "profile.txt")
+    assert "5" in refused("quickstart", "--steps", "4")
+    (tmp_path / "recipe.yaml").write_text("name: unfinished\n")
+    assert "has not finished" in refused(str(tmp_path))
+    evaluates = tmp_path / "evaluates.yaml"
+    evaluates.write_text(
+        "task: {data: {path: 'docstrings:torch,scipy'}, labels: [torch, scipy]}\n"
+        "teachers: {one: {model: elsewhere}}\nstudent: {model: elsewhere}\n"
+        "phases: [{evaluate: {split: test}}]\n"
+    )
+    assert "no phase trains" in refused(str(evaluates), "--folder", str(tmp_path / "work"))
