@@ -11,6 +11,7 @@ import typer
 from ds_distill import __version__
 from ds_distill.cli.cache import cache_app
 from ds_distill.cli.profile import profile
+from ds_distill.cli.quickstart import quickstart
 from ds_distill.cli.shared import (
     FolderOption,
     Overrides,
@@ -69,12 +70,7 @@ def run(
     execute_recipe(loaded, folder or Path("runs") / loaded.name, resume=resume)
 
 
-@app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")
-def quickstart(
-    overrides: Overrides = None, folder: FolderOption = None, resume: ResumeOption = False
-) -> None:
-    """Two teachers, a small student of each routing, and a control; real text, no GPU needed."""
-    run("quickstart", overrides, folder=folder, resume=resume)
+app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")(quickstart)
 
 
 @app.command(epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16")

@@ -118,8 +118,10 @@ class Work:
     """Logits and derivatives of a masked-LM's loss."""
     teachers: Growth
     """Activations of the live teacher that has most, alone."""
-    student_cost: Cost
-    teachers_cost: Mapping[str, Cost]
+    student_pass: Pass
+    head_cost: Cost
+    """Of what is beside the student's pass: the chunked term of a masked-LM."""
+    teacher_passes: Mapping[str, Pass]
 
     @property
     def activations(self) -> int:
@@ -140,8 +142,9 @@ def student_work(
     checkpointing: bool = False,
     freeze: bool = False,
     dropout: float | None = None,
-) -> tuple[Growth, Growth, Cost]:
-    """(activations, head, cost) of a trained model's forward and backward pass."""
+) -> tuple[Growth, Growth, Pass, Cost]:
+    """(activations, head, pass, cost of the head beside it) of a trained model's forward and
+    backward pass."""
 
     def of(examples: int, logits: bool) -> Pass:
         # On a CPU a model that is trained has the plain attention, see Run.model.
@@ -152,7 +155,7 @@ def student_work(
 
     if head is None:
         peak = Growth.of(lambda count: cost(student, of(count, True)).peak, examples)
-        return peak, Growth(), cost(student, of(examples, True))
+        return peak, Growth(), of(examples, True), Cost()
     size = shape.dtype.itemsize
 
     def at_head(count: int) -> int:
@@ -164,22 +167,22 @@ def student_work(
     body = Growth.of(lambda count: cost(student, of(count, False)).peak, examples)
     whole = of(examples, head.dense)
     assert whole.rows is not None
-    total = cost(student, whole) + head.cost(whole.rows, size, shape.on_gpu)
-    return body, Growth.of(at_head, examples), total
+    beside = head.cost(whole.rows, size, shape.on_gpu)
+    return body, Growth.of(at_head, examples), whole, beside
 
 
 def teacher_work(
     teachers: Mapping[str, PlannedModel], shape: Shape, examples: int, head: Head | None
-) -> tuple[Growth, dict[str, Cost]]:
-    """(activations of the one that has most, cost of each) of live teachers' forward passes."""
+) -> tuple[Growth, dict[str, Pass]]:
+    """(activations of the one that has most, pass of each) of live teachers."""
     logits = head is None or not head.chunked
-    peaks, costs = [], {}
+    peaks, passes = [], {}
     for name, teacher in teachers.items():
 
         def of(count: int) -> Pass:
             return replace(shape.of(count, trains=False, fused=True), logits=logits)
 
         peaks.append(Growth.of(lambda n, t=teacher: cost(t, of(n)).peak, examples))  # type: ignore[misc]
-        costs[name] = cost(teacher, of(examples))
+        passes[name] = of(examples)
     most = max(peaks, key=lambda growth: growth.here, default=Growth())
-    return most, costs
+    return most, passes

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ds_distill.parts.codecs import TopK
 from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import MaskedLM, TaskSettings
+from ds_distill.parts.tasks import TaskSettings
 from ds_distill.planning.activations import Shape, teacher_work
 from ds_distill.planning.examples import SplitFacts
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero, inference_states
 from ds_distill.planning.models import PlannedModel
-from ds_distill.planning.roofline import communication_seconds, seconds
+from ds_distill.planning.roofline import communication_seconds, pass_seconds
 
 _KEY = 16
 """Bytes of an example's content key."""
@@ -68,15 +66,11 @@ def cache_plan(
         peak, _ = teacher_work({teacher: model}, worst, batch, None)
         held = inference_states({teacher: numels}, zero)
         most = max(most, held.total + peak.here)
-        _, costs = teacher_work({teacher: model}, usual, batch, None)
-        dtype = torch.bfloat16 if zero.bytes_per_weight == 2 else torch.float32
-        per_batch += seconds(costs[teacher], device, dtype)
+        _, passes = teacher_work({teacher: model}, usual, batch, None)
+        per_batch += pass_seconds(model, passes[teacher], device)
         if zero.stage == 3:
             per_batch += communication_seconds(0, sum(numels), 1, zero, device)
-    variants = 1
-    if isinstance(task, MaskedLM):
-        variants = task.masking.variants or 1
-    rate = zero.ranks * batch / per_batch / variants if per_batch else 0.0
+    rate = zero.ranks * batch / per_batch / task.variants if per_batch else 0.0
     each = sum(_example_bytes(phase, task, model, usual.length) for model in teachers.values())
     known = [split.examples for split in splits if split.examples is not None]
     examples = sum(known) if len(known) == len(splits) else None
@@ -96,7 +90,7 @@ def _example_bytes(phase: Cache, task: TaskSettings, model: PlannedModel, length
     """Of a teacher's signals on one example."""
     size = 4 if phase.dtype == "float32" else 2
     states = len(phase.hidden) * model.config.hidden_size * size
-    if not isinstance(task, MaskedLM):
+    if task.row_share is None:
         return (model.classes or 0) * size + states
     codec = phase.codec
     if codec.name == "dense":
@@ -105,4 +99,4 @@ def _example_bytes(phase: Cache, task: TaskSettings, model: PlannedModel, length
         row = float(codec.entries * _TOPK)
     else:
         row = float(_COMPACT[min(_COMPACT, key=lambda known: abs(known - codec.temperature))])
-    return (row + states) * task.masking.rate * length * (task.masking.variants or 1)
+    return (row + states) * task.row_share * length * task.variants

@@ -9,7 +9,7 @@ import numpy as np
 from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import load_tokenizer
-from ds_distill.parts.tasks import MaskedLM, TaskSettings
+from ds_distill.parts.tasks import TaskSettings
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
 
@@ -40,7 +40,7 @@ def split_facts(recipe: Recipe, task: TaskSettings, split: str) -> SplitFacts:
     sample = data[np.linspace(0, len(data) - 1, min(_SAMPLE, len(data))).astype(int).tolist()]
     pairs = (sample["text"], sample["text_b"]) if "text_b" in sample else (sample["text"],)
     lengths = np.array([len(ids) for ids in tokenizer(*pairs)["input_ids"]])
-    if isinstance(task, MaskedLM) and task.long == "split":
+    if task.can_split and not task.cuts:
         windows = np.ceil(lengths / task.max_length)
         tokens = float(lengths.sum() / windows.sum())
         return SplitFacts(split, round(len(data) * float(windows.mean())), tokens)

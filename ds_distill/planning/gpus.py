@@ -104,9 +104,11 @@ def find_device(name: str | None, ranks: int) -> Device:
     """
     if ranks < 1:
         raise UserError(f"--gpus {ranks}: a plan is for 1 GPU or more.")
-    if name is None:
-        name = _own_gpu() or "cpu"
-    if name.lower() == "cpu":
+    if name is None and torch.cuda.is_available():
+        own = gpu_named(torch.cuda.get_device_name())
+        if own is not None:
+            return own
+    if name is None or name.lower() == "cpu":
         return measured_cpu(ranks)
     if name.lower() not in GPUS:
         known = [*GPUS, "cpu"]
@@ -118,11 +120,11 @@ def find_device(name: str | None, ranks: int) -> Device:
     return GPUS[name.lower()]
 
 
-def _own_gpu() -> str | None:
-    if not torch.cuda.is_available():
-        return None
-    found = torch.cuda.get_device_name().lower().replace(" ", "")
-    return next((name for name in sorted(GPUS, key=len, reverse=True) if name in found), None)
+def gpu_named(device_name: str) -> Device | None:
+    """The GPU that torch calls so, such as "NVIDIA H200"; None where it is not known."""
+    found = device_name.lower().replace(" ", "")
+    named = (GPUS[name] for name in sorted(GPUS, key=len, reverse=True) if name in found)
+    return next(named, None)
 
 
 def measured_cpu(ranks: int) -> Device:

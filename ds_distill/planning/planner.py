@@ -16,7 +16,7 @@ from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.parts.phases import Cache, Distil
 from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase
-from ds_distill.parts.tasks import MaskedLM, TaskSettings
+from ds_distill.parts.tasks import TaskSettings
 from ds_distill.planning.activations import Head, Shape, Work, student_work, teacher_work
 from ds_distill.planning.cached import CachePlan, cache_plan
 from ds_distill.planning.examples import SplitFacts, split_facts
@@ -28,6 +28,7 @@ from ds_distill.planning.roofline import (
     StepTime,
     communication_seconds,
     optimizer_seconds,
+    pass_seconds,
     seconds,
 )
 from ds_distill.recipe import Recipe
@@ -157,9 +158,8 @@ class Planner:
 
     def shape(self, number: int, length: int, half: bool) -> Shape:
         task = self.recipe.task_of(self.recipe.phases[number])
-        rate = task.masking.rate if isinstance(task, MaskedLM) else None
         dtype = torch.bfloat16 if half else torch.float32
-        return Shape(length, rate, dtype, self.device.is_gpu)
+        return Shape(length, task.row_share, dtype, self.device.is_gpu)
 
     # -------------------------------------------------------------------------------- phases
 
@@ -305,7 +305,7 @@ class _Parts:
     def _work(self, choice: Choice, length: int, examples: int) -> Work:
         planner, live = self._planner, choice.teachers == "live"
         shape, head = planner.shape(self._number, length, self._half), self._head(live)
-        student, at_head, student_cost = student_work(
+        student, at_head, own_pass, beside = student_work(
             self._student,
             shape,
             examples,
@@ -314,12 +314,12 @@ class _Parts:
             freeze=self._phase.freeze_embeddings,
             dropout=self._phase.dropout,
         )
-        most, costs = teacher_work({}, shape, examples, head)
+        most, passes = teacher_work({}, shape, examples, head)
         if live:
             autocast = shape.on_gpu and not self._half  # see phases/distil.py
             of_teachers = replace(shape, dtype=torch.bfloat16) if autocast else shape
-            most, costs = teacher_work(self._teachers, of_teachers, examples, head)
-        return Work(student, at_head, most, student_cost, costs)
+            most, passes = teacher_work(self._teachers, of_teachers, examples, head)
+        return Work(student, at_head, most, own_pass, beside, passes)
 
     def placement(self, choice: Choice, micro_batch: int, micro_steps: int) -> Placement:
         planner, device = self._planner, self._planner.device
@@ -341,13 +341,15 @@ class _Parts:
         dtype = torch.bfloat16 if self._half else torch.float32
         trained = sum(weight.numel for weight in self._trained)
         sharded = sum(map(sum, teachers.values()))
+        of_student = pass_seconds(self._student, usual.student_pass, device)
+        of_student += seconds(usual.head_cost, device, dtype)
+        of_teachers = (
+            pass_seconds(self._teachers[name], one, device)
+            for name, one in usual.teacher_passes.items()
+        )
         step = StepTime(
-            teachers=micro_steps
-            * sum(
-                seconds(one, device, torch.bfloat16 if device.is_gpu else dtype)
-                for one in usual.teachers_cost.values()
-            ),
-            student=micro_steps * seconds(usual.student_cost, device, dtype),
+            teachers=micro_steps * sum(of_teachers),
+            student=micro_steps * of_student,
             optimizer=optimizer_seconds(trained, zero, device),
             communication=communication_seconds(trained, sharded, micro_steps, zero, device),
         )

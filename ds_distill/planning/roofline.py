@@ -1,5 +1,6 @@
 """Seconds of a step, from its operations and a device's speed: each kernel takes as long as its
-matrix product, its traffic to memory or its launch, whichever is longest. Nothing overlaps."""
+matrix product, its traffic to memory or its launch, whichever is longest. Nothing overlaps. On a
+CPU, which is at hand, models run some layers instead."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ds_distill.planning.gpus import Device
+from ds_distill.planning.measured import measured_seconds
 from ds_distill.planning.memory import MASTER, MOMENTS, Zero
+from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost
 
 
@@ -34,6 +37,13 @@ def seconds(cost: Cost, device: Device, dtype: torch.dtype) -> float:
         times * max(operations / flops, moved / bandwidth, device.launch)
         for (operations, moved), times in cost.operations.items()
     )
+
+
+def pass_seconds(model: PlannedModel, of: Pass, device: Device) -> float:
+    """Of a model's pass."""
+    if device.is_gpu:
+        return seconds(cost(model, of), device, of.dtype)
+    return measured_seconds(model, of) * device.per_machine  # ranks share the cores
 
 
 def optimizer_seconds(trained: int, zero: Zero, device: Device) -> float:

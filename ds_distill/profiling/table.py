@@ -20,13 +20,14 @@ def _trainings(trainings: Sequence[Profiled], device: Device | None, ranks: int)
     of = f"of rank 0 of {ranks}, " if ranks > 1 else ""
     yield f"Milliseconds of a step, {of}means of {trainings[0].steps} steps:"
     yield from table(
-        ["phase: model", *parts, "step", "quartiles"],
+        ["phase: model", *parts, "step", "quartiles", "planned"],
         [
             [
                 f"{one.phase}: {one.model}",
                 *(_milliseconds(one.seconds.get(part)) for part in parts),
                 _milliseconds(one.step),
                 "-".join(map(_milliseconds, one.quartiles)),
+                _milliseconds(None if one.planned is None else one.planned.step.total),
             ]
             for one in trainings
         ],
@@ -44,9 +45,13 @@ def _trainings(trainings: Sequence[Profiled], device: Device | None, ranks: int)
         yield ""
         yield "GiB allocated at most, by part:"
         yield from table(
-            ["phase: model", *parts],
+            ["phase: model", *parts, "planned"],
             [
-                [f"{one.phase}: {one.model}", *(_gib(one.peaks.get(part)) for part in parts)]
+                [
+                    f"{one.phase}: {one.model}",
+                    *(_gib(one.peaks.get(part)) for part in parts),
+                    _gib(None if one.planned is None else one.planned.total),
+                ]
                 for one in trainings
             ],
         )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 
 import torch
@@ -17,7 +15,8 @@ from ds_distill.engine.engine import model_dtype
 from ds_distill.errors import UserError
 from ds_distill.parts.phases import Distil
 from ds_distill.parts.phases.base import TrainingPhase
-from ds_distill.planning.gpus import GPUS, Device, find_device
+from ds_distill.planning.gpus import GPUS, Device, find_device, gpu_named
+from ds_distill.planning.plan import Placement
 from ds_distill.planning.planner import Planner, start_of
 from ds_distill.profiling.collectives import timed_collectives
 from ds_distill.profiling.flops import ModelFlops
@@ -26,10 +25,7 @@ from ds_distill.recipe import Recipe
 from ds_distill.run.context import Run
 from ds_distill.run.execute import execute
 from ds_distill.run.meter import WARM_UP_STEPS
-from ds_distill.timers import REST
-
-BESIDE = ("report", "validation", "checkpoint")
-"""Parts that are not in every step: the time of each is of each time."""
+from ds_distill.run.timings import BESIDE, read_timings
 
 
 @dataclass(frozen=True)
@@ -54,6 +50,8 @@ class Profiled:
     """Most bytes that torch had allocated on the GPU, by part; none on a CPU."""
     resident: int | None
     """Most bytes of the process on a CPU, where the system tells."""
+    planned: Placement | None
+    """What `ds-distill plan` says of it; None where the GPU is not known."""
     device_flops: float | None
     """Operations a second that this rank could do: a data sheet's, or measured on a CPU. None for
     a GPU that is not known."""
@@ -71,7 +69,11 @@ class Profiled:
         return sum(self.flops.values()) / self.step / self.device_flops
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "step": self.step, "utilisation": self.utilisation}
+        planned = self.planned
+        more: dict[str, Any] = {"step": self.step, "utilisation": self.utilisation, "planned": None}
+        if planned is not None:
+            more["planned"] = {"step": planned.step.total, "bytes": planned.total}
+        return {**asdict(replace(self, planned=None)), **more}
 
 
 def profile_trainings(
@@ -105,27 +107,27 @@ def profile_trainings(
 
 def _device(run: Run) -> Device | None:
     """This machine's: a GPU that is not known has no speed."""
-    if run.world.device.type != "cuda":
-        return find_device("cpu", run.world.size)
-    found = torch.cuda.get_device_name().lower().replace(" ", "")
-    return next((GPUS[n] for n in sorted(GPUS, key=len, reverse=True) if n in found), None)
+    if run.world.device.type == "cuda":
+        return gpu_named(torch.cuda.get_device_name())
+    return find_device("cpu", run.world.size)
 
 
 def _trainings(run: Run, profiler: Profiler, device: Device | None) -> Iterator[Profiled]:
     short = run.recipe
     planner = Planner(short, device or GPUS["h100"], run.world.size)  # for its models alone
-    lines = (run.folder.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    events = [event for event in map(json.loads, lines) if event["event"] == "train"]
+    timings = read_timings(run.folder.path / "metrics.jsonl")
     names = short.phase_names()
+    planned = {}
+    if device is not None:
+        planned = {(j.phase, model): j.chosen for j in planner.plan().jobs for model in j.models}
     for number, phase in enumerate(short.phases):
         if not isinstance(phase, TrainingPhase):
             continue
         for output in phase.outputs:
-            own = [e for e in events if (e["number"], e["phase"]) == (number, output)]
-            timings = [event["timing"] for event in own if "timing" in event]
+            timing = timings[number, output]
             observed = profiler.trainings[number, output]
             steps = [n for n in observed.amounts if n >= WARM_UP_STEPS]
-            seconds, beside = _means(timings)
+            beside = timing.beside
             for part in BESIDE:
                 if part in observed.last:
                     beside[part] = beside.get(part, 0.0) + observed.last[part]
@@ -139,37 +141,17 @@ def _trainings(run: Run, profiler: Profiler, device: Device | None) -> Iterator[
             yield Profiled(
                 names[number],
                 output,
-                sum(timing["steps"] for timing in timings),
-                seconds,
-                _quartiles(timings),
+                timing.steps,
+                timing.seconds,
+                timing.quartiles,
                 beside,
                 tokens,
                 flops,
                 observed.peaks,
                 observed.resident,
+                planned.get((names[number], output)),
                 None if device is None else device.flops(model_dtype(run.deepspeed(phase))),
             )
-
-
-def _means(timings: list[dict[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
-    """(seconds of a step by part, of what is beside steps)."""
-    steps = sum(timing["steps"] for timing in timings)
-    total: dict[str, float] = {}
-    for timing in timings:
-        for part, seconds in timing["seconds"].items():
-            total[part] = total.get(part, 0.0) + seconds
-    beside = {part: total.pop(part) for part in BESIDE if part in total}
-    total[REST] = total.pop(REST)
-    return {part: seconds / steps for part, seconds in total.items()}, beside
-
-
-def _quartiles(timings: list[dict[str, Any]]) -> tuple[float, float]:
-    each = [_means([timing]) for timing in timings]
-    steps = [sum(seconds.values()) for seconds, _ in each]
-    if len(steps) < 2:
-        return steps[0], steps[0]
-    first, _, third = quantiles(steps, n=4, method="inclusive")
-    return first, third
 
 
 def _model_flops(

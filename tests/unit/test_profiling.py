@@ -120,6 +120,7 @@ PROFILED: dict[str, Any] = {
     "flops": {"student": 6e10, "a": 9e10},
     "peaks": {"student": 2**30, "backward": 2**31},
     "resident": None,
+    "planned": None,
     "device_flops": 3e12,
 }
 
@@ -133,7 +134,7 @@ def test_a_profile_says_time_speed_and_memory() -> None:
     assert "of rank 0 of 2, means of 25 steps" in text
     [header] = [line for line in text.splitlines() if "teacher a" in line]
     parts = ["data", "teacher", "a", "student", "backward", "other"]
-    assert header.split() == ["phase:", "model", *parts, "step", "quartiles"]
+    assert header.split() == ["phase:", "model", *parts, "step", "quartiles", "planned"]
     rows = [line.split() for line in text.splitlines() if line.startswith("  distil: student")]
     assert rows[0][2:] == ["1.0", "50.0", "20.0", "40.0", "2.0", "113.0", "110.0-120.0"]
     assert rows[1][2:] == ["8,850", "150.0", "1.33", "44%", "500.0", "ms", "2.00"]

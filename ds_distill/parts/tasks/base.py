@@ -36,6 +36,16 @@ class TaskSettings(Section):
         """Whether what is longer than `max_length` is thrown away."""
         return True
 
+    @property
+    def row_share(self) -> float | None:
+        """The share of an example's tokens that are rows of the loss; None: the example is one."""
+        return None
+
+    @property
+    def variants(self) -> int:
+        """How many different rows of each example a cache holds."""
+        return 1
+
     def not_cacheable(self) -> str | None:
         """Why no cache can hold teachers' signals, and what to do; None where one can."""
         return None

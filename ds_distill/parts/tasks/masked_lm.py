@@ -47,6 +47,14 @@ class MaskedLM(TaskSettings):
     def cuts(self) -> bool:
         return self.long == "cut"
 
+    @property
+    def row_share(self) -> float:
+        return self.masking.rate
+
+    @property
+    def variants(self) -> int:
+        return self.masking.variants or 1
+
     def not_cacheable(self) -> str | None:
         if self.masking.variants is not None:
             return None
