@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import lru_cache
+from statistics import median
+
+import torch
 
 from ds_distill.planning.models import Pass, PlannedModel, prepared, run_pass, view_of
 
@@ -14,8 +17,11 @@ _LAYERS = 2, 5
 _EXAMPLES = 32
 """Of a larger micro-batch as many are run: each takes as long."""
 
-_REPEATS, _SECONDS = 3, 1.0
-"""At least so many passes, and for so long; the fastest counts."""
+_WEIGHTS = 4_000_000
+"""Of the optimizer that is run."""
+
+_REPEATS, _SECONDS = 5, 1.0
+"""At least so many passes, and for so long; the median counts."""
 
 
 def measured_seconds(model: PlannedModel, of: Pass) -> float:
@@ -47,4 +53,29 @@ def _seconds(model: PlannedModel, depths: tuple[int, ...], of: Pass) -> list[flo
             started = time.perf_counter()
             run_pass(one, view, of)
             taken.append(time.perf_counter() - started)
-    return [min(taken) for taken in seconds]
+    return [median(taken) for taken in seconds]
+
+
+@lru_cache
+def optimizer_seconds_per_weight(dtype: torch.dtype) -> float:
+    """Of AdamW as DeepSpeed 0.19.8 steps it: it looks for infinite gradients, copies them to fp32,
+    scales them to their norm, and copies the weights back.
+
+    dtype: of weights and gradients.
+    """
+    weights = torch.ones(_WEIGHTS, dtype=dtype)
+    gradients = torch.ones(_WEIGHTS, dtype=dtype)
+    master = torch.nn.Parameter(weights.float())
+    adamw = torch.optim.AdamW([master], fused=True)
+    seconds: list[float] = []
+    for _ in range(2 + _REPEATS):
+        started = time.perf_counter()
+        copy = gradients.float()
+        bool((copy.isinf() | copy.isnan()).float().max())
+        master.grad = gradients.to(torch.float32, copy=True)
+        master.grad.mul_(1.0 / (1.0 + float(master.grad.norm())))
+        adamw.step()
+        with torch.no_grad():
+            weights.copy_(master)
+        seconds.append(time.perf_counter() - started)
+    return median(seconds[2:]) / _WEIGHTS

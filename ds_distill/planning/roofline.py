@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ds_distill.planning.gpus import Device
-from ds_distill.planning.measured import measured_seconds
+from ds_distill.planning.measured import measured_seconds, optimizer_seconds_per_weight
 from ds_distill.planning.memory import MASTER, MOMENTS, Zero
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost
@@ -49,6 +49,9 @@ def pass_seconds(model: PlannedModel, of: Pass, device: Device) -> float:
 def optimizer_seconds(trained: int, zero: Zero, device: Device) -> float:
     """Of AdamW on a rank's share: each number is read and written once, gradients are read."""
     share = trained if zero.stage == 0 else trained / zero.ranks
+    if not device.is_gpu:
+        dtype = torch.bfloat16 if zero.bytes_per_weight == 2 else torch.float32
+        return share * optimizer_seconds_per_weight(dtype) * device.per_machine
     moved = share * (2 * (MASTER + MOMENTS) + 4 + zero.bytes_per_weight)
     return moved / (device.bandwidth * device.achieved_bandwidth)
 
