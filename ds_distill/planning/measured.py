@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from statistics import median
@@ -17,8 +18,11 @@ _LAYERS = 2, 5
 _EXAMPLES = 32
 """Of a larger micro-batch as many are run: each takes as long."""
 
-_WEIGHTS = 4_000_000
-"""Of the optimizer that is run."""
+_OTHER = 32_000_000
+"""Elements, more than any cache holds."""
+
+_WEIGHTS = 20_000_000
+"""Elements of the optimizer that is run."""
 
 _REPEATS, _SECONDS = 5, 1.0
 """At least so many passes, and for so long; the median counts."""
@@ -41,7 +45,7 @@ def measured_seconds(model: PlannedModel, of: Pass) -> float:
 @lru_cache(maxsize=256)
 def _seconds(model: PlannedModel, depths: tuple[int, ...], of: Pass) -> list[float]:
     """Of a pass of so many layers each; they take turns."""
-    view = view_of(of, "cpu")
+    view, other = view_of(of, "cpu"), torch.zeros(_OTHER)
     built = [prepared(model, layers, of, "cpu") for layers in depths]
     for one in built:
         run_pass(one, view, of)
@@ -50,32 +54,48 @@ def _seconds(model: PlannedModel, depths: tuple[int, ...], of: Pass) -> list[flo
     while len(seconds[0]) < _REPEATS or time.perf_counter() < ends:
         for one, taken in zip(built, seconds, strict=True):
             one.zero_grad()
+            other.add_(1)  # what a training does in between leaves nothing in the caches
             started = time.perf_counter()
             run_pass(one, view, of)
             taken.append(time.perf_counter() - started)
     return [median(taken) for taken in seconds]
 
 
-@lru_cache
-def optimizer_seconds_per_weight(dtype: torch.dtype) -> float:
-    """Of AdamW as DeepSpeed 0.19.8 steps it: it looks for infinite gradients, copies them to fp32,
-    scales them to their norm, and copies the weights back.
+def measured_optimizer_seconds(numels: Sequence[int], dtype: torch.dtype) -> float:
+    """Of AdamW on weights of so many elements each: the largest of them are run, _WEIGHTS elements
+    or more, and the others take as long.
 
     dtype: of weights and gradients.
     """
-    weights = torch.ones(_WEIGHTS, dtype=dtype)
-    gradients = torch.ones(_WEIGHTS, dtype=dtype)
-    master = torch.nn.Parameter(weights.float())
-    adamw = torch.optim.AdamW([master], fused=True)
+    total, largest = 0, []
+    for numel in sorted(numels, reverse=True):
+        if total < _WEIGHTS:
+            largest.append(numel)
+            total += numel
+    return _optimizer_seconds(tuple(largest), dtype) * sum(numels) / max(total, 1)
+
+
+@lru_cache
+def _optimizer_seconds(numels: tuple[int, ...], dtype: torch.dtype) -> float:
+    """As DeepSpeed 0.19.8 steps it: it looks for infinite gradients, takes their norm, copies them
+    to fp32, scales them, and copies the weights back. New memory for each copy is a good part."""
+    weights = [torch.ones(numel, dtype=dtype) for numel in numels]
+    masters = [torch.nn.Parameter(weight.float()) for weight in weights]
+    adamw = torch.optim.AdamW(masters, fused=True)
     seconds: list[float] = []
     for _ in range(2 + _REPEATS):
+        gradients = [torch.ones_like(weight) for weight in weights]
         started = time.perf_counter()
-        copy = gradients.float()
-        bool((copy.isinf() | copy.isnan()).float().max())
-        master.grad = gradients.to(torch.float32, copy=True)
-        master.grad.mul_(1.0 / (1.0 + float(master.grad.norm())))
+        bool(sum(one.amax().isfinite() & one.amin().isfinite() for one in gradients))
+        norm = float(sum(one.float().norm() ** 2 for one in gradients))
+        for master, gradient in zip(masters, gradients, strict=True):
+            master.grad = gradient.to(torch.float32, copy=True)
+        for master in masters:
+            assert master.grad is not None
+            master.grad.mul_(1.0 / (1.0 + norm))
         adamw.step()
-        with torch.no_grad():
-            weights.copy_(master)
+        for master, weight in zip(masters, weights, strict=True):
+            master.grad = None
+            weight.copy_(master.data)
         seconds.append(time.perf_counter() - started)
-    return median(seconds[2:]) / _WEIGHTS
+    return median(seconds[2:])

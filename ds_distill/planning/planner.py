@@ -350,7 +350,7 @@ class _Parts:
         step = StepTime(
             teachers=micro_steps * sum(of_teachers),
             student=micro_steps * of_student,
-            optimizer=optimizer_seconds(trained, zero, device),
+            optimizer=optimizer_seconds([one.numel for one in self._trained], zero, device),
             communication=communication_seconds(trained, sharded, micro_steps, zero, device),
         )
         return Placement(

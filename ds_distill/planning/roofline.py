@@ -4,12 +4,13 @@ CPU, which is at hand, models run some layers instead."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 
 from ds_distill.planning.gpus import Device
-from ds_distill.planning.measured import measured_seconds, optimizer_seconds_per_weight
+from ds_distill.planning.measured import measured_optimizer_seconds, measured_seconds
 from ds_distill.planning.memory import MASTER, MOMENTS, Zero
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost
@@ -46,12 +47,16 @@ def pass_seconds(model: PlannedModel, of: Pass, device: Device) -> float:
     return measured_seconds(model, of) * device.per_machine  # ranks share the cores
 
 
-def optimizer_seconds(trained: int, zero: Zero, device: Device) -> float:
-    """Of AdamW on a rank's share: each number is read and written once, gradients are read."""
-    share = trained if zero.stage == 0 else trained / zero.ranks
+def optimizer_seconds(numels: Sequence[int], zero: Zero, device: Device) -> float:
+    """Of AdamW on a rank's share: each number is read and written once, gradients are read.
+
+    numels: elements of each weight.
+    """
     if not device.is_gpu:
         dtype = torch.bfloat16 if zero.bytes_per_weight == 2 else torch.float32
-        return share * optimizer_seconds_per_weight(dtype) * device.per_machine
+        whole = measured_optimizer_seconds(numels, dtype) * device.per_machine
+        return whole if zero.stage == 0 else whole / zero.ranks
+    share = sum(numels) if zero.stage == 0 else sum(numels) / zero.ranks
     moved = share * (2 * (MASTER + MOMENTS) + 4 + zero.bytes_per_weight)
     return moved / (device.bandwidth * device.achieved_bandwidth)
 
