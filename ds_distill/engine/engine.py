@@ -93,7 +93,7 @@ class Engine:
                 dist_init_required=False,
             )
         # At stage 0 DeepSpeed copies all gradients into one tensor and back, for an all-reduce that
-        # changes nothing where this rank is alone: up to a tenth of a small step.
+        # changes nothing where this rank is alone: 8% of a short step (docs/profiling.md).
         self._reduces = self._stage != 0 or world.size > 1
         if not self._reduces:
             self._engine.enable_backward_allreduce = False
