@@ -15,7 +15,8 @@ from ds_distill.routing import Router
 from ds_distill.routing.comparison import routing_of_candidate
 from ds_distill.run.caches import cached_signals
 from ds_distill.run.context import ModelReference, Run, label_maps_of
-from ds_distill.run.training import Job, terms_of, train_each, trainable_model
+from ds_distill.run.job import Job, terms_of, trainable_model
+from ds_distill.run.training import train_each
 from ds_distill.run.validation import validation_of
 
 

@@ -12,7 +12,8 @@ from ds_distill.data.plan import keep_share_of_others
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import FineTune
 from ds_distill.run.context import Run
-from ds_distill.run.training import Job, terms_of, train_each, trainable_model
+from ds_distill.run.job import Job, terms_of, trainable_model
+from ds_distill.run.training import train_each
 from ds_distill.run.validation import validation_of
 
 

@@ -11,27 +11,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
-from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.plan import padding_share, plan_epoch, split_batch
 from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.config import batch_shape
-from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.errors import UserError, located
-from ds_distill.losses import Term, TermInputs, build_terms
-from ds_distill.models.bundle import Bundle
-from ds_distill.models.configuration import load_config, load_tokenizer
-from ds_distill.models.load import freeze_embeddings, save_model, set_dropout
-from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.load import save_model
 from ds_distill.progress import mark_step
 from ds_distill.run.checkpoints import Checkpoints
-from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.context import Run
 from ds_distill.run.events import Bar
+from ds_distill.run.job import Job, start_engine
 from ds_distill.run.meter import Meter
 from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal, save_examples
 from ds_distill.run.stopping import Stopped, saves_on_sigterm
-from ds_distill.run.validation import Validation
 from ds_distill.timers import Timers, timed, timed_each, timing
 from ds_distill.types import Batch
 
@@ -39,27 +33,6 @@ SAVED = 5
 """Times that a training tells, with the examples in a file, that it leaves a micro-batch out."""
 IN_A_ROW = 10
 """Micro-batches left out one after the other at which a training has gone astray."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One model to train."""
-
-    number: int
-    output: str
-    settings: TrainingPhase
-    bundle: Bundle
-    start: ModelReference
-    """Where the student comes from: its tokenizer goes with the trained model."""
-    examples: Examples
-    collate: Collator
-    validation: Validation | None
-    """None where the data have no validation split."""
-
-    @property
-    def key(self) -> tuple[int, str]:
-        """What tells it from the run's other trainings."""
-        return self.number, self.output
 
 
 @dataclass(frozen=True)
@@ -345,60 +318,6 @@ class _Training:
             run.profiler.end()
         mark_step(None)
         return record
-
-
-def trainable_model(
-    run: Run, reference: ModelReference, settings: TrainingPhase
-) -> PreTrainedModel:
-    """The model that a phase trains, with the task's head."""
-    model = run.model(reference, new_head=True)
-    if settings.freeze_embeddings:
-        freeze_embeddings(model)
-    if settings.dropout is not None:
-        set_dropout(model, settings.dropout)
-    return model
-
-
-def terms_of(
-    settings: TrainingPhase,
-    run: Run,
-    model: PreTrainedModel,
-    examples: Examples,
-    teachers: Iterable[ModelReference] = (),
-) -> dict[str, Term]:
-    """A phase's loss terms.
-
-    model: the one that it trains. examples: those that it trains on.
-    """
-    widths = {
-        reference.name: load_config(reference.model, reference.revision).hidden_size
-        for reference in teachers
-    }
-    labels = run.labels if run.task.has_classes else []
-    counts = examples.class_counts(len(labels)).tolist() if labels else []
-    torch.manual_seed(run.recipe.seed)  # projections start the same on every rank
-    return build_terms(
-        settings.losses,
-        TermInputs(model.config.hidden_size, widths, labels, counts, run.recipe.seed),
-    )
-
-
-def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
-    """A job's engine at its first step."""
-    settings = job.settings
-    torch.manual_seed(run.recipe.seed + run.world.rank)  # dropout differs between ranks
-    return Engine(
-        job.bundle,
-        run.deepspeed(settings),
-        run.world,
-        OptimizerSettings(
-            settings.learning_rate,
-            settings.weight_decay,
-            total_steps,
-            round(settings.warmup * total_steps),
-        ),
-        student_resident=run.recipe.student_resident,
-    )
 
 
 def _choosing(job: Job, progress: Progress) -> dict[str, Any] | None:

