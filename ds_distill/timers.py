@@ -15,6 +15,9 @@ Item = TypeVar("Item")
 REST = "other"
 """What no part has."""
 
+_MOST_MARKS = 10_000
+"""At which they are added up, though nothing was asked: events take memory."""
+
 
 class Timers:
     """Seconds of parts since the last reading.
@@ -28,8 +31,9 @@ class Timers:
         self._on_gpu = device.type == "cuda"
         self.annotate = annotate
         self._open = [REST]
+        self._seconds: dict[str, float] = {}
         self._marks: list[tuple[str, Any]] = []
-        """(part that goes on from there, time or event), in order."""
+        """(part that goes on from there, time or event), in order, of what is not in `_seconds`."""
         self._mark()
 
     def begin(self, part: str) -> None:
@@ -44,15 +48,18 @@ class Timers:
         """Seconds of each part, in the order in which they were first there, REST last. Together
         they are the time since the last reading. Waits for the device."""
         self._mark()
+        self._add_marks()
+        seconds, self._seconds = self._seconds, {}
+        seconds[REST] = seconds.pop(REST, 0.0)
+        return seconds
+
+    def _add_marks(self) -> None:
         marks, self._marks = self._marks, self._marks[-1:]
         if self._on_gpu:
             marks[-1][1].synchronize()
-        seconds: dict[str, float] = {}
         for (part, start), (_, stop) in pairwise(marks):
             between = start.elapsed_time(stop) / 1000 if self._on_gpu else stop - start
-            seconds[part] = seconds.get(part, 0.0) + between
-        seconds[REST] = seconds.pop(REST, 0.0)
-        return seconds
+            self._seconds[part] = self._seconds.get(part, 0.0) + between
 
     def _mark(self) -> None:
         now: Any
@@ -62,6 +69,8 @@ class Timers:
         else:
             now = time.perf_counter()
         self._marks.append((self._open[-1], now))
+        if len(self._marks) > _MOST_MARKS:
+            self._add_marks()
 
 
 _timers: Timers | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from ds_distill.errors import UserError
 from ds_distill.files import new_file
 from ds_distill.profiling.models import ProfiledModel, points
-from ds_distill.profiling.trainings import Profiled
+from ds_distill.profiling.trainings import Profiled, parts_in_order
 
 _KINDS = ("svg", "png", "pdf")
 
@@ -24,7 +24,7 @@ def check_figure(path: Path) -> None:
 def plot_trainings(trainings: Sequence[Profiled], path: Path) -> None:
     """A bar for each training, of its parts."""
     with _figure(path, (9, 1.2 + 0.45 * len(trainings))) as axis:
-        parts = list(dict.fromkeys(part for one in trainings for part in one.seconds))
+        parts = parts_in_order(one.seconds for one in trainings)
         names = [f"{one.phase}: {one.model}" for one in trainings][::-1]
         starts = [0.0] * len(trainings)
         for part in parts:
@@ -45,22 +45,33 @@ def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:
         for model in models:
             if model.name in found:
                 axis.scatter(*found[model.name], s=40, color=_COLOURS.get(model.role, "grey"))
-                axis.annotate(
-                    model.name,
-                    found[model.name],
-                    textcoords="offset points",
-                    xytext=(6, 4),
-                    fontsize=8,
-                )
+        for names, place in _together(found):
+            axis.annotate(names, place, textcoords="offset points", xytext=(6, 4), fontsize=8)
         for role, colour in _COLOURS.items():
             axis.scatter([], [], color=colour, label=role)
         longest = max(case.length for case in models[0].cases)
         axis.set_xlabel(f"median milliseconds of one text of {longest} tokens")
         axis.set_ylabel(models[0].metric)
-        axis.set_xlim(left=0)
+        axis.set_xlim(0, 1.3 * max(milliseconds for milliseconds, _ in found.values()))
         axis.margins(0.15)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
+
+
+def _together(found: Mapping[str, tuple[float, float]]) -> list[tuple[str, tuple[float, float]]]:
+    """Names, and where they stand: one line for models that are hardly apart."""
+    scores = [score for _, score in found.values()]
+    near_x = 0.1 * max(milliseconds for milliseconds, _ in found.values())
+    near_y = 0.04 * (max(scores) - min(scores))
+    groups: list[tuple[list[str], tuple[float, float]]] = []
+    for name, (x, y) in found.items():
+        for names, (other_x, other_y) in groups:
+            if abs(x - other_x) <= near_x and abs(y - other_y) <= near_y:
+                names.append(name)
+                break
+        else:
+            groups.append(([name], (x, y)))
+    return [(", ".join(names), place) for names, place in groups]
 
 
 _COLOURS = {"teacher": "tab:blue", "student": "tab:orange", "control": "tab:green"}

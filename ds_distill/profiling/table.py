@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ds_distill.planning.gpus import GIB, Device
 from ds_distill.planning.table import duration, table
 from ds_distill.profiling.models import ProfiledModel
-from ds_distill.profiling.trainings import Profiled
+from ds_distill.profiling.trainings import Profiled, parts_in_order
 
 
 def trainings_text(trainings: Sequence[Profiled], device: Device | None, ranks: int) -> str:
@@ -16,7 +16,7 @@ def trainings_text(trainings: Sequence[Profiled], device: Device | None, ranks: 
 
 
 def _trainings(trainings: Sequence[Profiled], device: Device | None, ranks: int) -> Iterator[str]:
-    parts = _parts([list(training.seconds) for training in trainings])
+    parts = parts_in_order(one.seconds for one in trainings)
     of = f"of rank 0 of {ranks}, " if ranks > 1 else ""
     yield f"Milliseconds of a step, {of}means of {trainings[0].steps} steps:"
     yield from table(
@@ -41,7 +41,7 @@ def _trainings(trainings: Sequence[Profiled], device: Device | None, ranks: int)
     if device is not None:
         yield f"  utilisation: of {_peaks(trainings)}, {device.source}"
     if any(one.peaks for one in trainings):
-        parts = _parts([list(one.peaks) for one in trainings])
+        parts = parts_in_order(one.peaks for one in trainings)
         yield ""
         yield "GiB allocated at most, by part:"
         yield from table(
@@ -76,11 +76,6 @@ def _speed(one: Profiled) -> list[str]:
 def _peaks(trainings: Sequence[Profiled]) -> str:
     found = sorted({one.device_flops for one in trainings if one.device_flops is not None})
     return " or ".join(f"{flops / 1e12:.3g} TFLOP/s" for flops in found)
-
-
-def _parts(of_each: Sequence[Sequence[str]]) -> list[str]:
-    """All parts, those that more trainings have where several stand first."""
-    return list(dict.fromkeys(part for parts in sorted(of_each, key=len)[::-1] for part in parts))
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ds_distill.run.context import Run
 from ds_distill.run.execute import execute
 from ds_distill.run.meter import WARM_UP_STEPS
 from ds_distill.run.timings import BESIDE, read_timings
+from ds_distill.timers import REST
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,14 @@ class Profiled:
         if planned is not None:
             more["planned"] = {"step": planned.step.total, "bytes": planned.total}
         return {**asdict(replace(self, planned=None)), **more}
+
+
+def parts_in_order(of_each: Iterable[Iterable[str]]) -> list[str]:
+    """All parts of some trainings: as in the training that has most, what else there is behind,
+    REST last."""
+    longest_first = sorted(map(list, of_each), key=len, reverse=True)
+    parts = dict.fromkeys(part for parts in longest_first for part in parts)
+    return [*(part for part in parts if part != REST), *(part for part in parts if part == REST)]
 
 
 def profile_trainings(

@@ -31,8 +31,9 @@ def plan_run(recipe: Recipe, folder: RunFolder, device: Device, ranks: int, log:
     process only."""
     try:
         plan = Planner(recipe, device, ranks).plan()
-    except UserError as error:
-        log.info(f"Note: there is no plan. {error}")
+    except Exception as error:  # whatever a model is that cannot be planned, it may well be trained
+        what = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        log.info(f"Note: there is no plan. {what}{error}")
         return
     for job in plan.jobs:
         if not job.chosen.fits:
@@ -82,7 +83,7 @@ def plan_and_truth(recipe: Recipe, folder: RunFolder, records: list[Any]) -> dic
     for planned in plan["trainings"]:
         number, model = names.index(planned["phase"]), planned["model"]
         timing = timings.get((number, model), Timings())
-        [trained] = [one for one in records[number]["trained"] if one["output"] == model]
+        trained = {one["output"]: one for one in records[number].get("trained", [])}
         planned["step_seconds"] = sum(timing.seconds.values()) if timing.steps else None
-        planned["peak_bytes"] = trained.get("peak_bytes")
+        planned["peak_bytes"] = trained.get(model, {}).get("peak_bytes")
     return plan

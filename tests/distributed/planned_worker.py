@@ -89,6 +89,8 @@ def held(configs: Path, precision: str, stage: int, live: bool, resident: bool) 
     dtypes = sorted({str(p.dtype) for p in student.parameters()})
     inner.backward(parts["loss"] * world.size, scale_wrt_gas=False)
     del parts
+    # Tensors that autograd made are objects of Python once they have been asked for.
+    gradients = [parameter.grad for parameter in bundle.parameters()]
     gc.collect()
     of_parameters = set()
     for parameter in bundle.parameters():
@@ -98,6 +100,7 @@ def held(configs: Path, precision: str, stage: int, live: bool, resident: bool) 
     found = settled_storages()
     sizes = {address: size for address, size in found.items() if address not in before}
     weights = sum(size for address, size in sizes.items() if address in of_parameters)
+    del gradients
     inner.step()
     engine.close()
     return {

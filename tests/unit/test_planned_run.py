@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from ds_distill.planning.gpus import GPUS, Device, find_device, gpu_named
+from ds_distill.planning.planner import Planner
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.run import execute as execute_module
 from ds_distill.run.folder import RunFolder
@@ -58,6 +59,17 @@ def test_a_run_that_cannot_be_planned_starts_all_the_same(recipe: Recipe, tmp_pa
     [note] = notes(recipe.model_copy(update={"student": elsewhere}), GPUS["l4"], tmp_path)
     assert note.startswith("Note: there is no plan.")
     assert plan_and_truth(recipe, RunFolder(tmp_path), []) is None
+
+
+def test_a_model_that_planning_fails_on_is_trained_all_the_same(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Planner) -> None:
+        raise NotImplementedError("no meta kernel")
+
+    monkeypatch.setattr(Planner, "plan", fails)
+    [note] = notes(recipe, GPUS["l4"], tmp_path)
+    assert note == "Note: there is no plan. NotImplementedError: no meta kernel"
 
 
 def test_a_cpu_run_has_no_plan() -> None:

@@ -51,6 +51,17 @@ def test_parts_add_up_to_all_the_time(tree: list) -> None:  # type: ignore[type-
         assert sum(timers.read().values()) == 2  # and begins anew
 
 
+def test_many_marks_are_added_up_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_MARKS", 5)
+    timers = Timers(CPU)
+    with timing(timers):
+        for _ in range(20):
+            with timed("part"):
+                time.sleep(0.001)
+            assert len(timers._marks) <= 5
+    assert timers.read()["part"] >= 0.02
+
+
 def test_an_error_ends_its_part() -> None:
     timers = Timers(CPU)
     with timing(timers):
