@@ -55,7 +55,7 @@ def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:
         axis.set_xlim(0, 1.3 * max(milliseconds for milliseconds, _ in found.values()))
         axis.margins(0.15)
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, loc="lower left")
 
 
 def _together(found: Mapping[str, tuple[float, float]]) -> list[tuple[str, tuple[float, float]]]:
