@@ -55,7 +55,7 @@ def profile(
 
     Of a run: size, latency, throughput and score of teachers and students.
     """
-    from ds_distill.profiling.figures import check_figure
+    from ds_distill.figures import check_figure
 
     quiet_libraries()
     if figure is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds_distill.errors import UserError
-from ds_distill.files import new_file
+from ds_distill.figures import check_figure, save_figure
 from ds_distill.planning.gpus import GIB
 from ds_distill.planning.plan import Choice
 from ds_distill.planning.planner import Planner
@@ -55,9 +55,7 @@ def plot_curves(planner: Planner, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    kind = path.suffix.removeprefix(".").lower()
-    if kind not in ("svg", "png", "pdf"):
-        raise UserError(f"--figure {path}: name a file that ends in .svg, .png or .pdf.")
+    check_figure(path)
     figure, (memory, speed) = pyplot.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
     for label, points in curves(planner).items():
         gpus = [point.gpus for point in points]
@@ -76,6 +74,5 @@ def plot_curves(planner: Planner, path: Path) -> None:
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.suptitle(f"{planner.recipe.name}, {device.name}, the same micro-batch on each GPU")
-    with new_file(path) as aside:
-        figure.savefig(aside, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    save_figure(figure, path)
     pyplot.close(figure)

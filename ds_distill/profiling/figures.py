@@ -8,17 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.errors import UserError
-from ds_distill.files import new_file
+from ds_distill.figures import save_figure
 from ds_distill.profiling.models import ProfiledModel, points
 from ds_distill.profiling.trainings import Profiled, parts_in_order
-
-_KINDS = ("svg", "png", "pdf")
-
-
-def check_figure(path: Path) -> None:
-    """Raises UserError for a name that says no format."""
-    if path.suffix.removeprefix(".").lower() not in _KINDS:
-        raise UserError(f"--figure {path}: name a file that ends in .svg, .png or .pdf.")
 
 
 def plot_trainings(trainings: Sequence[Profiled], path: Path) -> None:
@@ -84,9 +76,7 @@ def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    kind = path.suffix.removeprefix(".").lower()
     figure, axis = pyplot.subplots(figsize=size, layout="constrained")
     yield axis
-    with new_file(path) as aside:
-        figure.savefig(aside, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    save_figure(figure, path)
     pyplot.close(figure)
