@@ -37,8 +37,8 @@ def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:
         for model in models:
             if model.name in found:
                 axis.scatter(*found[model.name], s=40, color=_COLOURS.get(model.role, "grey"))
-        for names, place in _together(found):
-            axis.annotate(names, place, textcoords="offset points", xytext=(6, 4), fontsize=8)
+        for names, point in _together(found):
+            axis.annotate(names, point, textcoords="offset points", xytext=(6, 4), fontsize=8)
         for role, colour in _COLOURS.items():
             axis.scatter([], [], color=colour, label=role)
         longest = max(case.length for case in models[0].cases)
@@ -63,7 +63,7 @@ def _together(found: Mapping[str, tuple[float, float]]) -> list[tuple[str, tuple
                 break
         else:
             groups.append(([name], (x, y)))
-    return [(", ".join(names), place) for names, place in groups]
+    return [(", ".join(names), point) for names, point in groups]
 
 
 _COLOURS = {"teacher": "tab:blue", "student": "tab:orange", "control": "tab:green"}
