@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from transformers import PreTrainedConfig
 
 from ds_distill.engine.config import find_config
-from ds_distill.engine.precision import is_bf16
+from ds_distill.engine.precision import is_half
 from ds_distill.parts.phases import Distil, PhaseSettings
 from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.recipe import Recipe
@@ -53,7 +53,7 @@ def memory_mistakes(
         for location, config in configs.items()
     }
     _, config = find_config(recipe.deepspeed, for_device=False)
-    each = 2 if is_bf16(config) or recipe.deepspeed.endswith("_auto") else 4
+    each = 2 if is_half(config) or recipe.deepspeed.endswith("_auto") else 4
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         least = _least(phase, recipe, numbers, each)
         if least > memory:

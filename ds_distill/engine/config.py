@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ds_distill.engine.precision import resolved_name
+from ds_distill.engine.precision import dtype_name, resolved_name
 from ds_distill.errors import UserError
 from ds_distill.files import is_file
 from ds_distill.parts.phases import Training
@@ -23,7 +23,6 @@ OURS = {
 NOT_OURS = {
     "optimizer": "learning_rate, weight_decay and warmup of the recipe",
     "scheduler": "learning_rate, warmup and epochs of the recipe",
-    "fp16": "bf16: losses and routing are not scaled for fp16",
     "elasticity": "a fixed number of ranks; DeepSpeed 0.19 removed elastic training",
     "pipeline": "ZeRO stages 0 to 3",
     "tensor_parallel": "ZeRO stages 0 to 3",
@@ -63,7 +62,7 @@ def find_config(reference: str, *, for_device: bool = True) -> tuple[str, dict[s
         section = config.get(key)
         if section and not (isinstance(section, dict) and section.get("enabled") is False):
             raise UserError(f"deepspeed: {path} sets {key!r}. Take it out and use {instead}.")
-    for section in ("zero_optimization", "bf16"):
+    for section in ("zero_optimization", "bf16", "fp16"):
         if not isinstance(config.get(section, {}), dict):
             raise UserError(
                 f"deepspeed: {path} sets {section}={config[section]!r}; it is a section, e.g. "
@@ -73,6 +72,11 @@ def find_config(reference: str, *, for_device: bool = True) -> tuple[str, dict[s
     if stage not in (0, 1, 2, 3):
         raise UserError(
             f"deepspeed: {path} sets zero_optimization.stage={stage!r}; stages are 0, 1, 2 and 3."
+        )
+    if stage not in stages_of(config):
+        raise UserError(
+            f"deepspeed: {path} has fp16 at stage 0, where DeepSpeed does not scale the loss. Use "
+            "stage 1, e.g. deepspeed=zero1_fp16; on one rank it does the same."
         )
     return str(path), config
 
@@ -114,6 +118,13 @@ def deepspeed_config(
     if training and training.activation_checkpointing:
         ours["activation_checkpointing"] = {"partition_activations": False}
     return {**config, **ours}
+
+
+def stages_of(config: dict[str, Any]) -> tuple[int, ...]:
+    """The ZeRO stages at which DeepSpeed trains in the config's dtype. Not in fp16 at stage 0:
+    there engine.backward() scales no loss, and the optimizer divides by the scale all the same
+    (DeepSpeed 0.19.8, its pull request 8393)."""
+    return (1, 2, 3) if dtype_name(config) == "float16" else (0, 1, 2, 3)
 
 
 def zero_stage(config: dict[str, Any]) -> int:

@@ -17,7 +17,7 @@ from transformers import get_linear_schedule_with_warmup
 
 from ds_distill.engine.config import zero_stage
 from ds_distill.engine.placement import keep_resident
-from ds_distill.engine.precision import is_bf16
+from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.training_state import read_training_state, write_training_state
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.models.bundle import Bundle
@@ -37,6 +37,13 @@ class OptimizerSettings:
     weight_decay: float
     total_steps: int
     warmup_steps: int
+
+
+@dataclass(frozen=True)
+class LossScale:
+    value: float
+    least: float | None
+    """DeepSpeed lowers it to that; None for a fixed one."""
 
 
 class Engine:
@@ -62,7 +69,7 @@ class Engine:
         self._micro_steps = int(config["gradient_accumulation_steps"])
         self._optimizer = optimizer
         if optimizer is None and self._stage != 3:
-            # Nothing to shard or to step; DeepSpeed would add an fp32 copy of bf16 models.
+            # Nothing to shard or to step; DeepSpeed would add an fp32 copy of models in bf16.
             self._engine: Any = bundle.to(world.device, model_dtype(config))
             return
         if optimizer is None:
@@ -101,6 +108,21 @@ class Engine:
     @property
     def learning_rate(self) -> float:
         return float(self._engine.get_lr()[0])
+
+    @property
+    def loss_scale(self) -> LossScale | None:
+        """What DeepSpeed multiplies losses by, so that their gradients do not vanish in fp16; None
+        in bf16 and fp32."""
+        if not self._engine.fp16_enabled():
+            return None
+        scaler = self._engine.optimizer.loss_scaler
+        least = float(scaler.min_scale) if scaler.dynamic else None
+        return LossScale(float(scaler.cur_scale), least)
+
+    @property
+    def was_step_skipped(self) -> bool:
+        """Whether the last step changed no weight, because a gradient was not finite in fp16."""
+        return not self._engine.was_step_applied()
 
     def train_step(
         self,
@@ -278,7 +300,3 @@ def _set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> N
     torch.set_rng_state(state["cpu"])
     if "device" in state:
         torch.cuda.set_rng_state(state["device"], device)
-
-
-def model_dtype(config: dict[str, Any]) -> torch.dtype:
-    return torch.bfloat16 if is_bf16(config) else torch.float32

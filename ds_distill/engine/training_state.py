@@ -9,11 +9,12 @@ A safetensors file has, of each parameter NAME that is trained,
     step/NAME          float32 [], how often Adam has updated it
 
 and the buffers of student and terms as buffer/NAME. A parameter that Adam has not updated yet has
-its weight alone. The metadata have the schedule's number of steps.
+its weight alone. The metadata have the schedule's number of steps and, in fp16, the loss scaler.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ from ds_distill.models.bundle import Bundle
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
+SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""What DeepSpeed's DynamicLossScaler changes."""
+
 
 def write_training_state(engine: Any, bundle: Bundle, file: Path, is_main: bool) -> None:
     """Gather what is trained, one parameter at a time, and have rank 0 write it. Rank 0 needs
@@ -45,20 +49,25 @@ def write_training_state(engine: Any, bundle: Bundle, file: Path, is_main: bool)
     tensors: dict[str, torch.Tensor] = {}
     adam = _adam(engine)
     _link(engine.optimizer)
-    updates = max((float(state["step"]) for state in adam.state.values()), default=0.0)
+    updates = max((float(state.get("step", 0)) for state in adam.state.values()), default=0.0)
     whole = _whole_copies(engine)
     for name, parameter in _trained(bundle):
         if parameter in whole:
             found = {"weight": whole[parameter].detach(), **adam.state.get(whole[parameter], {})}
         else:
-            found = {"weight": safe_get_full_fp32_param(parameter), "step": torch.tensor(updates)}
-            found |= {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
+            found = {"weight": safe_get_full_fp32_param(parameter)}
+            if updates:  # in fp16 the first steps may all have been skipped
+                found["step"] = torch.tensor(updates)
+                found |= {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
         if is_main:
             for key, value in found.items():
                 tensors[f"{key}/{name}"] = value.float().cpu().clone()
     if is_main:
         tensors |= {f"buffer/{name}": value.cpu().clone() for name, value in _buffers(bundle)}
-        save_file(tensors, file, {"steps": str(engine.lr_scheduler.last_epoch)})
+        scaler = _loss_scaler(engine)
+        state = {key: getattr(scaler, key) for key in SCALER} if scaler else {}
+        steps = str(engine.lr_scheduler.last_epoch)
+        save_file(tensors, file, {"steps": steps, "loss_scaler": json.dumps(state)})
 
 
 def read_training_state(engine: Any, bundle: Bundle, file: Path) -> int:
@@ -95,7 +104,11 @@ def read_training_state(engine: Any, bundle: Bundle, file: Path) -> int:
                     _set_stage_1_or_2(parameter, weight, own)
         for name, buffer in _buffers(bundle):
             buffer.copy_(states.get_tensor(f"buffer/{name}"))
-        return int(states.metadata()["steps"])
+        metadata = states.metadata()
+        if scaler := _loss_scaler(engine):
+            for key, value in json.loads(metadata["loss_scaler"]).items():
+                setattr(scaler, key, value)
+        return int(metadata["steps"])
 
 
 def _trained(bundle: Bundle) -> Iterator[tuple[str, nn.Parameter]]:
@@ -123,6 +136,12 @@ def _whole_copies(engine: Any) -> dict[nn.Parameter, torch.Tensor]:
         for group, copies in zip(wrapper.fp16_groups, wrapper.fp32_groups, strict=True)
         for one, copy in zip(group, copies, strict=True)
     }
+
+
+def _loss_scaler(engine: Any) -> Any:
+    """DeepSpeed's, where it changes the scale; None elsewhere."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    return scaler if getattr(scaler, "dynamic", False) else None
 
 
 def _adam(engine: Any) -> torch.optim.AdamW:

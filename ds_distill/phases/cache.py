@@ -23,7 +23,7 @@ from ds_distill.cache.shards import ShardWriter, blocks_to_write
 from ds_distill.cache.workers import Worker, writer_name
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.plan import PADDED_BATCH
-from ds_distill.engine.precision import is_bf16
+from ds_distill.engine.precision import is_half
 from ds_distill.engine.world import World
 from ds_distill.files import naming, read_json, write_json
 from ds_distill.models.configuration import load_config
@@ -160,7 +160,7 @@ def _teachers(
     teachers = {}
     for reference in references:
         its_fingerprint = fingerprint(run, reference)
-        packed = run.packed(reference, bf16=is_bf16(run.deepspeed()))
+        packed = run.packed(reference, half=is_half(run.deepspeed()))
         known = before.get(reference.name)
         same = (
             known[1] if known is not None and {**known[0], **its_fingerprint} == known[0] else None
@@ -232,7 +232,7 @@ def _run_teacher(
     signals on a few of the examples from a second run."""
     world, plan, schema = run.world, build.plan, build.teachers[reference.name][1]
     batch_size = phase.batch_size
-    if batch_size is None and run.packed(reference, bf16=is_bf16(run.deepspeed())) is None:
+    if batch_size is None and run.packed(reference, half=is_half(run.deepspeed())) is None:
         batch_size = PADDED_BATCH
     with inference_engine(run, [reference]) as engine:
         if plan.examples:

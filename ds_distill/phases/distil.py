@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.engine.placement import sharded_loading
-from ds_distill.engine.precision import is_bf16
+from ds_distill.engine.precision import computes_bf16, is_half
 from ds_distill.files import read_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import Distil
@@ -54,10 +54,10 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     config = run.deepspeed(phase)
     live = phase.teachers == "live"
     # bf16 halves a teacher's time where the device has it, also beside an fp32 student.
-    autocast = run.world.device.type == "cuda" and not is_bf16(config)
+    autocast = run.world.device.type == "cuda" and not is_half(config) and computes_bf16()
     running = teachers if live else []
-    bf16 = autocast or is_bf16(config)
-    packed = [p.name for p in running if run.packed(p, bf16=bf16) is not None]
+    half = autocast or is_half(config)
+    packed = [p.name for p in running if run.packed(p, half=half) is not None]
     if packed:
         run.log.info(f"  runs without padding: {', '.join(packed)}")
     with sharded_loading(config):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ds_distill.data.plan import PADDED_BATCH
-from ds_distill.engine.config import batch_shape, deepspeed_config
-from ds_distill.engine.precision import is_bf16, resolved_name
+from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of
+from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.parts.phases import Cache, Distil
@@ -75,7 +75,7 @@ class Planner:
         if self._needs_bf16():
             self.notes.append(
                 f"{self.device.name} has no bf16, and deepspeed={self._deepspeed} computes in it: "
-                "it runs without tensor cores, or not at all. Use a config of fp32."
+                "it runs without tensor cores, or not at all. Use a config of fp16 or fp32."
             )
         models = {model.name: model for model in self._models.values()}
         notes = list(dict.fromkeys(self.notes))
@@ -106,7 +106,8 @@ class Planner:
         return self._job(number, scaled, start_of(phase, output), [output])
 
     def _needs_bf16(self) -> bool:
-        return not self.device.has_bf16 and is_bf16(deepspeed_config(self._deepspeed, None, 1))
+        config = deepspeed_config(self._deepspeed, None, 1)
+        return not self.device.has_bf16 and model_dtype(config) == torch.bfloat16
 
     # ------------------------------------------------------------------------ what there is
 
@@ -156,9 +157,8 @@ class Planner:
             self._splits[name, split] = facts
         return self._splits[name, split]
 
-    def shape(self, number: int, length: int, half: bool) -> Shape:
+    def shape(self, number: int, length: int, dtype: torch.dtype) -> Shape:
         task = self.recipe.task_of(self.recipe.phases[number])
-        dtype = torch.bfloat16 if half else torch.float32
         return Shape(length, task.row_share, dtype, self.device.is_gpu)
 
     # -------------------------------------------------------------------------------- phases
@@ -180,7 +180,7 @@ class Planner:
         others = [
             parts.placement(Choice(stage, kind, checkpointing), micro_batch, micro_steps)
             for kind in (("live", "cached") if teachers else (None,))
-            for stage in range(4)
+            for stage in stages_of(config)
             for checkpointing in ((False, True) if student.can_checkpoint else (False,))
         ]
         if own.checkpointing and not student.can_checkpoint:
@@ -209,12 +209,12 @@ class Planner:
         task = self.recipe.task_of(phase)
         teachers = {name: self.model(name, number) for name in self.recipe.teachers}
         config = deepspeed_config(self._deepspeed, None, self.ranks)
-        half = is_bf16(config)
+        dtype = model_dtype(config)
         batch = phase.batch_size or PADDED_BATCH
-        zero = Zero.of(config, self.ranks, 2 if half else 4, self.recipe.student_resident)
+        zero = Zero.of(config, self.ranks, dtype.itemsize, self.recipe.student_resident)
         splits = [self.split(number, split) for split in phase.splits]
-        worst = self.shape(number, task.max_length, half)
-        usual = self.shape(number, round(max(split.tokens for split in splits)), half)
+        worst = self.shape(number, task.max_length, dtype)
+        usual = self.shape(number, round(max(split.tokens for split in splits)), dtype)
         name = self.recipe.phase_names()[number]
         return cache_plan(
             name, phase, task, teachers, splits, worst, usual, batch, zero, self.device
@@ -263,7 +263,7 @@ class _Parts:
     ) -> None:
         self._planner, self._number, self._phase = planner, number, phase
         self._student, self._teachers, self._config = student, teachers, config
-        self._half = is_bf16(config)
+        self._dtype = model_dtype(config)
         trained, self._frozen = student.weights(freeze=phase.freeze_embeddings)
         self._trained = [*trained, *self._terms()]
         self._numels = {
@@ -304,7 +304,7 @@ class _Parts:
 
     def _work(self, choice: Choice, length: int, examples: int) -> Work:
         planner, live = self._planner, choice.teachers == "live"
-        shape, head = planner.shape(self._number, length, self._half), self._head(live)
+        shape, head = planner.shape(self._number, length, self._dtype), self._head(live)
         student, at_head, own_pass, beside = student_work(
             self._student,
             shape,
@@ -316,7 +316,9 @@ class _Parts:
         )
         most, passes = teacher_work({}, shape, examples, head)
         if live:
-            autocast = shape.on_gpu and not self._half  # see phases/distil.py
+            # See phases/distil.py.
+            full = self._dtype == torch.float32
+            autocast = shape.on_gpu and full and planner.device.has_bf16
             of_teachers = replace(shape, dtype=torch.bfloat16) if autocast else shape
             most, passes = teacher_work(self._teachers, of_teachers, examples, head)
         return Work(student, at_head, most, own_pass, beside, passes)
@@ -331,18 +333,17 @@ class _Parts:
             },
         }
         resident = planner.recipe.student_resident
-        zero = Zero.of(config, planner.ranks, 2 if self._half else 4, resident)
+        zero = Zero.of(config, planner.ranks, self._dtype.itemsize, resident)
         teachers = self._numels if choice.teachers == "live" else {}
         states = training_states(self._trained, self._frozen, dict(teachers), zero)
         task = planner.recipe.task_of(self._phase)
         worst = self._work(choice, task.max_length, micro_batch)
         split = planner.split(self._number, self._phase.split)
         usual = self._work(choice, round(split.tokens), micro_batch)
-        dtype = torch.bfloat16 if self._half else torch.float32
         trained = sum(weight.numel for weight in self._trained)
         sharded = sum(map(sum, teachers.values()))
         of_student = pass_seconds(self._student, usual.student_pass, device)
-        of_student += seconds(usual.head_cost, device, dtype)
+        of_student += seconds(usual.head_cost, device, self._dtype)
         of_teachers = (
             pass_seconds(self._teachers[name], one, device)
             for name, one in usual.teacher_passes.items()

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ds_distill.engine.engine import model_dtype
+from ds_distill.engine.precision import model_dtype
 from ds_distill.errors import UserError
 from ds_distill.parts.phases import Distil
 from ds_distill.parts.phases.base import TrainingPhase

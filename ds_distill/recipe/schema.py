@@ -96,11 +96,12 @@ class Recipe(Section):
     """What is done, in this order. Each is one key, the phase's kind, with its settings."""
     deepspeed: str = "zero1_fp32"
     """A config of ds_configs/deepspeed by name, or the path of a DeepSpeed JSON file. A name with
-    `_auto` in place of `_bf16` is in bf16 where the device computes in it, else in fp32."""
+    `_auto` in place of `_bf16` is in bf16 where the device computes in it, else in fp32; one with
+    `_fp16` is for GPUs without bf16."""
     padding: Literal["always", "never"] | None = None
     """Whether models that only run forward (teachers; all models in evaluation) get their batches
-    padded. Default: on a GPU, models that compute in bf16 and can do without padding do (teachers
-    under a bf16 config; evaluation is in fp32); else padded.
+    padded. Default: on a GPU, models that compute in bf16 or fp16 and can do without padding do
+    (teachers under such a config; evaluation is in fp32); else padded.
     `never` holds on any device, and refuses a model that needs padding."""
     student_resident: bool = True
     """With ZeRO stage 3: keep the student whole on each rank while teachers are sharded."""

@@ -9,7 +9,7 @@ import numpy as np
 from ds_distill.cache.format import Fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import CachedSignals, Examples
-from ds_distill.engine.precision import is_bf16
+from ds_distill.engine.precision import dtype_name
 from ds_distill.models.configuration import load_config
 from ds_distill.parts.phases import Cache
 from ds_distill.run.context import ModelReference, Run
@@ -32,7 +32,7 @@ def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
         "tokenizer": run.tokenizer_fingerprint(reference),
         "max_length": run.task.max_length,
         **run.kind.fingerprint(reference.label_map),
-        "dtype": "bfloat16" if is_bf16(run.deepspeed()) else "float32",
+        "dtype": dtype_name(run.deepspeed()),
     }
 
 

@@ -219,13 +219,13 @@ class Run:
             self._tokenizers[key] = tokenizer, tokenizer_fingerprint(tokenizer)
         return self._tokenizers[key]
 
-    def packed(self, reference: ModelReference, *, bf16: bool) -> str | None:
+    def packed(self, reference: ModelReference, *, half: bool) -> str | None:
         """The attention backend of a model that runs without padding; None for one that runs with
         padding.
 
-        bf16: whether the model computes in bf16.
+        half: whether the model computes in bf16 or fp16.
         """
-        by_default = bf16 and self.world.device.type == "cuda"
+        by_default = half and self.world.device.type == "cuda"
         padding = self.recipe.padding
         if padding == "always" or (padding is None and not by_default):
             return None

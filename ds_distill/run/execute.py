@@ -11,7 +11,8 @@ import datasets
 import transformers
 
 from ds_distill.check.recipe import check_data, check_recipe, notes, open_sources
-from ds_distill.engine.precision import resolved_name
+from ds_distill.engine.config import find_config
+from ds_distill.engine.precision import check_device, resolved_name
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import write_json
@@ -70,6 +71,7 @@ def _execute(
     profiler: Profiler | None,
 ) -> dict[str, Run]:
     check_recipe(recipe, num_ranks=world.size, on_gpu=world.device.type == "cuda")
+    check_device(*find_config(recipe.deepspeed))
     _import_parts(recipe)
     sources = open_sources(recipe)
     if world.is_main and not resume:

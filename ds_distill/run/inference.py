@@ -11,7 +11,7 @@ import torch
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.placement import sharded_loading
-from ds_distill.engine.precision import in_fp32, is_bf16
+from ds_distill.engine.precision import in_fp32, is_half
 from ds_distill.engine.predict import predict_all
 from ds_distill.models.bundle import Bundle
 from ds_distill.run.context import ModelReference, Run, label_maps_of
@@ -66,9 +66,9 @@ def inference_collator(
     fp32: bool = False,
 ) -> Collator:
     """Batches for `inference_engine`. Every rank must call this."""
-    bf16 = is_bf16(run.deepspeed()) and not fp32
+    half = is_half(run.deepspeed()) and not fp32
     packed = [
-        reference.name for reference in references if run.packed(reference, bf16=bf16) is not None
+        reference.name for reference in references if run.packed(reference, half=half) is not None
     ]
     return run.collator(examples, run.tables(split, references), packed=packed)
 
@@ -79,11 +79,11 @@ def inference_engine(
 ) -> Iterator[Engine]:
     """One engine with all models, sharded under ZeRO stage 3; see `predict_split`."""
     config = in_fp32(run.deepspeed()) if fp32 else run.deepspeed()
-    bf16 = is_bf16(config)
+    half = is_half(config)
     with sharded_loading(config):
         models = {
             reference.name: run.model(
-                reference, packed=run.packed(reference, bf16=bf16) is not None
+                reference, packed=run.packed(reference, half=half) is not None
             )
             for reference in references
         }

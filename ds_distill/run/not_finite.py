@@ -12,6 +12,7 @@ import torch
 
 from ds_distill.data.batches import Examples
 from ds_distill.engine.engine import Engine
+from ds_distill.engine.precision import dtype_name
 from ds_distill.errors import UserError
 from ds_distill.files import write_text
 from ds_distill.run.context import ModelReference, Run
@@ -45,9 +46,12 @@ def refusal(run: Run, splits: Sequence[str], found: NotFiniteSignals) -> UserErr
     known = found.model in run.recipe.teachers
     who = f"teachers.{found.model}" if known else f"model {found.model!r}"
     shown = "; ".join(_shown(run, splits, found.keys[:SHOWN]))
+    fix = found.fix
+    if dtype_name(run.deepspeed()) == "float16":
+        fix = "In fp16 numbers over 65,504 are infinite: try bf16 or fp32 (deepspeed). Or: " + fix
     return UserError(
         f"{who}: its outputs for {len(found.keys)} of {found.among} are not finite (NaN or "
-        f"infinite), e.g. for {shown}. {found.fix}"
+        f"infinite), e.g. for {shown}. {fix}"
     )
 
 

@@ -33,6 +33,9 @@ SAVED = 5
 """Times that a training tells, with the examples in a file, that it leaves a micro-batch out."""
 IN_A_ROW = 10
 """Micro-batches left out one after the other at which a training has gone astray."""
+SKIPPED_IN_A_ROW = 50
+"""Steps skipped in fp16 one after the other at which a training has gone astray. From the largest
+loss scale, 2^32, DeepSpeed finds one that fits within 34."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,9 @@ class Progress:
     left_out: int = 0
     """Micro-batches whose loss was not finite."""
     left_out_in_a_row: int = 0
+    skipped: int = 0
+    """Steps that changed no weight, because a gradient was not finite in fp16."""
+    skipped_in_a_row: int = 0
 
 
 def train_each(
@@ -133,6 +139,7 @@ class _Training:
             if self.progress.left_out - before < self._micro_steps:
                 in_a_row = 0
             self.progress = replace(self.progress, step=number + 1, left_out_in_a_row=in_a_row)
+            self._count_skipped()
             self._meter.add(losses, self.job.collate.lengths[batch])
             self._unreported.append((number, batch))
             self._after_step(epoch, bar)
@@ -204,6 +211,8 @@ class _Training:
         self.progress = replace(self.progress, measures=measures)
         step, rate = self.progress.step, self.engine.learning_rate
         values = {**values, **self._meter.timing()}
+        if scale := self.engine.loss_scale:
+            values |= {"loss_scale": scale.value, "skipped": self.progress.skipped}
         self.run.log.event("train", phase=self.job.output, step=step, learning_rate=rate, **values)
         bar.advance(0, f"loss {values['loss']:.4f}")
 
@@ -221,8 +230,28 @@ class _Training:
         return UserError(
             f"{job.output}: the loss is {loss} at step {number + 1} ({', '.join(terms)}). {file} "
             "has the examples of that step. Training went astray: set a lower learning_rate than "
-            f"{job.settings.learning_rate}, or a longer warmup."
+            f"{job.settings.learning_rate}, or a longer warmup"
+            + (", or compute in bf16 or fp32 (deepspeed)." if self.engine.loss_scale else ".")
         )
+
+    def _count_skipped(self) -> None:
+        """Raises UserError where fp16 skips every step."""
+        scale, progress = self.engine.loss_scale, self.progress
+        if scale is None:
+            return
+        if not self.engine.was_step_skipped:
+            self.progress = replace(progress, skipped_in_a_row=0)
+            return
+        in_a_row = progress.skipped_in_a_row + 1
+        self.progress = replace(progress, skipped=progress.skipped + 1, skipped_in_a_row=in_a_row)
+        # At its least DeepSpeed would raise an error of its own in the next such step.
+        if scale.value == scale.least or in_a_row == SKIPPED_IN_A_ROW:
+            raise UserError(
+                f"{self.job.output}: gradients are not finite in fp16, {in_a_row} steps one after "
+                f"the other, the last of them step {progress.step} with a loss scale of "
+                f"{scale.value:g}. Compute in bf16 or fp32 (deepspeed), or set a lower "
+                f"learning_rate than {self.job.settings.learning_rate}."
+            )
 
     def _leave_out(
         self, epoch: int, step: tuple[int, np.ndarray], micro_step: int, losses: list[str]
@@ -308,6 +337,7 @@ class _Training:
             "choosing": _choosing(job, self.progress),
             **({"measures": self.progress.measures} if self.progress.measures else {}),
             **({"left_out": self.progress.left_out} if self.progress.left_out else {}),
+            **({"skipped": self.progress.skipped} if self.progress.skipped else {}),
             **self._peak(),
         }
         if run.world.is_main:

@@ -25,7 +25,7 @@ from transformers import AutoModelForMaskedLM
 
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
 from ds_distill.data.prefetch import prefetch
-from ds_distill.engine.precision import is_bf16
+from ds_distill.engine.precision import is_half
 from ds_distill.files import write_json
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.recipe import LONE_TASK, load_recipe
@@ -82,7 +82,7 @@ def bare_forward(run: Run) -> tuple[float, int]:
     examples = run.examples("train")
     collate = inference_collator(run, examples, "train", [reference])
     batches = plan_once(collate.lengths, PADDED_BATCH)
-    if run.packed(reference, bf16=is_bf16(run.deepspeed())) is not None:
+    if run.packed(reference, half=is_half(run.deepspeed())) is not None:
         order = plan_once(collate.lengths, len(examples))[0]
         batches = cut_by_tokens(order, collate.lengths, TOKENS_PER_CALL)
     with inference_engine(run, [reference]) as engine:
@@ -113,7 +113,7 @@ def measure(texts: list[str], copies: int, tokenizer: str, length: int, layers: 
             "texts": {"bytes": size, "count": len(texts) * copies, "tokens": tokens},
             "layers": layers,
             "length": length,
-            "attention": run.packed(run.reference(TEACHER, 0), bf16=is_bf16(run.deepspeed()))
+            "attention": run.packed(run.reference(TEACHER, 0), half=is_half(run.deepspeed()))
             or "padded",
             "cache_bytes": cached,
             "seconds": {"whole": whole, "phase": phase, "bare_forward": bare},

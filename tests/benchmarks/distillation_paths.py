@@ -25,8 +25,9 @@ from transformers import (
 
 from ds_distill.cache.codecs import Encoded, StoredLogits, TopKCodec
 from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import Engine, OptimizerSettings, model_dtype
+from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.placement import sharded_loading
+from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle

@@ -28,8 +28,9 @@ from transformers import (
 )
 
 from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import Engine, OptimizerSettings, model_dtype
+from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.placement import held_bytes, sharded_loading
+from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.files import write_json
 from ds_distill.losses import TermInputs, build_terms

@@ -24,8 +24,8 @@ import yaml
 from training_speed import LABELS, MINILM, ratio
 
 from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import OptimizerSettings, _adamw, _schedule, model_dtype
-from ds_distill.engine.precision import resolved_name
+from ds_distill.engine.engine import OptimizerSettings, _adamw, _schedule
+from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import load_classifier

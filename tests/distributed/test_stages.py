@@ -1,4 +1,4 @@
-"""One engine, ZeRO stages 0 to 3, fp32 and bf16: equal to each other, to one rank and to a
+"""One engine, ZeRO stages 0 to 3, fp32, bf16 and fp16: equal to each other, to one rank and to a
 plain PyTorch loop; teachers are sharded, frozen, untouched and nowhere saved."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reference import (  # noqa: E402
     plain_loop,
 )
 
-FP32, BF16 = 1e-4, 1e-2
+FP32, BF16, FP16 = 1e-4, 1e-2, 1e-3
 """Relative tolerance of losses."""
 
 WEIGHTS = 1e-5
@@ -125,6 +125,16 @@ def test_stages_give_equal_losses(
 ) -> None:
     ours, base = f"zero{stage}_{precision}", f"zero0_{precision}"
     assert_same_losses(two_ranks.losses(ours), two_ranks.losses(base), tolerance)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("ranks", ["two_ranks", "one_rank"])
+def test_fp16_gives_the_losses_of_fp32(
+    stage: int, ranks: str, request: pytest.FixtureRequest
+) -> None:
+    run: Launch = request.getfixturevalue(ranks)
+    assert_same_losses(run.losses(f"zero{stage}_fp16"), run.losses(f"zero{stage}_fp32"), FP16)
+    assert run.losses(f"zero{stage}_fp16") != run.losses(f"zero{stage}_fp32")
 
 
 def test_student_may_be_sharded_too(two_ranks: Launch) -> None:

@@ -12,10 +12,10 @@ from ds_distill.errors import UserError
 def test_auto_is_bf16_where_the_device_computes_in_it(
     computes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_computes_bf16", lambda: computes)
+    monkeypatch.setattr(precision, "computes_bf16", lambda: computes)
     for stage in range(4):
         _, found = config.find_config(f"zero{stage}_auto")
-        assert precision.is_bf16(found) == computes
+        assert (precision.dtype_name(found) == "bfloat16") == computes
         assert config.zero_stage(found) == stage
         exact = config.find_config(f"zero{stage}_{'bf16' if computes else 'fp32'}")
         assert found == exact[1]

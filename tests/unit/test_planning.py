@@ -85,6 +85,16 @@ def test_live_teachers_are_whole_below_stage_3_and_a_cache_has_none(tmp_path: Pa
     assert len({other.choice for other in job.others}) == 16
 
 
+def test_fp16_is_planned_as_bf16_is_but_not_at_stage_0(tmp_path: Path) -> None:
+    half, brain = (
+        planned(tmp_path, f"deepspeed=zero3_{name}").jobs[0] for name in ("fp16", "bf16")
+    )
+    assert {other.choice.stage for other in half.others} == {1, 2, 3}
+    assert half.chosen == brain.chosen
+    assert not planned(tmp_path, "deepspeed=zero3_fp16", gpu="t4").notes
+    assert "fp16 or fp32" in planned(tmp_path, gpu="t4").notes[0]
+
+
 def test_a_cache_that_no_phase_reads_is_not_planned(tmp_path: Path) -> None:
     assert planned(tmp_path).caches == []
     [cache] = planned(tmp_path, "phases.distil.teachers=cached").caches
