@@ -89,11 +89,12 @@ class Engine:
                     module.to(model_dtype(config))
             if config.get("activation_checkpointing"):
                 checkpoint_activations(bundle.student)
+        self._trained = [p for p in bundle.parameters() if p.requires_grad]
         adamw = _adamw(bundle, optimizer) if optimizer else None
         with no_chatter():
             self._engine, *_ = deepspeed.initialize(
                 model=bundle,
-                model_parameters=[p for p in bundle.parameters() if p.requires_grad] or None,
+                model_parameters=self._trained or None,
                 optimizer=adamw,
                 lr_scheduler=(lambda adam: _schedule(adam, optimizer)) if optimizer else None,
                 config=config,
@@ -139,7 +140,8 @@ class Engine:
         ranks is the mean over the step's rows.
         """
         assert len(micro_batches) == self._micro_steps
-        self._engine.train()
+        if not self._engine.training:  # it would visit every module, in each step
+            self._engine.train()
         micro_batches = self._with_counts([batch.to(self.world.device) for batch in micro_batches])
         total: dict[str, torch.Tensor] = {}
         for number, batch in enumerate(micro_batches):
@@ -163,8 +165,8 @@ class Engine:
     def _fill_gradients(self) -> None:
         """As DeepSpeed's reduction would: weights that no loss reads have a gradient of 0, with
         which AdamW decays them as it does at other stages and on more ranks."""
-        for parameter in self.bundle.parameters():
-            if parameter.requires_grad and parameter.grad is None:
+        for parameter in self._trained:
+            if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
     def _not_finite(self, parts: dict[str, torch.Tensor]) -> list[str]:

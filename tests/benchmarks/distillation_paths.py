@@ -51,6 +51,13 @@ _FIRST_WORD = 5
 """Ids below it are special tokens of some vocabulary, RoBERTa's padding among them."""
 _MORE_TOKENS = {"roberta-large": 3, "deberta-v3-large": 1}
 """That a teacher's own tokenizer makes of the same text."""
+_SMALL: dict[str, Any] = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+}
+"""The shape of MiniLM."""
 _TINY: dict[str, Any] = {
     "vocab_size": 100,  # little of a random teacher's flat distributions is beyond the top 64
     "hidden_size": 32,
@@ -66,7 +73,8 @@ class Setting:
     """What all paths have in common."""
 
     task: Literal["classification", "masked-lm"]
-    size: Literal["large", "tiny"]
+    size: Literal["large", "small", "tiny"]
+    """small: a BERT and a RoBERTa of MiniLM's shape, and a student of three of its layers."""
     batch: int
     """Examples of a step."""
     length: int
@@ -89,8 +97,10 @@ class Setting:
         made = configurations()
         if self.task == "masked-lm":
             made = {"bert-large": made["bert-large"]}
-        for config in made.values() if self.size == "tiny" else ():
-            config.update(_TINY)
+        if self.size == "small":
+            made.pop("deberta-v3-large", None)
+        for config in made.values() if self.size != "large" else ():
+            config.update(_TINY if self.size == "tiny" else _SMALL)
             if hasattr(config, "pooler_hidden_size"):
                 config.update({"pooler_hidden_size": config.hidden_size})
         return made
@@ -102,6 +112,8 @@ class Setting:
         if self.size == "tiny":
             config.update(_TINY)
             config.update({"hidden_dim": 64})
+        if self.size == "small":
+            config.update({**_SMALL, "hidden_dim": 1536, "num_hidden_layers": 3})
         return config
 
 

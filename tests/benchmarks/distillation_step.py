@@ -322,7 +322,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="JSON file for the figures")
     parser.add_argument("--task", choices=["classification", "masked-lm"], default="classification")
     parser.add_argument(
-        "--size", choices=["large", "tiny"], default="large", help="tiny: toys of two layers"
+        "--size",
+        choices=["large", "small", "tiny"],
+        default="large",
+        help="small: two teachers of MiniLM's shape; tiny: toys of two layers",
     )
     parser.add_argument("--batch", type=int, default=32, help="examples of a step")
     parser.add_argument("--length", type=int, default=128, help="tokens of an example")

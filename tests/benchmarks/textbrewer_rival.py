@@ -18,7 +18,7 @@ whose `train` runs over a data loader. What had to be decided:
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,23 +66,33 @@ class Teacher(OwnView):
 
 
 class Clocked:
-    """A data loader that notes when each batch is taken."""
+    """A data loader that measures the seconds between one batch's taking and the next's."""
 
-    def __init__(self, batches: list[Any], device: torch.device) -> None:
-        self._batches = batches
-        self._device = device
-        self.taken: list[float] = []
+    def __init__(
+        self, batches: list[Any], device: torch.device, between: Callable[[], None]
+    ) -> None:
+        self._batches, self._device, self._between = batches, device, between
+        self.seconds: list[float] = []
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._batches:
-            self.taken.append(now(self._device))
+        for number, batch in enumerate(self._batches):
+            if number < len(self._batches) - 1:
+                self._between()
+            started = now(self._device)
             yield batch
+            self.seconds.append(now(self._device) - started)
 
 
-def text_brewer(setting: Setting, folder: Path, world: World) -> Runner:
+def text_brewer(
+    setting: Setting,
+    folder: Path,
+    world: World,
+    between: Callable[[], None] = lambda: None,
+) -> Runner:
+    """between: called before each step, and no part of it."""
     device, settings = world.device, optimizer_settings(setting)
     student = OwnView(load_model(setting, folder, "student", world), "student").to(device)
     teachers = [
@@ -96,7 +106,7 @@ def text_brewer(setting: Setting, folder: Path, world: World) -> Runner:
 
     def run(batches: list[Batch]) -> Steps:
         # The last batch comes twice: a training ends with a checkpoint, which is no step.
-        loader = Clocked([_as_dicts(batch) for batch in [*batches, batches[-1]]], device)
+        loader = Clocked([_as_dicts(batch) for batch in [*batches, batches[-1]]], device, between)
         with tempfile.TemporaryDirectory() as output:
             distiller = kind(
                 textbrewer.TrainingConfig(device=device, output_dir=output),
@@ -118,8 +128,10 @@ def text_brewer(setting: Setting, folder: Path, world: World) -> Runner:
                     scheduler_args=steps,
                     max_grad_norm=Training().max_grad_norm,
                 )
-        seconds = [end - start for start, end in zip(loader.taken, loader.taken[1:], strict=False)]
-        return Steps(seconds, float(distiller.first_loss) - _least(distiller, batches[0], teachers))
+        return Steps(
+            loader.seconds[: len(batches)],
+            float(distiller.first_loss) - _least(distiller, batches[0], teachers),
+        )
 
     return run
 
