@@ -22,10 +22,12 @@ from ds_distill.cli.shared import (
     execute_recipe,
     import_without_torch,
     load,
+    phases_until,
     print_reading,
     quiet_libraries,
     text_output,
 )
+from ds_distill.cli.sweep import sweep
 from ds_distill.launch.options import LaunchOptions, with_launch_options
 
 app = typer.Typer(
@@ -64,13 +66,20 @@ def run(
     small: SmallOption = False,
     folder: FolderOption = None,
     resume: ResumeOption = False,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="PHASE", help="End after this phase; --resume does the others."),
+    ] = None,
 ) -> None:
     """Run a recipe: all its phases, in this process (or as one rank of a launched run)."""
     loaded = load(recipe, overrides, small)
-    execute_recipe(loaded, folder or Path("runs") / loaded.name, resume=resume)
+    first = None if until is None else phases_until(loaded, until)
+    path = folder or Path("runs") / loaded.name
+    execute_recipe(loaded, path, resume=resume, first=first)
 
 
 app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")(quickstart)
+app.command(epilog="Example: ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")(sweep)
 
 
 @app.command(epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16")

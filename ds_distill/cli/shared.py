@@ -53,6 +53,14 @@ def load(recipe: str, overrides: list[str] | None, small: bool):  # type: ignore
     return loaded
 
 
+def phases_until(recipe, name: str) -> int:  # type: ignore[no-untyped-def]
+    """How many phases end with the one of that name. Raises UserError where there is none."""
+    names = recipe.phase_names()
+    if name not in names:
+        raise UserError(f"--until {name}: the recipe's phases are {', '.join(names)}.")
+    return int(names.index(name)) + 1
+
+
 def as_given(recipe: str, overrides: list[str] | None, small: bool) -> list[str]:
     """The arguments by which a rank reads the same recipe."""
     return [recipe, *(overrides or []), *(["--small"] if small else [])]

@@ -7,7 +7,7 @@ import select
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -16,6 +16,8 @@ from typing import NoReturn
 class Command:
     arguments: list[str]
     environment: dict[str, str] = field(repr=False)
+    output: str | None = None
+    """The file that what it prints is added to; None: where this process prints."""
 
 
 class Group:
@@ -82,7 +84,7 @@ def _guard(
         events.register(owner, select.POLLIN)
         running = {}
         for one in commands:
-            child = subprocess.Popen(one.arguments, env=one.environment, stdin=commands_input)
+            child = _start(one, commands_input)
             handle = os.pidfd_open(child.pid)
             running[handle] = child
             events.register(handle, select.POLLIN)
@@ -95,6 +97,20 @@ def _guard(
         os.write(2, f"ds-distill: {commands[0].arguments[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(code or 0)
+
+
+def _start(command: Command, commands_input: int) -> subprocess.Popen[bytes]:
+    with ExitStack() as opened:
+        output = None
+        if command.output is not None:
+            output = opened.enter_context(open(command.output, "ab"))
+        return subprocess.Popen(
+            command.arguments,
+            env=command.environment,
+            stdin=commands_input,
+            stdout=output,
+            stderr=output,
+        )
 
 
 def _first_failure(

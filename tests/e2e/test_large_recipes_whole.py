@@ -93,7 +93,7 @@ def test_a_recipe_of_large_teachers_runs_live_and_cached(
 ) -> None:
     data: dict[str, Any] = {"path": str(texts), "splits": {}}
     if name == "large-teachers":
-        splits = {"validation": "val"}
+        splits = {"train": "train", "validation": "val", "test": "test"}
         data = {"path": str(shared_data / "tweeteval_emotion"), "splits": splits}
     recipe = written(name, models, data, tmp_path)
     first = {}

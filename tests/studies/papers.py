@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from scipy.stats import t as students_t
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -32,6 +31,7 @@ from papers_figure import CURVES, draw, pooled
 from papers_markdown import RESULTS, markdown, show
 from papers_tables import TABLES, Table, Variant, overrides_of
 
+from ds_distill.evaluation.seeds import t_interval
 from ds_distill.files import read_json, write_json
 from ds_distill.recipe import builtin_recipes
 from ds_distill.recipe.load import small_form
@@ -190,16 +190,6 @@ def paired(each: list[dict[str, Any]]) -> dict[str, Any]:
         "intervals": [one["interval"] for one in each],
         "t_interval": t_interval(values),
     }
-
-
-def t_interval(values: list[float]) -> list[float] | None:
-    """95% interval of the mean, by Student's t; None for one value."""
-    count = len(values)
-    if count < 2:
-        return None
-    mean, error = statistics.fmean(values), statistics.stdev(values) / count**0.5
-    reach = float(students_t.ppf(0.975, count - 1)) * error
-    return [mean - reach, mean + reach]
 
 
 def is_drawn(name: str) -> bool:

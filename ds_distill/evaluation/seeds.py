@@ -1,0 +1,18 @@
+"""Numbers of several seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from scipy.stats import t as students_t
+
+
+def t_interval(values: Sequence[float]) -> list[float] | None:
+    """95% interval of the mean, by Student's t; None for fewer than two values."""
+    count = len(values)
+    if count < 2:
+        return None
+    mean, error = statistics.fmean(values), statistics.stdev(values) / count**0.5
+    reach = float(students_t.ppf(0.975, count - 1)) * error
+    return [mean - reach, mean + reach]

@@ -1,0 +1,1 @@
+"""Runs of one recipe under several settings and seeds."""

@@ -1,0 +1,93 @@
+"""The settings of a sweep: every combination of the values that its arguments list."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from ds_distill.errors import UserError
+
+SEED = "seed"
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of a sweep."""
+
+    overrides: tuple[str, ...]
+    """KEY=VALUE of each key with several values, in the order of the arguments."""
+
+    @property
+    def setting(self) -> tuple[str, ...]:
+        """Its overrides without the seed."""
+        return tuple(each for each in self.overrides if not each.startswith(f"{SEED}="))
+
+    @property
+    def seed(self) -> str | None:
+        """None where the sweep has one seed, the recipe's."""
+        mine = (each for each in self.overrides if each not in self.setting)
+        return next((each.partition("=")[2] for each in mine), None)
+
+    @property
+    def name(self) -> str:
+        """Of its folder: keys by their last part, and values."""
+        pairs = [each.partition("=") for each in self.overrides]
+        keys = [key.rpartition(".")[2] for key, _, _ in pairs]
+        whole = ",".join(f"{key}={value}" for key, (_, _, value) in zip(keys, pairs, strict=True))
+        safe = re.sub(r"[^\w.+=,-]", "_", whole)[:100]
+        if safe == whole and len(set(keys)) == len(keys):
+            return safe
+        return f"{safe}-{hashlib.sha256(','.join(self.overrides).encode()).hexdigest()[:8]}"
+
+
+def variants(arguments: Sequence[str]) -> tuple[list[str], list[Variant]]:
+    """(overrides that all runs have, the runs), the last key's values changing fastest.
+
+    arguments: KEY=A,B,C; a comma inside of brackets or quotes divides nothing.
+
+    Raises UserError where no key has several values, or a key or value stands twice.
+    """
+    fixed, swept, seen = [], [], set()
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals:
+            raise UserError(f"{argument}: write KEY=VALUE, or KEY=A,B,C for a run of each.")
+        if key in seen:
+            raise UserError(f"{key} is given twice. List its values once: {key}=A,B,C.")
+        seen.add(key)
+        values = split(text)
+        if len(values) == 1:
+            fixed.append(argument)
+            continue
+        if len(set(values)) < len(values) or "" in values:
+            raise UserError(f"{argument}: a value is empty or stands twice.")
+        swept.append([f"{key}={value}" for value in values])
+    if not swept:
+        raise UserError(
+            "a sweep needs a key with several values, e.g. seed=1,2,3 or "
+            "training.learning_rate=1e-5,3e-5."
+        )
+    return fixed, [Variant(chosen) for chosen in product(*swept)]
+
+
+def split(text: str) -> list[str]:
+    """At its commas, those in brackets and quotes apart."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in _OPEN:
+            depth += 1
+        elif letter in _CLOSE:
+            depth -= 1
+        elif letter == "," and depth == 0:
+            parts.append("")
+            continue
+        parts[-1] += letter
+    return parts

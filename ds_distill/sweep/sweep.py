@@ -1,0 +1,233 @@
+"""A sweep: runs of one recipe under several settings, each an ordinary run in a folder of its own.
+
+FOLDER/sweep.json        what was asked
+FOLDER/shared/NAME       runs of the phases that several runs have in common
+FOLDER/runs/NAME         the runs
+FOLDER/logs/NAME.txt     what they print
+FOLDER/results.json      scores by setting and seed
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ds_distill.errors import UserError
+from ds_distill.files import read_json, write_json
+from ds_distill.planning.table import duration
+from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.run.folder import RunFolder
+from ds_distill.sweep.children import Child, Pool, last_phase
+from ds_distill.sweep.grid import Variant, variants
+from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
+from ds_distill.sweep.table import metric_entry, run_result, summary
+
+TELLS_EVERY = 60
+"""Seconds between lines that say what runs."""
+
+WEIGHTS = ("models", "cache", "checkpoints", "student")
+"""Folders of a run that are removed when it has ended, unless they are kept."""
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    variant: Variant
+    recipe: Recipe
+    arguments: tuple[str, ...]
+    """By which `ds-distill run` reads the recipe."""
+    folder: RunFolder
+
+    @property
+    def is_done(self) -> bool:
+        return self.folder.results.is_file()
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Phases that several runs have in common."""
+
+    runs: list[SweepRun]
+    phases: int
+    folder: RunFolder
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the phases are done, or no run needs them any more."""
+        names = self.runs[0].recipe.phase_names()
+        done = self.folder.record(self.phases - 1, names[self.phases - 1]).is_file()
+        return done or all(run.folder.holds_run() for run in self.runs)
+
+
+class Sweep:
+    def __init__(
+        self, reference: str, arguments: Sequence[str], small: bool, folder: Path, *, resume: bool
+    ) -> None:
+        """
+        reference: the recipe's file or name. arguments: see `variants`.
+
+        Raises UserError for settings that no recipe can have, and for a folder that holds another
+        sweep.
+        """
+        self.path = folder
+        fixed, found = variants(arguments)
+        names = [variant.name for variant in found]
+        if len(set(names)) < len(names):
+            raise UserError("two runs would have the same folder. Write values of one key alike.")
+        option = ["--small"] if small else []
+        self.runs = [
+            SweepRun(
+                variant,
+                load_recipe(reference, [*fixed, *variant.overrides], small),
+                (reference, *fixed, *variant.overrides, *option),
+                RunFolder(folder / "runs" / variant.name),
+            )
+            for variant in found
+        ]
+        self.shared = self._shared()
+        self._begin(
+            {"recipe": reference, "small": small, "fixed": fixed, "runs": names}, resume=resume
+        )
+
+    def _shared(self) -> list[Shared]:
+        alike: dict[str, list[SweepRun]] = {}
+        for run in self.runs:
+            alike.setdefault(around_phases(run.recipe), []).append(run)
+        return [
+            Shared(runs, count, RunFolder(self.path / "shared" / runs[0].variant.name))
+            for runs in alike.values()
+            if len(runs) > 1 and (count := shared_phases([run.recipe for run in runs]))
+        ]
+
+    def _begin(self, asked: dict[str, Any], *, resume: bool) -> None:
+        file = self.path / "sweep.json"
+        if file.is_file():
+            if not resume:
+                raise UserError(
+                    f"{self.path} holds a sweep. Add --resume to continue it, or give --folder."
+                )
+            if read_json(file) != asked:
+                raise UserError(
+                    f"--resume: {self.path} holds a sweep of other settings ({file}). Continue it "
+                    "with the same arguments, or give --folder."
+                )
+        elif self.path.exists() and any(self.path.iterdir()):
+            raise UserError(
+                f"{self.path} exists and holds no sweep. Give --folder for another one."
+            )
+        else:
+            (self.path / "logs").mkdir(parents=True, exist_ok=True)
+            write_json(file, asked)
+
+    def what_it_does(self) -> list[str]:
+        """Lines that say what will be run."""
+        done = sum(run.is_done for run in self.runs)
+        lines = [f"{len(self.runs)} runs" + (f", {done} of them done before" if done else "")]
+        for shared in self.shared:
+            names = shared.runs[0].recipe.phase_names()[: shared.phases]
+            lines.append(f"{len(shared.runs)} of them share, and run once: {', '.join(names)}")
+        return lines
+
+    def run(self, pool: Pool, keep: bool, say: Callable[[str], None]) -> list[str]:
+        """Run what is left. Returns the names of runs that failed.
+
+        keep: the weights of models, and caches.
+        """
+        failed = self._run(
+            [self._child_of(one) for one in self.shared if not one.is_done], pool, say
+        )
+        for shared in self.shared:
+            for run in shared.runs:
+                if not run.folder.holds_run() and _name(shared) not in failed:
+                    begin_from(shared.folder.path, run.folder.path, run.recipe)
+        lost = {
+            run.variant.name
+            for shared in self.shared
+            for run in shared.runs
+            if _name(shared) in failed
+        }
+        runs = [run for run in self.runs if not run.is_done and run.variant.name not in lost]
+        failed += self._run([self._child(run) for run in runs], pool, say, self._end_of(keep))
+        if not keep and not failed:
+            shutil.rmtree(self.path / "shared", ignore_errors=True)
+        return failed
+
+    def _run(
+        self,
+        children: list[Child],
+        pool: Pool,
+        say: Callable[[str], None],
+        ended: Callable[[str], str] = lambda name: "done",
+    ) -> list[str]:
+        failed: list[str] = []
+        taken: list[float] = []
+        told = time.monotonic()
+
+        def waiting(running: list[Child]) -> None:
+            nonlocal told
+            if time.monotonic() - told >= TELLS_EVERY:
+                told = time.monotonic()
+                for child in running:
+                    say(f"  {child.name}: {last_phase(child.log) or 'starts'}")
+
+        for number, (child, code, seconds) in enumerate(pool.run(children, waiting), 1):
+            taken.append(seconds)
+            left = (len(children) - number) * sum(taken) / len(taken) / pool.jobs
+            text = f"[{number}/{len(children)}] {child.name}: "
+            if code:
+                failed.append(child.name)
+                text += f"failed with exit code {code}; {child.log} tells why"
+            else:
+                text += f"{ended(child.name)}, {duration(seconds)}"
+            say(text + (f" (about {duration(left)} left)" if left else ""))
+        return failed
+
+    def _child_of(self, shared: Shared) -> Child:
+        last = shared.runs[0].recipe.phase_names()[shared.phases - 1]
+        return self._made(_name(shared), shared.runs[0].arguments, shared.folder, "--until", last)
+
+    def _child(self, run: SweepRun) -> Child:
+        return self._made(run.variant.name, run.arguments, run.folder)
+
+    def _made(
+        self, name: str, arguments: tuple[str, ...], folder: RunFolder, *options: str
+    ) -> Child:
+        resume = ["--resume"] if folder.holds_run() else []
+        whole = ("run", *arguments, "--folder", str(folder.path), *options, *resume)
+        return Child(name, whole, self.path / "logs" / f"{name}.txt")
+
+    def _end_of(self, keep: bool) -> Callable[[str], str]:
+        """What is done, and said, when a run has ended well."""
+        runs = {run.variant.name: run for run in self.runs}
+
+        def end(name: str) -> str:
+            folder = runs[name].folder
+            if not keep:
+                for one in WEIGHTS:
+                    shutil.rmtree(folder.path / one, ignore_errors=True)
+            found = run_result(read_json(folder.results))
+            if found["student"] is None:
+                return "done"
+            score = found["models"][found["student"]]["score"]
+            entry = metric_entry(found)
+            return f"{found['student']} {entry.title} {entry.shown_as(score)}"
+
+        return end
+
+    def results(self) -> dict[str, Any]:
+        """Of the runs that have ended; also written to results.json."""
+        ended = {
+            run.variant: run_result(read_json(run.folder.results))
+            for run in self.runs
+            if run.is_done
+        }
+        found = {**summary(ended), "missing": [r.variant.name for r in self.runs if not r.is_done]}
+        write_json(self.path / "results.json", found)
+        return found
+
+
+def _name(shared: Shared) -> str:
+    return f"shared,{shared.folder.path.name}"

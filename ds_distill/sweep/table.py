@@ -1,0 +1,179 @@
+"""What the runs of a sweep found, setting by setting."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ds_distill.evaluation.seeds import t_interval
+from ds_distill.parts.entry import MetricEntry
+from ds_distill.reporting.verdict import metrics_of
+from ds_distill.sweep.grid import Variant
+
+
+def run_result(results: dict[str, Any]) -> dict[str, Any]:
+    """Of a run's results.json: the shipped student, and the scores of all models on the split of
+    the last evaluate phase that has it. `student` is None where none was evaluated."""
+    evaluated = [
+        record
+        for record in results["phases"]
+        if record["kind"] == "evaluate" and results["student"] in record["models"]
+    ]
+    if not evaluated:
+        return {"student": None, "seconds": results["seconds"]}
+    record = evaluated[-1]
+    name = record["metric"]
+    trained = [one for phase in results["phases"] for one in phase.get("trained", [])]
+    choosing = [one["choosing"] for one in trained if one["output"] == results["student"]][-1]
+    return {
+        "student": results["student"],
+        "metric": {"name": name, "over": record["over"], "settings": record["metric_settings"]},
+        "split": record["split"],
+        "models": {
+            model: {"role": numbers["role"], "score": numbers[name]}
+            for model, numbers in record["models"].items()
+        },
+        "majority": record["baseline"][name],
+        "choosing": None if choosing is None else choosing["score"],
+        "seconds": results["seconds"],
+    }
+
+
+def summary(runs: Mapping[Variant, dict[str, Any]]) -> dict[str, Any]:
+    """Settings in the order of the runs: scores by seed, their mean and its interval, and the
+    difference to the first setting over the seeds that both have. `chosen` is the setting with the
+    best mean on the examples that choose, not on those that judge; None where those are missing."""
+    found = {variant: run for variant, run in runs.items() if run["student"] is not None}
+    settings: dict[tuple[str, ...], list[tuple[Variant, dict[str, Any]]]] = {}
+    for variant, run in found.items():
+        settings.setdefault(variant.setting, []).append((variant, run))
+    rows = [_row(setting, each) for setting, each in settings.items()]
+    for row in rows[1:]:
+        row["to_first"] = _difference(row, rows[0])
+    entry = metric_entry(next(iter(found.values()))) if found else None
+    choosing = {
+        number: row["choosing"]["mean"]
+        for number, row in enumerate(rows)
+        if row["choosing"]["mean"] is not None
+    }
+    complete = entry is not None and len(choosing) == len(rows)
+    return {
+        "metric": next(iter(found.values()))["metric"] if found else None,
+        "split": next(iter(found.values()))["split"] if found else None,
+        "settings": rows,
+        "chosen": entry.best(choosing) if entry is not None and complete else None,
+    }
+
+
+def metric_entry(of: Mapping[str, Any]) -> MetricEntry:
+    """Of a run's result, or a summary."""
+    about = {"over": of["metric"]["over"], "metric": of["metric"]["name"]}
+    return next(iter(metrics_of(about).values()))
+
+
+def _row(
+    setting: tuple[str, ...], runs: Sequence[tuple[Variant, dict[str, Any]]]
+) -> dict[str, Any]:
+    roles = {name: one["role"] for _, run in runs for name, one in run["models"].items()}
+    return {
+        "setting": list(setting),
+        "seeds": [variant.seed for variant, _ in runs],
+        "students": [run["student"] for _, run in runs],
+        "score": _numbers([run["models"][run["student"]]["score"] for _, run in runs]),
+        "choosing": _numbers([run["choosing"] for _, run in runs]),
+        "majority": _numbers([run["majority"] for _, run in runs]),
+        "models": {
+            name: {
+                "role": role,
+                **_numbers([run["models"].get(name, {}).get("score") for _, run in runs]),
+            }
+            for name, role in roles.items()
+        },
+        "seconds": [run["seconds"] for _, run in runs],
+    }
+
+
+def _numbers(values: Sequence[float | None]) -> dict[str, Any]:
+    """mean and interval are None where a value is missing."""
+    given = [value for value in values if value is not None]
+    whole = bool(given) and len(given) == len(values)
+    return {
+        "values": list(values),
+        "mean": statistics.fmean(given) if whole else None,
+        "interval": t_interval(given) if whole else None,
+    }
+
+
+def _difference(row: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
+    """Over the seeds that both have: a seed's runs share what the seed decides."""
+    theirs = dict(zip(first["seeds"], first["score"]["values"], strict=True))
+    ours = dict(zip(row["seeds"], row["score"]["values"], strict=True))
+    both = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    return _numbers(both)
+
+
+# ---------------------------------------------------------------------------------- as text
+
+
+def table(found: dict[str, Any]) -> str:
+    """The summary for a reader."""
+    if not found["settings"]:
+        return "No run has a student that was evaluated."
+    entry = metric_entry(found)
+    heads = ["setting", "runs", f"student, {entry.title} on {found['split']}", "choosing"]
+    heads += ["to the first"] if len(found["settings"]) > 1 else []
+    lines = [heads]
+    for number, row in enumerate(found["settings"]):
+        line = [
+            ", ".join(row["setting"]) or "the recipe's",
+            str(len(row["seeds"])),
+            _shown(row["score"], entry.shown_as),
+            _shown({**row["choosing"], "interval": None}, entry.shown_as),
+        ]
+        if len(heads) > 4:
+            line.append(_shown(row["to_first"], entry.difference_as) if number else "")
+        lines.append(line)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    return "\n".join([*text, "", *_notes(found, entry)])
+
+
+def _shown(numbers: dict[str, Any], shown: Any) -> str:
+    if numbers["mean"] is None:
+        return "-"
+    text = str(shown(numbers["mean"]))
+    if numbers["interval"] is not None:
+        low, high = map(shown, numbers["interval"])
+        text += f" ({low} to {high})"
+    return text
+
+
+def _notes(found: dict[str, Any], entry: MetricEntry) -> list[str]:
+    rows = found["settings"]
+    notes = []
+    others: dict[str, list[float]] = {}
+    for row in rows:
+        for name, numbers in row["models"].items():
+            if numbers["role"] != "student" and numbers["mean"] is not None:
+                others.setdefault(name, []).append(numbers["mean"])
+    for name, means in others.items():
+        shown = sorted({entry.shown_as(min(means)), entry.shown_as(max(means))})
+        notes.append(f"{name}: {' to '.join(shown)}")
+    majority = [row["majority"]["mean"] for row in rows if row["majority"]["mean"] is not None]
+    if majority:
+        notes.append(f"always the most frequent class: {entry.shown_as(majority[0])}")
+    if len(rows) > 1:
+        if found["chosen"] is None:
+            notes.append("No setting is chosen: some runs have no examples that choose.")
+        else:
+            row = rows[found["chosen"]]
+            notes.append(
+                f"Chosen, on the examples that choose: {', '.join(row['setting'])}. Its score on "
+                f"{found['split']}: {_shown(row['score'], entry.shown_as)}."
+            )
+    if all(row["score"]["interval"] is None for row in rows):
+        notes.append("With one seed nothing is known about chance: add seed=1,2,3.")
+    else:
+        notes.append("In brackets: 95% intervals of the mean over seeds, by Student's t.")
+    return notes

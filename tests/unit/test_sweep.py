@@ -1,0 +1,194 @@
+"""Sweeps: their settings, the phases that runs share, and what is made of several seeds."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ds_distill.errors import UserError
+from ds_distill.evaluation.seeds import t_interval
+from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.sweep.grid import Variant, split, variants
+from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
+from ds_distill.sweep.table import run_result, summary, table
+
+VALUE = st.text(alphabet="abc019.-+ ", min_size=1, max_size=5)
+
+
+# ---------------------------------------------------------------------------------- settings
+
+
+@given(st.lists(VALUE, min_size=1, max_size=5))
+def test_values_are_split_at_commas_outside_of_brackets_and_quotes(values):
+    assert split(",".join(values)) == values
+    for left, right in ("[]", "{}", "()", '""', "''"):
+        whole = f"{left}{','.join(values)}{right}"
+        assert split(f"a,{whole},b") == ["a", whole, "b"]
+
+
+KEYS = st.sampled_from(["seed", "a.rate", "b.rate", "c"])
+
+
+@given(st.dictionaries(KEYS, st.lists(VALUE, min_size=1, max_size=3, unique=True), min_size=1))
+def test_every_combination_is_a_run_with_a_folder_of_its_own(values):
+    arguments = [f"{key}={','.join(each)}" for key, each in values.items()]
+    if all(len(each) == 1 for each in values.values()):
+        with pytest.raises(UserError, match="seed=1,2,3"):
+            variants(arguments)
+        return
+    fixed, found = variants(arguments)
+    number = 1
+    for each in values.values():
+        number *= len(each)
+    assert len(found) == number == len({variant.name for variant in found})
+    for variant in found:
+        assert len(fixed) + len(variant.overrides) == len(values)
+        assert "/" not in variant.name and len(variant.name) < 120
+        swept_seed = len(values.get("seed", [])) > 1
+        assert (variant.seed is not None) == swept_seed
+        assert len(variant.setting) == len(variant.overrides) - swept_seed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["seed"], "KEY=VALUE"),
+        (["seed=1,2", "seed=3,4"], "given twice"),
+        (["seed=1,1"], "stands twice"),
+        (["seed=1,,2"], "empty"),
+        (["seed=1"], "several values"),
+    ],
+)
+def test_arguments_that_are_no_sweep_are_refused(arguments, said):
+    with pytest.raises(UserError, match=said):
+        variants(arguments)
+
+
+# ----------------------------------------------------------------------------- shared phases
+
+
+@pytest.fixture
+def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Any:
+    def made(**changes: Any) -> Recipe:
+        settings = copy.deepcopy(toy_settings)
+        distil = settings["phases"][4]["distil"]
+        settings["seed"] = changes.pop("seed", 0)
+        settings["task"]["max_length"] = changes.pop("max_length", 32)
+        settings["phases"][0]["fine-tune"]["epochs"] = changes.pop("teach", 6)
+        distil |= changes
+        (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))
+        return load_recipe(tmp_path / "toy.yaml")
+
+    return made
+
+
+def count(*recipes: Recipe) -> int:
+    if len({around_phases(recipe) for recipe in recipes}) > 1:
+        return 0
+    return shared_phases(recipes)
+
+
+def test_phases_before_the_first_that_differs_are_shared(recipe):
+    assert count(recipe(), recipe(epochs=2)) == 4  # two teachers, expertise, cache
+    assert count(recipe(), recipe(losses={"kl": {"temperature": 4.0}})) == 4
+    assert count(recipe(), recipe(epochs=2), recipe(teach=2)) == 0
+    assert count(recipe(), recipe(seed=1)) == 0
+    assert count(recipe(), recipe(max_length=16)) == 0
+
+
+def test_phases_that_read_what_a_later_one_names_are_not_shared(recipe):
+    """Which cache is built, and which examples choose, depends on later phases."""
+    assert count(recipe(), recipe(split="train")) == 0
+    assert count(recipe(), recipe(teachers="live")) == 0
+
+
+def test_a_run_begins_from_a_shared_one_and_neither_changes_the_other(recipe, tmp_path):
+    shared, run = tmp_path / "shared", tmp_path / "run"
+    (shared / "models" / "00-first").mkdir(parents=True)
+    (shared / "phases").mkdir()
+    (shared / "models" / "00-first" / "model.safetensors").write_text("weights")
+    (shared / "phases" / "00-teach.json").write_text("{}")
+    (shared / "metrics.jsonl").write_text("one\n")
+    (shared / "lock.json").write_text("{}")
+    (shared / "recipe.yaml").write_text("its own")
+    begin_from(shared, run, recipe(epochs=2))
+    assert load_recipe(run / "recipe.yaml").phases[4].epochs == 2
+    assert not (run / "lock.json").exists()
+    model = run / "models" / "00-first" / "model.safetensors"
+    assert model.samefile(shared / "models" / "00-first" / "model.safetensors")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write("two\n")
+    assert (shared / "metrics.jsonl").read_text() == "one\n"
+
+
+# ----------------------------------------------------------------------------------- results
+
+
+def results(score: float, choosing: float | None, teacher: float = 0.8) -> dict[str, Any]:
+    """What results.json has of a run."""
+    chosen = None if choosing is None else {"score": choosing}
+    judged = {
+        "kind": "evaluate",
+        "split": "test",
+        "over": "classes",
+        "metric": "accuracy",
+        "metric_settings": {},
+        "models": {
+            "one": {"role": "teacher", "accuracy": teacher},
+            "average": {"role": "student", "accuracy": score},
+        },
+        "baseline": {"accuracy": 0.5},
+    }
+    trained = {"kind": "distil", "trained": [{"output": "average", "choosing": chosen}]}
+    return {"student": "average", "seconds": 1.0, "phases": [trained, judged]}
+
+
+def runs(scores: dict[str, list[float]], choosing: dict[str, float]) -> dict[Variant, Any]:
+    return {
+        Variant((f"rate={rate}", f"seed={seed}")): run_result(results(score, choosing[rate]))
+        for rate, each in scores.items()
+        for seed, score in enumerate(each)
+    }
+
+
+def test_a_setting_is_chosen_by_what_chooses_and_not_by_what_judges():
+    found = summary(runs({"1": [0.7, 0.72], "2": [0.8, 0.82]}, {"1": 0.75, "2": 0.74}))
+    assert found["chosen"] == 0
+    first, second = found["settings"]
+    assert first["score"]["mean"] == pytest.approx(0.71)
+    assert first["score"]["interval"] == t_interval([0.7, 0.72])
+    assert second["to_first"]["values"] == pytest.approx([0.1, 0.1])
+    assert second["to_first"]["interval"] == pytest.approx([0.1, 0.1])
+    text = table(found)
+    assert "Chosen, on the examples that choose: rate=1. Its score on test: 71.0%" in text
+    assert "+10.0 (+10.0 to +10.0)" in text and "one: 80.0%" in text
+
+
+def test_one_seed_knows_nothing_of_chance_and_a_missing_choice_chooses_nothing():
+    one = {Variant((f"rate={rate}",)): run_result(results(0.7, None)) for rate in (1, 2)}
+    found = summary(one)
+    assert found["chosen"] is None
+    assert found["settings"][0]["score"]["interval"] is None
+    assert "nothing is known about chance" in table(found)
+    assert "No setting is chosen" in table(found)
+    assert table(summary({})) == "No run has a student that was evaluated."
+
+
+def test_differences_are_over_the_seeds_that_both_have():
+    made = runs({"1": [0.7, 0.9], "2": [0.8, 0.8]}, {"1": 0.5, "2": 0.5})
+    del made[Variant(("rate=2", "seed=0"))]
+    _, second = summary(made)["settings"]
+    assert second["to_first"]["values"] == pytest.approx([-0.1])
+
+
+def test_the_interval_is_students():
+    assert t_interval([1.0]) is None
+    # 12.706 is the 97.5% quantile of Student's t with one degree of freedom.
+    low, high = t_interval([0.0, 2.0]) or (0, 0)
+    assert (low, high) == pytest.approx((1 - 12.7062, 1 + 12.7062), abs=1e-3)
