@@ -16,7 +16,7 @@ from torch import nn
 from transformers import get_linear_schedule_with_warmup
 
 from ds_distill.engine.config import zero_stage
-from ds_distill.engine.placement import keep_resident
+from ds_distill.engine.placement import forget, keep_resident
 from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.training_state import read_training_state, write_training_state
 from ds_distill.engine.world import World, no_chatter
@@ -260,9 +260,11 @@ class Engine:
             return parameter.detach().clone()
 
     def close(self) -> None:
-        """Free the engine's memory; another engine can be started after it."""
+        """End the engine; another one can be started after it. Its memory is free once nobody holds
+        its bundle, and Python has collected cycles (`gc.collect`)."""
         if isinstance(self._engine, deepspeed.DeepSpeedEngine):
             self._engine.destroy()
+            forget(self.bundle)
 
 
 def _for_inference(config: dict[str, Any]) -> dict[str, Any]:

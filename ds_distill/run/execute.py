@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -139,6 +140,7 @@ def _run_phases(
 
 def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
     """Run a phase and write its record. Every rank must call this."""
+    gc.collect()  # what the last phase's engine held, which is a cycle
     run.log.start_phase(number)
     mark_phase(name)
     if run.world.is_main and len(counts := run.folder.note_phase(name)) > 1:

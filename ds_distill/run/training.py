@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -67,6 +68,7 @@ def train_each(
     for output in outputs:
         done = run.folder.finished_training(number, output)
         trained.append(train(job_of(output), run) if done is None else done)
+        gc.collect()  # DeepSpeed's engines are cycles, and the next model wants their memory
     return {"trained": trained}
 
 

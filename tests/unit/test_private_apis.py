@@ -45,10 +45,14 @@ PRIVATE = {
     "runs on the meta device",
     "_scaled_dot_product_flash_attention_for_cpu_backward": "torch: its backward pass",
     "_unsafe_view": "torch: an operator that moves nothing, which a trace must know",
+    "_PartitionedParameterCoordinator__params_to_release": "deepspeed: a method's cache, which "
+    "keeps every engine of stage 3",
     "_PACKAGED_DATASETS_MODULES": "datasets: names like csv that are loaders and no data sets",
 }
 
 MODULES = {
+    "deepspeed.runtime.zero.parameter_offload": "a list of models that DeepSpeed never shortens",
+    "deepspeed.runtime.zero.partitioned_param_coordinator": "a cache that it never empties",
     "torch.utils._python_dispatch": "TorchDispatchMode: where torch documents it to be",
     "torch.utils.flop_counter": "the operations of each operator, by FlopCounterMode's rules",
     "torch.utils.weak": "WeakIdKeyDictionary: storages have no equality",

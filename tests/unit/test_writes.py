@@ -39,11 +39,13 @@ KNOWN = {
     ("data/examples.py", "write_examples"): "a file aside, given by build_once",
     ("engine/engine.py", "Engine.save"): "a checkpoint's folder aside, which checkpoints publish",
     ("engine/training_state.py", "write_training_state"): "into that folder",
+    ("launch/group.py", "_start"): "what a process prints, added to a log",
     ("models/load.py", "save_model"): "into a folder aside, which the run's folder publishes",
     ("run/failures.py", "record_failure"): "made with O_EXCL; half a record counts for none",
     ("lock.py", "FolderLock.take"): "made with O_EXCL, and synced; half a lock counts for none",
     ("lock.py", "FolderLock._remove"): "an ended process's lock goes aside, to be removed",
     ("profiling/memory.py", "resident_peak"): "an order to the kernel, no file",
+    ("sweep/shared.py", "begin_from.copy"): "into a folder aside, which new_folder publishes",
     ("run/events.py", "RunLog.event"): "a line at the end of metrics.jsonl, where none is trusted",
 }
 """Where something else is written, and why that is sound."""
