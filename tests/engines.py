@@ -32,6 +32,7 @@ def make_engine(
     rate: float = RATE,
     dropout: float = 0.3,
     micro_steps: int = 1,
+    checkpointing: bool = False,
     **options: bool,
 ) -> Engine:
     torch.manual_seed(0)
@@ -50,9 +51,12 @@ def make_engine(
         for parameter in student.parameters():  # biases are 0 and norms 1 otherwise
             parameter.uniform_(0.5, 1.0)
     terms = terms or build_terms(losses_of({"cross_entropy": {"weight": 1.0}}), TermInputs(8))
+    training = Training(
+        batch_size=4 * micro_steps, micro_batch_size=4, activation_checkpointing=checkpointing
+    )
     return Engine(
         Bundle(student, {}, terms),
-        deepspeed_config(config, Training(batch_size=4 * micro_steps, micro_batch_size=4), 1),
+        deepspeed_config(config, training, 1),
         world,
         OptimizerSettings(rate, DECAY, total_steps=10, warmup_steps=2),
         **options,

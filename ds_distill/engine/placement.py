@@ -70,7 +70,10 @@ def forget(model: nn.Module) -> None:
 
     model: that of an engine which was closed.
     """
-    FWD_MODULE_STACK[:] = [one for one in FWD_MODULE_STACK if one is not model]
+    # The model itself, and layers that activation checkpointing ran again: it ends their forward
+    # passes early, without the hook that takes them out.
+    known = set(model.modules())
+    FWD_MODULE_STACK[:] = [one for one in FWD_MODULE_STACK if one not in known]
     # The keys of this method's cache are coordinators and modules; another engine fills it again.
     # DeepSpeed wraps the cache in a function.
     method = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release

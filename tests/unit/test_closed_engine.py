@@ -24,10 +24,11 @@ def world() -> Iterator[World]:
 @pytest.mark.parametrize(
     "config", [f"zero{n}_{dtype}" for n in range(4) for dtype in ("fp32", "bf16")]
 )
-def test_nothing_of_it_is_left(world: World, config: str) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_nothing_of_it_is_left(world: World, config: str, checkpointing: bool) -> None:
     """Weights, gradients and optimizer. At stage 3 a list and a cache of DeepSpeed's would keep the
     model, and what hangs on it, for ever."""
-    engine = make_engine(world, config)
+    engine = make_engine(world, config, checkpointing=checkpointing)
     for _ in range(3):
         engine.train_step([make_batch()])
     engine.predict(make_batch(), ["student"])
