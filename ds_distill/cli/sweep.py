@@ -8,7 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ds_distill.cli.shared import SmallOption, quiet_libraries
+from ds_distill.cli.shared import (
+    SmallOption,
+    print_reading,
+    quiet_libraries,
+)
 from ds_distill.run.stopping import exit_on_signal, same_command
 
 
@@ -36,25 +40,28 @@ def sweep(
     ] = 1,
     keep: Annotated[
         bool,
-        typer.Option(
-            "--keep", help="Keep models and caches of all runs. Else their results stay alone."
-        ),
+        typer.Option("--keep", help="Keep models and caches of all runs, not only their results."),
     ] = False,
 ) -> None:
     """Run a recipe under several settings and seeds, and compare the students.
 
-    Every run is an ordinary one with a folder of its own, RUNS/runs/NAME, and a report. Phases that
-    runs have in common run once: fine-tuned teachers and caches, where the settings differ in a
-    later phase alone. A setting is chosen on the examples that choose epochs, not on those that
+    Every run is an ordinary one with a folder of its own, FOLDER/runs/NAME, and a report. Phases
+    that runs have in common run once: fine-tuned teachers and caches, where the settings differ in
+    a later phase alone. A setting is chosen on the examples that choose epochs, not on those that
     judge. With several seeds, scores have an interval.
     """
     quiet_libraries()
+    from ds_distill.check.recipe import check_all
     from ds_distill.sweep.children import Pool, visible_gpus
     from ds_distill.sweep.sweep import Sweep
     from ds_distill.sweep.table import table
 
     path = folder or Path("runs") / f"{Path(recipe).stem}-sweep"
     asked = Sweep(recipe, settings, small, path, resume=resume)
+    if not resume:  # data and models, once: what one run lacks all lack
+        for note in check_all(asked.runs[0].recipe, print_reading):
+            typer.echo(f"Note: {note}")
+    asked.begin()
     for line in asked.what_it_does():
         typer.echo(line)
     pool = Pool(jobs, visible_gpus())

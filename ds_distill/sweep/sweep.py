@@ -88,9 +88,8 @@ class Sweep:
             for variant in found
         ]
         self.shared = self._shared()
-        self._begin(
-            {"recipe": reference, "small": small, "fixed": fixed, "runs": names}, resume=resume
-        )
+        self._asked = {"recipe": reference, "small": small, "fixed": fixed, "runs": names}
+        self._check_folder(resume=resume)
 
     def _shared(self) -> list[Shared]:
         alike: dict[str, list[SweepRun]] = {}
@@ -102,14 +101,14 @@ class Sweep:
             if len(runs) > 1 and (count := shared_phases([run.recipe for run in runs]))
         ]
 
-    def _begin(self, asked: dict[str, Any], *, resume: bool) -> None:
+    def _check_folder(self, *, resume: bool) -> None:
         file = self.path / "sweep.json"
         if file.is_file():
             if not resume:
                 raise UserError(
                     f"{self.path} holds a sweep. Add --resume to continue it, or give --folder."
                 )
-            if read_json(file) != asked:
+            if read_json(file) != self._asked:
                 raise UserError(
                     f"--resume: {self.path} holds a sweep of other settings ({file}). Continue it "
                     "with the same arguments, or give --folder."
@@ -118,9 +117,11 @@ class Sweep:
             raise UserError(
                 f"{self.path} exists and holds no sweep. Give --folder for another one."
             )
-        else:
-            (self.path / "logs").mkdir(parents=True, exist_ok=True)
-            write_json(file, asked)
+
+    def begin(self) -> None:
+        """Make the sweep's folder."""
+        (self.path / "logs").mkdir(parents=True, exist_ok=True)
+        write_json(self.path / "sweep.json", self._asked)
 
     def what_it_does(self) -> list[str]:
         """Lines that say what will be run."""
