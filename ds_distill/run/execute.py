@@ -95,6 +95,7 @@ def _execute(
         device = planned_device(world)
         if world.is_main and device is not None and not folder.plan.is_file():
             plan_run(recipe, folder, device, world.size, log)
+        gc.freeze()  # libraries' objects: half a second of each collection between trainings
         try:
             _run_phases(recipe, folder, log, runs, first)
             if world.is_main and first is None:
@@ -102,6 +103,7 @@ def _execute(
                 publish(recipe, folder, log)
             world.barrier()
         finally:
+            gc.unfreeze()
             log.close()
     return runs
 
