@@ -25,16 +25,7 @@ def make_batch() -> Batch:
     return Batch(keys, {"student": view}, torch.tensor([0, 1, 2, 1]), {"labelled": torch.arange(4)})
 
 
-def make_engine(
-    world: World,
-    config: str,
-    terms: dict[str, Term] | None = None,
-    rate: float = RATE,
-    dropout: float = 0.3,
-    micro_steps: int = 1,
-    checkpointing: bool = False,
-    **options: bool,
-) -> Engine:
+def make_student(dropout: float) -> BertForSequenceClassification:
     torch.manual_seed(0)
     shape = BertConfig(
         vocab_size=40,
@@ -50,6 +41,20 @@ def make_engine(
     with torch.no_grad():
         for parameter in student.parameters():  # biases are 0 and norms 1 otherwise
             parameter.uniform_(0.5, 1.0)
+    return student
+
+
+def make_engine(
+    world: World,
+    config: str,
+    terms: dict[str, Term] | None = None,
+    rate: float = RATE,
+    dropout: float = 0.3,
+    micro_steps: int = 1,
+    checkpointing: bool = False,
+    **options: bool,
+) -> Engine:
+    student = make_student(dropout)
     terms = terms or build_terms(losses_of({"cross_entropy": {"weight": 1.0}}), TermInputs(8))
     training = Training(
         batch_size=4 * micro_steps, micro_batch_size=4, activation_checkpointing=checkpointing

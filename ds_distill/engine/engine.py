@@ -140,7 +140,7 @@ class Engine:
         ranks is the mean over the step's rows.
         """
         assert len(micro_batches) == self._micro_steps
-        if not self._engine.training:  # it would visit every module, in each step
+        if not self.bundle.training:  # after `predict`; it visits every module
             self._engine.train()
         micro_batches = self._with_counts([batch.to(self.world.device) for batch in micro_batches])
         total: dict[str, torch.Tensor] = {}
