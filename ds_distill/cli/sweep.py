@@ -65,15 +65,11 @@ def sweep(
     for line in asked.what_it_does():
         typer.echo(line)
     pool = Pool(jobs, visible_gpus())
-
-    def message() -> str:
-        return f"{path} keeps what is done. Continue with: {same_command('--resume')}"
-
-    with exit_on_signal(message, pool.end):
+    message = f"{path} keeps what is done. Continue with: {same_command('--resume')}"
+    with exit_on_signal(lambda: message, pool.end):
         failed = asked.run(pool, keep, lambda text: print(text, flush=True))
     found = asked.results()
-    typer.echo(f"\n{table(found)}")
-    typer.echo(f"\nResults  {path / 'results.json'}")
+    typer.echo(f"\n{table(found)}\n\nResults  {path / 'results.json'}")
     if failed:
         typer.echo(
             f"{len(failed)} of the runs failed: {', '.join(failed)}. --resume tries them again."
