@@ -174,6 +174,13 @@ def command_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 
 @pytest.fixture
+def in_this_process(command_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that a test does in its own process are on the CPU, with its own cache of data."""
+    for name in ("DS_ACCELERATOR", "HF_DATASETS_CACHE", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, command_environment[name])
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     """Make a file system of some KiB; skips where that is not allowed."""
     place = tmp_path / "disk"

@@ -36,16 +36,9 @@ def computes_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(
-    toy_settings: dict[str, Any],
-    command_environment: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Callable[..., Path]:
+def run(toy_settings: dict[str, Any], in_this_process: None, tmp_path: Path) -> Callable[..., Path]:
     """Distils the toy task's student from two live teachers that learn first, and evaluates it; or
     only distils, from `teachers`."""
-    for name in ("DS_ACCELERATOR", "HF_DATASETS_CACHE", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, command_environment[name])
 
     def made(
         name: str,

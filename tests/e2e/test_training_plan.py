@@ -28,14 +28,12 @@ class Interrupted(Exception):
 @pytest.fixture
 def run(
     toy_settings: dict[str, Any],
-    command_environment: dict[str, str],
+    in_this_process: None,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Callable[..., Path]:
     """Runs phases of the toy task; with `stop`, interrupted before that optimizer step and
     resumed."""
-    for name in ("DS_ACCELERATOR", "HF_DATASETS_CACHE", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, command_environment[name])
     step = Engine.train_step
 
     def made(
