@@ -1,4 +1,5 @@
-"""Predict with a classifier, such as a run's student: for texts of a program or of a file."""
+"""Predict with a classifier, such as a run's student: for texts of a program or of a file. What
+finds entities is in `ds_distill.tagging`."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from ds_distill.models.configuration import load_config, load_tokenizer, usable_
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import load_classifier
 from ds_distill.recipe.references import resolve_model
+from ds_distill.tagging import Tagger
 
 Text = str | tuple[str, str]
 """A text, or two."""
@@ -32,13 +34,11 @@ SECONDS = 10.0
 class Classifier:
     """A trained classifier with its tokenizer."""
 
-    def __init__(self, model: str | Path) -> None:
-        """model: a folder as `save_pretrained` writes it, a run's folder (its student), or a hub
-        id. It runs in fp32, on a GPU if there is one.
+    def __init__(self, reference: str) -> None:
+        """reference: a folder or hub id, resolved. It runs in fp32, on a GPU if there is one.
 
         Raises UserError when there is no classifier.
         """
-        reference = resolve_model(str(_student_of(Path(model).expanduser()) or model))
         config = load_config(reference)
         self.labels = class_names(config)
         self.many_labels = config.problem_type == "multi_label_classification"
@@ -91,9 +91,12 @@ class Classifier:
             found[these] = shares.cpu().numpy()
         return found
 
-    def prediction(self, shares: np.ndarray) -> dict[str, Any]:
-        """Of one text's probabilities: `predicted`, a label, or the list of those above a half
-        where a text may have any number, and `probabilities` by label."""
+    def predictions(self, texts: list[Text], batch_size: int = 32) -> list[dict[str, Any]]:
+        """Of each text: `predicted`, a label, or the list of those above a half where a text may
+        have any number, and `probabilities` by label."""
+        return [self._prediction(shares) for shares in self.probabilities(texts, batch_size)]
+
+    def _prediction(self, shares: np.ndarray) -> dict[str, Any]:
         named = {name: float(share) for name, share in zip(self.labels, shares, strict=True)}
         predicted: Any = self.labels[int(shares.argmax())]
         if self.many_labels:
@@ -101,23 +104,35 @@ class Classifier:
         return {"predicted": predicted, "probabilities": named}
 
 
+def load_predictor(model: str | Path) -> Classifier | Tagger:
+    """
+    model: a folder as `save_pretrained` writes it, a run's folder (its student), or a hub id.
+
+    Raises UserError when there is no classifier.
+    """
+    reference = resolve_model(str(_student_of(Path(model).expanduser()) or model))
+    kinds = getattr(load_config(reference), "architectures", None) or []
+    of_words = any(kind.endswith("ForTokenClassification") for kind in kinds)
+    return Tagger(reference) if of_words else Classifier(reference)
+
+
 def predict(
-    model: str | Path, texts: Iterable[Text], *, batch_size: int = 32
+    model: str | Path, texts: Iterable[Text | list[str]], *, batch_size: int = 32
 ) -> Iterator[dict[str, Any]]:
-    """Predictions of a classifier for texts, in their order; see `Classifier.prediction`.
+    """Predictions of a classifier for texts, in their order; see `Classifier.predictions`, and
+    `Tagger.predictions` of a token classifier.
 
         for found in predict("runs/quickstart", ["Compute the eigenvalues of a matrix."]):
             print(found["predicted"], found["probabilities"])
 
-    model: as `Classifier` takes it. texts: each a string, or a pair of two.
+    model: as `load_predictor` takes it. texts: each a string, or a pair of two; for a token
+        classifier a string of any length, or a list of words.
 
     Raises UserError when there is no classifier.
     """
-    classifier = Classifier(model)
-    given = iter(texts)
+    predictor, given = load_predictor(model), iter(texts)
     while chunk := list(islice(given, CHUNK)):
-        for shares in classifier.probabilities(chunk, batch_size):
-            yield classifier.prediction(shares)
+        yield from predictor.predictions(chunk, batch_size)  # type: ignore[arg-type]
 
 
 def predict_file(
@@ -130,7 +145,7 @@ def predict_file(
     batch_size: int = 32,
     progress: Callable[[str], None],
 ) -> None:
-    """Write a line of JSON per row of a data file: the row, with `predicted` and `probabilities`.
+    """Write a line of JSON per row of a data file: the row, and what `predict` gives of it.
 
     file: jsonl, csv, tsv, parquet or txt, plain or gzip; `-` is standard input, with an object of
         JSON or else a text on each line.
@@ -141,22 +156,27 @@ def predict_file(
     Raises UserError for rows that cannot be read.
     """
     rows, columns = _rows(file)
-    if text == "text" and "text" not in columns and {"text_a", "text_b"} <= set(columns):
-        text, text_b = "text_a", "text_b"
+    predictor = load_predictor(model)
+    of_words = isinstance(predictor, Tagger)
+    if text == "text" and "text" not in columns:
+        if of_words and "tokens" in columns:
+            text = "tokens"
+        elif {"text_a", "text_b"} <= set(columns):
+            text, text_b = "text_a", "text_b"
     for name in filter(None, (text, text_b)):
         if name not in columns:
             raise UserError(
                 f"{file}: no column {name!r}; it has: {', '.join(columns)}."
                 f"{did_you_mean(name, columns)} Name the text's column: --text COLUMN."
             )
-    classifier = Classifier(model)
+    if of_words and text_b is not None:
+        raise UserError(f"{file}: {model} tags single texts: name one column, --text COLUMN.")
     done, started, shown = 0, time.monotonic(), time.monotonic()
     while chunk := list(islice(rows, CHUNK)):
-        texts = [_text(location, row, text, text_b) for location, row in chunk]
-        for (_, row), shares in zip(
-            chunk, classifier.probabilities(texts, batch_size), strict=True
-        ):
-            made = {**row, **classifier.prediction(shares)}
+        texts = [_text(location, row, text, text_b, of_words) for location, row in chunk]
+        found = predictor.predictions(texts, batch_size)
+        for (_, row), prediction in zip(chunk, found, strict=True):
+            made = {**row, **prediction}
             output.write(json.dumps(made, ensure_ascii=False, default=str) + "\n")
         output.flush()
         done += len(chunk)
@@ -166,8 +186,8 @@ def predict_file(
     seconds = max(time.monotonic() - started, 1e-9)
     if done == 0:
         raise UserError(f"{file}: no rows. Put at least one text there.")
-    cut = f"; {classifier.cut:,} were cut at {classifier.max_length} tokens"
-    progress(f"{done:,} texts in {seconds:.1f} s{cut if classifier.cut else ''}")
+    cut = f"; {predictor.cut:,} were cut at {predictor.max_length} tokens"
+    progress(f"{done:,} texts in {seconds:.1f} s{cut if predictor.cut else ''}")
 
 
 # ------------------------------------------------------------------------------------- rows
@@ -212,13 +232,17 @@ def _standard_input() -> Iterator[tuple[str, dict[str, Any]]]:
         yield location, row
 
 
-def _text(location: str, row: dict[str, Any], text: str, text_b: str | None) -> Text:
+def _text(location: str, row: dict[str, Any], text: str, text_b: str | None, of_words: bool) -> Any:
+    """A text, a pair of two, or a list of words."""
+    words = row.get(text)
+    if of_words and isinstance(words, list) and all(isinstance(word, str) for word in words):
+        return words
     values = [row.get(name) for name in (text, text_b) if name is not None]
     for name, value in zip((text, text_b), values, strict=False):
         if not isinstance(value, str):
             raise UserError(f"{location}: {name!r} is {kind_of(value)}, not a text.")
     first, *others = values
-    return (first, others[0]) if others else first  # type: ignore[return-value]
+    return (first, others[0]) if others else first
 
 
 def _student_of(folder: Path) -> Path | None:

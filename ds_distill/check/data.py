@@ -12,12 +12,12 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.check.labels import label_notes, partial_mistakes
 from ds_distill.data.lengths import share_cut
-from ds_distill.data.sources import Source, located
+from ds_distill.data.sources import Source, has_labels, located
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,
     fitting_part,
-    labels_and_groups,
+    groups_of,
 )
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import check_head
@@ -150,11 +150,12 @@ class Data:
         fitted = {}
         try:
             for split in recipe.fitted_splits(self.task_name):
-                labels, fitted[split] = labels_and_groups(self._read[split])
-                fitting_part(labels, fitted[split], split, recipe.seed)
+                data = self._read[split]
+                fitted[split] = groups_of(data)
+                fitting_part(_labelled(data), fitted[split], split, recipe.seed)
             if CHOOSING_SPLIT in there and any(isinstance(p, Training) for _, p in self._phases()):
                 data = self.source.read(CHOOSING_SPLIT)
-                choosing_part(*labels_and_groups(data), fitted, recipe.seed)
+                choosing_part(_labelled(data), groups_of(data), fitted, recipe.seed)
         except UserError as error:
             yield str(error)
 
@@ -185,7 +186,7 @@ class Data:
             yield from partial_mistakes(recipe, self.task_name, labels, maps)
 
     def _empty_texts(self) -> Iterator[str]:
-        for split, data in self._read.items():
+        for split, data in self._read.items() if not self.task.of_words else ():
             texts = data.select_columns("text").with_format("arrow")[:]["text"]
             count = pc.sum(pc.equal(pc.utf8_trim_whitespace(texts), "")).as_py() or 0
             if count:
@@ -255,3 +256,8 @@ def _keys(data: datasets.Dataset) -> np.ndarray:
     columns = data.select_columns(["key_hi", "key_lo"]).with_format("numpy")[:]
     pairs = np.stack([columns["key_hi"], columns["key_lo"]], axis=1)
     return np.ascontiguousarray(pairs).view("V16").ravel()
+
+
+def _labelled(data: datasets.Dataset) -> np.ndarray:
+    """bool [N]: all examples of a split have labels, or none."""
+    return np.full(len(data), has_labels(data))

@@ -70,8 +70,10 @@ class Models:
         check_encoder(reference, config)
         self.configs[location] = config
 
+        of_words = any(task.of_words for task in self.recipe.tasks_by_name.values())
+
         def vocabulary() -> Iterator[str]:
-            tokenizer = load_tokenizer(reference, model.revision)
+            tokenizer = load_tokenizer(reference, model.revision, of_words=of_words)
             check_vocabulary(reference, config, tokenizer)
             for checks in self._checks():
                 checks(reference, config, tokenizer)

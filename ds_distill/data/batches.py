@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import datasets
@@ -12,9 +12,13 @@ import torch
 
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.data.validation_split import labels_and_groups
+from ds_distill.data.validation_split import groups_of
+from ds_distill.data.words import NO_TOKEN, Words
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PackedView, PaddedView, View
+
+WORDS = "words"
+"""The row set of all words, also of those that do not count."""
 
 CachedSignals = Callable[[np.ndarray, int], dict[str, Signals]]
 """(example indices int64 [B], epoch) -> cached signals, by teacher."""
@@ -22,27 +26,31 @@ CachedSignals = Callable[[np.ndarray, int], dict[str, Signals]]
 
 @dataclass(frozen=True)
 class Examples:
-    """Keys and labels of a split's examples, without their text."""
+    """Keys and labels of a split's N examples, without their text. R rows: words where examples are
+    lists of them, else examples."""
 
     keys: torch.Tensor
     """int64 [N, 2]."""
     labels: np.ndarray
-    """int64 [N]: class ids; or [N, L]: of each label whether an example has it. -1 where an example
-    has none."""
+    """int64 [R]: class ids; or [N, L]: of each label whether an example has it. -1 where there is
+    none."""
     groups: torch.Tensor | None = None
     """int64 [N, 2], where parts and folds are assigned by a group, e.g. the source file, and
     not by the example's own key."""
     pairs: bool = False
     """Whether each example is a pair of texts."""
+    words: Words | None = None
+    """Where each example is a list of words."""
 
     @staticmethod
     def of(split: datasets.Dataset) -> Examples:
         columns = split.with_format("numpy")  # not `.data`, which also has what a cap left out
         keys = np.stack([columns[name][:] for name in ("key_hi", "key_lo")], axis=1)
-        labels, groups = labels_and_groups(split)
-        grouped = torch.from_numpy(groups) if "group" in split.column_names else None
+        grouped = torch.from_numpy(groups_of(split)) if "group" in split.column_names else None
         pairs = "text_b" in split.column_names
-        return Examples(torch.from_numpy(keys), labels, grouped, pairs)
+        words = Words.of(split) if "words" in split.column_names else None
+        labels = columns["label"][:] if words is None else np.concatenate(columns["label"][:])
+        return Examples(torch.from_numpy(keys), labels.astype(np.int64), grouped, pairs, words)
 
     @property
     def group_keys(self) -> torch.Tensor:
@@ -54,20 +62,40 @@ class Examples:
     @property
     def labelled(self) -> np.ndarray:
         """Whether each example has labels: bool [N]."""
-        return is_labelled(self.labels)
+        labels = self.labels if self.words is None else self.labels[self.words.offsets[:-1]]
+        return is_labelled(labels)
+
+    @property
+    def counted_labels(self) -> np.ndarray:
+        """`labels`, -1 also of words that do not count."""
+        return self.labels if self.words is None else np.where(self.words.counted, self.labels, -1)
+
+    @property
+    def of_rows(self) -> torch.Tensor:
+        """The number of each row's example: int64 [R]."""
+        numbers = np.arange(len(self)) if self.words is None else self.words.examples
+        return torch.from_numpy(numbers)
+
+    def rows_of(self, indices: np.ndarray) -> np.ndarray:
+        """The numbers of the rows of some examples, int [B], in their order: int64 [n]."""
+        return indices if self.words is None else self.words.of_examples(indices)
 
     def class_counts(self, classes: int) -> np.ndarray:
-        """How many examples have each label: int64 [C]."""
-        known = self.labels[self.labelled]
+        """How many rows have each label: int64 [C]."""
+        known = self.labels[is_labelled(self.labels)]
         return known.sum(axis=0) if known.ndim > 1 else np.bincount(known, minlength=classes)
 
     def __len__(self) -> int:
-        return len(self.labels)
+        """N."""
+        return len(self.keys)
 
     def at(self, indices: np.ndarray) -> Examples:
+        """Some of the examples."""
         chosen = torch.from_numpy(indices)
         groups = None if self.groups is None else self.groups[chosen]
-        return Examples(self.keys[chosen], self.labels[indices], groups, self.pairs)
+        words = None if self.words is None else self.words.at(indices)
+        labels = self.labels[self.rows_of(indices)]
+        return Examples(self.keys[chosen], labels, groups, self.pairs, words)
 
 
 class Collator(Protocol):
@@ -132,6 +160,78 @@ class SequenceCollator:
             epoch=epoch,
             signals=self._cached(chosen, epoch) if self._cached and signals else {},
         )
+
+
+class WordCollator:
+    """Batches of lists of words: a row per word, in every view at the word's first token."""
+
+    def __init__(
+        self,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        cached: CachedSignals | None = None,
+        packed: Collection[str] = (),
+    ) -> None:
+        """See `SequenceCollator`. The words that count are the same whichever models run: see
+        `Words.counted`. A word without a token in a view is read at its first position and is a
+        row that no loss counts, so that the rows of a cache are the words and nothing else."""
+        self._whole = SequenceCollator(examples, tables, None, packed)
+        self._examples, self._tables = examples, dict(tables)
+        self._cached, self._packed = cached, frozenset(packed)
+        self.lengths = self._whole.lengths
+
+    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
+        """See `Collator`."""
+        dummy = len(indices) == 0
+        chosen = np.zeros(1, dtype=np.int64) if dummy else indices
+        examples = self._examples.at(chosen)
+        assert examples.words is not None, "examples of words"
+        of_row = torch.from_numpy(examples.words.examples)
+        views: dict[int, PaddedView] = {}
+        for table in self._tables.values():
+            if id(table) not in views:
+                view = table.view(chosen)
+                first = torch.from_numpy(table.first_tokens(chosen))
+                positions = of_row * view.input_ids.shape[1] + first.clamp(min=0)
+                views[id(table)] = replace(view, positions=positions)
+                missing = examples.words.counted & (first.numpy() == NO_TOKEN)
+                assert not missing.any(), "words that count have a token in every view"
+        counts = torch.from_numpy(examples.words.counted & (not dummy))
+        labels = torch.from_numpy(examples.labels)
+        cached = self._cached(chosen, epoch) if self._cached and signals else {}
+        check_cached_rows(cached, len(labels), "words")
+        return Batch(
+            keys=examples.keys[of_row],
+            views=views_by_model(self._tables, views, self._packed),
+            labels=torch.where(labels < 0, -100, labels),
+            row_sets={
+                WORDS: torch.arange(0 if dummy else len(labels)),
+                "all": counts.nonzero()[:, 0],
+                "labelled": (counts & (labels >= 0)).nonzero()[:, 0],
+            },
+            epoch=epoch,
+            signals=cached,
+        )
+
+
+def stored_rows(batch: Batch) -> torch.Tensor:
+    """The rows of a batch that a cache stores: of words all, so that they do not depend on the
+    other models; else those that count. int64 [k]."""
+    return batch.row_sets.get(WORDS, batch.row_sets["all"])
+
+
+def check_cached_rows(signals: Mapping[str, Signals], rows: int, noun: str) -> None:
+    """Raises ValueError for cached signals of another length than the batch's rows. Fingerprints
+    should prevent that; rows of other tokens would go unnoticed.
+
+    noun: what the rows are.
+    """
+    for name, outputs in signals.items():
+        if len(outputs) != rows:
+            raise ValueError(
+                f"the cache has {len(outputs)} rows of teacher {name!r} for a batch of {rows} "
+                f"{noun}"
+            )
 
 
 def views_by_model(

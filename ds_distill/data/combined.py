@@ -9,6 +9,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 
 from ds_distill.data import docstrings
 from ds_distill.data.keys import hash_keys
@@ -16,11 +17,11 @@ from ds_distill.data.labels import is_labelled, label_array
 from ds_distill.data.randomise import randomised
 from ds_distill.data.sources import Source, has_labels, located
 from ds_distill.data.splits import in_order
-from ds_distill.data.validation_split import labels_and_groups
+from ds_distill.data.validation_split import groups_of
 from ds_distill.errors import UserError
 from ds_distill.parts.data import Folds, SplitFrom
 from ds_distill.parts.sources import source_of
-from ds_distill.parts.tasks import MaskedLM, Task
+from ds_distill.parts.tasks import MaskedLM, Task, Untagged
 from ds_distill.recipe.references import resolve_data
 
 FOLD = 105
@@ -111,7 +112,7 @@ class CombinedSource(Source):
     def _part(self, folds: Folds, split: str, *, tested: bool) -> datasets.Dataset:
         """The examples of a split that are in the tested fold, or those that are not."""
         data = self._whole(split)
-        numbers = fold_numbers(labels_and_groups(data)[1], folds.number)
+        numbers = fold_numbers(groups_of(data), folds.number)
         return data.select(np.flatnonzero((numbers == folds.fold) == tested))
 
     def _whole(self, split: str) -> datasets.Dataset:
@@ -167,10 +168,15 @@ class _Other:
                 **{"folds": None, "per_class": {}, "limit": {}},
             }
         )
+        if task.of_words and split.randomise is not None:
+            raise UserError(
+                f"{self._key}.randomise: random texts are no lists of words, which "
+                f"task.type={task.type} needs. Take the key out."
+            )
         there = (
             task.model_copy(update={"data": data, "labels": None})
             if self._labelled
-            else MaskedLM(data=data)  # a task that reads no labels
+            else (Untagged if task.of_words else MaskedLM)(data=data)  # reads no labels
         )
         with self._located():
             self._source = source_at(there)
@@ -187,6 +193,8 @@ class _Other:
                 data = data.remove_columns("class")
             if self._split.randomise is not None:
                 return randomised(data, self._split.randomise, self._combined.cache_folder)
+            if self._combined.task.of_words:
+                return self._with_tags(data) if self._labelled and has_labels(data) else data
             labels = np.asarray(data.with_format("numpy")["label"][:])
             if not self._labelled:
                 return _with_labels(data, np.full(len(data), -1, dtype=np.int64))
@@ -208,6 +216,25 @@ class _Other:
             )
         data = _with_labels(data, labels)
         return data if len(used) == len(data) else data.select(used)
+
+    def _with_tags(self, data: datasets.Dataset) -> datasets.Dataset:
+        """Lists of words with our tags in place of theirs."""
+        theirs = self._source.labels
+        lists = data.with_format("numpy")["label"][:]
+        tags = self._mapped(np.concatenate(lists).astype(np.int64), theirs)
+        owners = np.repeat(np.arange(len(lists)), [len(one) for one in lists])
+        if (odd := np.flatnonzero(tags < 0)).size:
+            row = data[int(owners[odd[0]])]
+            given = theirs[int(np.concatenate(lists)[odd[0]])]
+            if tags[odd[0]] == _LEFT_OUT:
+                raise UserError(
+                    f"{self._key}.labels.{given}=null: a word cannot be left out of its example. "
+                    "Map it to a tag of the task, such as O."
+                )
+            raise self._unknown_label((row["key_hi"], row["key_lo"]), given)
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(owners))]).astype(np.int32)
+        column = pa.ListArray.from_arrays(pa.array(offsets), pa.array(tags.astype(np.int16)))
+        return data.remove_columns("label").add_column("label", column)
 
     def locations(self, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         return {} if self._split.randomise is not None else self._source.locations("train", keys)

@@ -17,15 +17,16 @@ _SAMPLED = 110
 
 def token_lengths(
     tokenizer: PreTrainedTokenizerBase,
-    texts: list[str],
+    texts: list[str] | list[list[str]],
     texts_b: list[str] | None = None,
     *,
     special_tokens: bool = True,
 ) -> np.ndarray:
-    """Tokens of each text, or pair of texts, uncut: int64 [N]."""
+    """Tokens of each text, list of words, or pair of texts, uncut: int64 [N]."""
     encoded = tokenizer(
         texts,
         texts_b,
+        is_split_into_words=bool(texts) and isinstance(texts[0], list),
         add_special_tokens=special_tokens,
         truncation=False,
         return_attention_mask=False,
@@ -35,18 +36,24 @@ def token_lengths(
     return np.array([len(ids) for ids in encoded["input_ids"]], dtype=np.int64)
 
 
+def example_lengths(examples: datasets.Dataset, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Tokens of each example, uncut: int64 [N]."""
+    columns = examples.column_names
+    texts = examples["words" if "words" in columns else "text"][:]
+    return token_lengths(tokenizer, texts, examples["text_b"][:] if "text_b" in columns else None)
+
+
 def share_cut(
     examples: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> float:
     """The share of the tokens that are thrown away where examples are cut at `max_length`; of a
     sample, if there are many.
 
-    examples: columns `text`, perhaps `text_b`, `key_hi`, `key_lo`.
+    examples: columns as of `Source.read`.
     """
     columns = examples.select_columns(["key_hi", "key_lo"]).with_format("numpy")[:]
     hashes = hash_keys(np.stack([columns["key_hi"], columns["key_lo"]], axis=1), _SAMPLED)
     sample = examples.select(np.sort(np.argsort(hashes, kind="stable")[:SAMPLE]))
-    texts_b = sample["text_b"][:] if "text_b" in sample.column_names else None
-    lengths = token_lengths(tokenizer, sample["text"][:], texts_b)
+    lengths = example_lengths(sample, tokenizer)
     total = int(lengths.sum())
     return float(np.maximum(lengths - max_length, 0).sum() / total) if total else 0.0

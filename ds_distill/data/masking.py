@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.batches import CachedSignals, Examples, views_by_model
+from ds_distill.data.batches import CachedSignals, Examples, check_cached_rows, views_by_model
 from ds_distill.data.keys import uniform
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.types import Batch, Signals
+from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
 CHOSEN, SHOWN, RANDOM_TOKEN = 201, 202, 203
@@ -108,7 +108,7 @@ class MaskedLMCollator:
         view, labels = mask_view(next(iter(plain.values())), keys, self._masking, variant)
         assert view.positions is not None
         cached = self._cached(chosen, epoch) if self._cached and signals else {}
-        _check_rows(cached, len(labels))
+        check_cached_rows(cached, len(labels), "masked tokens")
         if len(view.positions) == 0:  # every rank must run the head in each step
             dummy = True
             view = replace(view, positions=torch.zeros(1, dtype=torch.int64))
@@ -128,14 +128,3 @@ class MaskedLMCollator:
             epoch=epoch,
             signals=cached,
         )
-
-
-def _check_rows(signals: Mapping[str, Signals], rows: int) -> None:
-    """Raises ValueError for cached signals of another length. Fingerprints should prevent that;
-    rows of other tokens would go unnoticed."""
-    for name, outputs in signals.items():
-        if len(outputs) != rows:
-            raise ValueError(
-                f"the cache has {len(outputs)} rows of teacher {name!r} for a batch whose masks "
-                f"choose {rows} tokens"
-            )

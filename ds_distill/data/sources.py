@@ -19,7 +19,7 @@ import datasets
 import numpy as np
 import xxhash
 
-from ds_distill.data import docstrings
+from ds_distill.data import docstrings, words
 from ds_distill.data.examples import build_once, convert, keep_per_class
 from ds_distill.data.keys import content_keys
 from ds_distill.data.labels import distinct_labels, is_labelled
@@ -116,13 +116,14 @@ class Source(ABC):
         cap = self.task.data.per_class.get(split)
         hidden = "class" in data.column_names
         if cap is not None:
-            classes = _numpy(data, "class" if hidden else "label")
-            if classes.ndim > 1:
+            if self.task.many_labels or self.task.of_words:
+                has = "has one for each word" if self.task.of_words else "has any number of them"
                 raise UserError(
                     f"task.data.per_class.{split}: caps the examples of each class, and with "
-                    f"task.type={self.task.type} an example has any number of them. Set "
+                    f"task.type={self.task.type} an example {has}. Set "
                     f"task.data.limit.{split} instead."
                 )
+            classes = _numpy(data, "class" if hidden else "label")
             if classes[0] < 0 and not self.task.has_classes:
                 raise UserError(
                     f"task.data.per_class.{split}: caps the examples of each class, and "
@@ -137,7 +138,7 @@ class Source(ABC):
             keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)
             one_class = np.zeros(len(data), dtype=np.int64)
             data = data.select(keep_per_class(one_class, keys, limit))
-        names = ("text", "text_b", "label", "key_hi", "key_lo", "group")
+        names = ("text", "text_b", "words", "label", "key_hi", "key_lo", "group")
         return data.select_columns([name for name in names if name in data.column_names])
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
@@ -199,7 +200,7 @@ class ReaderSource(Source):
         return None
 
     def _labels_in_train(self) -> list[str]:
-        column = self.task.data.columns.label
+        column, key = self._label_column, "tags" if self.task.of_words else "label"
         self._check_split("train", "Without it the label names must be given: task.labels=[A, B]")
         reader = self._reader("train")
         if column not in reader.columns():
@@ -209,7 +210,7 @@ class ReaderSource(Source):
             raise UserError(
                 f"{reader.name}: column {column!r} holds {len(names)} different label(s) "
                 f"({', '.join(names)}), and a task needs at least two. Give all of them with "
-                "task.labels=[A, B], or the right column with task.data.columns.label=NAME."
+                f"task.labels=[A, B], or the right column with task.data.columns.{key}=NAME."
             )
         return names
 
@@ -232,22 +233,30 @@ class ReaderSource(Source):
         reader = self._reader(split)
         columns = self._columns(reader)
         present = reader.columns()
-        for key in ("text", "text_b"):
+        for key in ("tokens",) if self.task.of_words else ("text", "text_b"):
             name = getattr(columns, key)
             if name is not None and name not in present:
                 raise _missing_column(reader, key, name)
-        labels = self.labels if columns.label in present else []
-        class_names = reader.label_names(columns.label)
+        labels = self.labels if self._label_column in present else []
+        class_names = reader.label_names(self._label_column)
         many = self.task.many_labels
         state = [VERSION, reader.fingerprint(), columns.model_dump(), labels, class_names]
-        state += ["many labels"] if many else []
+        state += ["words"] if self.task.of_words else ["many labels"] if many else []
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
-        path = self.cache_folder / f"examples-{digest}.arrow"
-        build_once(
-            path,
-            lambda temporary: convert(reader, columns, labels, temporary, many_labels=many),
-        )
+
+        def write(path: Path) -> None:
+            if self.task.of_words:
+                words.convert(reader, columns, labels, path)
+            else:
+                convert(reader, columns, labels, path, many_labels=many)
+
+        path = build_once(self.cache_folder / f"examples-{digest}.arrow", write)
         return datasets.Dataset.from_file(str(path))
+
+    @property
+    def _label_column(self) -> str:
+        columns = self.task.data.columns
+        return columns.tags if self.task.of_words else columns.label
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         found: dict[tuple[int, int], str] = {}
@@ -255,10 +264,12 @@ class ReaderSource(Source):
             reader = self._reader(split)
             columns = self._columns(reader)
             names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
+            names = [columns.tokens] if self.task.of_words else names
+            keys_of = words.word_keys if self.task.of_words else content_keys
             rows = reader.rows(names)
             while len(found) < len(keys) and (batch := list(islice(rows, BATCH))):
                 fields = ([row[name] for _, row in batch] for name in names)
-                here = map(tuple, content_keys(*fields).tolist())
+                here = map(tuple, keys_of(*fields).tolist())
                 for (location, _), key in zip(batch, here, strict=True):
                     if key in keys:
                         found.setdefault(key, location)
@@ -266,9 +277,9 @@ class ReaderSource(Source):
 
     def _no_labels(self, split: str) -> UserError:
         reader = self._reader(split)
-        column = self.task.data.columns.label
+        column = self._label_column
         if column not in reader.columns():
-            return _missing_column(reader, "label", column)
+            return _missing_column(reader, "tags" if self.task.of_words else "label", column)
         return UserError(
             f"{reader.name}: split {split!r} has no labels (column {column!r} is empty), and "
             "they are needed here. Choose a split with labels, or fill the column."
@@ -284,7 +295,7 @@ class DocstringSource(Source):
         super().__init__(task, cache_folder)
         data = task.data
         packages = docstrings.parse_packages(data.path)
-        if task.many_labels:
+        if task.many_labels or task.of_words:
             raise UserError(
                 f"task.type={task.type}: a docstring has one label, its package. Take "
                 "task.type=single-label, or other data."

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
+from ds_distill.data.words import encode_words, first_tokens
 from ds_distill.files import publish_file
 from ds_distill.models.configuration import tokenizer_rules
 from ds_distill.progress import mark
@@ -39,8 +42,11 @@ def tokenise(
     """Write the token ids of each example, with special tokens, truncated to `max_length`.
 
     The Arrow file `file` appears complete or not at all. It has `input_ids` (list of int32)
-    and, for pairs, `token_type_ids` (list of int8) where the model has them.
+    and, for pairs, `token_type_ids` (list of int8) where the model has them; of lists of words
+    `first_tokens` (list of int16): the position of each word's first token.
     """
+    if "words" in examples.column_names:
+        return _write(examples, partial(_of_words, tokenizer, max_length), _WORD_FEATURES, file)
     pairs = "text_b" in examples.column_names
     token_types = pairs and "token_type_ids" in tokenizer.model_input_names
     features = {"input_ids": datasets.List(datasets.Value("int32"))}
@@ -59,6 +65,33 @@ def tokenise(
         )
         return {name: encoded[name] for name in features}
 
+    _write(examples, encode, features, file)
+
+
+_WORD_FEATURES = {
+    "input_ids": datasets.List(datasets.Value("int32")),
+    "first_tokens": datasets.List(datasets.Value("int16")),
+}
+
+
+def _of_words(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, rows: dict[str, list[list[str]]]
+) -> dict[str, Any]:
+    mark("tokenises")
+    encoded = encode_words(tokenizer, rows["words"], max_length)
+    first = [
+        first_tokens(encoded, number, len(words)) for number, words in enumerate(rows["words"])
+    ]
+    return {"input_ids": encoded["input_ids"], "first_tokens": first}
+
+
+def _write(
+    examples: datasets.Dataset,
+    encode: Callable[[dict[str, list[Any]]], dict[str, Any]],
+    features: dict[str, Any],
+    file: Path,
+) -> None:
+    """Write what `encode` makes of batches of examples."""
     # In its own folder, because `datasets` puts temporary files beside the one it writes.
     temporary = file.with_name(f".{file.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -105,6 +138,13 @@ class TokenTable:
         for chunk in self._tokens.data.column("input_ids").chunks:
             total += np.bincount(chunk.flatten().to_numpy(), minlength=vocabulary)
         return total
+
+    def first_tokens(self, indices: np.ndarray) -> np.ndarray:
+        """Of the examples `indices` (int [B]), which are lists of words: the position of each
+        word's first token, int64 [n], or NO_TOKEN."""
+        table = self._tokens[indices if self._chosen is None else self._chosen[indices]]
+        positions = table.column("first_tokens").combine_chunks().flatten()
+        return np.asarray(positions.to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def view(self, indices: np.ndarray) -> PaddedView:
         """The examples `indices` (int [B]) as one padded view."""

@@ -14,7 +14,6 @@ import datasets
 import numpy as np
 
 from ds_distill.data.keys import hash_keys
-from ds_distill.data.labels import is_labelled
 from ds_distill.errors import UserError
 
 CHOOSING_SPLIT = "validation"
@@ -27,15 +26,15 @@ FEWEST_EXAMPLES = 20
 """Labelled examples that a fit needs, for five folds."""
 
 
-def fitting_part(labels: np.ndarray, group_keys: np.ndarray, split: str, seed: int) -> np.ndarray:
+def fitting_part(labelled: np.ndarray, group_keys: np.ndarray, split: str, seed: int) -> np.ndarray:
     """Indices of a split's labelled examples that may be fitted on, ascending: about half of them
     in the choosing split, all of them in any other.
 
-    labels: as `is_labelled` takes them. group_keys: int64 [N, 2], see `Examples.group_keys`.
+    labelled: bool [N]. group_keys: int64 [N, 2], see `Examples.group_keys`.
 
     Raises UserError when they are too few.
     """
-    chosen = known = is_labelled(labels)
+    chosen = known = labelled
     part = ""
     if split == CHOOSING_SPLIT:
         chosen = known & _fits(group_keys, seed)
@@ -50,39 +49,38 @@ def fitting_part(labels: np.ndarray, group_keys: np.ndarray, split: str, seed: i
 
 
 def choosing_part(
-    labels: np.ndarray, group_keys: np.ndarray, fitted: Mapping[str, np.ndarray], seed: int
+    labelled: np.ndarray, group_keys: np.ndarray, fitted: Mapping[str, np.ndarray], seed: int
 ) -> np.ndarray:
     """Indices of the choosing split's examples that choose, ascending: those that nothing is fitted
     on.
 
-    labels, group_keys: as in `fitting_part`, of the choosing split.
+    labelled, group_keys: as in `fitting_part`, of the choosing split.
     fitted: group keys of each split that an expertise phase reads, by the split's name.
 
     Raises UserError when there are none.
     """
-    free = np.ones(len(labels), dtype=bool)
+    free = np.ones(len(labelled), dtype=bool)
     for split, others in fitted.items():
         if split == CHOOSING_SPLIT:
             free &= ~_fits(group_keys, seed)
         else:
             free &= ~np.isin(_one_value(group_keys), _one_value(others))
-    if fitted and not (free & is_labelled(labels)).any():
+    if fitted and not (free & labelled).any():
         raise UserError(
-            f"split {CHOOSING_SPLIT!r}: routing is fitted on all of its {len(labels)} examples "
+            f"split {CHOOSING_SPLIT!r}: routing is fitted on all of its {len(labelled)} examples "
             f"(in split {', '.join(fitted)}), so none is left to choose epochs and students. "
             "Add examples to it, or name another split with phases.expertise.split=NAME."
         )
     return np.flatnonzero(free)
 
 
-def labels_and_groups(data: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """A split's labels, int64 [N] or [N, L], and group keys, int64 [N, 2]."""
+def groups_of(data: datasets.Dataset) -> np.ndarray:
+    """A split's group keys: int64 [N, 2]."""
     columns = data.with_format("numpy")  # not `.data`, which also has what a cap left out
-    labels = columns["label"][:].astype(np.int64)
     if "group" in data.column_names:
         groups = columns["group"][:]
-        return labels, np.stack([groups, np.zeros_like(groups)], axis=1)
-    return labels, np.stack([columns["key_hi"][:], columns["key_lo"][:]], axis=1)
+        return np.stack([groups, np.zeros_like(groups)], axis=1)
+    return np.stack([columns["key_hi"][:], columns["key_lo"][:]], axis=1)
 
 
 def _fits(group_keys: np.ndarray, seed: int) -> np.ndarray:

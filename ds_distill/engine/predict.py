@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from ds_distill.data.batches import Collator
+from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.plan import plan_once, split_batch
 from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.engine import Engine
@@ -26,16 +26,17 @@ class Bar(Protocol):
 def predict_all(
     engine: Engine,
     collate: Collator,
+    examples: Examples,
     models: Sequence[str],
     batch_size: int,
     bar: AbstractContextManager[Bar] | None = None,
     *,
     layers: Sequence[int] = (),
 ) -> dict[str, Signals]:
-    """Signals of models for all N examples, on the CPU of every rank: logits float32 [N, C], of
-    partial teachers [N, K], and the states of `layers`, float32 [N, H].
+    """Signals of models for all R rows of examples, on the CPU of every rank: logits float32
+    [R, C], of partial teachers [R, K], and the states of `layers`, float32 [R, H].
 
-    batch_size: examples per rank and forward pass.
+    collate: makes batches of `examples`. batch_size: examples per rank and forward pass.
     """
     batches = plan_once(collate.lengths, batch_size * engine.world.size)
     shares = [split_batch(batch, 1, engine.world.size, engine.world.rank)[0] for batch in batches]
@@ -48,10 +49,11 @@ def predict_all(
                     classes[name] = signals.classes.cpu()
                 for what, values in [("logits", signals.logits), *signals.hidden.items()]:
                     if what not in outputs[name]:
-                        shape = (len(collate.lengths), values.shape[1])
+                        shape = (len(examples.labels), values.shape[1])
                         outputs[name][what] = torch.zeros(shape)
                     if len(mine):
-                        outputs[name][what][torch.from_numpy(mine)] = values.float().cpu()
+                        rows = torch.from_numpy(examples.rows_of(mine))
+                        outputs[name][what][rows] = values.float().cpu()
             if progress:
                 progress.advance(len(batch))
     world = engine.world

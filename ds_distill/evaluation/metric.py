@@ -12,7 +12,8 @@ import numpy as np
 from ds_distill.parts.metrics import MetricSettings
 
 P = TypeVar("P", bound=Sized)
-"""The predictions that a metric reads: `ClassPredictions`, `LabelPredictions` or `TokenScores`."""
+"""The predictions that a metric reads: `ClassPredictions`, `LabelPredictions`, `TagPredictions` or
+`TokenScores`."""
 
 
 class Metric(ABC, Generic[P]):

@@ -19,8 +19,8 @@ def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = (
     mode.
 
     Without `view.positions` the model is a sequence classifier and each example is a row. With
-    rows it is a masked-LM: its head's features are computed at the rows alone, and logits only
-    if somebody asks for them.
+    them it is a token classifier or a masked-LM, and its head is computed at these positions alone;
+    a masked-LM's logits only if somebody asks for them.
 
     layers: whose states at each row are wanted too, as `Signals.hidden` numbers them.
     """
@@ -33,7 +33,14 @@ def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = (
     output = model.base_model(**view.model_inputs(), output_hidden_states=bool(layers))
     positions = output.last_hidden_state.flatten(0, 1)[view.positions]
     states = {layer: output.hidden_states[layer].flatten(0, 1)[view.positions] for layer in layers}
-    return Signals(vocabulary_head(model, positions), states)
+    return Signals(_at_positions(model, positions), states)
+
+
+def _at_positions(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor | VocabularyHead:
+    """What a model's head makes of the last states [n, H] of some tokens."""
+    if type(model).__name__.endswith("ForTokenClassification"):
+        return token_logits(model, states)
+    return vocabulary_head(model, states)
 
 
 def _read_packed(model: PreTrainedModel, view: PackedView, layers: Collection[int]) -> Signals:
@@ -42,7 +49,7 @@ def _read_packed(model: PreTrainedModel, view: PackedView, layers: Collection[in
     hidden = {layer: state[positions] for layer, state in states.items()}
     if view.positions is None:
         return Signals(classifier_logits(model, last[positions]), hidden)
-    return Signals(vocabulary_head(model, last[positions]), hidden)
+    return Signals(_at_positions(model, last[positions]), hidden)
 
 
 def classifier_logits(model: PreTrainedModel, first: torch.Tensor) -> torch.Tensor:
@@ -65,6 +72,24 @@ def classifier_logits(model: PreTrainedModel, first: torch.Tensor) -> torch.Tens
         f"{kind} has no classification head that is known here: BERT, RoBERTa, DeBERTa, ELECTRA "
         "and DistilBERT models ForSequenceClassification have one"
     )
+
+
+def token_logits(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    """A token classifier's own head at last states [n, H]: [n, C].
+
+    Raises TypeError for a model whose head is not known: other than dropout and a projection,
+    ModernBERT's with a layer before them.
+    """
+    parts = {name: part for name, part in model.named_children() if name != model.base_model_prefix}
+    if not {"classifier"} <= parts.keys() <= {"head", "drop", "dropout", "classifier"}:
+        raise TypeError(
+            f"{type(model).__name__} has no token classification head that is known here: "
+            "encoders such as BERT, RoBERTa, DeBERTa and ModernBERT have one, with the parts "
+            "dropout and classifier"
+        )
+    for name in ("head", "drop", "dropout", "classifier"):
+        states = parts[name](states) if name in parts else states
+    return states
 
 
 def vocabulary_head(model: PreTrainedModel, positions: torch.Tensor) -> VocabularyHead:

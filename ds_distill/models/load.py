@@ -11,7 +11,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 
 from ds_distill.errors import UserError
 from ds_distill.memory import is_out_of_memory
@@ -49,17 +54,11 @@ def load_classifier(
         revision,
         seed=seed,
         attention=attention,
-        num_labels=len(labels),
-        id2label=dict(enumerate(labels)),
-        label2id={label: index for index, label in enumerate(labels)},
+        **_names(labels),
         **({"problem_type": problem_type} if problem_type else {}),
     )
     if not new_head and missing:
-        raise UserError(
-            f"model {reference!r}: the checkpoint has no weights for {_some(missing)} with "
-            f"{len(labels)} labels, so it was not trained on this task. Fine-tune it first (a "
-            "fine-tune phase before the one that uses it), or use a fine-tuned checkpoint."
-        )
+        raise _no_head(reference, missing, labels)
     if missing and output_bias is not None:
         [bias] = [
             weight
@@ -70,6 +69,49 @@ def load_classifier(
     if layers is not None:
         keep_layers(model, layers)
     return model
+
+
+def load_token_classifier(
+    reference: str,
+    labels: list[str],
+    *,
+    revision: str | None = None,
+    layers: list[int] | None = None,
+    new_head: bool,
+    seed: int = 0,
+    attention: str | None = None,
+) -> PreTrainedModel:
+    """A token classifier in fp32; arguments and errors as in `load_classifier`."""
+    model, missing = _load(
+        AutoModelForTokenClassification,
+        reference,
+        revision,
+        seed=seed,
+        attention=attention,
+        **_names(labels),
+    )
+    if not new_head and missing:
+        raise _no_head(reference, missing, labels)
+    if layers is not None:
+        keep_layers(model, layers)
+    return model
+
+
+def _names(labels: list[str]) -> dict[str, Any]:
+    """A classifier's labels, for its configuration."""
+    return {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+
+
+def _no_head(reference: str, missing: list[str], labels: list[str]) -> UserError:
+    return UserError(
+        f"model {reference!r}: the checkpoint has no weights for {_some(missing)} with "
+        f"{len(labels)} labels, so it was not trained on this task. Fine-tune it first (a "
+        "fine-tune phase before the one that uses it), or use a fine-tuned checkpoint."
+    )
 
 
 def load_masked_lm(

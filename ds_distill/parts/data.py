@@ -21,6 +21,10 @@ class Columns(Section):
     label: str = "label"
     """The label: a name, true or false, or for hub data sets the class id. Absent in unlabelled
     splits."""
+    tokens: str = "tokens"
+    """Of token classification: the words, a list of texts."""
+    tags: str = "tags"
+    """Of token classification: a tag for each word. Absent in unlabelled splits."""
 
 
 class Randomise(Section):

@@ -94,7 +94,7 @@ class ConfiguredEntry(Entry):
     """What else can be wrong with the settings. Imports no torch."""
 
 
-Over = Literal["classes", "labels", "masked tokens"]
+Over = Literal["classes", "labels", "words", "masked tokens"]
 """What a metric is over: the kind of the task's predictions."""
 
 
@@ -195,7 +195,7 @@ class MetricEntry(ConfiguredEntry):
     """A number of a model on a split. `settings` is a `MetricSettings`; the implementation is a
     class derived from `ds_distill.evaluation.metric.Metric`, which is made of (settings, labels)
     and reads what its `over` names: `ClassPredictions`, `LabelPredictions` or `TokenScores` of
-    `ds_distill.evaluation.predictions`."""
+    `ds_distill.evaluation.predictions`, or `TagPredictions` of `ds_distill.evaluation.words`."""
 
     over: Over
     title: str

@@ -10,6 +10,7 @@ from pydantic import Field
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.one_of import OneOf
 from ds_distill.parts.section import Count, Section
+from ds_distill.parts.tags import are_entities
 
 # -------------------------------------------------------------------------------- settings
 
@@ -21,7 +22,7 @@ class MetricSettings(Section):
 
 
 class Accuracy(MetricSettings):
-    """Share of the examples, or of the masked tokens, that are predicted right."""
+    """Share of the examples, of the words, or of the masked tokens, that are predicted right."""
 
     name: Literal["accuracy"] = "accuracy"
 
@@ -113,6 +114,37 @@ class ECE(MetricSettings):
     """So many."""
 
 
+class _Entities(MetricSettings):
+    mode: Literal["default", "strict"] = "default"
+    """How tags make entities, as seqeval has it: `default` lets an I- tag without a B- before it
+    begin an entity, as conlleval does; `strict` does not."""
+
+
+class EntityF1(_Entities):
+    """F1 of the entities of all types together: right are those whose type and both ends are."""
+
+    name: Literal["entity_f1"] = "entity_f1"
+
+
+class EntityPrecision(_Entities):
+    """Share of the predicted entities that are right."""
+
+    name: Literal["entity_precision"] = "entity_precision"
+
+
+class EntityRecall(_Entities):
+    """Share of the entities that are predicted."""
+
+    name: Literal["entity_recall"] = "entity_recall"
+
+
+class WordF1(MetricSettings):
+    """Mean over the entity types of the F1 of their words, B- and I- alike (how BLURB scores EBM
+    PICO). A type that is neither there nor predicted is not part of it."""
+
+    name: Literal["word_f1"] = "word_f1"
+
+
 class Loss(MetricSettings):
     """Mean cross-entropy of the masked tokens, in nats."""
 
@@ -149,6 +181,14 @@ def _left_out_mistakes(settings: _Micro, labels: Sequence[str]) -> Iterator[str]
             yield f".leave_out: there is no label {label!r}; the task has {_all(labels)}."
     if set(settings.leave_out) >= set(labels):
         yield ".leave_out: leaves out every label, so that nothing counts. Name fewer."
+
+
+def _tag_mistakes(settings: _Entities, labels: Sequence[str]) -> Iterator[str]:
+    if not are_entities(labels):
+        yield (
+            f": {settings.name} is of entities, whose tags are O, B-TYPE and I-TYPE (IOB2), and "
+            f"the task has {_all(labels)}. Choose accuracy or word_f1, or correct the tags."
+        )
 
 
 def _all(labels: Sequence[str]) -> str:
@@ -237,6 +277,43 @@ _LABELS = (
     ),
 )
 
+_WORDS = (
+    *(
+        MetricEntry(
+            name=name,
+            over="words",
+            settings=settings,
+            implementation=f"ds_distill.evaluation.words:{settings.__name__}",
+            title=title,
+            hub_name=hub_name,
+            reported=name == "entity_f1",
+            label_mistakes=_tag_mistakes,
+        )
+        for name, settings, title, hub_name in (
+            ("entity_f1", EntityF1, "entity F1", "f1"),
+            ("entity_precision", EntityPrecision, "entity precision", "precision"),
+            ("entity_recall", EntityRecall, "entity recall", "recall"),
+        )
+    ),
+    MetricEntry(
+        name="word_f1",
+        over="words",
+        settings=WordF1,
+        implementation="ds_distill.evaluation.words:WordF1",
+        title="word F1",
+        hub_name="f1",
+    ),
+    MetricEntry(
+        name="accuracy",
+        over="words",
+        settings=Accuracy,
+        implementation="ds_distill.evaluation.words:WordAccuracy",
+        title="accuracy",
+        hub_name="accuracy",
+        reported=True,
+    ),
+)
+
 _MASKED_TOKENS = (
     MetricEntry(
         name="accuracy",
@@ -273,6 +350,7 @@ _MASKED_TOKENS = (
 METRICS: dict[Over, dict[str, MetricEntry]] = {
     "classes": {entry.name: entry for entry in _CLASSES},
     "labels": {entry.name: entry for entry in _LABELS},
+    "words": {entry.name: entry for entry in _WORDS},
     "masked tokens": {entry.name: entry for entry in _MASKED_TOKENS},
 }
 

@@ -13,7 +13,7 @@ from ds_distill.cache.plan import Plan
 from ds_distill.cache.schema import EncodedSignals, NotFinite, SignalSchema
 from ds_distill.cache.shards import ShardWriter
 from ds_distill.cache.workers import Worker
-from ds_distill.data.batches import Collator
+from ds_distill.data.batches import Collator, stored_rows
 from ds_distill.data.plan import TOKENS_PER_CALL, cut_by_tokens
 from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.engine import Engine
@@ -129,11 +129,11 @@ def _run_block(
     for (some, _), batch in zip(calls, made, strict=True):
         signals = engine.predict(batch, [teacher], schema.hidden)[teacher]
         view = batch.views[teacher]
+        rows = stored_rows(batch)  # without the dummy row of a batch of no rows
         if view.positions is not None and len(some):
-            # Without the dummy row of a batch of no rows.
-            of_rows = view.example_indices[batch.row_sets["all"]]
+            of_rows = view.example_indices[rows]
             counts.append(np.bincount(of_rows.numpy(), minlength=len(some)))
-        if len(batch.row_sets["all"]):
+        if len(rows):
             encoded.append(schema.encode(signals))
     return encoded, np.concatenate(counts) if counts else None
 

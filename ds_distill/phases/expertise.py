@@ -12,6 +12,7 @@ import torch
 from ds_distill.cache.format import MANIFEST
 from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
+from ds_distill.data.labels import is_labelled
 from ds_distill.data.validation_split import fitting_part
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError, located
@@ -51,10 +52,12 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
         for teacher, why in left_out.items():
             run.log.info(f"  Left out of the phases after this: {teacher}, which {why}.")
         signals = {name: of for name, of in signals.items() if name not in left_out}
-    given = (signals, examples.labels, examples.keys, run.labels)
-    how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys}
+    rows = np.flatnonzero(is_labelled(examples.counted_labels))
+    owners = examples.of_rows[torch.from_numpy(rows)]
+    given = at(signals, torch.from_numpy(rows)), examples.labels[rows], examples.keys[owners]
+    how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys[owners]}
     fit_them = fit_by_label if run.task.many_labels else fit
-    fitted = fit_them(*given, **how)
+    fitted = fit_them(*given, run.labels, **how)
     comparison = _compare(where, signals, examples, run)
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
@@ -79,7 +82,7 @@ def _left_out(
     """The teachers that the phases after this do without, and why."""
     if not phase.leaves_out_teachers:
         return {}
-    return unqualified(logits, examples.labels, run.labels)
+    return unqualified(logits, examples.counted_labels, run.labels)
 
 
 def _compare(where: str, signals: dict[str, Signals], examples: Examples, run: Run) -> Comparison:
@@ -93,6 +96,7 @@ def _compare(where: str, signals: dict[str, Signals], examples: Examples, run: R
             judge=run.task.metric,
             seed=run.recipe.seed,
             group_keys=examples.group_keys,
+            words=examples.words,
         )
 
 
@@ -147,8 +151,9 @@ def _fitting_signals(
     """The examples that may be fitted on, and the teachers' signals on them."""
     examples, signals = _signals(phase, number, run)
     check_signals(phase.split, examples, signals)
-    part = fitting_part(examples.labels, examples.group_keys.numpy(), phase.split, run.recipe.seed)
-    return examples.at(part), at(signals, torch.from_numpy(part))
+    groups = examples.group_keys.numpy()
+    part = fitting_part(examples.labelled, groups, phase.split, run.recipe.seed)
+    return examples.at(part), at(signals, torch.from_numpy(examples.rows_of(part)))
 
 
 def _signals(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[str, Signals]]:
@@ -169,10 +174,10 @@ def _signals(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[st
 
 def check_signals(split: str, examples: Examples, signals: dict[str, Signals]) -> None:
     for teacher, outputs in signals.items():
-        bad = torch.isnan(outputs.logits).any(dim=1)
-        if bad.any():
+        bad = examples.of_rows[torch.isnan(outputs.logits).any(dim=1)].unique()
+        if len(bad):
             raise UserError(
-                f"teachers.{teacher}: {int(bad.sum())} of {len(bad)} examples of split {split!r} "
-                f"have a NaN logit, e.g. row {int(bad.nonzero()[0])}. Its training diverged: "
-                "train it again with a lower learning_rate."
+                f"teachers.{teacher}: {len(bad)} of {len(examples)} examples of split {split!r} "
+                f"have a NaN logit, e.g. row {int(bad[0])}. Its training diverged: train it again "
+                "with a lower learning_rate."
             )

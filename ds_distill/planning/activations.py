@@ -95,15 +95,15 @@ class Shape:
     """What all passes of a phase have alike."""
 
     length: int
-    mask_rate: float | None
-    """Of a masked-LM task."""
+    row_share: float | None
+    """See `TaskSettings.row_share`."""
     dtype: torch.dtype
     on_gpu: bool
 
     def of(self, examples: int, *, trains: bool, fused: bool) -> Pass:
         rows = None
-        if self.mask_rate is not None:
-            rows = max(1, round(self.mask_rate * examples * self.length))
+        if self.row_share is not None:
+            rows = max(1, round(self.row_share * examples * self.length))
         mask_bytes = 1 if self.on_gpu else None
         return Pass(examples, self.length, rows, self.dtype, trains, fused, mask_bytes)
 

@@ -90,13 +90,14 @@ def _example_bytes(phase: Cache, task: TaskSettings, model: PlannedModel, length
     """Of a teacher's signals on one example."""
     size = 4 if phase.dtype == "float32" else 2
     states = len(phase.hidden) * model.config.hidden_size * size
-    if task.row_share is None:
-        return (model.classes or 0) * size + states
+    rows = 1.0 if task.row_share is None else task.row_share * length * task.variants
     codec = phase.codec
-    if codec.name == "dense":
+    if model.classes is not None:
+        row = float(model.classes * size)
+    elif codec.name == "dense":
         row = float(model.config.vocab_size * size)
     elif isinstance(codec, TopK):
         row = float(codec.entries * _TOPK)
     else:
         row = float(_COMPACT[min(_COMPACT, key=lambda known: abs(known - codec.temperature))])
-    return (row + states) * task.row_share * length * task.variants
+    return (row + states) * rows

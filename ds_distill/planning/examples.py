@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ds_distill.data.combined import open_source
+from ds_distill.data.lengths import example_lengths
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.parts.tasks import TaskSettings
@@ -34,12 +35,11 @@ def split_facts(recipe: Recipe, task: TaskSettings, split: str) -> SplitFacts:
     try:
         data = open_source(task, data_folder=recipe.data_folder).read(split)
         reference = resolve_model(recipe.student.model, recipe.models_folder)
-        tokenizer = load_tokenizer(reference, recipe.student.revision)
+        tokenizer = load_tokenizer(reference, recipe.student.revision, of_words=task.of_words)
     except UserError as error:
         return SplitFacts(split, None, task.max_length, str(error).splitlines()[0][:160])
-    sample = data[np.linspace(0, len(data) - 1, min(_SAMPLE, len(data))).astype(int).tolist()]
-    pairs = (sample["text"], sample["text_b"]) if "text_b" in sample else (sample["text"],)
-    lengths = np.array([len(ids) for ids in tokenizer(*pairs)["input_ids"]])
+    sample = data.select(np.linspace(0, len(data) - 1, min(_SAMPLE, len(data))).astype(int))
+    lengths = example_lengths(sample, tokenizer)
     if task.can_split and not task.cuts:
         windows = np.ceil(lengths / task.max_length)
         tokens = float(lengths.sum() / windows.sum())

@@ -18,6 +18,7 @@ from transformers import (
     AttentionMaskInterface,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -69,7 +70,9 @@ class PlannedModel:
     """Whether the configuration is the one that comes with ds_distill, because the model's own
     could not be read."""
     classes: int | None
-    """Outputs of a sequence classifier; None for a masked-LM."""
+    """Outputs of a classifier; None for a masked-LM."""
+    of_words: bool = False
+    """Whether it classifies tokens."""
 
     def build(
         self,
@@ -90,6 +93,8 @@ class PlannedModel:
         kind: Any = AutoModelForMaskedLM
         if self.classes is not None:
             kind, config.num_labels = AutoModelForSequenceClassification, self.classes
+        if self.of_words:
+            kind = AutoModelForTokenClassification
         attention = (FUSED if device == "meta" else None) if fused else "eager"
         with torch.device(device):
             try:
@@ -140,7 +145,7 @@ class Pass:
     length: int
     """Tokens of each example, padding included."""
     rows: int | None
-    """Masked tokens of all examples; None where each example is a row."""
+    """Masked tokens, or words, of all examples; None where each example is a row."""
     dtype: torch.dtype
     trains: bool
     """Forward and backward, with the weights' gradients; else forward alone."""
@@ -166,6 +171,7 @@ def planned_model(
     models_folder: str | None = None,
     layers: Collection[int] | None = None,
     classes: int | None,
+    of_words: bool = False,
 ) -> PlannedModel:
     """A model of a recipe. Where its configuration cannot be read, such as a hub model's without a
     network, it is the one that comes with ds_distill, if there is one.
@@ -188,7 +194,7 @@ def planned_model(
     check_encoder(reference, config)
     if layers is not None:
         config.num_hidden_layers = len(layers)
-    return PlannedModel(name, reference, config, shipped, classes)
+    return PlannedModel(name, reference, config, shipped, classes, of_words)
 
 
 def cost(model: PlannedModel, of: Pass) -> Cost:

@@ -127,6 +127,7 @@ class Planner:
                 models_folder=self.recipe.models_folder,
                 layers=layers,
                 classes=classes,
+                of_words=task.of_words,
             )
         return self._models[key]
 

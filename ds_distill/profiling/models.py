@@ -17,7 +17,7 @@ from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import class_names
-from ds_distill.models.load import load_classifier, load_masked_lm
+from ds_distill.models.load import load_classifier, load_masked_lm, load_token_classifier
 from ds_distill.parts.phases.evaluate import START
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.references import resolve_model
@@ -141,7 +141,8 @@ def _load(recipe: Recipe, run: RunFolder, task: str, name: str) -> PreTrainedMod
     if not recipe.tasks_by_name[task].has_classes:
         return load_masked_lm(reference, new_head=False, revision=revision)
     labels = class_names(load_config(reference, revision))
-    return load_classifier(reference, labels, new_head=False, revision=revision)
+    load = load_token_classifier if recipe.tasks_by_name[task].of_words else load_classifier
+    return load(reference, labels, new_head=False, revision=revision)
 
 
 def _measure(

@@ -16,7 +16,7 @@ from ds_distill.parts.sources import source_of
 from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe
-from ds_distill.reporting.verdict import PER_CLASS, left_out, metrics_of, settings_note
+from ds_distill.reporting.verdict import NOUNS, PER_CLASS, left_out, metrics_of, settings_note
 
 _INHERITED = ("license", "license_name", "license_link", "language")
 """Metadata that a student inherits from the model that it starts from."""
@@ -192,9 +192,11 @@ def _table(evaluation: dict[str, Any]) -> list[str]:
     measure = PER_CLASS.get(evaluation["over"])
     labels = first["per_class"] if measure else {}
     if labels:
+        noun = NOUNS[evaluation["over"]]
+        noun = "label" if noun == "class" else noun
         about = (
             f"On {first['examples']:,} examples of a split that was not used to make the models. "
-            f"A label's column is its {measure}."
+            f"The column of {'an' if noun[0] == 'e' else 'a'} {noun} is its {measure}."
         )
         if note := settings_note(evaluation):
             about += f" {_escaped(note)}"

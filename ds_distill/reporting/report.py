@@ -10,7 +10,13 @@ import jinja2
 from ds_distill.evaluation.report import RELIABILITY_BINS
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
-from ds_distill.reporting.verdict import PER_CLASS, last_evaluation, metrics_of, settings_note
+from ds_distill.reporting.verdict import (
+    NOUNS,
+    PER_CLASS,
+    last_evaluation,
+    metrics_of,
+    settings_note,
+)
 
 
 def render_report(results: dict[str, Any]) -> str:
@@ -33,6 +39,7 @@ def render_report(results: dict[str, Any]) -> str:
         comparison=comparison,
         chooses=METRICS[comparison["over"]][comparison["metric"]] if comparison else None,
         measures=PER_CLASS,
+        nouns=NOUNS,
         points=METRICS["classes"]["accuracy"],
         reliability_bins=RELIABILITY_BINS,
     )

@@ -8,7 +8,7 @@ not have on new text.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -16,11 +16,13 @@ import numpy as np
 import torch
 
 from ds_distill.data.labels import is_labelled
+from ds_distill.data.words import Words
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
 from ds_distill.evaluation.report import build_metric, metric_values
+from ds_distill.evaluation.words import TagPredictions
 from ds_distill.parts.entry import MetricEntry, Over
-from ds_distill.parts.metrics import METRICS, Accuracy, MetricSettings, MicroF1
+from ds_distill.parts.metrics import METRICS, Accuracy, EntityF1, MetricSettings, MicroF1
 from ds_distill.parts.policies import BASELINE, POLICIES, Routing, baseline_of, candidates
 from ds_distill.routing.by_label import TWO, fit_label, of_label
 from ds_distill.routing.calibration import log_probabilities
@@ -29,6 +31,8 @@ from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.partial import classes_of, knowing_average
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.types import Signals
+
+Predictions = ClassPredictions | LabelPredictions | TagPredictions
 
 HELD_OUT = 1
 """Stream of the folds that policies are judged on; `fit` makes its own within the others."""
@@ -41,8 +45,8 @@ class Score:
     score: float
     """In the task's metric."""
     per_class: dict[str, float | None]
-    """How often its largest class is the label; None where the split has no example of the
-    class."""
+    """How often its largest class is the label, or the F1 of each label or entity type; None where
+    the split has no example of it."""
     difference: float
     """Of the score to the baseline's."""
     interval: tuple[float, float]
@@ -95,36 +99,52 @@ def compare(
     judge: MetricSettings | None = None,
     seed: int = 0,
     group_keys: torch.Tensor | None = None,
+    words: Words | None = None,
 ) -> Comparison:
     """
     signals: by teacher, logits [N, C], or [N, K] of one that knows K classes, and, for a gate that
         reads them, the last layer's states [N, H]. Where a teacher is partial, the policies that
         allow it are compared. truth: int [N] class ids, or int [N, C] of 0 and 1 where an example
         has any number of labels; -1 unlabelled (left out). keys: int64 [N, 2].
-    judge: the task's metric; where None accuracy, or micro F1 where there are many labels.
+    judge: the task's metric; where None accuracy, micro F1 where there are many labels, or entity
+        F1 of words.
     group_keys: int64 [N, 2], by which examples are assigned to folds; the keys, where None.
+    words: where the examples are lists of words: signals and truth are then of all R words, the
+        teachers are compared on them, and intervals are over the examples.
 
     Raises UserError where the metric has no value on the examples.
     """
     many = truth.ndim > 1
-    over: Over = "labels" if many else "classes"
-    judge = judge or (MicroF1() if many else Accuracy())
+    over: Over = "words" if words is not None else "labels" if many else "classes"
+    judge = judge or (EntityF1() if words is not None else MicroF1() if many else Accuracy())
     metric = build_metric(over, judge, labels)
-    labelled = is_labelled(truth)
+    group_keys = keys if group_keys is None else group_keys
+    groups, labelled = numbered(group_keys), is_labelled(truth)
+    if words is None:
+        groups = groups[labelled]
+    else:
+        assert labelled.all(), "all words have tags"
+        owner = torch.from_numpy(words.examples)
+        keys, group_keys, labelled = keys[owner], group_keys[owner], words.counted
     known = torch.from_numpy(labelled)
-    group_keys = (keys if group_keys is None else group_keys)[known]
-    signals, keys, truth = at(signals, known), keys[known], truth[labelled]
+    signals, all_truth = at(signals, known), truth
+    keys, truth, group_keys = keys[known], truth[labelled], group_keys[known]
     targets = held_out_targets(signals, truth, keys, labels, seed=seed, group_keys=group_keys)
-    predictions = LabelPredictions if many else ClassPredictions
-    routed = {name: predictions(of.numpy(), truth) for name, of in targets.items()}
-    teachers = {
-        name: predictions(of.over_all(len(labels)).numpy(), truth) for name, of in signals.items()
-    }
-    groups = numbered(group_keys)
+
+    def predictions(of_rows: torch.Tensor) -> Predictions:
+        logits = of_rows.numpy()
+        if words is None:
+            return (LabelPredictions if many else ClassPredictions)(logits, truth)
+        every = np.zeros((len(all_truth), logits.shape[1]), dtype=logits.dtype)
+        every[labelled] = logits
+        return TagPredictions(every, all_truth, words, labels)
+
+    routed = {name: predictions(of) for name, of in targets.items()}
+    teachers = {name: predictions(of.over_all(len(labels))) for name, of in signals.items()}
     baseline = baseline_of(partial=bool(classes_of(signals)))
     average = metric_values(routed[baseline], {judge.name: metric})[judge.name]
 
-    def score(these: ClassPredictions | LabelPredictions) -> Score:
+    def score(these: Predictions) -> Score:
         value = metric.value(these)
         interval = paired_interval(these, routed[baseline], metric, groups=groups, seed=seed)
         return Score(value, these.per_class(labels), value - average, interval)
@@ -133,7 +153,7 @@ def compare(
     return Comparison(
         metric=judge.name,
         over=over,
-        examples=len(truth),
+        examples=len(truth if words is None else words),
         policies=policies,
         teachers={name: score(these) for name, these in teachers.items()},
         any_teacher=score(_any_of([*teachers.values()])),
@@ -146,17 +166,15 @@ def compare(
     )
 
 
-def _any_of(
-    teachers: Sequence[ClassPredictions | LabelPredictions],
-) -> ClassPredictions | LabelPredictions:
-    """Of each example, or of each of its labels, what the first teacher that is right predicts; the
-    first, if none is."""
+def _any_of(teachers: Sequence[Predictions]) -> Predictions:
+    """Of each example, or of each of its labels or words, what the first teacher that is right
+    predicts; the first, if none is."""
     right = np.stack([teacher.predicted == teacher.labels for teacher in teachers])
     logits = np.stack([teacher.logits for teacher in teachers])
     first = right.argmax(axis=0)
     first = first.reshape(*first.shape, *[1] * (logits.ndim - right.ndim))
     chosen = np.take_along_axis(logits, np.broadcast_to(first, logits.shape[1:])[None], axis=0)[0]
-    return type(teachers[0])(chosen, teachers[0].labels)
+    return replace(teachers[0], logits=chosen)
 
 
 def choose(policies: Mapping[str, Score], metric: MetricEntry, baseline: str = BASELINE) -> str:

@@ -215,7 +215,7 @@ class Run:
     def _tokenizer(self, reference: ModelReference) -> tuple[PreTrainedTokenizerBase, str]:
         key = reference.model, reference.revision
         if key not in self._tokenizers:  # a large vocabulary takes a second each time
-            tokenizer = load_tokenizer(*key)
+            tokenizer = load_tokenizer(*key, of_words=self.task.of_words)
             self._tokenizers[key] = tokenizer, tokenizer_fingerprint(tokenizer)
         return self._tokenizers[key]
 

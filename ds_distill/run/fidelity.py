@@ -10,7 +10,7 @@ import torch
 
 from ds_distill.cache.compare import divergence
 from ds_distill.cache.reader import CacheReader
-from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.batches import Collator, Examples, stored_rows
 from ds_distill.engine.engine import Engine
 
 MUCH = 0.1
@@ -92,7 +92,7 @@ def repeat_inference(
     def predict(part: np.ndarray) -> torch.Tensor:
         batch = collate(part, variant)
         logits = engine.predict(batch, [teacher])[teacher].logits.float().cpu()
-        return logits[batch.row_sets["all"]]
+        return logits[stored_rows(batch)]
 
     alone = torch.cat([predict(some[at : at + 1]) for at in range(len(some))])
     return Repeated(examples.keys[torch.from_numpy(some)], predict(some), alone, variant)

@@ -35,7 +35,7 @@ def predict_split(
     names = [reference.name for reference in references]
     bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
     with inference_engine(run, references) as engine:
-        signals = predict_all(engine, collate, names, batch_size, bar, layers=layers)
+        signals = predict_all(engine, collate, examples, names, batch_size, bar, layers=layers)
     for name, outputs in signals.items():
         check_finite(run, name, split, examples, torch.isfinite(outputs.logits).all(dim=1))
     return examples, signals

@@ -60,11 +60,12 @@ def check_finite(
 ) -> None:
     """Raises UserError where a model's outputs for a split are not finite.
 
-    finite: bool [N], by example.
+    finite: bool [R], by row.
     """
     if not finite.all():
-        among = f"{len(finite)} examples of split {split}"
-        raise refusal(run, [split], NotFiniteSignals(model, examples.keys[~finite], among))
+        among = f"{len(examples)} examples of split {split}"
+        keys = examples.keys[examples.of_rows[~finite].unique()]
+        raise refusal(run, [split], NotFiniteSignals(model, keys, among))
 
 
 def find_in_batches(engine: Engine, batches: Iterable[Batch]) -> NotFiniteSignals | None:

@@ -316,7 +316,9 @@ class _Training:
             assert job.bundle.student is not None
             with run.folder.new_model(job.number, job.output) as folder:
                 save_model(job.bundle.student, weights, folder)
-                load_tokenizer(job.start.model, job.start.revision).save_pretrained(folder)
+                start, of_words = job.start, run.task.of_words
+                tokenizer = load_tokenizer(start.model, start.revision, of_words=of_words)
+                tokenizer.save_pretrained(folder)
         run.world.barrier()
 
     def _peak(self) -> dict[str, int]:

@@ -36,7 +36,7 @@ def validation_of(run: Run, reference: ModelReference) -> Validation | None:
     every = run.examples(CHOOSING_SPLIT)
     splits = run.recipe.fitted_splits(run.task_name)
     fitted = {split: run.examples(split).group_keys.numpy() for split in splits}
-    chosen = choosing_part(every.labels, every.group_keys.numpy(), fitted, run.recipe.seed)
+    chosen = choosing_part(every.labelled, every.group_keys.numpy(), fitted, run.recipe.seed)
     examples = every.at(chosen)
     tables = {"student": run.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)}
     collate = run.collator(examples, tables)

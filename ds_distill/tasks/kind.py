@@ -126,7 +126,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
 
     @abstractmethod
     def finite(self, predictions: Predictions) -> torch.Tensor:
-        """Whether a model's outputs for each example are finite: bool [N]."""
+        """Whether a model's outputs for each row are finite: bool [R]; see `Examples`."""
 
     @abstractmethod
     def counted(self, examples: Examples) -> np.ndarray:

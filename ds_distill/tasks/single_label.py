@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import CachedSignals, Collator, Examples, SequenceCollator
+from ds_distill.data.labels import is_labelled
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar, predict_all
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Classification(TaskKind[LabelledTask, np.ndarray]):
-    """What the kinds of classification share. Predictions are logits, float32 [N, C]."""
+    """What the kinds of classification share. Predictions are logits, float32 [R, C]."""
 
     problem_type: str | None = None
     """transformers' name of the head's loss, for the configuration of trained models."""
@@ -75,7 +76,7 @@ class Classification(TaskKind[LabelledTask, np.ndarray]):
         batch_size: int,
         bar: AbstractContextManager[Bar] | None = None,
     ) -> dict[str, np.ndarray]:
-        outputs = predict_all(engine, collate, models, batch_size, bar)
+        outputs = predict_all(engine, collate, examples, models, batch_size, bar)
         count = len(self.labels)
         return {model: signals.over_all(count).numpy() for model, signals in outputs.items()}
 
@@ -89,20 +90,14 @@ class Classification(TaskKind[LabelledTask, np.ndarray]):
         """The labels of train, and its name; where it has none, those of the evaluated examples: no
         constant answer is right more often."""
         if run.has_split("train"):
-            training = run.examples("train")
-            if training.labelled.any():
-                return "train", training.labels[training.labelled]
-        return "the evaluated split", examples.labels[examples.labelled]
+            labels = run.examples("train").labels
+            if is_labelled(labels).any():
+                return "train", labels[is_labelled(labels)]
+        return "the evaluated split", examples.labels[is_labelled(examples.labels)]
 
 
-class SingleLabelKind(Classification):
-    """Each example has one label."""
-
-    def scored(self, predictions: np.ndarray, examples: Examples) -> ClassPredictions:
-        return ClassPredictions.labelled(predictions, examples.labels)
-
-    def report(self, scored: ClassPredictions) -> dict[str, Any]:
-        return classification_report(scored, self.labels, self.metrics)
+class OneLabelKind(Classification):
+    """Each row has one label."""
 
     def baseline(
         self, run: Run, split: str, examples: Examples, references: list[ModelReference]
@@ -112,15 +107,25 @@ class SingleLabelKind(Classification):
         source, labels = self.training_labels(run, examples)
         shares = class_log_shares(labels, len(self.labels))
         answer = self.labels[int(shares.argmax())]
-        return np.tile(shares, (len(examples), 1)), {"answer": answer, "split": source}
+        return np.tile(shares, (len(examples.labels), 1)), {"answer": answer, "split": source}
 
     def doubt(
         self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
     ) -> Doubt | None:
         if classes is None:
-            return doubt(predictions, examples.labels, self.labels)
+            return doubt(predictions, examples.counted_labels, self.labels)
         known = list(classes)
         column_of = np.full(len(self.labels) + 1, -1)  # the last is of unlabelled examples
         column_of[known] = np.arange(len(known))
         names = [self.labels[number] for number in known]
-        return doubt(predictions[:, known], column_of[examples.labels], names)
+        return doubt(predictions[:, known], column_of[examples.counted_labels], names)
+
+
+class SingleLabelKind(OneLabelKind):
+    """Each example has one label."""
+
+    def scored(self, predictions: np.ndarray, examples: Examples) -> ClassPredictions:
+        return ClassPredictions.labelled(predictions, examples.labels)
+
+    def report(self, scored: ClassPredictions) -> dict[str, Any]:
+        return classification_report(scored, self.labels, self.metrics)

@@ -28,7 +28,7 @@ from readings import Reading, read_run, run
 HERE = Path(__file__).parent
 TREE = HERE.parents[1]
 FILE = TREE / "tests" / "results" / "golden.json"
-SCENARIOS = ("single-label", "masked-lm")
+SCENARIOS = ("single-label", "masked-lm", "words")
 
 Numbers = dict[str, dict[str, Any]]
 """Kind -> name -> number, or a list of them."""
@@ -69,6 +69,7 @@ KINDS = {
             "routing.json/teachers/*/score",
             "phases/*/models/*/accuracy",
             "phases/*/models/*/macro_f1",
+            "phases/*/models/*/entity_f1",
         ),
     ),
     "choices": Kind(

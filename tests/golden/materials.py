@@ -20,6 +20,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 SINGLE_LABEL = {"train": 240, "validation": 240, "transfer": 240, "test": 240}
 MASKED_LM = {"train": 160, "validation": 40, "test": 120}
+WORDS = {"train": 160, "test": 120}
 """Examples by split."""
 
 STRAY = 0.3
@@ -27,12 +28,16 @@ STRAY = 0.3
 
 
 def write_materials(folder: Path) -> None:
-    """single-label/ (jsonl, transfer without labels), masked-lm/ (a text a line) and model/ (a
-    BERT of two layers, 32 wide, that knows no more than these words)."""
+    """single-label/ (jsonl, transfer without labels), masked-lm/ (a text a line), words/ (lists of
+    words with tags), model/ (a BERT of two layers, 32 wide, that knows no more than these words)
+    and model-of-letters/ (one that reads them letter by letter)."""
     draw = random.Random(0)
     write_single_label(folder / "single-label", draw)
     write_masked_lm(folder / "masked-lm", draw)
-    write_model(folder / "model")
+    write_words(folder / "words", draw)
+    write_model(folder / "model", [*FILLERS.split(), *" ".join(TOPICS.values()).split()])
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    write_model(folder / "model-of-letters", [*letters, *(f"##{letter}" for letter in letters)])
 
 
 def write_single_label(folder: Path, draw: random.Random) -> None:
@@ -62,13 +67,35 @@ def write_masked_lm(folder: Path, draw: random.Random) -> None:
         (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
 
 
-def write_model(folder: Path) -> None:
+def write_words(folder: Path, draw: random.Random) -> None:
+    """Some words of a topic are an entity of it."""
+    folder.mkdir()
+    tags = ["O", *(f"{part}-{topic}" for topic in ("animal", "food") for part in "BI")]
+    (folder / "labels.json").write_text(json.dumps(tags))
+    for split, size in WORDS.items():
+        rows = []
+        for _ in range(size):
+            words = draw.choices(FILLERS.split(), k=draw.randint(3, 6))
+            tagged = [(word, "O") for word in words]
+            for topic in draw.sample(["animal", "food"], k=draw.randint(0, 2)):
+                found = draw.choices(TOPICS[topic].split(), k=draw.randint(1, 2))
+                names = [f"{'I' if at else 'B'}-{topic}" for at in range(len(found))]
+                at = draw.randint(0, len(words))
+                while at < len(tagged) and tagged[at][1].startswith("I-"):
+                    at += 1
+                tagged[at:at] = zip(found, names, strict=True)
+            tokens, row_tags = zip(*tagged, strict=True)
+            rows.append(json.dumps({"tokens": tokens, "tags": row_tags}))
+        (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def write_model(folder: Path, known: list[str]) -> None:
     import torch
     from transformers import BertConfig, BertModel, BertTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    words = dict.fromkeys([*SPECIAL, *FILLERS.split(), *" ".join(TOPICS.values()).split()])
+    words = dict.fromkeys([*SPECIAL, *known])
     config = BertConfig(
         vocab_size=len(words),
         hidden_size=32,

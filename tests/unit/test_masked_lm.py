@@ -71,10 +71,19 @@ def test_the_type_of_the_task_decides_what_it_may_say(tmp_path: Path) -> None:
             {"type": "masked-ml"},
             ["mlm.yaml:", "task.type: unknown task 'masked-ml'", "`masked-lm`"],
         ),
-        ({"type": None}, ["task.type: unknown task", "single-label, multi-label, masked-lm"]),
+        (
+            {"type": None},
+            [
+                "task.type: unknown task",
+                "single-label, multi-label, token-classification, masked-lm",
+            ],
+        ),
         (
             {"type": "masked-lm", "labels": ["a", "b"]},
-            ["task.labels: unknown key", "choose one that has (single-label, multi-label)"],
+            [
+                "task.labels: unknown key",
+                "choose one that has (single-label, multi-label, token-classification)",
+            ],
         ),
         ({"type": "single-label", "masking": {}}, ["task.masking: unknown key"]),
         ({"type": "masked-lm", "masking": {"rate": 1.5}}, ["task.masking.rate", "less than 1"]),
@@ -199,7 +208,7 @@ def test_cached_signals_belong_to_the_batch_or_are_refused(
     assert collate(np.array([3, 0, 2]), 7, signals=False).signals == {} and len(calls) == before
     too_many = 1
     with pytest.raises(
-        ValueError, match=r"has \d+ rows of teacher 'bert' for .* choose \d+ tokens"
+        ValueError, match=r"has \d+ rows of teacher 'bert' for .* of \d+ masked tokens"
     ):
         collate(np.array([3, 0, 2]), 7)
 

@@ -169,7 +169,7 @@ def test_the_card_names_teachers_that_were_left_out() -> None:
 
 def test_of_a_label_the_card_has_the_f1() -> None:
     _, text = card_of(make_recipe(), metric="micro_f1", micro_f1=0.6, over="labels")
-    assert "A label's column is its F1." in text
+    assert "The column of a label is its F1." in text
     assert "| model | role | micro F1 | macro F1 | good | bad |" in text
 
 

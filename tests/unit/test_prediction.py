@@ -15,7 +15,7 @@ from toys import TOY_FILLERS, make_tiny_bert, toy_vocabulary
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
 
 from ds_distill.errors import UserError
-from ds_distill.prediction import Classifier, predict, predict_file
+from ds_distill.prediction import load_predictor, predict, predict_file
 
 LABELS = ["animal", "food", "weather"]
 DRAW = random.Random(0)
@@ -89,7 +89,7 @@ def test_pairs_are_not_texts(model: Path) -> None:
 
 
 def test_texts_that_are_cut_are_counted(model: Path) -> None:
-    classifier = Classifier(model)
+    classifier = load_predictor(model)
     classifier.probabilities(TEXTS, 8)
     longer = sum(
         len(AutoTokenizer.from_pretrained(model)(text).input_ids) > LENGTH for text in TEXTS
@@ -162,9 +162,9 @@ def test_rows_that_cannot_be_read(model: Path, tmp_path: Path, content: str, mes
 
 def test_what_is_no_classifier_is_refused(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="no such folder"):
-        Classifier(tmp_path / "nothing")
+        load_predictor(tmp_path / "nothing")
     with pytest.raises(UserError, match="was not trained on this task"):
-        Classifier(tiny_models["toy"])
+        load_predictor(tiny_models["toy"])
     (tmp_path / "recipe.yaml").touch()
     with pytest.raises(UserError, match="no student yet"):
-        Classifier(tmp_path)
+        load_predictor(tmp_path)

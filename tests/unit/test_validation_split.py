@@ -36,13 +36,15 @@ def examples_of(texts, labels=None, groups=None):
 
 
 def fitting_part(examples, split, seed):
-    return validation_split.fitting_part(examples.labels, examples.group_keys.numpy(), split, seed)
+    return validation_split.fitting_part(
+        examples.labelled, examples.group_keys.numpy(), split, seed
+    )
 
 
 def choosing_part(examples, fitted, seed):
     others = {split: one.group_keys.numpy() for split, one in fitted.items()}
     return validation_split.choosing_part(
-        examples.labels, examples.group_keys.numpy(), others, seed
+        examples.labelled, examples.group_keys.numpy(), others, seed
     )
 
 

@@ -83,13 +83,14 @@ def mistakes(settings: FineTune, context: Context) -> Iterator[str]:
                 f"{context.location}.models: no model {model!r} here. There are: "
                 f"{', '.join(sorted(context.models))}."
             )
-    if not context.task.has_classes:
+    task = context.task
+    if not task.has_classes or task.of_words:
+        has = "has no classes" if not task.has_classes else "has a class for each word"
         for key in ("focus", "per_class"):
             if getattr(settings, key):
                 yield (
                     f"{context.location}.{key}: chooses examples by class, and "
-                    f"{context.task.location}.type={context.task.type} has no classes. Take the "
-                    "key out."
+                    f"{task.location}.type={task.type} {has}. Take the key out."
                 )
 
 

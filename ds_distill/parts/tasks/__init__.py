@@ -8,11 +8,12 @@ from ds_distill.parts.data import Columns, Data
 from ds_distill.parts.entry import MetricEntry, TaskEntry
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.one_of import OneOf
-from ds_distill.parts.tasks import masked_lm, multi_label, single_label
+from ds_distill.parts.tasks import masked_lm, multi_label, single_label, token_classification
 from ds_distill.parts.tasks.base import TaskSettings
 from ds_distill.parts.tasks.masked_lm import MaskedLM, MaskSettings
 from ds_distill.parts.tasks.multi_label import MultiLabel
 from ds_distill.parts.tasks.single_label import SingleLabel
+from ds_distill.parts.tasks.token_classification import TokenClassification, Untagged
 
 __all__ = [
     "TASKS",
@@ -24,11 +25,19 @@ __all__ = [
     "SingleLabel",
     "Task",
     "TaskSettings",
+    "TokenClassification",
+    "Untagged",
     "metric_of",
 ]
 
 TASKS: dict[str, TaskEntry] = {
-    entry.name: entry for entry in (single_label.ENTRY, multi_label.ENTRY, masked_lm.ENTRY)
+    entry.name: entry
+    for entry in (
+        single_label.ENTRY,
+        multi_label.ENTRY,
+        token_classification.ENTRY,
+        masked_lm.ENTRY,
+    )
 }
 """A recipe's `task.type` -> the kind of task."""
 

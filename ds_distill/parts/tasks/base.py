@@ -21,6 +21,9 @@ class TaskSettings(Section):
     many_labels: ClassVar[bool] = False
     """Whether an example has any number of classes, instead of one."""
 
+    of_words: ClassVar[bool] = False
+    """Whether an example is a list of words, and each word has a class, instead of the example."""
+
     can_split: ClassVar[bool] = False
     """Whether `long: split` can be set."""
 

@@ -1,0 +1,76 @@
+"""Token classification: a row per word, logits over the tags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import numpy as np
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ds_distill.cache.schema import SignalSchema
+from ds_distill.data.batches import CachedSignals, Collator, Examples, WordCollator
+from ds_distill.data.tokenise import TokenTable
+from ds_distill.data.words import prepare
+from ds_distill.evaluation.report import metric_values, reliability
+from ds_distill.evaluation.words import TagPredictions, word_report
+from ds_distill.models.labels import LabelMap
+from ds_distill.models.load import load_token_classifier
+from ds_distill.parts.phases import Cache
+from ds_distill.tasks.single_label import OneLabelKind
+
+if TYPE_CHECKING:
+    from ds_distill.run.context import Run
+
+
+class TokenClassificationKind(OneLabelKind):
+    """Predictions are logits of all words, float32 [R, C]."""
+
+    def prepare(
+        self,
+        examples: datasets.Dataset,
+        tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
+    ) -> datasets.Dataset:
+        return prepare(examples, tokenizers(), self.settings.max_length)
+
+    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+        return load_token_classifier(model, labels, **options)
+
+    def collator(
+        self,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        cached: CachedSignals | None,
+        packed: Collection[str],
+    ) -> Collator:
+        return WordCollator(examples, tables, cached, packed)
+
+    def signal_schema(
+        self,
+        phase: Cache,
+        config: PreTrainedConfig,
+        codec: Callable[[int], dict[str, Any] | None],
+        label_map: LabelMap | None,
+    ) -> SignalSchema:
+        """A list of rows for each example, one for each word."""
+        schema = super().signal_schema(phase, config, codec, label_map)
+        return schema.model_copy(update={"mask_variants": 1})
+
+    def scored(self, predictions: np.ndarray, examples: Examples) -> TagPredictions:
+        known = examples.at(np.flatnonzero(examples.labelled))
+        rows = examples.rows_of(np.flatnonzero(examples.labelled))
+        assert known.words is not None
+        return TagPredictions(predictions[rows], known.labels, known.words, self.labels)
+
+    def report(self, scored: TagPredictions) -> dict[str, Any]:
+        """Confidence is that of words that count."""
+        counted = scored.words.counted
+        right = (scored.predicted == scored.labels)[counted]
+        return {
+            **word_report(scored),
+            **metric_values(scored, self.metrics),
+            "per_class": scored.per_class(self.labels),
+            "reliability": reliability(scored.confidence[counted], right),
+        }

@@ -1,0 +1,182 @@
+"""A token classification recipe: two teachers that cut words unlike each other, by command, in one
+process at stage 0 and on two ranks at stage 3, with cached and with live teachers."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+import seqeval.metrics
+import torch
+import yaml
+from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
+
+from ds_distill import predict
+from tests.toys import TOY_FILLERS, TOY_WORDS, make_tiny_bert
+
+TAGS = ["O", "B-animal", "I-animal", "B-food", "I-food"]
+
+
+def write_task(folder: Path) -> Path:
+    """Words, of which some are one or two of an entity. The first sentence of test ends beyond the
+    maximum of the model that reads letters."""
+    folder.mkdir()
+    draw = random.Random(0)
+    for split, size in {"train": 240, "validation": 80, "test": 80, "transfer": 240}.items():
+        rows = []
+        for number in range(size):
+            tagged = [(word, "O") for word in draw.choices(TOY_FILLERS.split(), k=3)]
+            for kind in draw.sample(["animal", "food"], k=draw.randint(0, 2)):
+                words = draw.choices(TOY_WORDS[kind].split(), k=draw.randint(1, 2))
+                tagged += zip(words, [f"B-{kind}", f"I-{kind}"][: len(words)], strict=True)
+                tagged.append((draw.choice(TOY_FILLERS.split()), "O"))
+            tagged += [("sparrow", "B-animal")] * (10 if number == 0 else 0)
+            tokens, tags = zip(*tagged, strict=True)
+            rows.append({"tokens": tokens, **({"tags": tags} if split != "transfer" else {})})
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(lines)
+    (folder / "labels.json").write_text(json.dumps(TAGS))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(
+    tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("words")
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    spells = make_tiny_bert(root / "spells", [*special, *letters, *(f"##{x}" for x in letters)])
+    distil = {
+        "split": "transfer",
+        "epochs": 3,
+        "losses": {"kl": {"temperature": 2.0}, "hidden_mse": {"weight": 0.1}},
+    }
+    return {
+        "name": "words",
+        "task": {
+            "type": "token-classification",
+            "data": {"path": str(write_task(root / "data"))},
+            "max_length": 64,
+        },
+        "teachers": {
+            "reads": {"model": str(tiny_models["toy"])},
+            "spells": {"model": str(spells)},
+        },
+        "student": {"model": str(tiny_models["toy"]), "layers": [0]},
+        "training": {"batch_size": 16, "learning_rate": 6.0e-3, "dropout": 0.0},
+        "phases": [
+            {"fine-tune": {"models": ["reads", "spells"], "epochs": 6}},
+            {"cache": {"splits": ["transfer", "validation"], "hidden": [-1], "dtype": "float32"}},
+            {"expertise": {}},
+            {"distil": {**distil, "teachers": "cached", "routing": ["average", "gate"]}},
+            {"distil": {**distil, "name": "live", "routing": "average", "save_as": "live"}},
+            {"evaluate": {"split": "test"}},
+        ],
+        "logging": {"every": 1},
+        "deepspeed": "zero0_fp32",
+    }
+
+
+@pytest.fixture(scope="module")
+def folders(
+    settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, Path]:
+    """Ranks -> the folder of a run."""
+    root = tmp_path_factory.mktemp("token-classification")
+    (root / "words.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    commands = {
+        1: ["run", "words.yaml"],
+        2: ["launch", "words.yaml", "--num-gpus", "2", "deepspeed=zero3_fp32"],
+    }
+    for ranks, command in commands.items():
+        done = ds_distill(*command, "--folder", root / str(ranks), cwd=root)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return {ranks: root / str(ranks) for ranks in commands}
+
+
+def losses(folder: Path, phase: str) -> list[float]:
+    events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [e["loss"] for e in events if e["event"] == "train" and e["phase"] == phase]
+
+
+def evaluation(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "results.json").read_text())
+    [record] = (r for r in found["phases"] if r["kind"] == "evaluate")
+    return dict(record)
+
+
+def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[int, Path]) -> None:
+    cached, live = (losses(folders[1], phase) for phase in ("average", "live"))
+    assert len(cached) == len(live) > 10
+    assert live == pytest.approx(cached, rel=1e-4)
+
+
+@pytest.mark.parametrize("phase", ["reads", "spells", "average", "gate", "live"])
+def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
+    folders: dict[int, Path], phase: str
+) -> None:
+    one, two = losses(folders[1], phase), losses(folders[2], phase)
+    assert len(one) == len(two) > 10
+    assert two[:5] == pytest.approx(one[:5], rel=1e-3)
+
+
+def rows_of_test(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    file = Path(settings["task"]["data"]["path"]) / "test.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def lost_words(settings: dict[str, Any]) -> list[list[int]]:
+    """Of each example of test, the words of which the model that reads letters reads none: of its
+    64 tokens the first and the last are none of a word."""
+    ends = [[0, *accumulate(map(len, row["tokens"]))] for row in rows_of_test(settings)]
+    return [[at for at, before in enumerate(of_one[:-1]) if 1 + before >= 63] for of_one in ends]
+
+
+def test_scores_are_of_entities(folders: dict[int, Path], settings: dict[str, Any]) -> None:
+    record = evaluation(folders[1])
+    models = record["models"]
+    assert record["metric"] == "entity_f1" and {"reads", "average", "gate", "live"} <= set(models)
+    assert set(models["reads"]["per_class"]) == {"animal", "food"}
+    assert models["reads"]["entity_f1"] > 0.8 and record["baseline"]["entity_f1"] == 0
+    assert models["average"]["entity_f1"] > 0.3
+    lost = sum(map(len, lost_words(settings)))
+    assert {model["words_without_token"] for model in models.values()} == {lost} and lost > 0
+    page = (folders[1] / "report.html").read_text()
+    assert "entity F1" in page and f"{lost} of the words have no token that all models" in page
+
+
+def test_the_student_scores_the_same_in_transformers(
+    folders: dict[int, Path], settings: dict[str, Any]
+) -> None:
+    """Words that not every model reads count as O, also of one that reads them."""
+    folder = folders[1] / "student"
+    found = json.loads((folders[1] / "results.json").read_text())
+    expected = evaluation(folders[1])["models"][found["student"]]
+    model = AutoModelForTokenClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert [model.config.id2label[number] for number in range(len(TAGS))] == TAGS
+    rows, predicted = rows_of_test(settings), []
+    for row, lost in zip(rows, lost_words(settings), strict=True):
+        encoded = tokenizer(row["tokens"], is_split_into_words=True, return_tensors="pt")
+        with torch.no_grad():
+            best = model(**encoded).logits[0].argmax(dim=1).tolist()
+        of_word = encoded.word_ids(0)
+        tags = [TAGS[best[of_word.index(at)]] for at in range(len(row["tokens"]))]
+        predicted.append(["O" if at in lost else tag for at, tag in enumerate(tags)])
+    truth = [row["tags"] for row in rows]
+    assert seqeval.metrics.f1_score(truth, predicted) == pytest.approx(expected["entity_f1"])
+
+
+def test_the_student_finds_entities_in_text(folders: dict[int, Path]) -> None:
+    text = "we saw a tiger, and some soup"
+    [found] = predict(folders[1], [text])
+    for entity in found["predicted"]:
+        assert text[entity["start"] : entity["end"]] == entity["text"]
+    assert {"tiger", "soup"} & {entity["text"] for entity in found["predicted"]}
+    tag = pipeline("token-classification", str(folders[1] / "student"))
+    assert {one["start"] for one in tag(text)} >= {one["start"] for one in found["predicted"]}

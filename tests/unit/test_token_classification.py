@@ -1,0 +1,468 @@
+"""Words and their tags: where a word's token stands in each view, which words count, entities."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import seqeval.metrics
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from seqeval.scheme import IOB2
+from sklearn.metrics import f1_score
+from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
+
+from ds_distill.data.batches import Examples, WordCollator, stored_rows
+from ds_distill.data.combined import open_source
+from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.words import NO_TOKEN, Words, encode_words, first_tokens, prepare, word_keys
+from ds_distill.errors import UserError
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.words import (
+    EntityF1,
+    EntityPrecision,
+    EntityRecall,
+    TagPredictions,
+    WordAccuracy,
+    WordF1,
+)
+from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.encoder import read_signals
+from ds_distill.parts.metrics import EntityF1 as EntityF1Settings
+from ds_distill.parts.tags import are_entities, entity_types
+from ds_distill.parts.tasks import TokenClassification
+from ds_distill.prediction import load_predictor
+from ds_distill.tagging import Tagger, words_of
+from ds_distill.views import PaddedView
+
+TAGS = ["O", "B-gene", "I-gene", "B-disease", "I-disease"]
+
+HOSTILE = [
+    *("\u200b", "\u00ad", "\ufe0f", "\u0007", "\u00a0", "\u2028", " ", "\t", "\ufffd", "\u202e"),
+    *(
+        "e\u0301",
+        "\u0301",
+        "\u05d0\u05d1",
+        "\u0627\u0644",
+        "\U0001f468\u200d\U0001f469",
+        "\U0001f1e9",
+    ),
+    *("Parkinson", "IL-2", "\u4e2d\u56fd", "a b", "[SEP]", "</s>", "\u2581", "##s", "\u0120", "'"),
+]
+words_strategy = st.lists(
+    st.one_of(
+        st.sampled_from(HOSTILE),
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@pytest.fixture(scope="module")
+def real(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Tokenizers of real vocabularies, for lists of words."""
+    kinds = {
+        "bert-base-cased": "bert",
+        "pubmedbert-uncased": "bert",
+        "deberta-v3-base": "deberta-v2",
+        "roberta-base": "roberta",
+        "albert-base": "albert",
+    }
+    root, found = tmp_path_factory.mktemp("vocabularies"), {}
+    for name, kind in kinds.items():
+        folder = root / name
+        shutil.copytree(shared_data / "vocabs" / name, folder, copy_function=shutil.copyfile)
+        folder.chmod(0o755)
+        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+        lower = {"do_lower_case": "uncased" in name} if kind == "bert" else {}
+        if kind == "roberta":
+            from transformers import RobertaTokenizer
+
+            files = (str(folder / "vocab.json"), str(folder / "merges.txt"))
+            RobertaTokenizer(*files).save_pretrained(folder)
+        else:
+            AutoTokenizer.from_pretrained(folder, **lower).save_pretrained(folder)
+        found[name] = load_tokenizer(str(folder), of_words=True)
+    return found
+
+
+# ------------------------------------------------------------------------------- words in views
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(words=words_strategy, max_length=st.integers(8, 24))
+def test_the_same_words_count_in_every_view(
+    real: dict[str, Any], words: list[str], max_length: int
+) -> None:
+    """Words are cut one by one, so what each has alone says where its first token stands."""
+    have = np.ones(len(words), dtype=bool)
+    for tokenizer in real.values():
+        alone = [
+            len(tokenizer([word], is_split_into_words=True, add_special_tokens=False)["input_ids"])
+            for word in words
+        ]
+        before = 1 + np.cumsum([0, *alone[:-1]])  # one special token stands before the words
+        room = max_length - 1  # and one after them
+        expected = [
+            at if count and at < room else NO_TOKEN
+            for at, count in zip(before.tolist(), alone, strict=True)
+        ]
+        encoded = encode_words(tokenizer, [words], max_length)
+        found = first_tokens(encoded, 0, len(words))
+        assert found.tolist() == expected
+        have &= found != NO_TOKEN
+    keys = word_keys([words])
+    row = {
+        "words": [words],
+        "label": [[0] * len(words)],
+        "key_hi": keys[:, 0],
+        "key_lo": keys[:, 1],
+    }
+    counted = prepare(datasets.Dataset.from_dict(row), list(real.values()), max_length)["counted"]
+    assert list(counted) == [have.tolist()]
+
+
+def test_roberta_reads_words_with_a_space_before_each(real: dict[str, Any]) -> None:
+    roberta = real["roberta-base"]
+    text = "the tumour suppressor gene"
+    in_text = roberta(text, add_special_tokens=False)["input_ids"]
+    in_list = roberta(text.split(), is_split_into_words=True, add_special_tokens=False)["input_ids"]
+    assert in_list[1:] == in_text[1:]
+    assert roberta.convert_ids_to_tokens(in_list)[0] == "Ġthe"
+
+
+def test_a_tokenizer_that_cuts_words_otherwise_is_refused(
+    tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"[UNK]": 0, "the": 1, " word": 2, "word": 3}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(" ?[a-z]+"), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)) is not None
+    with pytest.raises(UserError, match="cuts a word of a list otherwise than in a text"):
+        load_tokenizer(str(tmp_path), of_words=True)
+
+
+@given(st.lists(st.lists(st.text(max_size=3), max_size=4), max_size=4, unique_by=tuple))
+def test_lists_of_words_that_differ_have_keys_that_differ(lists: list[list[str]]) -> None:
+    assert len({tuple(key) for key in word_keys(lists).tolist()}) == len(lists)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())
+def test_words_of_some_examples(lengths: list[int], data: st.DataObject) -> None:
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    counted = np.array(
+        data.draw(st.lists(st.booleans(), min_size=sum(lengths), max_size=sum(lengths)))
+    )
+    words = Words(offsets, counted)
+    some = np.array(
+        data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8)), dtype=np.int64
+    )
+    rows = [row for one in some for row in range(offsets[one], offsets[one + 1])]
+    assert words.of_examples(some).tolist() == rows
+    assert words.at(some).counted.tolist() == counted[rows].tolist() if rows else True
+    assert np.diff(words.at(some).offsets).tolist() == [lengths[one] for one in some]
+    assert [int(owner) for owner in words.examples] == [
+        number for number, length in enumerate(lengths) for _ in range(length)
+    ]
+
+
+# -------------------------------------------------------------------------------------- batches
+
+
+def written(folder: Path, rows: list[dict[str, Any]], **data: Any) -> datasets.Dataset:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = TokenClassification(data={"path": str(folder), **data}, labels=TAGS)
+    return open_source(task, cache_folder=folder / "cache").read("train")
+
+
+ROWS = [
+    {"tokens": ["the", "cat", "saw", "snow"], "tags": ["O", "B-gene", "O", "B-disease"]},
+    {"tokens": ["rain"], "tags": ["B-disease"]},
+    {"tokens": ["a", "\u200b", "very", "old", "tiger"], "tags": ["O", "O", "O", "O", "B-gene"]},
+]
+
+
+def collator(folder: Path, model: Path, **options: Any) -> tuple[Examples, WordCollator]:
+    """max_length 6: of the third example `old` and `tiger` are cut off, and U+200B has no token."""
+    tokenizer = load_tokenizer(str(model), of_words=True)
+    split = prepare(written(folder, ROWS), [tokenizer], 5)
+    tokenise(split, tokenizer, 5, folder / "tokens.arrow")
+    examples = Examples.of(split)
+    return examples, WordCollator(
+        examples, {"student": TokenTable(folder / "tokens.arrow", tokenizer)}, **options
+    )
+
+
+def test_a_row_per_word(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+    examples, collate = collator(tmp_path / "data", tiny_models["toy"])
+    assert len(examples) == 3 and len(examples.labels) == 10
+    batch = collate(np.array([2, 0]))
+    assert batch.labels.tolist() == [0, 0, 0, 0, 1, 0, 1, 0, 3]
+    assert batch.row_sets["all"].tolist() == [0, 2, 3, 5, 6, 7]
+    assert batch.row_sets["labelled"].tolist() == [0, 2, 3, 5, 6, 7]
+    assert stored_rows(batch).tolist() == list(range(9))
+    assert (batch.keys[:5] == examples.keys[2]).all() and (batch.keys[5:] == examples.keys[0]).all()
+    view = batch.views["student"]
+    tokenizer = load_tokenizer(str(tiny_models["toy"]))
+    assert view.positions is not None and view.example_indices.tolist() == [0] * 5 + [1] * 4
+    read = tokenizer.convert_ids_to_tokens(view.input_ids.flatten()[view.positions].tolist())
+    counted = [read[row] for row in batch.row_sets["all"].tolist()]
+    assert counted == ["a", "very", "old", "the", "cat", "saw"]
+    assert read[1] == read[4] == "[CLS]", "words without a token are read at the first position"
+
+
+def test_a_batch_of_no_examples_has_rows_that_do_not_count(
+    tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    batch = collator(tmp_path / "data", tiny_models["toy"])[1](np.array([], dtype=np.int64))
+    assert all(len(rows) == 0 for rows in batch.row_sets.values())
+    assert len(batch.labels) == 4 and not len(stored_rows(batch))
+
+
+def test_unlabelled_splits_have_no_labelled_rows(
+    tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
+    plain = written(tmp_path / "data", [{"tokens": row["tokens"]} for row in ROWS])
+    examples = Examples.of(prepare(plain, [tokenizer], 16))
+    assert not examples.labelled.any() and set(examples.labels.tolist()) == {-1}
+    assert examples.words is not None and examples.words.counted.sum() == 9
+
+
+FAMILIES = ("bert", "roberta", "deberta-v2", "distilbert", "albert", "electra", "modernbert")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_at_words_are_those_of_transformers(family: str) -> None:
+    sizes = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "num_labels": 5,
+        "pad_token_id": 0,
+    }
+    if family == "modernbert":
+        sizes |= {"bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+    config = AutoConfig.for_model(family, **sizes)
+    torch.manual_seed(0)
+    model = AutoModelForTokenClassification.from_config(config).eval()
+    ids = torch.randint(3, 50, (2, 7))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    positions = torch.tensor([1, 3, 3, 8, 11])
+    with torch.no_grad():
+        whole = model(input_ids=ids, attention_mask=mask).logits
+        here = read_signals(model, PaddedView(ids, mask, positions=positions), (-1,))
+    torch.testing.assert_close(here.logits, whole.flatten(0, 1)[positions])
+    assert here.hidden[-1].shape == (5, 32)
+
+
+# ------------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"tokens": ["a"], "tags": ["O", "O"]}, "one tag for each of the 1 words"),
+        ({"tokens": [], "tags": []}, "must be a list of words, at least one"),
+        ({"tokens": "a b", "tags": ["O", "O"]}, "must be a list of words"),
+        ({"tokens": ["a", 3], "tags": ["O", "O"]}, "word 1 of 'tokens' must be a text"),
+        ({"tokens": ["a", "\ud800"], "tags": ["O", "O"]}, "half of a surrogate pair"),
+        ({"tokens": ["a"], "tags": ["B-gen"]}, "Did you mean .B-gene."),
+        ({"tokens": ["a"], "tags": [None]}, "word 0 has no tag"),
+        ({"tokens": ["a"], "tags": None}, "no tags in 'tags', but"),
+        ({"text": "a", "tags": ["O"]}, "no 'tokens'"),
+    ],
+)
+def test_mistakes_in_rows_name_their_location(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        written(tmp_path / "data", [*ROWS, row])
+    assert "train.jsonl:4" in str(error.value)
+
+
+# --------------------------------------------------------------------------------------- scores
+
+tag_lists = st.lists(
+    st.lists(st.sampled_from(TAGS), min_size=1, max_size=8), min_size=1, max_size=6
+)
+
+
+def predictions_of(
+    truth: list[list[str]], predicted: list[list[str]], counted: np.ndarray | None = None
+) -> TagPredictions:
+    lengths = [len(tags) for tags in truth]
+    rows = sum(lengths)
+    logits = np.zeros((rows, len(TAGS)))
+    logits[np.arange(rows), [TAGS.index(tag) for tags in predicted for tag in tags]] = 1.0
+    labels = np.array([TAGS.index(tag) for tags in truth for tag in tags])
+    counted = np.ones(rows, dtype=bool) if counted is None else counted
+    return TagPredictions(
+        logits, labels, Words(np.concatenate([[0], np.cumsum(lengths)]), counted), TAGS
+    )
+
+
+@settings(deadline=None)
+@given(tag_lists, st.data())
+def test_scores_are_seqevals(truth: list[list[str]], data: st.DataObject) -> None:
+    predicted = [
+        data.draw(st.lists(st.sampled_from(TAGS), min_size=len(tags), max_size=len(tags)))
+        for tags in truth
+    ]
+    lost = [data.draw(st.lists(st.booleans(), min_size=len(t), max_size=len(t))) for t in truth]
+    counted = ~np.array([one for tags in lost for one in tags])
+    found = predictions_of(truth, predicted, counted)
+    seen = [  # a word without a token is predicted O
+        ["O" if gone else tag for tag, gone in zip(tags, which, strict=True)]
+        for tags, which in zip(predicted, lost, strict=True)
+    ]
+    for mode, options in {"default": {}, "strict": {"mode": "strict", "scheme": IOB2}}.items():
+        chosen = EntityF1Settings(mode=mode)
+        for metric, oracle in (
+            (EntityF1, seqeval.metrics.f1_score),
+            (EntityPrecision, seqeval.metrics.precision_score),
+            (EntityRecall, seqeval.metrics.recall_score),
+        ):
+            expected = oracle(truth, seen, zero_division=0, **options)
+            assert metric(chosen, TAGS).value(found) == pytest.approx(expected), (mode, metric)
+    flat_truth = [tag[2:] or "O" for tags in truth for tag in tags]
+    flat_seen = [tag[2:] or "O" for tags in seen for tag in tags]
+    assert WordAccuracy(None, TAGS).value(found) == pytest.approx(
+        np.mean(
+            [a == b for x, y in zip(truth, seen, strict=True) for a, b in zip(x, y, strict=True)]
+        )
+    )
+    types = [t for t in ("gene", "disease") if t in flat_truth + flat_seen]
+    if types:
+        expected = f1_score(flat_truth, flat_seen, labels=types, average="macro", zero_division=0)
+        assert WordF1(None, TAGS).value(found) == pytest.approx(expected)
+    report = seqeval.metrics.classification_report(truth, seen, output_dict=True, zero_division=0)
+    for kind, value in found.per_class(TAGS).items():
+        there = report.get(kind, {}).get("support", 0)
+        assert value == (pytest.approx(report[kind]["f1-score"]) if there else None)
+
+
+def test_intervals_are_over_examples() -> None:
+    """One example with many words weighs as one: drawn by words the interval would be narrow."""
+    truth = [["B-gene"] * 50, *[["B-disease"]] * 4]
+    right = predictions_of(truth, truth)
+    wrong = predictions_of(truth, [["O"] * 50, *truth[1:]])
+    low, high = paired_interval(right, wrong, EntityF1(EntityF1Settings(), TAGS))
+    assert low == 0.0 and high > 0.9
+
+
+def test_tags_that_are_no_entities_have_no_types() -> None:
+    assert are_entities(TAGS) and entity_types(TAGS) == ["gene", "disease"]
+    assert not are_entities(["NOUN", "VERB"]) and not are_entities(["O", "B-"])
+    assert not are_entities(["B-gene", "I-gene"])
+
+
+# ------------------------------------------------------------------------------ entities in texts
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), st.data())
+def test_words_of_a_text_are_all_that_is_no_white_space(text: str, data: st.DataObject) -> None:
+    text += data.draw(st.sampled_from(["", *HOSTILE]))
+    spans = words_of(text)
+    assert all(start < end for start, end in spans)
+    assert all(one[1] <= other[0] for one, other in pairwise(spans))
+    covered = {at for start, end in spans for at in range(start, end)}
+    rest = "".join(letter for at, letter in enumerate(text) if at not in covered)
+    assert rest.strip() == "", "what is in no word is white space"
+
+
+@pytest.fixture(scope="module")
+def tagger(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Tagger:
+    """Of random weights, which find entities everywhere."""
+    folder = tmp_path_factory.mktemp("tagger")
+    torch.manual_seed(0)
+    names = dict(enumerate(TAGS))
+    model = AutoModelForTokenClassification.from_pretrained(
+        tiny_models["toy"], num_labels=5, id2label=names, label2id={v: k for k, v in names.items()}
+    )
+    model.save_pretrained(folder)
+    tokenizer = load_tokenizer(str(tiny_models["toy"]))
+    tokenizer.model_max_length = 16
+    tokenizer.save_pretrained(folder)
+    found = load_predictor(folder)
+    assert isinstance(found, Tagger)
+    return found
+
+
+def test_entities_of_a_text_are_those_of_its_words(tagger: Tagger) -> None:
+    texts = ["the cat, a dog (very old) saw snow", "", "  \n", "rain"]
+    of_texts = [found["predicted"] for found in tagger.predictions(texts)]
+    for text, found in zip(texts, of_texts, strict=True):
+        words = [text[start:end] for start, end in words_of(text)]
+        [of_words] = tagger.predictions([words])
+        assert len(of_words["predicted"]) == len(words)
+        expected = seqeval.metrics.sequence_labeling.get_entities(of_words["predicted"])
+        assert [one["type"] for one in found] == [kind for kind, _, _ in expected]
+        for one, (_, first, last) in zip(found, expected, strict=True):
+            assert text[one["start"] : one["end"]] == one["text"]
+            assert one["text"].startswith(words[first]) and one["text"].endswith(words[last])
+            assert 0 < one["probability"] <= 1
+    assert of_texts[0] and of_texts[1] == of_texts[2] == []
+
+
+def test_tags_are_those_of_the_model(tagger: Tagger) -> None:
+    words = ["the", "cat", "saw", "a", "very", "old", "dog"]
+    encoded = tagger.tokenizer(words, is_split_into_words=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = tagger._model(**encoded).logits[0]
+    first = {word: at for at, word in reversed(list(enumerate(encoded.word_ids(0))))}
+    expected = [TAGS[int(logits[first[number]].argmax())] for number in range(len(words))]
+    [found] = tagger.predictions([words])
+    assert found["predicted"] == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from(["the", "xyzzy", "cat", "\u200b", "abcdefghijklmnopqrs"]), max_size=40)
+)
+def test_windows_hold_every_word_and_are_short_enough(tagger: Tagger, words: list[str]) -> None:
+    windows = list(tagger._windows([words]))
+    seen = set()
+    for window in windows:
+        end = window.first + len(window.words)
+        assert words[window.first : end] == window.words
+        tokens = len(tagger.tokenizer(window.words, is_split_into_words=True)["input_ids"])
+        assert tokens <= tagger.max_length or len(window.words) == 1
+        seen.update(range(window.first, end))
+    assert seen == set(range(len(words)))
+    [found] = tagger.predictions([words])
+    assert len(found["predicted"]) == len(words)
+    tags = zip(words, found["predicted"], strict=True)
+    assert all(tag == "O" for word, tag in tags if word == "\u200b")
+
+
+def test_a_word_is_read_where_it_has_most_around_it(tagger: Tagger) -> None:
+    words = ["the", "cat", "saw", "a", "very", "old", "dog"] * 6
+    first, second, *_ = tagger._windows([words])
+    shared = range(second.first, first.first + len(first.words))
+    assert len(shared) >= 3
+    rooms = {
+        w.first: dict(zip(range(w.first, 99), w.room(len(words)), strict=False))
+        for w in (first, second)
+    }
+    chosen = [max(rooms, key=lambda start: rooms[start][at]) for at in shared]
+    assert chosen[0] == first.first and chosen[-1] == second.first
