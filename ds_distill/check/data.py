@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 
 import datasets
@@ -21,8 +21,9 @@ from ds_distill.data.validation_split import (
 )
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import check_head
-from ds_distill.models.labels import LabelMap, label_map
+from ds_distill.models.labels import LabelMap, label_map, tag_map
 from ds_distill.parts.phases import PHASES, PhaseSettings, Training
+from ds_distill.parts.tags import OUTSIDE
 from ds_distill.parts.tasks import TASKS, metric_of
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
@@ -34,10 +35,11 @@ WORTH_A_NOTE = 0.05
 class Data:
     """The splits that the phases of a recipe's task use, each read once."""
 
-    def __init__(self, recipe: Recipe, task_name: str, source: Source) -> None:
+    def __init__(self, recipe: Recipe, task_name: str, sources: Mapping[str, Source]) -> None:
+        """sources: of all tasks, by task."""
         self.recipe = recipe
         self.task_name, self.task = task_name, recipe.tasks_by_name[task_name]
-        self.source = source
+        self.source, self._sources = sources[task_name], sources
         self._read: dict[str, datasets.Dataset] = {}
 
     def mistakes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
@@ -180,6 +182,17 @@ class Data:
             except UserError as error:
                 what = f"used by phase {first!r} without training: {error}"
                 mistakes.setdefault(what, []).append(f"teachers.{name}")
+        for teacher, (head, first) in teachers_of_other_tags(recipe, self.task_name).items():
+            maps[teacher] = tag_map(self._sources[head].labels, labels)
+            found = maps[teacher]
+            if found is not None and not any(labels[number] != OUTSIDE for number in found.known):
+                what = (
+                    f"trained on task {head!r}, and has none of the tags of task "
+                    f"{self.task_name!r}, on which phase {first!r} runs it. Name the tags of one "
+                    f"entity type alike: one has {', '.join(self._sources[head].labels)}, the "
+                    f"other {', '.join(labels)}."
+                )
+                mistakes.setdefault(what, []).append(f"teachers.{teacher}")
         for what, names in mistakes.items():
             yield f"{', '.join(names)}: {what}"
         if not mistakes:
@@ -248,6 +261,22 @@ def untrained_teachers(recipe: Recipe, task: str) -> dict[str, str]:
             if teacher not in trained:
                 found.setdefault(teacher, name)
         trained |= set(phase.outputs)
+    return found
+
+
+def teachers_of_other_tags(recipe: Recipe, task: str) -> dict[str, tuple[str, str]]:
+    """Teachers that a phase of a task of words runs after they were trained on another such task:
+    that task, and the phase."""
+    heads: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
+    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        evaluates = PHASES[phase.kind].makes == "evaluation"
+        runs = phase.runs_teachers and recipe.task_name(phase) == task and not evaluates
+        for teacher in recipe.teachers if runs and recipe.tasks_by_name[task].of_words else ():
+            head = heads.get(teacher, task)
+            if head != task and recipe.tasks_by_name[head].of_words:
+                found.setdefault(teacher, (head, name))
+        heads.update(dict.fromkeys(phase.outputs, recipe.task_name(phase)))
     return found
 
 

@@ -33,12 +33,14 @@ def phase_mistakes(recipe: Recipe) -> Iterator[str]:
 
 
 def _other_heads(phase: PhaseSettings, context: Context) -> Iterator[str]:
-    """Teachers that run with the head of another task. An evaluation leaves them out."""
+    """Teachers that run with the head of another task. An evaluation leaves them out. With tasks of
+    words they may know some of the tags, which their labels tell."""
     if not phase.runs_teachers or PHASES[phase.kind].makes == "evaluation":
         return
     for teacher in context.recipe.teachers:
         head = context.heads.get(teacher, context.task_name)
-        if head != context.task_name:
+        of_words = context.task.of_words and context.recipe.tasks_by_name[head].of_words
+        if head != context.task_name and not of_words:
             yield (
                 f"{context.location}: runs teacher {teacher!r} on task {context.task_name!r}, and "
                 f"a phase before has trained it on task {head!r}, whose head it has now. Train it "

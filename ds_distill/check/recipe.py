@@ -97,7 +97,7 @@ def _too_large(recipe: Recipe, models: Models) -> Iterator[str]:
 
 
 def _data(recipe: Recipe, sources: Mapping[str, Source]) -> list[Data]:
-    return [Data(recipe, name, source) for name, source in sources.items()]
+    return [Data(recipe, name, sources) for name in sources]
 
 
 def trained_on_what_chooses(recipe: Recipe) -> list[str]:

@@ -73,8 +73,11 @@ class CombinedSource(Source):
         plain = {"splits": data.own_splits(), "folds": None, "per_class": {}, "limit": {}}
         self._own = source_at(task.model_copy(update={"data": data.model_copy(update=plain)}))
         self._others = {
-            name: _Other(name, split, task, self, source_at)
-            for name, split in data.splits_from().items()
+            name: [
+                _Other(name, number if len(parts) > 1 else None, split, task, self, source_at)
+                for number, split in enumerate(parts)
+            ]
+            for name, parts in data.splits_from().items()
         }
         self.splits = in_order({*self._own.splits, *self._others})
         if data.folds is not None:
@@ -116,12 +119,20 @@ class CombinedSource(Source):
         return data.select(np.flatnonzero((numbers == folds.fold) == tested))
 
     def _whole(self, split: str) -> datasets.Dataset:
-        other = self._others.get(split)
-        return self._own._examples(split) if other is None else other.examples()
+        if split not in self._others:
+            return self._own._examples(split)
+        parts = [other.examples() for other in self._others[split]]
+        if len({(tuple(part.column_names), has_labels(part)) for part in parts}) > 1:
+            raise UserError(
+                f"task.data.splits.{split}: its parts do not have the same columns, or some have "
+                "labels and others none, so they cannot be one split. Give them all labels, or "
+                "none with labels: none."
+            )
+        return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
 
     def _no_labels(self, split: str) -> UserError:
         if split in self._others:
-            return self._others[split].no_labels()
+            return self._others[split][0].no_labels()
         return self._own._no_labels(split if split in self._own.splits else self._own.splits[0])
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
@@ -129,9 +140,11 @@ class CombinedSource(Source):
         whole = folds.of if folds is not None and split in {*folds.of, _TEST} else [split]
         found: dict[tuple[int, int], str] = {}
         for name in whole:
-            other = self._others.get(name)
-            here = self._own.locations(name, keys) if other is None else other.locations(keys)
-            found = {**here, **found}
+            sources = self._others.get(name)
+            if sources is None:
+                found = {**self._own.locations(name, keys), **found}
+            for other in sources or ():
+                found = {**other.locations(keys), **found}
         return found
 
     def _check_folds(self, folds: Folds) -> None:
@@ -146,18 +159,19 @@ class CombinedSource(Source):
 
 
 class _Other:
-    """A split of a task that comes from other data."""
+    """A split of a task that comes from other data, or part number `number` of one."""
 
     def __init__(
         self,
         name: str,
+        number: int | None,
         split: SplitFrom,
         task: Task,
         combined: CombinedSource,
         source_at: Callable[[Task], Source],
     ) -> None:
         self._name, self._split, self._combined = name, split, combined
-        self._key = f"task.data.splits.{name}"
+        self._key = f"task.data.splits.{name}" + ("" if number is None else f".{number}")
         self._labelled = task.has_classes and split.labels != "none" and split.randomise is None
         data = task.data.model_copy(
             update={

@@ -10,6 +10,7 @@ import yaml
 from transformers import PreTrainedConfig
 
 from ds_distill.errors import UserError
+from ds_distill.parts.tags import OUTSIDE
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:
@@ -98,6 +99,25 @@ def label_map(
     classes = tuple(sorted(outputs))
     found = tuple(tuple(sorted(outputs[label])) for label in classes)
     if found == tuple((number,) for number in range(len(names))) and len(classes) == len(labels):
+        return None
+    return LabelMap(found, None if len(classes) == len(labels) else classes)
+
+
+def tag_map(names: list[str], labels: list[str]) -> LabelMap | None:
+    """Which outputs of a token classifier of some entity types are the tags of a task of others:
+    those of the same name. What is no type of the task is O there; of the task's types that the
+    model does not know it says nothing. None: all, in the same order.
+
+    names: of the model's outputs. labels: the task's.
+    """
+    outputs: dict[int, list[int]] = {}
+    for number, name in enumerate(names):
+        label = name if name in labels else OUTSIDE
+        if label in labels:
+            outputs.setdefault(labels.index(label), []).append(number)
+    classes = tuple(sorted(outputs))
+    found = tuple(tuple(outputs[label]) for label in classes)
+    if names == labels:
         return None
     return LabelMap(found, None if len(classes) == len(labels) else classes)
 

@@ -119,12 +119,16 @@ class Folds(Section):
 
 
 def _name_or_section(value: Any) -> str:
+    if isinstance(value, list):
+        return tag("split", "sections")
     section = isinstance(value, dict | SplitFrom)
     return tag("split", "section" if section else "name")
 
 
 Split = Annotated[
-    Annotated[str, Tag(tag("split", "name"))] | Annotated[SplitFrom, Tag(tag("split", "section"))],
+    Annotated[str, Tag(tag("split", "name"))]
+    | Annotated[SplitFrom, Tag(tag("split", "section"))]
+    | Annotated[Annotated[list[SplitFrom], Field(min_length=1)], Tag(tag("split", "sections"))],
     Discriminator(_name_or_section),
 ]
 
@@ -141,8 +145,8 @@ class Data(Section):
     columns: Columns = Columns()
     splits: dict[Name, Split] = Field(default_factory=dict)
     """Our split's name to the file's name in the folder, or to the hub's split; or to a section,
-    for a split from other data. If no file is named here, train, validation, test (and what else
-    is there) are found by their usual names."""
+    for a split from other data, or a list of them, for the examples of all. If no file is named
+    here, train, validation, test (and what else is there) are found by their usual names."""
     folds: Folds | None = None
     """Cross-validation. Default: the splits as they are."""
     per_class: dict[Name, Count] = Field(default_factory=dict)
@@ -155,6 +159,7 @@ class Data(Section):
         """Those of `splits` that are in the data themselves: our name to theirs."""
         return {name: split for name, split in self.splits.items() if isinstance(split, str)}
 
-    def splits_from(self) -> dict[str, SplitFrom]:
-        """Those of `splits` that come from other data."""
-        return {name: s for name, s in self.splits.items() if isinstance(s, SplitFrom)}
+    def splits_from(self) -> dict[str, list[SplitFrom]]:
+        """Those of `splits` that come from other data: from where, in their order."""
+        found = {name: s for name, s in self.splits.items() if not isinstance(s, str)}
+        return {name: s if isinstance(s, list) else [s] for name, s in found.items()}

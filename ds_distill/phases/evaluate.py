@@ -13,6 +13,7 @@ from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_map
 from ds_distill.parts.phases import PHASES, Evaluate
 from ds_distill.parts.phases.evaluate import START
+from ds_distill.parts.tags import OUTSIDE
 from ds_distill.parts.tasks import TASKS, metric_of
 from ds_distill.recipe.schema import Recipe
 from ds_distill.routing.comparison import numbered
@@ -23,10 +24,12 @@ from ds_distill.run.label_warnings import warn_of_teachers
 
 def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
     """Model name -> role (`teacher`, `student` or `control`) of what phase `number` finds with a
-    head of its task: last trained on it, or a teacher that no phase before has trained.
+    head of its task: last trained on it, or a teacher that no phase before has trained. Of tasks of
+    words those trained on another one too, which may have some of its tags.
 
     A control is a student trained without teachers.
     """
+    tasks = recipe.tasks_by_name
     task = recipe.task_name(recipe.phases[number])
     roles = dict.fromkeys(recipe.teachers, "teacher")
     heads = dict.fromkeys(recipe.teachers, task)
@@ -36,12 +39,20 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
         for output in phase.outputs:
             roles.setdefault(output, "control")
             heads[output] = recipe.task_name(phase)
-    return {model: role for model, role in roles.items() if heads[model] == task}
+    return {
+        model: role
+        for model, role in roles.items()
+        if heads[model] == task or (tasks[heads[model]].of_words and tasks[task].of_words)
+    }
 
 
 def _with_head(run: Run, reference: ModelReference) -> bool:
     """Whether a teacher as it was given has a head of the task. With one task `check` has refused
-    one that has none."""
+    one that has none. A model that was trained on other entity types has one where it knows a type
+    of the task."""
+    if reference.head not in (None, run.task_name):
+        known = range(len(run.labels)) if reference.label_map is None else reference.label_map.known
+        return any(run.labels[number] != OUTSIDE for number in known)
     if reference.trained or len(run.recipe.tasks_by_name) == 1:
         return True
     config = load_config(reference.model, reference.revision)

@@ -23,23 +23,35 @@ def verdict(results: dict[str, Any]) -> str:
 
     Better and worse mean that the 95% interval of the difference excludes zero.
     """
-    evaluation = last_evaluation(results)
     student = results["student"]
     if student is None:
         return "No student was trained."
-    if evaluation is None or student not in evaluation["models"]:
+    of_student = [one for one in last_evaluations(results) if student in one["models"]]
+    if not of_student:
         return (
             f"The student is `{student}`. No evaluate phase comes after it, so its quality was "
             "not measured."
         )
-    return " ".join(_Verdict(evaluation, student).sentences())
+    sentences = []
+    for evaluation in of_student:
+        where = f"On {evaluation['task']}: " if len(of_student) > 1 else ""
+        sentences.append(where + " ".join(_Verdict(evaluation, student).sentences()))
+    return " ".join(sentences)
+
+
+def last_evaluations(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The record of the last evaluate phase of the shipped student's task; where there is none, of
+    each other task, on which it may stand beside models of theirs."""
+    records = [r for r in results["phases"] if PHASES[r["kind"]].makes == "evaluation"]
+    last = {record["task"]: record for record in records}
+    own = last.get(results["task"])
+    return list(last.values()) if own is None else [own]
 
 
 def last_evaluation(results: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of the last evaluate phase of the shipped student's task, if there is one."""
-    records = [r for r in results["phases"] if PHASES[r["kind"]].makes == "evaluation"]
-    of_task = [record for record in records if record["task"] == results["task"]]
-    return (of_task or [None])[-1]
+    """The last of these."""
+    found = last_evaluations(results)
+    return found[-1] if found else None
 
 
 def left_out(results: dict[str, Any]) -> dict[str, str]:

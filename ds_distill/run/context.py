@@ -18,7 +18,7 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
 from ds_distill.files import new_folder
 from ds_distill.models.configuration import load_config, load_tokenizer
-from ds_distill.models.labels import LabelMap, class_names, label_map
+from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.parts.phases import Training
 from ds_distill.parts.tasks import TASKS
@@ -186,7 +186,7 @@ class Run:
             if earlier < number and output == name:
                 model = str(self.folder.model(earlier, output))
                 head = self.recipe.task_name(self.recipe.phases[earlier])
-                return ModelReference(name, model, head=head)
+                return ModelReference(name, model, head=head, label_map=self._tags_of(model, head))
         given = self.recipe.student if name == "student" else self.recipe.teachers[name]
         model = resolve_model(given.model, self.recipe.models_folder)
         if not isinstance(given, Teacher):
@@ -197,6 +197,13 @@ class Run:
             many = self.task.many_labels
             found = label_map(model, config, self.labels, given.labels, many_labels=many)
         return ModelReference(name, model, given.revision, label_map=found)
+
+    def _tags_of(self, model: str, head: str) -> LabelMap | None:
+        """Which tags of a model that was trained on another task of words are this task's."""
+        of_words = self.task.of_words and self.recipe.tasks_by_name[head].of_words
+        if head == self.task_name or not of_words:
+            return None
+        return tag_map(class_names(load_config(model)), self.labels)
 
     def tokenizer(self, reference: ModelReference) -> PreTrainedTokenizerBase:
         """A model's tokenizer, read once and shared. It keeps the settings of its last call, so
@@ -254,7 +261,8 @@ class Run:
             "attention": attention,
         }
         labels = self.labels
-        if reference.label_map is not None:  # all classes of the checkpoint, in its order
+        if reference.label_map is not None and not options["new_head"]:
+            # All classes of the checkpoint, in its order.
             labels = class_names(load_config(reference.model, reference.revision))
         return self.kind.load(self, reference.model, labels, **options)
 

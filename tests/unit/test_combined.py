@@ -369,3 +369,40 @@ def test_the_folds_of_gad_and_the_files_of_euadr(shared_data, tmp_path):
         SingleLabel.model_validate({"data": euadr}), tmp_path, data_folder=str(shared_data)
     )
     assert len(source.read("train")) > 300 and len(source.read("test")) > 20
+
+
+# --------------------------------------------------------------------- a split of several parts
+
+
+@pytest.fixture
+def one(root):
+    write(root / "one.jsonl", [("x", OURS[0]), ("y", OURS[1])])
+
+
+def test_a_split_may_have_several_parts(root, one):
+    parts = [
+        {"path": str(root / "one.jsonl"), "labels": "none"},
+        {"path": str(root / "other"), "split": "dev", "labels": "none"},
+    ]
+    alone = [opened(task(root, splits={"transfer": part}), root).read("transfer") for part in parts]
+    both = opened(task(root, splits={"transfer": parts}), root).read("transfer")
+    assert rows_of(both) == [row for part in alone for row in rows_of(part)] and len(both) > 1
+    keys = {(row["key_hi"], row["key_lo"]) for row in both}
+    source = opened(task(root, splits={"transfer": parts}), root)
+    places = source.locations("transfer", keys)
+    assert len(places) == len(keys) and len({place.split(":")[0] for place in places.values()}) == 2
+
+
+def test_parts_with_and_without_labels_are_no_split(root, one):
+    parts = [
+        {"path": str(root / "one.jsonl")},
+        {"path": str(root / "one.jsonl"), "labels": "none"},
+    ]
+    with pytest.raises(UserError, match=r"splits.transfer: .* labels and others none"):
+        opened(task(root, splits={"transfer": parts}), root).read("transfer")
+
+
+def test_a_mistake_in_a_part_names_it(root, one):
+    parts = [{"path": str(root / "one.jsonl")}, {"path": str(root / "nothing.jsonl")}]
+    with pytest.raises(UserError, match=r"task.data.splits.transfer.1.path"):
+        opened(task(root, splits={"transfer": parts}), root)
