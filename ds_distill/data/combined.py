@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ds_distill.data import docstrings
+from ds_distill.data.examples import keep_per_class
 from ds_distill.data.keys import hash_keys
 from ds_distill.data.labels import is_labelled, label_array
 from ds_distill.data.randomise import randomised
@@ -201,6 +202,14 @@ class _Other:
             )
 
     def examples(self) -> datasets.Dataset:
+        data = self._examples()
+        if self._split.limit is None:
+            return data
+        keys = np.stack([np.asarray(data[name][:]) for name in ("key_hi", "key_lo")], axis=1)
+        one_class = np.zeros(len(data), dtype=np.int64)
+        return data.select(keep_per_class(one_class, keys, self._split.limit))
+
+    def _examples(self) -> datasets.Dataset:
         with self._located():
             data = self._source._examples("train")
             if "class" in data.column_names:

@@ -68,6 +68,8 @@ class SplitFrom(Section):
     """`none`: the labels of these data are not read. Or a label there to this task's label, e.g.
     {false: no, true: yes}; one that maps to null leaves its rows out. Default: they have this
     task's labels, by name, or none at all."""
+    limit: Count | None = None
+    """So many of its examples at most, chosen by their own keys. Default: all."""
     randomise: Randomise | None = None
     """Random texts made of these."""
 

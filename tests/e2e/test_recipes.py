@@ -82,30 +82,40 @@ class Toys:
         """Folders with the splits, columns and labels that the recipe reads."""
         data = task["data"]
         labels = task.get("labels") or TOY_LABELS
-        sections = {key: s for key, s in data["splits"].items() if isinstance(s, dict)}
+        of_words = task["type"] == "token-classification"
+        sections = {key: s for key, s in data["splits"].items() if not isinstance(s, str)}
         read = {phase["split"] for phase in phases if phase.get("split")}
         read |= {split for phase in phases for split in phase.get("splits", [])}
         own = {*ROWS, *read} - {*sections}
         folder = self.folder / f"data-{name}"
         for split in own:
-            self.write(folder / f"{split}.jsonl", data["columns"], labels)
+            self.write(folder / f"{split}.jsonl", data["columns"], labels, of_words)
         data |= {"path": str(folder), "config": None, "splits": sections, "per_class": {}}
         data |= {key: empty for key, empty in (("limit", {}), ("folds", None)) if key in data}
-        for split, section in sections.items():
-            there = self.folder / f"data-{name}-{split}"
-            mapped = section["labels"]
-            names = list(mapped) if isinstance(mapped, dict) else labels
-            self.write(there / "train.jsonl", section["columns"], names)
-            section |= {"path": str(there), "config": None, "split": "train"}
+        for split, given in sections.items():
+            for part, section in enumerate(given if isinstance(given, list) else [given]):
+                there = self.folder / f"data-{name}-{split}-{part}"
+                mapped = section["labels"]
+                names = list(mapped) if isinstance(mapped, dict) else labels
+                self.write(there / "train.jsonl", section["columns"], names, of_words)
+                section |= {"path": str(there), "config": None, "split": "train", "limit": None}
 
-    def write(self, file: Path, columns: Section, labels: list[str]) -> None:
+    def write(self, file: Path, columns: Section, labels: list[str], of_words: bool) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file, "w", encoding="utf-8") as lines:
             for number in range(ROWS.get(file.stem, OTHERS)):
                 label = number % len(labels)
-                row = {columns["label"]: labels[label]}
-                for column in filter(None, (columns["text"], columns["text_b"])):
-                    row[column] = toy_text(TOY_LABELS[label % len(TOY_LABELS)], self.draw)
+                texts = [
+                    toy_text(TOY_LABELS[label % len(TOY_LABELS)], self.draw)
+                    for _ in filter(None, (columns["text"], columns["text_b"]))
+                ]
+                if of_words:
+                    words = texts[0].split()
+                    tags = [self.draw.choice(labels) for _ in words]
+                    row: Section = {columns["tokens"]: words, columns["tags"]: tags}
+                else:
+                    names = [columns["label"], columns["text"], columns["text_b"]]
+                    row = dict(zip(names, [labels[label], *texts], strict=False))
                 lines.write(json.dumps(row) + "\n")
 
 

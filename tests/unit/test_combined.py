@@ -393,6 +393,14 @@ def test_a_split_may_have_several_parts(root, one):
     assert len(places) == len(keys) and len({place.split(":")[0] for place in places.values()}) == 2
 
 
+def test_a_part_has_as_many_examples_as_it_is_limited_to(root, one):
+    part = {"path": str(root / "other"), "split": "dev", "labels": "none"}
+    parts = [{**part, "limit": 2}, {"path": str(root / "one.jsonl"), "labels": "none"}]
+    found = rows_of(opened(task(root, splits={"transfer": parts}), root).read("transfer"))
+    limited = task(root, splits={"transfer": part}, limit={"transfer": 2})
+    assert found[:2] == rows_of(opened(limited, root).read("transfer")) and len(found) == 4
+
+
 def test_parts_with_and_without_labels_are_no_split(root, one):
     parts = [
         {"path": str(root / "one.jsonl")},

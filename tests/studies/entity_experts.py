@@ -1,0 +1,131 @@
+"""The study of experts of entity types: genes, diseases and chemicals, an expert of each.
+
+    OMP_NUM_THREADS=2 python tests/studies/entity_experts.py --work FOLDER [--data FOLDER]
+        [--seeds 1 2 3]
+
+Each seed is `ds-distill run entity-experts --small seed=SEED`. Run it again after a stop: finished
+runs are read, the stopped one continues. At the end it writes docs/results/entity-experts.json and
+the tables in docs/routing.md.
+
+Intervals: of a seed's difference, the paired bootstrap over the test sentences; of the mean over
+seeds, Student's t.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from pages import row, show
+from routing import ROOT
+
+from ds_distill.evaluation.seeds import t_interval
+from ds_distill.files import read_json, write_json
+
+RECIPE = "entity-experts"
+RESULTS = ROOT / "docs" / "results" / "entity-experts.json"
+PAGE = ROOT / "docs" / "routing.md"
+MARK = "experts of entity types"
+SETS = {"genes": "BC2GM", "diseases": "NCBI-disease", "chemicals": "BC5CDR-chemical"}
+METRIC = "entity_f1"
+
+
+def run(seed: int, data: Path, folder: Path) -> None:
+    if (folder / "report.html").is_file():
+        return
+    settings = [f"seed={seed}", f"data_folder={data}"]
+    command = [sys.executable, "-m", "ds_distill", "run", RECIPE, "--small", *settings]
+    resume = ["--resume"] if (folder / "recipe.yaml").is_file() else []
+    subprocess.run([*command, "--folder", str(folder), *resume], check=True)
+
+
+def record_of(seed: int, folder: Path) -> dict[str, Any]:
+    """What the study publishes of a finished run."""
+    results = read_json(folder / "results.json")
+    found = {}
+    for record in results["phases"]:
+        if record["kind"] == "evaluate":
+            pairs = {
+                pair["other"]: {key: pair[key] for key in ("difference", "interval")}
+                for pair in record["comparisons"]
+                if pair["student"] == results["student"]
+            }
+            found[record["task"]] = {
+                "examples": record["baseline"]["examples"],
+                "words_without_token": record["baseline"]["words_without_token"],
+                "majority": record["baseline"][METRIC],
+                "models": {name: model[METRIC] for name, model in record["models"].items()},
+                "student_less": pairs,
+            }
+    environment = read_json(folder / "environment.json")
+    return {
+        "seed": seed,
+        "environment": environment,
+        "seconds": results["seconds"],
+        "student": results["student"],
+        "sets": found,
+    }
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Scores, then the student's differences, as Markdown."""
+    models = {"student of the experts": runs[0]["student"], "labels of all sets": "labels-only"}
+
+    def scores(task: str, model: str) -> list[float]:
+        return [100 * one["sets"][task]["models"][model] for one in runs]
+
+    def cell(values: list[float]) -> str:
+        each = " / ".join(f"{value:.1f}" for value in values)
+        return f"{sum(values) / len(values):.1f} ({each})"
+
+    text = row(["entity F1 on test", *SETS.values()]) + row(["---"] * (1 + len(SETS)))
+    text += row(["its expert", *(cell(scores(task, task)) for task in SETS)])
+    for name, model in models.items():
+        text += row([name, *(cell(scores(task, model)) for task in SETS)])
+    text += row(["labels of this set alone", *(cell(scores(t, f"{t}-only")) for t in SETS)])
+    text += row(["always O", *(f"{100 * runs[0]['sets'][task]['majority']:.1f}" for task in SETS)])
+    text += "\n" + row(["student less", *SETS.values()]) + row(["---"] * (1 + len(SETS)))
+    for name, other in (
+        ("its expert", "{}"),
+        ("labels of all sets", "labels-only"),
+        ("labels of this set alone", "{}-only"),
+    ):
+        cells = []
+        for task in SETS:
+            pairs = [one["sets"][task]["student_less"][other.format(task)] for one in runs]
+            differences = [100 * pair["difference"] for pair in pairs]
+            better = sum(pair["interval"][0] > 0 for pair in pairs)
+            worse = sum(pair["interval"][1] < 0 for pair in pairs)
+            beyond = [f"above in {better}"] * (better > 0) + [f"below in {worse}"] * (worse > 0)
+            low, high = t_interval(differences)
+            mean = sum(differences) / len(differences)
+            cells.append("; ".join([f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", *beyond]))
+        text += row([name, *cells])
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder for runs")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    arguments = parser.parse_args()
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    for seed in arguments.seeds:
+        run(seed, arguments.data, arguments.work / f"seed-{seed}")
+    # Only now: until here the checkout is as its commit has it.
+    runs = [record_of(seed, arguments.work / f"seed-{seed}") for seed in arguments.seeds]
+    write_json(RESULTS, {"command": " ".join(["python", *sys.argv[:1]]), "runs": runs})
+    show(PAGE, MARK, table(runs))
+
+
+if __name__ == "__main__":
+    main()
