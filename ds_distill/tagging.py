@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import pre_tokenizers
 
-from ds_distill.data.words import NO_TOKEN, encode_words, first_tokens
+from ds_distill.data.words import NO_TOKEN, encode_words, first_tokens, words_of
 from ds_distill.evaluation.words import entities
 from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
 from ds_distill.models.labels import class_names
@@ -124,12 +123,6 @@ class Tagger:
                 if end >= len(words):
                     break
                 first = max(first + 1, end - (end - first) // OVERLAP)
-
-
-def words_of(text: str) -> list[tuple[int, int]]:
-    """The words of a text, first character and end: what stands between white space, and each
-    punctuation mark, as BERT's tokenizers cut it before they look at their vocabulary."""
-    return [span for _, span in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)]
 
 
 def _entities(

@@ -25,6 +25,7 @@ from ds_distill.data.keys import content_keys
 from ds_distill.data.labels import distinct_labels, is_labelled
 from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.splits import folder_splits, hub_splits, wrong_split
+from ds_distill.data.words import WordColumns
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.parts.data import Columns
 from ds_distill.parts.tasks import Task
@@ -200,11 +201,13 @@ class ReaderSource(Source):
         return None
 
     def _labels_in_train(self) -> list[str]:
-        column, key = self._label_column, "tags" if self.task.of_words else "label"
         self._check_split("train", "Without it the label names must be given: task.labels=[A, B]")
         reader = self._reader("train")
+        column, key = self._label_column(reader), self._label_key(reader)
         if column not in reader.columns():
             raise self._no_labels("train")
+        if key == "spans":
+            return words.entity_tags(reader, self._word_columns(reader))
         names = distinct_labels(reader, column)
         if len(names) < 2:
             raise UserError(
@@ -233,30 +236,39 @@ class ReaderSource(Source):
         reader = self._reader(split)
         columns = self._columns(reader)
         present = reader.columns()
-        for key in ("tokens",) if self.task.of_words else ("text", "text_b"):
-            name = getattr(columns, key)
+        of_words = self._word_columns(reader) if self.task.of_words else None
+        for key in ("tokens",) if of_words else ("text", "text_b"):
+            name = of_words.words if of_words else getattr(columns, key)
             if name is not None and name not in present:
                 raise _missing_column(reader, key, name)
-        labels = self.labels if self._label_column in present else []
-        class_names = reader.label_names(self._label_column)
+        label_column = self._label_column(reader)
+        labels = self.labels if label_column in present else []
+        class_names = reader.label_names(label_column)
         many = self.task.many_labels
         state = [VERSION, reader.fingerprint(), columns.model_dump(), labels, class_names]
-        state += ["words"] if self.task.of_words else ["many labels"] if many else []
+        state += ["words"] if of_words else ["many labels"] if many else []
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
 
         def write(path: Path) -> None:
-            if self.task.of_words:
-                words.convert(reader, columns, labels, path)
+            if of_words:
+                words.convert(reader, of_words, labels, path)
             else:
                 convert(reader, columns, labels, path, many_labels=many)
 
         path = build_once(self.cache_folder / f"examples-{digest}.arrow", write)
         return datasets.Dataset.from_file(str(path))
 
-    @property
-    def _label_column(self) -> str:
-        columns = self.task.data.columns
-        return columns.tags if self.task.of_words else columns.label
+    def _word_columns(self, reader: Reader) -> WordColumns:
+        return WordColumns.of(self.task.data.columns, reader.columns())
+
+    def _label_key(self, reader: Reader) -> str:
+        """The key of `columns` that names the labels' column."""
+        if not self.task.of_words:
+            return "label"
+        return "spans" if self._word_columns(reader).in_text else "tags"
+
+    def _label_column(self, reader: Reader) -> str:
+        return str(getattr(self.task.data.columns, self._label_key(reader)))
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         found: dict[tuple[int, int], str] = {}
@@ -264,12 +276,15 @@ class ReaderSource(Source):
             reader = self._reader(split)
             columns = self._columns(reader)
             names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
-            names = [columns.tokens] if self.task.of_words else names
-            keys_of = words.word_keys if self.task.of_words else content_keys
-            rows = reader.rows(names)
+            of_words = self._word_columns(reader) if self.task.of_words else None
+            rows = reader.rows([of_words.words] if of_words else names)
             while len(found) < len(keys) and (batch := list(islice(rows, BATCH))):
-                fields = ([row[name] for _, row in batch] for name in names)
-                here = map(tuple, keys_of(*fields).tolist())
+                if of_words:
+                    lists = [of_words.words_of_row(row[of_words.words]) for _, row in batch]
+                    here = map(tuple, words.word_keys(lists).tolist())
+                else:
+                    fields = ([row[name] for _, row in batch] for name in names)
+                    here = map(tuple, content_keys(*fields).tolist())
                 for (location, _), key in zip(batch, here, strict=True):
                     if key in keys:
                         found.setdefault(key, location)
@@ -277,9 +292,9 @@ class ReaderSource(Source):
 
     def _no_labels(self, split: str) -> UserError:
         reader = self._reader(split)
-        column = self._label_column
+        column = self._label_column(reader)
         if column not in reader.columns():
-            return _missing_column(reader, "tags" if self.task.of_words else "label", column)
+            return _missing_column(reader, self._label_key(reader), column)
         return UserError(
             f"{reader.name}: split {split!r} has no labels (column {column!r} is empty), and "
             "they are needed here. Choose a split with labels, or fill the column."

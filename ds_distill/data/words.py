@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import pyarrow as pa
+from tokenizers import pre_tokenizers
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ds_distill.data.keys import content_keys
@@ -19,6 +20,7 @@ from ds_distill.data.labels import LabelIds
 from ds_distill.data.readers import BATCH, Reader, kind_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.parts.data import Columns
+from ds_distill.parts.tags import OUTSIDE
 from ds_distill.progress import mark
 
 EXAMPLES = pa.schema(
@@ -87,7 +89,48 @@ def word_keys(examples: Sequence[Sequence[str]]) -> np.ndarray:
     return content_keys([json.dumps(list(words), ensure_ascii=False) for words in examples])
 
 
-def convert(reader: Reader, columns: Columns, labels: list[str], path: Path) -> None:
+@dataclass(frozen=True)
+class WordColumns:
+    """Where the rows of a file have their words and tags."""
+
+    words: str
+    """A list of words, or a text."""
+    tags: str
+    """A list of tags, one for each word; or of spans of the text."""
+    in_text: bool
+    """Whether it is a text with spans."""
+
+    @staticmethod
+    def of(columns: Columns, present: Collection[str]) -> WordColumns:
+        """present: the names of the file's columns."""
+        if columns.tokens not in present and columns.text in present:
+            return WordColumns(columns.text, columns.spans, in_text=True)
+        return WordColumns(columns.tokens, columns.tags, in_text=False)
+
+    def words_of_row(self, value: Any) -> Any:
+        """The words of a row's value, where it is as it should be."""
+        if self.in_text and isinstance(value, str):
+            return [value[start:end] for start, end in words_of(value)]
+        return value
+
+
+def words_of(text: str) -> list[tuple[int, int]]:
+    """The words of a text, first character and end: what stands between white space, and each
+    punctuation mark, as BERT's tokenizers cut it before they look at their vocabulary."""
+    return [span for _, span in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)]
+
+
+def entity_tags(reader: Reader, columns: WordColumns) -> list[str]:
+    """O, and B- and I- of each type of a file's spans, sorted. Raises UserError for a row whose
+    spans are not as they should be."""
+    types: set[str] = set()
+    for location, row in reader.rows([columns.words, columns.tags]):
+        text = _text(row, columns.words, location)
+        types.update(kind for _, _, kind in _spans(row.get(columns.tags), text, columns, location))
+    return [OUTSIDE, *(f"{part}-{kind}" for kind in sorted(types) for part in "BI")]
+
+
+def convert(reader: Reader, columns: WordColumns, labels: list[str], path: Path) -> None:
     """Write a reader's rows as examples to an Arrow stream file; see `EXAMPLES`.
 
     labels: the tags, in the order of the class ids; none where the split has none.
@@ -110,17 +153,27 @@ def convert(reader: Reader, columns: Columns, labels: list[str], path: Path) -> 
 
 
 def _checked(
-    reader: Reader, columns: Columns, labels: list[str]
+    reader: Reader, columns: WordColumns, labels: list[str]
 ) -> Iterator[tuple[list[str], list[int]]]:
     """Words and class ids of each row."""
     ids = LabelIds(labels, reader, columns.tags) if labels else None
     first: dict[bool, str] = {}  # has tags or not -> location of the first such row
-    names = [columns.tokens, columns.tags] if ids else [columns.tokens]
+    names = [columns.words, columns.tags] if ids else [columns.words]
     for location, row in reader.rows(names):
-        words = _words(row, columns.tokens, location)
+        spans = []
+        if columns.in_text:
+            text = _text(row, columns.words, location)
+            spans = words_of(text)
+            words = [text[start:end] for start, end in spans]
+            if not words:
+                raise UserError(f"{location}: {columns.words!r} holds no word. Take the row out.")
+        else:
+            words = _words(row, columns.words, location)
         tags = [-1] * len(words)
         given = row.get(columns.tags) if ids else None
         if ids is not None and given is not None:
+            if columns.in_text:
+                given = tags_of_spans(_spans(given, text, columns, location), spans)
             tags = _tags(given, words, columns, ids, location)
         first.setdefault(given is not None, location)
         if len(first) > 1:
@@ -131,14 +184,18 @@ def _checked(
         yield words, tags
 
 
-def _words(row: dict[str, Any], name: str, location: str) -> list[str]:
+def _present(row: dict[str, Any], name: str, location: str) -> Any:
     if name not in row:
         present = ", ".join(map(repr, row)) or "nothing"
         raise UserError(
             f"{location}: no {name!r}; it has {present}.{did_you_mean(name, row)} Every row needs "
             "it."
         )
-    words = row[name]
+    return row[name]
+
+
+def _words(row: dict[str, Any], name: str, location: str) -> list[str]:
+    words = _present(row, name, location)
     if not isinstance(words, list) or not words:
         raise UserError(
             f"{location}: {name!r} must be a list of words, at least one, got "
@@ -146,29 +203,81 @@ def _words(row: dict[str, Any], name: str, location: str) -> list[str]:
             "texts, or take the row out."
         )
     for number, word in enumerate(words):
-        if not isinstance(word, str):
-            raise UserError(
-                f"{location}: word {number} of {name!r} must be a text, got {kind_of(word)}. Write "
-                "it in quotes."
-            )
-        try:
-            word.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"{location}: word {number} of {name!r} holds half of a surrogate pair "
-                f"({word[error.start]!r}), which is no character. Correct it or take the row out."
-            ) from error
+        _check_text(word, f"{location}: word {number} of {name!r}")
     return words
 
 
+def _text(row: dict[str, Any], name: str, location: str) -> str:
+    text = _present(row, name, location)
+    _check_text(text, f"{location}: {name!r}")
+    return str(text)
+
+
+def _check_text(text: Any, what: str) -> None:
+    """what: it is, at the start of a message."""
+    if not isinstance(text, str):
+        raise UserError(f"{what} must be a text, got {kind_of(text)}. Write it in quotes.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{what} holds half of a surrogate pair ({text[error.start]!r}), which is no "
+            "character. Correct it or take the row out."
+        ) from error
+
+
+def _spans(
+    given: Any, text: str, columns: WordColumns, location: str
+) -> list[tuple[int, int, str]]:
+    """First character, end and type of each entity of a text, in their order."""
+    if given is None:
+        return []
+    what = f"{location}: {columns.tags!r}"
+    if not isinstance(given, list):
+        raise UserError(f"{what} must be a list of {{start, end, type}}, got {kind_of(given)}.")
+    found: list[tuple[int, int, str]] = []
+    for number, span in enumerate(given):
+        values: list[Any] = [span.get(key) for key in _SPAN] if isinstance(span, dict) else []
+        if list(map(type, values)) != [int, int, str] or not 0 <= values[0] < values[1] <= len(
+            text
+        ):
+            raise UserError(
+                f"{what}: span {number} must have a start, an end and a type, and lie in the "
+                f"{len(text)} characters of the text, got {span!r}. Correct it or take it out."
+            )
+        found.append((values[0], values[1], values[2]))
+    found.sort()
+    for one, other in pairwise(found):
+        if other[0] < one[1]:
+            raise UserError(
+                f"{what}: the spans {one} and {other} overlap, and a word has one tag. Keep one of "
+                "them."
+            )
+    return found
+
+
+_SPAN = ("start", "end", "type")
+
+
+def tags_of_spans(spans: list[tuple[int, int, str]], words: list[tuple[int, int]]) -> list[str]:
+    """A tag for each word: of the first span that holds some of its characters. A span that begins
+    or ends inside of a word so has the whole word."""
+    tags, last = [], None
+    for start, end in words:
+        here = next((span for span in spans if span[0] < end and start < span[1]), None)
+        tags.append(OUTSIDE if here is None else f"{'I' if here == last else 'B'}-{here[2]}")
+        last = here
+    return tags
+
+
 def _tags(
-    given: Any, words: list[str], columns: Columns, ids: LabelIds, location: str
+    given: Any, words: list[str], columns: WordColumns, ids: LabelIds, location: str
 ) -> list[int]:
     if not isinstance(given, list) or len(given) != len(words):
         found = f"{len(given)} of them" if isinstance(given, list) else kind_of(given)
         raise UserError(
             f"{location}: {columns.tags!r} must be a list of one tag for each of the "
-            f"{len(words)} words in {columns.tokens!r}, got {found}. Correct the row or take it "
+            f"{len(words)} words in {columns.words!r}, got {found}. Correct the row or take it "
             "out."
         )
     tags = [ids.of_value(tag, location) for tag in given]

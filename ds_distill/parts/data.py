@@ -22,9 +22,13 @@ class Columns(Section):
     """The label: a name, true or false, or for hub data sets the class id. Absent in unlabelled
     splits."""
     tokens: str = "tokens"
-    """Of token classification: the words, a list of texts."""
+    """Of token classification: the words, a list of texts. Data without it have `text`, which is
+    cut at white space and at punctuation marks."""
     tags: str = "tags"
-    """Of token classification: a tag for each word. Absent in unlabelled splits."""
+    """Of token classification: a tag for each of `tokens`. Absent in unlabelled splits."""
+    spans: str = "spans"
+    """Of token classification: the entities in `text`, a list of {start, end, type}: first
+    character, and the one after the last. Absent in unlabelled splits."""
 
 
 class Randomise(Section):

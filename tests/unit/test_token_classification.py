@@ -22,7 +22,16 @@ from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokeni
 from ds_distill.data.batches import Examples, WordCollator, stored_rows
 from ds_distill.data.combined import open_source
 from ds_distill.data.tokenise import TokenTable, tokenise
-from ds_distill.data.words import NO_TOKEN, Words, encode_words, first_tokens, prepare, word_keys
+from ds_distill.data.words import (
+    NO_TOKEN,
+    Words,
+    encode_words,
+    first_tokens,
+    prepare,
+    tags_of_spans,
+    word_keys,
+    words_of,
+)
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.words import (
@@ -32,6 +41,7 @@ from ds_distill.evaluation.words import (
     TagPredictions,
     WordAccuracy,
     WordF1,
+    entities,
 )
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.encoder import read_signals
@@ -39,7 +49,7 @@ from ds_distill.parts.metrics import EntityF1 as EntityF1Settings
 from ds_distill.parts.tags import are_entities, entity_types
 from ds_distill.parts.tasks import TokenClassification
 from ds_distill.prediction import load_predictor
-from ds_distill.tagging import Tagger, words_of
+from ds_distill.tagging import Tagger
 from ds_distill.views import PaddedView
 
 TAGS = ["O", "B-gene", "I-gene", "B-disease", "I-disease"]
@@ -297,6 +307,94 @@ def test_mistakes_in_rows_name_their_location(
     with pytest.raises(UserError, match=message) as error:
         written(tmp_path / "data", [*ROWS, row])
     assert "train.jsonl:4" in str(error.value)
+
+
+SPANS = [
+    {
+        "text": "IL-2, a gene",
+        "spans": [{"start": 0, "end": 4, "type": "gene"}],
+    },
+    {
+        "text": "flu (or influenza) spreads",
+        "spans": [
+            {"start": 8, "end": 17, "type": "disease"},
+            {"start": 0, "end": 2, "type": "disease"},
+        ],
+    },
+]
+
+
+def test_text_with_spans_is_read_as_words_with_tags(tmp_path: Path) -> None:
+    """A word of which some characters are in a span is in it whole."""
+    split = written(tmp_path / "data", [*SPANS, {"text": "none here", "spans": []}])
+    assert list(split["words"]) == [
+        ["IL", "-", "2", ",", "a", "gene"],
+        ["flu", "(", "or", "influenza", ")", "spreads"],
+        ["none", "here"],
+    ]
+    names = [[TAGS[tag] for tag in tags] for tags in split["label"]]
+    assert names[0] == ["B-gene", "I-gene", "I-gene", "O", "O", "O"]
+    assert names[1] == ["B-disease", "O", "O", "B-disease", "O", "O"]
+    assert names[2] == ["O", "O"]
+    task = TokenClassification(data={"path": str(tmp_path / "data")})
+    source = open_source(task, cache_folder=tmp_path / "cache")
+    assert source.labels == ["O", "B-disease", "I-disease", "B-gene", "I-gene"]
+    first = split[1]
+    key = (first["key_hi"], first["key_lo"])
+    assert source.locations("train", {key})[key].endswith("train.jsonl:2")
+
+
+def test_text_without_spans_has_no_tags(tmp_path: Path) -> None:
+    split = written(tmp_path / "data", [{"text": "a cat"}, {"text": "snow"}])
+    assert list(split["words"]) == [["a", "cat"], ["snow"]]
+    assert list(split["label"]) == [[-1, -1], [-1]]
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30), st.data())
+def test_entities_come_back_to_their_characters(text: str, data: st.DataObject) -> None:
+    """Spans of whole words, as tags and back."""
+    words = words_of(text)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(words)), max_size=6)))
+    chosen = [(one, other) for one, other in pairwise(cuts) if data.draw(st.booleans())]
+    spans = [
+        (words[one][0], words[other - 1][1], data.draw(st.sampled_from(["gene", "disease"])))
+        for one, other in chosen
+    ]
+    tags = tags_of_spans(spans, words)
+    [found] = entities([tags], strict=True)
+    assert {(words[a][0], words[b][1], kind) for kind, a, b in found} == set(spans)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "a", "spans": "gene"}, "must be a list of"),
+        ({"text": "a", "spans": [{"start": 0, "end": 2, "type": "gene"}]}, "span 0 must have"),
+        ({"text": "a", "spans": [{"start": 1, "end": 1, "type": "gene"}]}, "span 0 must have"),
+        ({"text": "a", "spans": [{"start": True, "end": 1, "type": "gene"}]}, "span 0 must have"),
+        ({"text": "a", "spans": [{"start": 0, "end": 1}]}, "span 0 must have"),
+        ({"text": "a", "spans": [{"start": 0, "end": 1, "type": "city"}]}, "'B-city'"),
+        (
+            {
+                "text": "abc",
+                "spans": [
+                    {"start": 0, "end": 2, "type": "gene"},
+                    {"start": 1, "end": 3, "type": "gene"},
+                ],
+            },
+            "overlap",
+        ),
+        ({"text": " ", "spans": []}, "holds no word"),
+        ({"text": 3, "spans": []}, "must be a text"),
+    ],
+)
+def test_mistakes_in_spans_name_their_location(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        written(tmp_path / "data", [*SPANS, row])
+    assert "train.jsonl:3" in str(error.value)
 
 
 # --------------------------------------------------------------------------------------- scores
