@@ -32,7 +32,7 @@ SECONDS = 10.0
 
 
 class Classifier:
-    """A trained classifier with its tokenizer."""
+    """A trained classifier, or regression model, with its tokenizer."""
 
     def __init__(self, reference: str) -> None:
         """reference: a folder or hub id, resolved. It runs in fp32, on a GPU if there is one.
@@ -42,6 +42,8 @@ class Classifier:
         config = load_config(reference)
         self.labels = class_names(config)
         self.many_labels = config.problem_type == "multi_label_classification"
+        self.is_regression = config.problem_type == "regression"
+        """Whether it predicts a number; then there are no labels and no probabilities."""
         self.tokenizer = load_tokenizer(reference)
         limit = usable_length(config) or self.tokenizer.model_max_length
         self.max_length = min(limit, self.tokenizer.model_max_length)
@@ -52,12 +54,10 @@ class Classifier:
         self._model = load_classifier(reference, self.labels, new_head=False).eval().to(device)
 
     @torch.no_grad()
-    def probabilities(self, texts: list[Text], batch_size: int = 32) -> np.ndarray:
-        """Float32 [N, labels], in the order of the texts: they sum to 1, or with any number of
-        labels per text each is that of the label's presence. Batches are of texts of like length.
-        """
+    def _logits(self, texts: list[Text], batch_size: int) -> torch.Tensor:
+        """float32 [N, outputs], in the order of the texts. Batches are of texts of like length."""
         if not texts:
-            return np.zeros((0, len(self.labels)), dtype=np.float32)
+            return torch.zeros(0, len(self.labels))
         firsts = [text if isinstance(text, str) else text[0] for text in texts]
         seconds = [text[1] for text in texts if not isinstance(text, str)]
         if seconds and len(seconds) < len(texts):
@@ -77,7 +77,7 @@ class Classifier:
             self.cut += int((pieces > 1).sum())
         lengths = [len(encoded["input_ids"][row]) for row in rows]
         order = np.argsort(lengths, kind="stable")
-        found = np.empty((len(texts), len(self.labels)), dtype=np.float32)
+        found = torch.empty(len(texts), len(self.labels))
         for start in range(0, len(order), batch_size):
             these = order[start : start + batch_size]
             batch = {
@@ -86,15 +86,19 @@ class Classifier:
                 if name in encoded
             }
             inputs = self.tokenizer.pad(batch, return_tensors="pt").to(self._model.device)
-            logits = self._model(**inputs).logits.float()
-            shares = logits.sigmoid() if self.many_labels else logits.softmax(dim=1)
-            found[these] = shares.cpu().numpy()
+            found[torch.from_numpy(these)] = self._model(**inputs).logits.float().cpu()
         return found
 
     def predictions(self, texts: list[Text], batch_size: int = 32) -> list[dict[str, Any]]:
-        """Of each text: `predicted`, a label, or the list of those above a half where a text may
-        have any number, and `probabilities` by label."""
-        return [self._prediction(shares) for shares in self.probabilities(texts, batch_size)]
+        """Of each text `predicted`: a label, or the list of those above a half where a text may
+        have any number, or of a regression model the number; and of labels `probabilities` by
+        label: they sum to 1, or with any number of labels per text each is that of the label's
+        presence."""
+        logits = self._logits(texts, batch_size)
+        if self.is_regression:
+            return [{"predicted": float(number)} for number in logits[:, 0]]
+        shares = logits.sigmoid() if self.many_labels else logits.softmax(dim=1)
+        return [self._prediction(row) for row in shares.numpy()]
 
     def _prediction(self, shares: np.ndarray) -> dict[str, Any]:
         named = {name: float(share) for name, share in zip(self.labels, shares, strict=True)}
@@ -119,8 +123,8 @@ def load_predictor(model: str | Path) -> Classifier | Tagger:
 def predict(
     model: str | Path, texts: Iterable[Text | list[str]], *, batch_size: int = 32
 ) -> Iterator[dict[str, Any]]:
-    """Predictions of a classifier for texts, in their order; see `Classifier.predictions`, and
-    `Tagger.predictions` of a token classifier.
+    """Predictions of a classifier or regression model for texts, in their order; see
+    `Classifier.predictions`, and `Tagger.predictions` of a token classifier.
 
         for found in predict("runs/quickstart", ["Compute the eigenvalues of a matrix."]):
             print(found["predicted"], found["probabilities"])

@@ -209,7 +209,8 @@ class Batch:
     labels: torch.Tensor
     """int64 [n]: class or token id; -100 where unknown. Where an example has any number of L
     labels, int64 [n, L]: of each label whether it has it; losses on logits then see n * L rows of
-    two classes (`ds_distill.losses.binary`)."""
+    two classes (`ds_distill.losses.binary`). Where labels are numbers, float32 [n]; NaN where
+    unknown."""
     row_sets: dict[str, torch.Tensor]
     """Named sets of rows that losses count: int64 [k], ascending indices into the n rows. `all`
     leaves out dummy rows, which keep ranks in step when there are too few examples; `labelled` has
@@ -250,7 +251,8 @@ class Batch:
         views: by model name, of the same B examples with n rows in each; `student` is the
             student's. What a tokenizer returns is a view: `PaddedView(**inputs)`.
         labels: int [n], the class or token id of each row; or int [n, L] of 0 and 1, of each label
-            whether a row has it. Negative where unknown. None: no row has a label, so a term or
+            whether a row has it. Negative where unknown. Or float [n], numbers, NaN where unknown.
+            None: no row has a label, so a term or
             policy that needs labels raises ValueError.
         keys: int64 [B, 2], as `content_keys` makes them of the texts. None: of the tokens.
         signals: cached teachers' signals by teacher, n rows each; without them teachers run.
@@ -336,8 +338,10 @@ def _checked_labels(labels: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.T
     """Labels of n rows as a batch has them, and which rows are labelled: int64 [k]. Raises
     ValueError for another shape or dtype."""
     _check("labels", labels, labels.dtype, (n, *labels.shape[1:2]))
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"labels must be class or token ids; they are {labels.dtype}")
+    if labels.dtype == torch.bool or (labels.is_floating_point() and labels.ndim > 1):
+        raise ValueError(f"labels must be class or token ids, or numbers; they are {labels.dtype}")
+    if labels.is_floating_point():
+        return labels.float(), (~labels.isnan()).nonzero()[:, 0]
     known = labels >= 0
     labelled = (known if labels.ndim == 1 else known.all(dim=1)).nonzero()[:, 0]
     return torch.where(known, labels, -100).long(), labelled

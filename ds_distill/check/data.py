@@ -102,7 +102,7 @@ class Data:
         mistakes: dict[str, list[tuple[str, str]]] = {}  # first sentence -> (location, all of it)
         for split, need in needs.items():
             try:
-                self._read[split] = self.source.read(split, need and self.task.has_classes)
+                self._read[split] = self.source.read(split, need and self.task.has_labels)
             except UserError as error:
                 location, _, what = str(error).partition(": ")
                 mistakes.setdefault(what.split(". ")[0], []).append((location, what))

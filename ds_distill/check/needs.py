@@ -3,15 +3,16 @@ entries declare; what else can be wrong with a part is its entry's own rule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.context import Context
-from ds_distill.parts.entry import ConfiguredEntry, PolicyEntry
+from ds_distill.parts.entry import ConfiguredEntry, Needs, PolicyEntry
 from ds_distill.parts.phases import PHASES, Cache, PhaseSettings
 from ds_distill.parts.policies import POLICIES
 from ds_distill.parts.section import Section
-from ds_distill.parts.terms import SoftenedTerm
+from ds_distill.parts.tasks import TaskSettings
+from ds_distill.parts.terms import TERMS, SoftenedTerm
 from ds_distill.recipe import Recipe
 
 
@@ -61,13 +62,14 @@ def _list_mistakes(phase: PhaseSettings, location: str) -> Iterator[str]:
 def _unmet(entry: ConfiguredEntry, context: Context, remedy: str) -> Iterator[str]:
     """The first of a part's needs that the recipe as a whole does not meet.
 
-    remedy: what to do about a need for classes.
+    remedy: what to do where the part is for other kinds of task.
     """
     needs, location, count = entry.needs, context.location, len(context.recipe.teachers)
-    if needs.classes and not context.task.has_classes:
+    if (why := _other_kind(needs, context.task)) is not None:
+        task = context.task
         yield (
-            f"{location}: {entry.name} works by class, and "
-            f"{context.task.location}.type={context.task.type} has no classes. {remedy}"
+            f"{location}: {entry.name} {why[0]}, and {task.location}.type={task.type} {why[1]}. "
+            f"{remedy}"
         )
     elif count == 0 < needs.teachers:
         yield f"{location}: the recipe has no teachers. Add teachers: {{NAME: ...}}."
@@ -87,6 +89,18 @@ def _unmet(entry: ConfiguredEntry, context: Context, remedy: str) -> Iterator[st
             "they are then. Add - expertise: {split: validation} before it (after the last "
             "fine-tuning of a teacher)."
         )
+
+
+def _other_kind(needs: Needs, task: TaskSettings) -> tuple[str, str] | None:
+    """What a part does that a task has nothing for, and what the task has; None where the part is
+    for such tasks."""
+    if needs.classes and not task.has_classes:
+        return "works by class", "has no classes"
+    if needs.distributions and task.has_numbers:
+        return "is of distributions over classes or tokens", "has numbers in their place"
+    if needs.numbers and not task.has_numbers:
+        return "is of numbers", "has none: models predict distributions"
+    return None
 
 
 def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
@@ -110,7 +124,7 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
                 "none. Take it out, or use it in a distil phase."
             )
             continue
-        unmet = list(_unmet(entry, here, _without_classes(entry)))
+        unmet = list(_unmet(entry, here, _choose_another(entry, phase, context.task)))
         yield from unmet
         if not unmet and split is not None:
             if entry.needs.live_teachers:
@@ -123,15 +137,23 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
         if entry.mistakes is not None and not unmet:
             yield from entry.mistakes(settings, here)
         mixed |= isinstance(entry, PolicyEntry) and not entry.keeps_lone_teacher
-    if held is not None and mixed and not context.task.has_classes:
+    if held is not None and mixed and context.task.over_vocabulary:
         yield from _mixing_mistakes(context, held)
 
 
-def _without_classes(entry: ConfiguredEntry) -> str:
-    if not isinstance(entry, PolicyEntry):
+def _choose_another(entry: ConfiguredEntry, phase: PhaseSettings, task: TaskSettings) -> str:
+    """What to do about a part that is for other kinds of task: name those of its table that are
+    for this one."""
+    table: Mapping[str, ConfiguredEntry] = POLICIES if isinstance(entry, PolicyEntry) else TERMS
+    others = [
+        other.name
+        for other in table.values()
+        if _other_kind(other.needs, task) is None
+        and (phase.runs_teachers or not other.needs.teachers)
+    ]
+    if entry.name not in table or not others:
         return f"Take {entry.name} out."
-    others = [other.name for other in POLICIES.values() if not other.needs.classes]
-    return f"Choose {', '.join(others[:-1])} or {others[-1]}."
+    return f"Choose {' or '.join(filter(None, (', '.join(others[:-1]), others[-1])))}."
 
 
 def _cache_mistakes(
@@ -162,7 +184,7 @@ def _cache_mistakes(
             f"{split!r} holds logits alone. Set hidden: [-1] in its cache phase, or states: false "
             "in the expertise phase for a gate of logits."
         )
-    if context.task.has_classes:  # class logits are stored as they are
+    if not context.task.over_vocabulary:  # logits of classes, and numbers, are stored as they are
         return
     codec = CODECS[held.codec.name]
     if codec.keeps_logits:

@@ -90,7 +90,7 @@ def cache_compare(
     loaded = load(recipe, overrides, small)
     numbers = _cache_phases(loaded)
     tasks = {number: loaded.task_of(loaded.phases[number]) for number in numbers}
-    number = next((number for number, task in tasks.items() if not task.has_classes), None)
+    number = next((number for number, task in tasks.items() if task.over_vocabulary), None)
     if number is None:
         raise UserError(
             f"{recipe}: codecs are for distributions over a vocabulary, but the task's type is "

@@ -33,7 +33,7 @@ class Examples:
     """int64 [N, 2]."""
     labels: np.ndarray
     """int64 [R]: class ids; or [N, L]: of each label whether an example has it. -1 where there is
-    none."""
+    none. Or float32 [N]: numbers, NaN where an example has none."""
     groups: torch.Tensor | None = None
     """int64 [N, 2], where parts and folds are assigned by a group, e.g. the source file, and
     not by the example's own key."""
@@ -50,7 +50,8 @@ class Examples:
         pairs = "text_b" in split.column_names
         words = Words.of(split) if "words" in split.column_names else None
         labels = columns["label"][:] if words is None else np.concatenate(columns["label"][:])
-        return Examples(torch.from_numpy(keys), labels.astype(np.int64), grouped, pairs, words)
+        labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
+        return Examples(torch.from_numpy(keys), labels, grouped, pairs, words)
 
     @property
     def group_keys(self) -> torch.Tensor:
@@ -152,7 +153,7 @@ class SequenceCollator:
         return Batch(
             keys=examples.keys,
             views=views_by_model(self._tables, views, self._packed),
-            labels=torch.where(labels < 0, -100, labels),
+            labels=labels if labels.is_floating_point() else labels.masked_fill(labels < 0, -100),
             row_sets={
                 "all": torch.arange(0 if dummy else len(chosen)),
                 "labelled": known[:0] if dummy else known,

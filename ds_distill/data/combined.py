@@ -173,7 +173,13 @@ class _Other:
     ) -> None:
         self._name, self._split, self._combined = name, split, combined
         self._key = f"task.data.splits.{name}" + ("" if number is None else f".{number}")
-        self._labelled = task.has_classes and split.labels != "none" and split.randomise is None
+        self._labelled = task.has_labels and split.labels != "none" and split.randomise is None
+        if task.has_numbers and isinstance(split.labels, dict):
+            raise UserError(
+                f"{self._key}.labels: maps labels to this task's, and with task.type={task.type} "
+                "they are numbers. Take the key out, or read no labels with "
+                f"{self._key}.labels=none."
+            )
         data = task.data.model_copy(
             update={
                 "path": split.path,
@@ -189,7 +195,7 @@ class _Other:
                 f"task.type={task.type} needs. Take the key out."
             )
         there = (
-            task.model_copy(update={"data": data, "labels": None})
+            task.model_copy(update={"data": data, **({"labels": None} if task.has_classes else {})})
             if self._labelled
             else (Untagged if task.of_words else MaskedLM)(data=data)  # reads no labels
         )
@@ -221,7 +227,7 @@ class _Other:
             labels = np.asarray(data.with_format("numpy")["label"][:])
             if not self._labelled:
                 return _with_labels(data, np.full(len(data), -1, dtype=np.int64))
-            if not has_labels(data):
+            if not has_labels(data) or self._combined.task.has_numbers:
                 return data
             theirs = self._source.labels
         labels = self._mapped(labels, theirs)

@@ -17,7 +17,16 @@ import pyarrow as pa
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from ds_distill.data.keys import content_keys, hash_keys
-from ds_distill.data.labels import LabelIds, LabelSets, Odd, is_text, label_array, plain
+from ds_distill.data.labels import (
+    LabelIds,
+    LabelSets,
+    Numbers,
+    Odd,
+    is_labelled,
+    is_text,
+    label_array,
+    plain,
+)
 from ds_distill.data.readers import BATCH, Reader, kind_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import new_file
@@ -34,11 +43,20 @@ EXAMPLES = pa.schema(
 )
 """Columns of converted examples; pairs have `text_b` after `text`."""
 
+Labels = LabelIds | LabelSets | Numbers
+"""How labels are read."""
+
 _KEEP_PER_CLASS = 0x6B656570  # stream of hash_keys: which examples a cap keeps
 
 
 def convert(
-    reader: Reader, columns: Columns, labels: list[str], path: Path, *, many_labels: bool = False
+    reader: Reader,
+    columns: Columns,
+    labels: list[str],
+    path: Path,
+    *,
+    many_labels: bool = False,
+    numbers: bool = False,
 ) -> None:
     """Write a reader's rows as examples to an Arrow stream file.
 
@@ -47,12 +65,17 @@ def convert(
 
     many_labels: a row has a list of labels, and `label` is one 0 or 1 for each of them: a list of
         int8. Without labels it is as above.
+    numbers: a row's label is a number, and `label` is float32. `labels` is empty then. Where no row
+        has one it is NaN in all, and without such a column as above.
 
     Raises UserError with the location of the first invalid row.
     """
     names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
-    maps = LabelSets if many_labels else LabelIds
-    ids = maps(labels, reader, columns.label) if labels else None
+    ids: Labels | None = None
+    if labels:
+        ids = (LabelSets if many_labels else LabelIds)(labels, reader, columns.label)
+    elif numbers and columns.label in reader.columns():
+        ids = Numbers(reader, columns.label)
     try:
         count = write_examples(path, names, _fast_batches(reader, names, columns.label, ids))
     except (Odd, pa.ArrowException, OSError, ValueError):
@@ -109,7 +132,7 @@ def _locked(lock: FileLock) -> AcquireReturnProxy:
 
 
 def _fast_batches(
-    reader: Reader, names: list[str], label: str, ids: LabelIds | LabelSets | None
+    reader: Reader, names: list[str], label: str, ids: Labels | None
 ) -> Iterator[tuple[list[pa.ChunkedArray], np.ndarray]]:
     """(text columns, class ids) in batches. Raises Odd, ArrowException, OSError, ValueError."""
     labelled: set[bool] = set()
@@ -124,23 +147,23 @@ def _fast_batches(
             if label not in table.column_names:
                 raise Odd
             classes = ids.of_column(table[label])
-            labelled.update(np.unique(classes >= 0).tolist())
+            labelled.update(np.unique(is_labelled(classes)).tolist())
             if len(labelled) > 1:
                 raise Odd
         yield [column.cast(pa.string()) for column in texts], classes
 
 
 def _exact_batches(
-    reader: Reader, names: list[str], label: str, ids: LabelIds | LabelSets | None
+    reader: Reader, names: list[str], label: str, ids: Labels | None
 ) -> Iterator[tuple[list[pa.ChunkedArray], np.ndarray]]:
     """The same, row by row. Raises UserError with the location of the first mistake."""
     first: dict[bool, str] = {}  # has a label or not -> location of the first such row
 
-    def checked() -> Iterator[tuple[list[str], int | np.ndarray]]:
+    def checked() -> Iterator[tuple[list[str], int | np.ndarray | np.float32]]:
         for location, row in reader.rows([*names, label] if ids else names):
             texts = [_text(row, name, location) for name in names]
             number = -1 if ids is None else ids.of_value(row.get(label), location)
-            first.setdefault(bool(np.min(number) >= 0), location)
+            first.setdefault(bool(is_labelled(np.array([number]))[0]), location)
             if len(first) > 1:
                 raise UserError(
                     f"{first[False]}: no label in {label!r}, but {first[True]} has one. Give "
@@ -152,7 +175,7 @@ def _exact_batches(
     while batch := list(islice(rows, BATCH)):
         columns = zip(*(texts for texts, _ in batch), strict=True)
         texts = [pa.chunked_array([pa.array(column, pa.string())]) for column in columns]
-        yield texts, np.array([number for _, number in batch], dtype=np.int64)
+        yield texts, np.array([number for _, number in batch])
 
 
 def write_examples(
@@ -163,7 +186,7 @@ def write_examples(
     """Write examples to an Arrow stream file. Returns their number.
 
     names: of the text columns, one or two. batches: these columns, and the class ids, int64 [n], or
-        of each label whether a row has it, int64 [n, L].
+        of each label whether a row has it, int64 [n, L]; or the numbers, float32 [n].
     """
     schema = EXAMPLES
     if len(names) > 1:

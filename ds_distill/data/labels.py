@@ -23,8 +23,10 @@ def is_labelled(labels: np.ndarray) -> np.ndarray:
     """Whether each example has labels: bool [N].
 
     labels: int64 [N], the class id; or [N, L], of each label whether the example has it. -1 where
-        it has none.
+        it has none. Or float32 [N], the number, NaN where it has none.
     """
+    if labels.dtype.kind == "f":
+        return ~np.isnan(labels)
     known = labels.reshape(len(labels), -1) >= 0
     return np.asarray(known.all(axis=1))
 
@@ -182,8 +184,52 @@ class LabelSets:
         return has
 
 
+class Numbers:
+    """Reads labels that are finite numbers. null, and in CSV an empty field, mean no label."""
+
+    def __init__(self, reader: Reader, column: str) -> None:
+        self._column, self._from_text = column, reader.numbers_are_text
+
+    def of_column(self, values: pa.ChunkedArray) -> np.ndarray:
+        """float32 [N], NaN for no label. Raises Odd, or ArrowException, where one is no number."""
+        values = plain(values)
+        if self._from_text and is_text(values.type):
+            values = pc.if_else(pc.equal(values, ""), pa.scalar(None, values.type), values)
+        elif not (
+            pa.types.is_integer(values.type)
+            or pa.types.is_floating(values.type)
+            or pa.types.is_null(values.type)
+        ):
+            raise Odd
+        with np.errstate(over="ignore"):  # it is refused
+            numbers = values.cast(pa.float64()).to_numpy().astype(np.float32)
+        if not np.isfinite(numbers[values.is_valid().to_numpy()]).all():
+            raise Odd
+        return np.asarray(numbers)
+
+    def of_value(self, value: object, location: str) -> np.float32:
+        """NaN for no label. Raises UserError where it is no number, or none that is finite."""
+        if value is None or (self._from_text and value == ""):
+            return np.float32(np.nan)
+        try:
+            written = self._from_text and isinstance(value, str) and "_" not in value
+            if not written and type(value) not in (int, float):
+                raise ValueError
+            with np.errstate(over="ignore"):
+                number = np.float32(float(value))  # type: ignore[arg-type]
+        except (ValueError, OverflowError):
+            number = np.float32(np.nan)
+        if not np.isfinite(number):
+            raise UserError(
+                f"{location}: the label (column {self._column!r}) must be a finite number, got "
+                f"{kind_of(value)}. Write a number such as 0.5, without quotes in JSON, or choose "
+                "the right column with task.data.columns.label=NAME."
+            )
+        return number
+
+
 def label_array(labels: np.ndarray) -> pa.Array:
-    """int64 [N] as it is; [N, L] as lists of int8."""
+    """int64 or float32 [N] as it is; [N, L] as lists of int8."""
     if labels.ndim == 1:
         return pa.array(labels)
     flat = pa.array(labels.astype(np.int8).ravel())

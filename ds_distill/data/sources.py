@@ -99,9 +99,9 @@ class Source(ABC):
         """A split's examples, in the order of the file.
 
         Columns: `text`, str; `text_b`, str, where the recipe names its column; `label`,
-        int64: class id, or -1 in every row of a split without labels; `key_hi` and `key_lo`,
-        int64: the content key; of docstrings `group`, int64: the file. `task.data.per_class` and
-        `task.data.limit` are applied.
+        int64: class id, or -1 in every row of a split without labels; in a task of numbers
+        float32, the number; `key_hi` and `key_lo`, int64: the content key; of docstrings `group`,
+        int64: the file. `task.data.per_class` and `task.data.limit` are applied.
 
         Raises UserError when the split is not there, a row breaks a rule, or the split has
         no labels and `need_labels` is set.
@@ -125,7 +125,7 @@ class Source(ABC):
                     f"task.data.limit.{split} instead."
                 )
             classes = _numpy(data, "class" if hidden else "label")
-            if classes[0] < 0 and not self.task.has_classes:
+            if self.task.has_numbers or (classes[0] < 0 and not self.task.has_classes):
                 raise UserError(
                     f"task.data.per_class.{split}: caps the examples of each class, and "
                     f"task.type={self.task.type} has no classes. Take the key out."
@@ -244,16 +244,17 @@ class ReaderSource(Source):
         label_column = self._label_column(reader)
         labels = self.labels if label_column in present else []
         class_names = reader.label_names(label_column)
-        many = self.task.many_labels
+        many, numbers = self.task.many_labels, self.task.has_numbers
         state = [VERSION, reader.fingerprint(), columns.model_dump(), labels, class_names]
         state += ["words"] if of_words else ["many labels"] if many else []
+        state += ["numbers"] if numbers else []
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
 
         def write(path: Path) -> None:
             if of_words:
                 words.convert(reader, of_words, labels, path)
             else:
-                convert(reader, columns, labels, path, many_labels=many)
+                convert(reader, columns, labels, path, many_labels=many, numbers=numbers)
 
         path = build_once(self.cache_folder / f"examples-{digest}.arrow", write)
         return datasets.Dataset.from_file(str(path))
@@ -310,7 +311,7 @@ class DocstringSource(Source):
         super().__init__(task, cache_folder)
         data = task.data
         packages = docstrings.parse_packages(data.path)
-        if task.many_labels or task.of_words:
+        if task.many_labels or task.of_words or task.has_numbers:
             raise UserError(
                 f"task.type={task.type}: a docstring has one label, its package. Take "
                 "task.type=single-label, or other data."

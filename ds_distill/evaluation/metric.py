@@ -12,8 +12,8 @@ import numpy as np
 from ds_distill.parts.metrics import MetricSettings
 
 P = TypeVar("P", bound=Sized)
-"""The predictions that a metric reads: `ClassPredictions`, `LabelPredictions`, `TagPredictions` or
-`TokenScores`."""
+"""The predictions that a metric reads: `ClassPredictions`, `LabelPredictions`, `TagPredictions`,
+`TokenScores` or `NumberPredictions`."""
 
 
 class Metric(ABC, Generic[P]):
@@ -22,7 +22,7 @@ class Metric(ABC, Generic[P]):
     def __init__(self, settings: Any, labels: Sequence[str]) -> None:
         """
         settings: the metric's section of the recipe, a `MetricSettings`.
-        labels: the task's, in the order of the class ids; none over masked tokens.
+        labels: the task's, in the order of the class ids; none over masked tokens or numbers.
         """
         self.settings: MetricSettings = settings
         self.labels = list(labels)
@@ -35,6 +35,10 @@ class Metric(ABC, Generic[P]):
     def value(self, predictions: P) -> float:
         """With each example once."""
         return float(self.weighted(predictions, np.ones((1, len(predictions))))[0])
+
+    def excludes(self, predictions: P) -> bool:
+        """Whether a model could predict what it is not defined for, on any examples, and has."""
+        return False
 
 
 class CountMetric(Metric[P]):

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 
 from ds_distill.evaluation.metric import CountMetric, MeanMetric, Metric, ratio
-from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
+from ds_distill.evaluation.predictions import (
+    ClassPredictions,
+    LabelPredictions,
+    NumberPredictions,
+    TokenScores,
+)
 
 Indicated = ClassPredictions | LabelPredictions
 
@@ -197,6 +202,75 @@ class ECE(CountMetric[ClassPredictions]):
 
     def score(self, sums: np.ndarray) -> np.ndarray:
         return ratio(np.abs(sums[..., :-1]).sum(axis=-1), sums[..., -1], np.nan)
+
+
+# -------------------------------------------------------------------------------- of numbers
+
+
+class MSE(MeanMetric[NumberPredictions]):
+    """Mean squared error."""
+
+    def counts(self, predictions: NumberPredictions) -> np.ndarray:
+        return _with_ones((predictions.predicted - predictions.labels) ** 2)
+
+
+class Pearson(Metric[NumberPredictions]):
+    """Pearson's correlation of predictions and labels."""
+
+    def weighted(self, predictions: NumberPredictions, weights: np.ndarray) -> np.ndarray:
+        predicted, labels = predictions.predicted, predictions.labels
+        return correlation(predicted[None], labels[None], weights)
+
+    def excludes(self, predictions: NumberPredictions) -> bool:
+        """The same number for all examples."""
+        return len(np.unique(predictions.predicted)) < 2 <= len(np.unique(predictions.labels))
+
+
+class Spearman(Pearson):
+    """Pearson's correlation of the ranks."""
+
+    def weighted(self, predictions: NumberPredictions, weights: np.ndarray) -> np.ndarray:
+        predicted, labels = predictions.predicted, predictions.labels
+        return correlation(ranks(predicted, weights), ranks(labels, weights), weights)
+
+
+def correlation(one: np.ndarray, other: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Pearson's correlation; NaN where either is constant over the examples that count.
+
+    one, other: float64 [R, N], or [1, N] for all. weights: float64 [R, N] -> float64 [R].
+    """
+    total = weights.sum(axis=1)
+
+    def centred(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[R, N], and whether they are constant: bool [R]. The mean of equal numbers can be off by
+        rounding, so that a sum of squares does not tell."""
+        mean = ratio((weights * values).sum(axis=1), total)
+        counted = weights > 0
+        low = np.where(counted, values, np.inf).min(axis=1, initial=np.inf)
+        high = np.where(counted, values, -np.inf).max(axis=1, initial=-np.inf)
+        return values - mean[:, None], low >= high
+
+    (one, constant), (other, constant_too) = centred(one), centred(other)
+    squares = (weights * one**2).sum(axis=1), (weights * other**2).sum(axis=1)
+    found = ratio((weights * one * other).sum(axis=1), np.sqrt(squares[0]) * np.sqrt(squares[1]))
+    return np.where(constant | constant_too, np.nan, np.clip(found, -1.0, 1.0))
+
+
+def ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The rank of each example among those that count, each as often as its weight says, to a
+    number that is the same for all; equal numbers share the mean of their ranks.
+
+    values: float [N]. weights: float64 [R, N] -> float64 [R, N].
+    """
+    order = np.argsort(values, kind="stable")
+    _, starts, group = np.unique(values[order], return_index=True, return_inverse=True)
+    if not len(starts):
+        return weights
+    each = np.add.reduceat(weights[:, order], starts, axis=1)  # of each number that differs
+    middle = np.cumsum(each, axis=1) - each / 2
+    found = np.empty_like(weights)
+    found[:, order] = middle[:, group]
+    return found
 
 
 def bin_of(confidence: np.ndarray, bins: int) -> np.ndarray:

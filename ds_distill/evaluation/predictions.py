@@ -106,3 +106,16 @@ class TokenScores:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class NumberPredictions:
+    """Of N examples whose label is a number."""
+
+    predicted: np.ndarray
+    """float64 [N]."""
+    labels: np.ndarray
+    """float64 [N], finite."""
+
+    def __len__(self) -> int:
+        return len(self.labels)

@@ -14,7 +14,12 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.metric import Metric
 from ds_distill.evaluation.metrics import bin_of
-from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
+from ds_distill.evaluation.predictions import (
+    ClassPredictions,
+    LabelPredictions,
+    NumberPredictions,
+    TokenScores,
+)
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS, MetricSettings, reported_metrics
 
@@ -23,7 +28,7 @@ RELIABILITY_BINS = 15
 
 
 def build_metric(over: Over, settings: MetricSettings, labels: Sequence[str] = ()) -> Metric[Any]:
-    """labels: the task's, in the order of the class ids; none over masked tokens."""
+    """labels: the task's, in the order of the class ids; none over masked tokens or numbers."""
     metric: Metric[Any] = METRICS[over][settings.name].load()(settings, labels)
     return metric
 
@@ -38,15 +43,19 @@ def build_metrics(
     }
 
 
-def metric_values(predictions: Any, metrics: Mapping[str, Metric[Any]]) -> dict[str, float]:
-    """Raises UserError where a metric is not defined for these examples."""
-    values = {name: metric.value(predictions) for name, metric in metrics.items()}
-    for name, value in values.items():
-        if not math.isfinite(value):
+def metric_values(predictions: Any, metrics: Mapping[str, Metric[Any]]) -> dict[str, float | None]:
+    """By metric; None where it is not defined for what the model predicts, as a correlation where
+    that is always the same number. Raises UserError where it is not defined for these examples."""
+    values: dict[str, float | None] = {}
+    for name, metric in metrics.items():
+        values[name] = value = metric.value(predictions)
+        if math.isnan(value) and metric.excludes(predictions):
+            values[name] = None
+        elif not math.isfinite(value):
             raise UserError(
                 f"metric {name} has no value on these {len(predictions):,} examples ({value}): an "
-                "AUC, for one, needs examples with its label and others. Evaluate on other "
-                "examples, or choose another metric."
+                "AUC, for one, needs examples with its label and others, and a correlation labels "
+                "that differ. Evaluate on other examples, or choose another metric."
             )
     return values
 
@@ -114,16 +123,26 @@ def masked_lm_report(scores: TokenScores, metrics: Mapping[str, Metric[Any]]) ->
     return {"examples": len(scores), "tokens": tokens, **metric_values(scores, metrics)}
 
 
+def regression_report(
+    predictions: NumberPredictions, metrics: Mapping[str, Metric[Any]]
+) -> dict[str, Any]:
+    """Examples, metrics."""
+    return {"examples": len(predictions), **metric_values(predictions, metrics)}
+
+
 # ------------------------------------------------------------------------------ two models
 
 
 def difference(
     first: Any, second: Any, metric: Metric[Any], groups: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """Difference of a metric of two models' predictions, with its 95% interval.
+    """Difference of a metric of two models' predictions, with its 95% interval; None both where the
+    metric is not defined for what one of them predicts.
 
     groups: as of `paired_interval`.
     """
+    if metric.excludes(first) or metric.excludes(second):
+        return {"difference": None, "interval": None}
     return {
         "difference": metric.value(first) - metric.value(second),
         "interval": list(paired_interval(first, second, metric, groups=groups)),
@@ -163,8 +182,9 @@ def comparisons(
             if roles[other] == "teacher":
                 row |= to_teacher(reports[student], reports[other], entry)
             if other in gaps and start is not None:
-                own = reports[student][entry.name] - reports[start][entry.name]
-                row["gap_closed"] = gap_closed(own, gaps[other], entry)
+                own, first = (reports[model][entry.name] for model in (student, start))
+                defined = own is not None and first is not None
+                row["gap_closed"] = gap_closed(own - first, gaps[other], entry) if defined else None
             rows.append(row)
     return rows
 
@@ -182,13 +202,14 @@ def gap_closed(own: float, gap: Mapping[str, Any], entry: MetricEntry) -> float 
 def to_teacher(
     student: Mapping[str, Any], teacher: Mapping[str, Any], entry: MetricEntry
 ) -> dict[str, float | None]:
-    """`retention`: the student's score as a share of the teacher's; None where the teacher's is 0
-    or less is better. `median_class_difference`: the median over the classes with examples of the
-    student's accuracy less the teacher's; None without classes."""
+    """`retention`: the student's score as a share of the teacher's; None where the teacher's is 0,
+    one of them is not defined, or less is better. `median_class_difference`: the median over the
+    classes with examples of the student's accuracy less the teacher's; None without classes."""
     own, others = (report.get("per_class", {}) for report in (student, teacher))
     differences = [own[name] - others[name] for name in own if own[name] is not None]
-    known = entry.higher_is_better and teacher[entry.name] > 0
+    score, whole = student[entry.name], teacher[entry.name]
+    known = entry.higher_is_better and None not in (score, whole) and whole > 0
     return {
-        "retention": student[entry.name] / teacher[entry.name] if known else None,
+        "retention": score / whole if known else None,
         "median_class_difference": float(np.median(differences)) if differences else None,
     }

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ds_distill.losses.hidden import ActivationBoundary, Cosine, HiddenMSE
-from ds_distill.losses.logits import KL, ConfidencePenalty, CrossEntropy, LogitMSE
+from ds_distill.losses.logits import KL, MSE, ConfidencePenalty, CrossEntropy, LogitMSE
 from ds_distill.losses.term import Term, TermInputs
 from ds_distill.parts.terms import TERMS, TermSettings
 
 __all__ = [
     "KL",
+    "MSE",
     "ActivationBoundary",
     "ConfidencePenalty",
     "Cosine",

@@ -1,4 +1,4 @@
-"""Terms on logits: cross-entropy with the label, KL and MSE with the teachers."""
+"""Terms on logits: cross-entropy or MSE with the label, KL and MSE with the teachers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs, only_teacher, target_loss
-from ds_distill.parts.terms import ConfidencePenaltyLoss, CrossEntropyLoss, KLLoss, LogitMSELoss
+from ds_distill.parts.terms import (
+    ConfidencePenaltyLoss,
+    CrossEntropyLoss,
+    KLLoss,
+    LogitMSELoss,
+    MSELoss,
+)
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals, VocabularyHead
 from ds_kernels import linear_kl, linear_mse, masked_kl, topk_kl
@@ -52,6 +58,8 @@ class CrossEntropy(Term):
     ) -> torch.Tensor:
         rows = batch.row_sets[self.rows]
         logits, labels = student.at(rows).logits.float(), batch.labels[rows]
+        if labels.is_floating_point():
+            raise ValueError("cross_entropy needs class ids, and these labels are numbers: use mse")
         if self._class_weights is not None and self._class_weights.device != logits.device:
             self._class_weights = self._class_weights.to(logits.device)
         losses = F.cross_entropy(logits, labels, self._class_weights, reduction="none")
@@ -80,6 +88,33 @@ def _class_weights(
             )
         weights = torch.tensor([given.get(label, 1.0) for label in labels], dtype=torch.float64)
     return (weights * counts.sum() / (weights * counts).sum()).float()
+
+
+class MSE(Term):
+    """(z_s - y)^2 on labelled rows, z_s the student's number and y the label."""
+
+    rows = "labelled"
+    needs_teachers = False
+
+    def __init__(self, settings: MSELoss | Mapping[str, Any] = DEFAULTS) -> None:
+        """settings: as a recipe has them, e.g. {"weight": 0.5}."""
+        super().__init__(MSELoss.model_validate(settings))
+
+    def forward(
+        self,
+        student: Signals,
+        teachers: Mapping[str, Signals],
+        target: Target | None,
+        batch: Batch,
+    ) -> torch.Tensor:
+        rows = batch.row_sets[self.rows]
+        numbers, labels = student.at(rows).logits.float(), batch.labels[rows]
+        if numbers.shape[1] != 1 or not labels.is_floating_point():
+            raise ValueError(
+                "mse needs a student with one output and labels that are numbers (float); here are "
+                f"{numbers.shape[1]} outputs and labels of {labels.dtype}"
+            )
+        return self.weight * (numbers[:, 0] - labels).square()
 
 
 class KL(Term):

@@ -237,12 +237,19 @@ def check_token_classifier(
 
 
 def check_head(reference: str, config: PreTrainedConfig, task: TaskEntry) -> None:
-    """Raises UserError for a checkpoint whose configuration lists no trained head for the task."""
+    """Raises UserError for a checkpoint whose configuration lists no trained head for the task, or
+    one with another number of outputs than all heads for such tasks have."""
     kinds = getattr(config, "architectures", None) or []
     if kinds and not any(kind.endswith(task.heads) for kind in kinds):
         raise UserError(
             f"model {reference!r} holds {', '.join(kinds)}, which is no trained {task.noun}. "
             "Fine-tune it first (a fine-tune phase before), or use a fine-tuned checkpoint."
+        )
+    if task.outputs is not None and config.num_labels != task.outputs:
+        raise UserError(
+            f"model {reference!r} has {config.num_labels} outputs, and a {task.noun} has "
+            f"{task.outputs}. Fine-tune it first (a fine-tune phase before), or use a checkpoint "
+            "that was fine-tuned on such a task."
         )
 
 

@@ -41,6 +41,10 @@ class Needs:
     """Of a term or a policy: labelled examples."""
     classes: bool = False
     """A task with classes."""
+    distributions: bool = False
+    """A task whose models predict distributions, over classes or a vocabulary, and not numbers."""
+    numbers: bool = False
+    """A task whose labels are numbers."""
     expertise: bool = False
     """What an expertise phase fits. It has classes, so `classes` need not be set."""
     states: tuple[int, ...] = ()
@@ -94,7 +98,7 @@ class ConfiguredEntry(Entry):
     """What else can be wrong with the settings. Imports no torch."""
 
 
-Over = Literal["classes", "labels", "words", "masked tokens"]
+Over = Literal["classes", "labels", "words", "masked tokens", "numbers"]
 """What a metric is over: the kind of the task's predictions."""
 
 
@@ -109,6 +113,10 @@ class TaskEntry(ConfiguredEntry):
     """Endings of the names of transformers' classes that have a head for it, its own first."""
     noun: str
     """What a model with such a head is called."""
+    outputs: int | None = None
+    """How many outputs the head has, where the task's labels do not say."""
+    label_term: str = "cross_entropy"
+    """The term by which a model is fine-tuned on labels where the recipe names none."""
     checks_model: str | None = None
     """`module:name` of a function (reference, config, tokenizer) that raises UserError for a model
     that cannot have such a head."""
@@ -194,8 +202,9 @@ on after the key: `.positive: ...` or `: ...`."""
 class MetricEntry(ConfiguredEntry):
     """A number of a model on a split. `settings` is a `MetricSettings`; the implementation is a
     class derived from `ds_distill.evaluation.metric.Metric`, which is made of (settings, labels)
-    and reads what its `over` names: `ClassPredictions`, `LabelPredictions` or `TokenScores` of
-    `ds_distill.evaluation.predictions`, or `TagPredictions` of `ds_distill.evaluation.words`."""
+    and reads what its `over` names: `ClassPredictions`, `LabelPredictions`, `TokenScores` or
+    `NumberPredictions` of `ds_distill.evaluation.predictions`, or `TagPredictions` of
+    `ds_distill.evaluation.words`."""
 
     over: Over
     title: str
@@ -220,12 +229,14 @@ class MetricEntry(ConfiguredEntry):
         """Whether values are shown in per cent, and differences in points."""
         return self.shown.endswith("%")
 
-    def shown_as(self, value: float) -> str:
+    def shown_as(self, value: float | None) -> str:
         """A value as tables and sentences show it."""
-        return format(value, self.shown)
+        return "undefined" if value is None else format(value, self.shown)
 
-    def difference_as(self, difference: float) -> str:
+    def difference_as(self, difference: float | None) -> str:
         """A difference of two values, with its sign; of shares, in points."""
+        if difference is None:
+            return "undefined"
         spec = self.shown.replace("%", "f")
         shown = format(100 * difference if self.is_share else difference, f"+{spec}")
         return shown.replace("-", "+") if float(shown) == 0 else shown
@@ -234,15 +245,22 @@ class MetricEntry(ConfiguredEntry):
         """The name of the best of several values, of equals the first."""
         return (max if self.higher_is_better else min)(values, key=lambda name: values[name])
 
-    def is_better(self, value: float, other: float) -> bool:
+    def is_better(self, value: float | None, other: float) -> bool:
+        if value is None:
+            return False
         return value > other if self.higher_is_better else value < other
 
-    def better(self, interval: Sequence[float]) -> bool:
-        """Whether the interval of a difference lies on the side of the better, without 0."""
+    def better(self, interval: Sequence[float] | None) -> bool:
+        """Whether the interval of a difference lies on the side of the better, without 0. None: of
+        a difference that is not defined."""
+        if interval is None:
+            return False
         low, high = interval
         return low > 0 if self.higher_is_better else high < 0
 
-    def worse(self, interval: Sequence[float]) -> bool:
+    def worse(self, interval: Sequence[float] | None) -> bool:
+        if interval is None:
+            return False
         low, high = interval
         return high < 0 if self.higher_is_better else low > 0
 

@@ -157,6 +157,26 @@ class Perplexity(MetricSettings):
     name: Literal["perplexity"] = "perplexity"
 
 
+class Pearson(MetricSettings):
+    """Pearson's correlation of predictions and labels. Where all predictions are the same number,
+    it is not defined."""
+
+    name: Literal["pearson"] = "pearson"
+
+
+class Spearman(MetricSettings):
+    """Spearman's correlation: Pearson's of the ranks, where equal numbers share the mean of
+    theirs."""
+
+    name: Literal["spearman"] = "spearman"
+
+
+class MSE(MetricSettings):
+    """Mean squared error of the predictions."""
+
+    name: Literal["mse"] = "mse"
+
+
 # --------------------------------------------------------------------------- label mistakes
 
 
@@ -347,11 +367,42 @@ _MASKED_TOKENS = (
     ),
 )
 
+_NUMBERS = (
+    *(
+        MetricEntry(
+            name=name,
+            over="numbers",
+            settings=settings,
+            implementation=f"{_MODULE}:{settings.__name__}",
+            title=title,
+            shown=".3f",
+            reported=True,
+            hub_name=hub_name,
+        )
+        for name, settings, title, hub_name in (
+            ("pearson", Pearson, "Pearson", "pearsonr"),
+            ("spearman", Spearman, "Spearman", "spearmanr"),
+        )
+    ),
+    MetricEntry(
+        name="mse",
+        over="numbers",
+        settings=MSE,
+        implementation=f"{_MODULE}:MSE",
+        title="MSE",
+        shown=".4g",
+        higher_is_better=False,
+        reported=True,
+        hub_name="mse",
+    ),
+)
+
 METRICS: dict[Over, dict[str, MetricEntry]] = {
     "classes": {entry.name: entry for entry in _CLASSES},
     "labels": {entry.name: entry for entry in _LABELS},
     "words": {entry.name: entry for entry in _WORDS},
     "masked tokens": {entry.name: entry for entry in _MASKED_TOKENS},
+    "numbers": {entry.name: entry for entry in _NUMBERS},
 }
 
 

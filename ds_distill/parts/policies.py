@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import field_validator
 
+from ds_distill.parts.context import Context
 from ds_distill.parts.entry import Candidate, Needs, PolicyEntry
 from ds_distill.parts.section import Section
 
@@ -113,6 +115,16 @@ BASELINE = "average"
 PARTIAL_BASELINE = "average, losses"
 """The same where a teacher knows some of the classes."""
 
+
+def _mix_mistakes(settings: Weighted, context: Context) -> Iterator[str]:
+    task = context.task
+    if settings.mix == "probabilities" and task.has_numbers:
+        yield (
+            f"{context.location}.mix=probabilities: with {task.location}.type={task.type} teachers "
+            "predict numbers, and no probabilities. Leave mix out: numbers are mixed as logits are."
+        )
+
+
 _FITTED = Needs(classes=True, expertise=True)
 _MODULE = "ds_distill.routing.policies"
 
@@ -123,6 +135,7 @@ POLICIES: dict[str, PolicyEntry] = {
             name="average",
             settings=Average,
             implementation=f"{_MODULE}:average",
+            mistakes=_mix_mistakes,
             keeps_lone_teacher=True,
             takes_partial="losses",
             candidates=(
@@ -204,6 +217,7 @@ POLICIES: dict[str, PolicyEntry] = {
             name="random",
             settings=Random,
             implementation=f"{_MODULE}:random",
+            mistakes=_mix_mistakes,
             keeps_lone_teacher=True,
             takes_partial="losses",
             candidates=(Candidate("random", Random(), "a random teacher for each example"),),
@@ -220,14 +234,14 @@ POLICIES: dict[str, PolicyEntry] = {
             name="ca-mkd",
             settings=ConfidenceAware,
             implementation=f"{_MODULE}:ca_mkd",
-            needs=Needs(labels=True),
+            needs=Needs(labels=True, distributions=True),
             keeps_lone_teacher=True,
         ),
         PolicyEntry(
             name="mt-bert",
             settings=MTBert,
             implementation=f"{_MODULE}:mt_bert",
-            needs=Needs(labels=True),
+            needs=Needs(labels=True, distributions=True),
         ),
     )
 }

@@ -66,6 +66,10 @@ class CrossEntropyLoss(TermSettings):
         return {"class_weights": list(named)} if isinstance(named, dict) else {}
 
 
+class MSELoss(TermSettings):
+    """Squared error between the student's number and the label, on labelled rows."""
+
+
 class KLLoss(SoftenedTerm):
     """T^2 * KL(teacher || student) at temperature T, against the routed target."""
 
@@ -74,7 +78,8 @@ class KLLoss(SoftenedTerm):
 
 
 class LogitMSELoss(TermSettings):
-    """Mean squared error between student and routed teacher logits."""
+    """Mean squared error between student and routed teacher logits. In a task of numbers the logit
+    is the number."""
 
 
 class HiddenMSELoss(TermSettings):
@@ -118,14 +123,20 @@ TERMS: dict[str, TermEntry] = {
             name="cross_entropy",
             settings=CrossEntropyLoss,
             implementation="ds_distill.losses.logits:CrossEntropy",
-            needs=Needs(labels=True),
+            needs=Needs(labels=True, distributions=True),
             mistakes=_cross_entropy_mistakes,
+        ),
+        TermEntry(
+            name="mse",
+            settings=MSELoss,
+            implementation="ds_distill.losses.logits:MSE",
+            needs=Needs(labels=True, numbers=True),
         ),
         TermEntry(
             name="kl",
             settings=KLLoss,
             implementation="ds_distill.losses.logits:KL",
-            needs=Needs(teachers=1),
+            needs=Needs(teachers=1, distributions=True),
         ),
         TermEntry(
             name="logit_mse",
@@ -149,6 +160,7 @@ TERMS: dict[str, TermEntry] = {
             name="confidence_penalty",
             settings=ConfidencePenaltyLoss,
             implementation="ds_distill.losses.logits:ConfidencePenalty",
+            needs=Needs(distributions=True),
         ),
         TermEntry(
             name="activation_boundary",

@@ -34,7 +34,14 @@ from ds_distill.phases.cache_missing import ATTENTION, Missing, added_by, missin
 from ds_distill.run.caches import cache_folder, fingerprint
 from ds_distill.run.codecs import codec_json
 from ds_distill.run.context import ModelReference, Run
-from ds_distill.run.fidelity import MUCH, Fidelity, Repeated, fidelity, repeat_inference
+from ds_distill.run.fidelity import (
+    MUCH,
+    Fidelity,
+    NumberFidelity,
+    Repeated,
+    fidelity,
+    repeat_inference,
+)
 from ds_distill.run.inference import inference_collator, inference_engine
 from ds_distill.run.not_finite import NotFiniteSignals, refusal
 
@@ -195,7 +202,7 @@ def _write_all(
 
 
 def _say_fidelity(
-    run: Run, path: Path, teacher: str, schema: SignalSchema, measured: Fidelity
+    run: Run, path: Path, teacher: str, schema: SignalSchema, measured: Fidelity | NumberFidelity
 ) -> None:
     run.log.info(f"  {teacher}: {measured}")
     if measured.lost > MUCH:

@@ -129,7 +129,8 @@ def _log(
         run.log.event("evaluation", phase=phase, model=model, split=split, **numbers)
         run.log.info(f"  {model:<16} {role:<8} {score(model)}")
     run.log.info(
-        f"  always {baseline['answer']!r} (most frequent in {baseline['split']}): {score(BASELINE)}"
+        f"  always {baseline['answer']!r} ({baseline['rule']} of {baseline['split']}): "
+        f"{score(BASELINE)}"
     )
 
 

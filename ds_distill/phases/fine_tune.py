@@ -34,7 +34,7 @@ def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run)
     model = trainable_model(run, reference, phase)
     examples = run.examples(phase.split)
     chosen = np.arange(len(examples))
-    if run.task.has_classes:
+    if run.task.has_labels:
         chosen = chosen_examples(phase, examples, run.labels)
     tables = {"student": run.tables(phase.split, [reference])[reference.name].at(chosen)}
     examples = examples.at(chosen)

@@ -16,7 +16,7 @@ from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.parts.phases import Cache, Distil
 from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase
-from ds_distill.parts.tasks import TaskSettings
+from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.planning.activations import Head, Shape, Work, student_work, teacher_work
 from ds_distill.planning.cached import CachePlan, cache_plan
 from ds_distill.planning.examples import SplitFacts, split_facts
@@ -119,7 +119,7 @@ class Planner:
         if key not in self._models:
             given = self.recipe.student if origin == "student" else self.recipe.teachers[origin]
             layers = getattr(given, "layers", None)
-            classes = self._classes(task) if task.has_classes else None
+            classes = self._classes(task) if task.has_classes else TASKS[task.type].outputs
             self._models[key] = planned_model(
                 origin,
                 given.model,

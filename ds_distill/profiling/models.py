@@ -138,7 +138,7 @@ def _load(recipe: Recipe, run: RunFolder, task: str, name: str) -> PreTrainedMod
     else:
         given = recipe.teachers[name]
         reference, revision = resolve_model(given.model, recipe.models_folder), given.revision
-    if not recipe.tasks_by_name[task].has_classes:
+    if recipe.tasks_by_name[task].over_vocabulary:
         return load_masked_lm(reference, new_head=False, revision=revision)
     labels = class_names(load_config(reference, revision))
     load = load_token_classifier if recipe.tasks_by_name[task].of_words else load_classifier

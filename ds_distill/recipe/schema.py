@@ -15,7 +15,7 @@ from ds_distill.parts.outside import load_outside
 from ds_distill.parts.phases import PHASES, Phase, Training
 from ds_distill.parts.phases.base import PhaseSettings
 from ds_distill.parts.section import Count, Name, Section, mistake_at
-from ds_distill.parts.tasks import Task, TaskSettings
+from ds_distill.parts.tasks import TASKS, Task, TaskSettings
 
 LONE_TASK = "task"
 """The name of a recipe's task where it has but one, under the key of that name."""
@@ -158,6 +158,7 @@ class Recipe(Section):
             if phase.task is None and len(self.tasks) > 1:
                 names = ", ".join(self.tasks)
                 raise mistake_at(at, f"is required, because there are several: {names}")
+            self.phases[number] = phase.of_task(TASKS[self.task_of(phase).type])
         return self
 
     @model_serializer(mode="wrap")

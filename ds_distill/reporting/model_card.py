@@ -139,7 +139,7 @@ def _eval_results(
             metric_value=round(own[name], 4),
         )
         for name, entry in metrics_of(evaluation).items()
-        if entry.hub_name
+        if entry.hub_name and own[name] is not None
     ]
 
 
@@ -191,20 +191,21 @@ def _table(evaluation: dict[str, Any]) -> list[str]:
     metrics = metrics_of(evaluation)
     measure = PER_CLASS.get(evaluation["over"])
     labels = first["per_class"] if measure else {}
-    if labels:
-        noun = NOUNS[evaluation["over"]]
-        noun = "label" if noun == "class" else noun
-        about = (
-            f"On {first['examples']:,} examples of a split that was not used to make the models. "
-            f"The column of {'an' if noun[0] == 'e' else 'a'} {noun} is its {measure}."
-        )
-        if note := settings_note(evaluation):
-            about += f" {_escaped(note)}"
-    else:
+    if "tokens" in first:
         about = (
             f"On {first['tokens']:,} masked tokens of {first['examples']:,} examples, the same for "
             "all models. The split was not used to make them."
         )
+    else:
+        about = (
+            f"On {first['examples']:,} examples of a split that was not used to make the models."
+        )
+        if labels:
+            noun = NOUNS[evaluation["over"]]
+            noun = "label" if noun == "class" else noun
+            about += f" The column of {'an' if noun[0] == 'e' else 'a'} {noun} is its {measure}."
+        if note := settings_note(evaluation):
+            about += f" {_escaped(note)}"
     columns = ["model", "role", *(entry.title for entry in metrics.values())]
     columns += [_escaped(label) for label in labels]
     lines = [about, "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]

@@ -9,7 +9,8 @@ from ds_distill.parts.metrics import METRICS, reported_metrics
 from ds_distill.parts.phases import PHASES
 
 PER_CLASS: dict[Over, str] = {"classes": "accuracy", "labels": "F1", "words": "F1"}
-"""What `per_class` of an evaluation is, by what its metrics are over; masked tokens have none."""
+"""What `per_class` of an evaluation is, by what its metrics are over; masked tokens and numbers
+have none."""
 
 NOUNS: dict[Over, str] = {"classes": "class", "labels": "label", "words": "entity type"}
 """What `per_class` has a value for."""
@@ -116,12 +117,20 @@ class _Verdict:
         score = f"{self._entry.title} {self._score(own)} on {counted}"
         outcome = f", {_listed(clauses)}" if clauses else ""
         first = f"Student `{self._student}`: {score} of {self._evaluation['split']}{outcome}."
-        return [first, *self._of_other_students(), *self._of_models_at_baseline(above)]
+        return [
+            first,
+            *self._of_other_students(),
+            *self._of_models_at_baseline(above),
+            *self._of_no_baseline(),
+        ]
 
     def _score(self, model: dict[str, Any]) -> str:
         return self._entry.shown_as(model[self._entry.name])
 
     def _above_baseline(self, model: dict[str, Any]) -> bool:
+        """Where the baseline has no score: whether the model has one."""
+        if self._evaluation["baseline"][self._entry.name] is None:
+            return model[self._entry.name] is not None
         return self._entry.better(model["to_baseline"]["interval"])
 
     def _constant(self) -> str:
@@ -166,6 +175,16 @@ class _Verdict:
         if not above:
             return [f"Nor {verb} {_listed(names)} better than that."]
         return [f"{_listed(names)} {verb} no better than {self._constant()}."]
+
+    def _of_no_baseline(self) -> list[str]:
+        """One sentence where the baseline has no score to compare with."""
+        baseline = self._evaluation["baseline"]
+        if baseline[self._entry.name] is not None:
+            return []
+        return [
+            f"Always predicting {baseline['answer']!r}, {baseline['rule']} of {baseline['split']}, "
+            f"has no {self._entry.title}: no model is compared with that."
+        ]
 
     def _clauses(self, others: dict[str, dict[str, Any]], noun: str, addition: str) -> list[str]:
         """One clause per outcome: `both` or `all` where all others share it, else their names."""

@@ -143,6 +143,7 @@ def compare(
     teachers = {name: predictions(of.over_all(len(labels))) for name, of in signals.items()}
     baseline = baseline_of(partial=bool(classes_of(signals)))
     average = metric_values(routed[baseline], {judge.name: metric})[judge.name]
+    assert average is not None, "no metric over classes or labels excludes a prediction"
 
     def score(these: Predictions) -> Score:
         value = metric.value(these)

@@ -74,6 +74,34 @@ class Fidelity:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class NumberFidelity:
+    """Distances between numbers, of a teacher with one output."""
+
+    rows: int
+    """Number of compared rows: examples."""
+    batches: float
+    """Largest difference between the teacher's outputs in the two batchings: no cache can do
+    better."""
+    cached: float
+    """Largest difference between teacher and cache: batching and dtype together."""
+    spread: float
+    """Standard deviation of the teacher's outputs."""
+    lost: float
+    """Mean squared difference between teacher and cache / `spread`^2: the lost share of the squared
+    error that a student which always predicts the mean has to the teacher."""
+
+    def __str__(self) -> str:
+        return (
+            f"in other batches its numbers differ by at most {self.batches:.1e}, in the cache by "
+            f"{self.cached:.1e}; their standard deviation is {self.spread:.3g} ({self.rows:,} "
+            f"rows): {self.lost:.1%} lost"
+        )
+
+    def to_json(self) -> dict[str, float]:
+        return asdict(self)
+
+
 def repeat_inference(
     engine: Engine,
     teacher: str,
@@ -98,10 +126,14 @@ def repeat_inference(
     return Repeated(examples.keys[torch.from_numpy(some)], predict(some), alone, variant)
 
 
-def fidelity(repeated: Repeated, reader: CacheReader, teacher: str) -> Fidelity | None:
+def fidelity(
+    repeated: Repeated, reader: CacheReader, teacher: str
+) -> Fidelity | NumberFidelity | None:
     """Compare with the cached signals of the same examples. None where no token is masked."""
     if not len(repeated.alone):
         return None
+    if repeated.alone.shape[1] == 1:  # as a distribution it would be 1 whatever the cache holds
+        return _of_numbers(repeated, reader, teacher)
     stored = reader.log_probs(teacher, reader.indices(repeated.keys), repeated.variant)
     temperature = reader.manifest.teachers[teacher].signals.temperature or 1.0
     parts = []
@@ -127,6 +159,20 @@ def fidelity(repeated: Repeated, reader: CacheReader, teacher: str) -> Fidelity 
         kl_p99=float(np.quantile(kl.numpy(), 0.99)),
         entropy=float(entropy.mean()),
         lost=float(kl.mean()) / learnable if learnable > 0 else 0.0,
+    )
+
+
+def _of_numbers(repeated: Repeated, reader: CacheReader, teacher: str) -> NumberFidelity:
+    signals = reader.read(teacher, reader.indices(repeated.keys))
+    own, stored = repeated.alone.double(), signals.logits.double()
+    off = own - stored
+    spread = float(own.std(correction=0))
+    return NumberFidelity(
+        rows=len(own),
+        batches=float((own - repeated.together.double()).abs().max()),
+        cached=float(off.abs().max()),
+        spread=spread,
+        lost=float(off.square().mean()) / spread**2 if spread > 0 else 0.0,
     )
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.engine.engine import Engine
@@ -80,13 +81,15 @@ def inference_engine(
     """One engine with all models, sharded under ZeRO stage 3; see `predict_split`."""
     config = in_fp32(run.deepspeed()) if fp32 else run.deepspeed()
     half = is_half(config)
+
+    def load(reference: ModelReference) -> PreTrainedModel:
+        return run.model(reference, packed=run.packed(reference, half=half) is not None)
+
+    # A new head is set by the labels, and of a weight that is sharded a rank has a part.
+    whole = {each.name: load(each) for each in references if each.new_head}
     with sharded_loading(config):
-        models = {
-            reference.name: run.model(
-                reference, packed=run.packed(reference, half=half) is not None
-            )
-            for reference in references
-        }
+        sharded = {each.name: load(each) for each in references if not each.new_head}
+    models = {each.name: {**whole, **sharded}[each.name] for each in references}
     engine = Engine(Bundle(None, models, label_maps=label_maps_of(references)), config, run.world)
     yield engine
     engine.close()

@@ -24,8 +24,8 @@ class Validation:
     examples: int
     metric: MetricEntry
     """The task's, which chooses the epoch."""
-    score: Callable[[Engine], dict[str, float]]
-    """All metrics of the student of an engine. Every rank must call it."""
+    score: Callable[[Engine], dict[str, float | None]]
+    """All metrics of the student of an engine; see `metric_values`. Every rank must call it."""
 
 
 def validation_of(run: Run, reference: ModelReference) -> Validation | None:
@@ -41,7 +41,7 @@ def validation_of(run: Run, reference: ModelReference) -> Validation | None:
     tables = {"student": run.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)}
     collate = run.collator(examples, tables)
 
-    def score(engine: Engine) -> dict[str, float]:
+    def score(engine: Engine) -> dict[str, float | None]:
         predictions = run.kind.predict(engine, collate, examples, ["student"], BATCH)["student"]
         return metric_values(run.kind.scored(predictions, examples), run.kind.metrics)
 

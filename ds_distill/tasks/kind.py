@@ -146,7 +146,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         self, run: Run, split: str, examples: Examples, references: list[ModelReference]
     ) -> tuple[Predictions, dict[str, Any]]:
         """What is right without reading a text, as predictions for a split, and its description:
-        `answer` and the `split` that it comes from. Every rank must call this.
+        `answer`, by which `rule`, and the `split` that it comes from. Every rank must call this.
 
         references: the models that are evaluated.
         """

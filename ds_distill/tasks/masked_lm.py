@@ -127,4 +127,4 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
             owners.append(batch[masked.views[first[0].name].example_indices.numpy()[counted]])
         scores = unigram.score(np.concatenate(tokens), np.concatenate(owners), len(examples))
         answer = tokenizer.convert_ids_to_tokens(unigram.token)
-        return scores, {"answer": answer, "split": training}
+        return scores, {"answer": answer, "rule": "the most frequent token", "split": training}

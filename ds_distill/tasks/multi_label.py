@@ -65,7 +65,11 @@ class MultiLabelKind(Classification):
         with np.errstate(divide="ignore"):
             logits = np.log(shares) - np.log1p(-np.minimum(shares, 1 - 1e-9))
         answer = ", ".join(self.labels[index] for index in np.flatnonzero(logits > 0))
-        return np.tile(logits, (len(examples), 1)), {"answer": answer, "split": source}
+        return np.tile(logits, (len(examples), 1)), {
+            "answer": answer,
+            "rule": "the most frequent label",
+            "split": source,
+        }
 
     def doubt(
         self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class TokenClassificationKind(OneLabelKind):
     """Predictions are logits of all words, float32 [R, C]."""
 
+    baseline_rule = "the most frequent tag"
+
     def prepare(
         self,
         examples: datasets.Dataset,

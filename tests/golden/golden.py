@@ -1,4 +1,4 @@
-"""Golden numbers: losses, routing and metrics of two small runs, as they have been.
+"""Golden numbers: losses, routing and metrics of three small runs, as they have been.
 
     python tests/golden/golden.py            say what moved, and by how much
     python tests/golden/golden.py --write    the numbers of now become the golden ones
@@ -28,7 +28,7 @@ from readings import Reading, read_run, run
 HERE = Path(__file__).parent
 TREE = HERE.parents[1]
 FILE = TREE / "tests" / "results" / "golden.json"
-SCENARIOS = ("single-label", "masked-lm", "words")
+SCENARIOS = ("single-label", "masked-lm", "words", "regression")
 
 Numbers = dict[str, dict[str, Any]]
 """Kind -> name -> number, or a list of them."""
@@ -58,7 +58,9 @@ _SHARES = "Two of 240 answers, where two classes are nearly as likely. Seen: non
 KINDS = {
     "first losses": Kind(1e-4, 0.0, _LOSSES),
     "last losses": Kind(1e-3, 0.0, _LOSSES + " Every step adds to it."),
-    "losses of models": Kind(1e-3, 0.0, _LOSSES, ("phases/*/models/*/loss",)),
+    "losses of models": Kind(
+        1e-3, 0.0, _LOSSES, ("phases/*/models/*/loss", "phases/*/models/*/mse")
+    ),
     "temperatures": Kind(1e-3, 0.0, _LOSSES, ("phases/*/temperatures/*",)),
     "shares": Kind(
         0.0,
@@ -70,6 +72,7 @@ KINDS = {
             "phases/*/models/*/accuracy",
             "phases/*/models/*/macro_f1",
             "phases/*/models/*/entity_f1",
+            "phases/*/models/*/pearson",
         ),
     ),
     "choices": Kind(

@@ -19,6 +19,7 @@ FILLERS = (
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 SINGLE_LABEL = {"train": 240, "validation": 240, "transfer": 240, "test": 240}
+REGRESSION = {"train": 200, "validation": 40, "test": 120}
 MASKED_LM = {"train": 160, "validation": 40, "test": 120}
 WORDS = {"train": 160, "test": 120}
 """Examples by split."""
@@ -29,12 +30,13 @@ STRAY = 0.3
 
 def write_materials(folder: Path) -> None:
     """single-label/ (jsonl, transfer without labels), masked-lm/ (a text a line), words/ (lists of
-    words with tags), model/ (a BERT of two layers, 32 wide, that knows no more than these words)
-    and model-of-letters/ (one that reads them letter by letter)."""
+    words with tags), regression/ (tsv, pairs), model/ (a BERT of two layers, 32 wide, that knows
+    no more than these words) and model-of-letters/ (one that reads them letter by letter)."""
     draw = random.Random(0)
     write_single_label(folder / "single-label", draw)
     write_masked_lm(folder / "masked-lm", draw)
     write_words(folder / "words", draw)
+    write_regression(folder / "regression", random.Random(1))
     write_model(folder / "model", [*FILLERS.split(), *" ".join(TOPICS.values()).split()])
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     write_model(folder / "model-of-letters", [*letters, *(f"##{letter}" for letter in letters)])
@@ -65,6 +67,19 @@ def write_masked_lm(folder: Path, draw: random.Random) -> None:
     for split, size in MASKED_LM.items():
         lines = [" ".join([draw.choice(words)] * draw.randint(6, 12)) for _ in range(size)]
         (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+
+
+def write_regression(folder: Path, draw: random.Random) -> None:
+    """Pairs of texts of two words each; the number is the share of words that are of one topic."""
+    folder.mkdir(parents=True)
+    topics = list(TOPICS.values())
+    for split, size in REGRESSION.items():
+        rows = ["text_a\ttext_b\tlabel"]
+        for _ in range(size):
+            of_topic = [draw.random() < 0.5 for _ in range(4)]
+            words = [draw.choice(topics[0 if one else 1].split()) for one in of_topic]
+            rows.append(f"{words[0]} {words[1]}\t{words[2]} {words[3]}\t{sum(of_topic) / 4}")
+        (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n")
 
 
 def write_words(folder: Path, draw: random.Random) -> None:

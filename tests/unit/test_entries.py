@@ -243,7 +243,11 @@ def mistakes(tmp_path: Path, toy_settings: dict[str, Any]) -> Callable[..., list
         (Needs(teachers=2), [], []),
         (Needs(logits=True), [], []),  # class logits are stored as they are
         (Needs(expertise=True), [], []),
-        (Needs(classes=True), ["task.type=masked-lm"], ["losses.kl", "no classes", "Take kl out"]),
+        (
+            Needs(classes=True),
+            ["task.type=masked-lm"],
+            ["losses.kl", "no classes", "Choose cross_entropy, logit_mse"],
+        ),
     ],
 )
 def test_what_a_part_needs_is_checked(needs, override, says, mistakes, monkeypatch):

@@ -289,8 +289,8 @@ def refusals(inputs: Any) -> dict[str, tuple[str, Callable[[], object]]]:
             lambda: Batch.from_views(views, torch.tensor([0, 1])),
         ),
         "labels that are shares": (
-            r"class or token ids; they are torch\.float32",
-            lambda: Batch.from_views(views, torch.rand(4)),
+            r"class or token ids, or numbers; they are torch\.float32",
+            lambda: Batch.from_views(views, torch.rand(4, 2)),
         ),
         "keys of rows": (
             r"keys must be torch\.int64 \[4, 2\]",

@@ -90,7 +90,7 @@ def test_pairs_are_not_texts(model: Path) -> None:
 
 def test_texts_that_are_cut_are_counted(model: Path) -> None:
     classifier = load_predictor(model)
-    classifier.probabilities(TEXTS, 8)
+    classifier.predictions(TEXTS, 8)
     longer = sum(
         len(AutoTokenizer.from_pretrained(model)(text).input_ids) > LENGTH for text in TEXTS
     )

@@ -108,6 +108,7 @@ def make_evaluation(models, labels, baseline, metric):
         "models": reports,
         "baseline": {
             "answer": "green",
+            "rule": "the most frequent class",
             "split": "train",
             "examples": SIZE,
             **SCORES,
@@ -423,6 +424,7 @@ def test_a_page_of_labels_has_no_accuracy():
     results = make_results(ONE_OF_EACH, metric="micro_f1")
     record = results["phases"][-1]
     record["over"] = "labels"
+    record["baseline"]["rule"] = "the most frequent label"
     for model in record["models"].values():
         for name in ("accuracy", "ece", "confusion"):
             del model[name]

@@ -57,10 +57,9 @@ class JsonLines(_LinesFile):
     def tables(self, columns: list[str]) -> Iterator[pa.Table]:
         first = self._first()
         # A schema instead of Arrow's guess, which turns texts that look like dates into dates.
+        numbers = {int: pa.int64(), float: pa.float64()}
         fields = [
-            (name, pa.int64() if type(first[name]) is int else pa.string())
-            for name in columns
-            if name in first
+            (name, numbers.get(type(first[name]), pa.string())) for name in columns if name in first
         ]
         reader = pyarrow.json.open_json(
             self.path,

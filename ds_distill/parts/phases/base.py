@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
 from ds_distill.parts.context import Context
-from ds_distill.parts.entry import ConfiguredEntry
+from ds_distill.parts.entry import ConfiguredEntry, TaskEntry
 from ds_distill.parts.section import Count, Name, Section, Share
 from ds_distill.parts.terms import TERMS, Losses
 
@@ -22,6 +22,11 @@ class PhaseSettings(Section):
     that repeats."""
     task: Name | None = None
     """The task that it works on, by its name in `tasks`. Default: the only one."""
+
+    def of_task(self, task: TaskEntry) -> Self:
+        """The settings with what is by default otherwise in another kind of task; the recipe says
+        of which kind theirs is, once it has been read."""
+        return self
 
     @property
     def starts(self) -> list[str]:

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ds_distill.parts.context import Context
-from ds_distill.parts.entry import PhaseEntry
+from ds_distill.parts.entry import PhaseEntry, TaskEntry
 from ds_distill.parts.phases.base import TrainingPhase, training_mistakes
 from ds_distill.parts.section import Count, Name, Section, Share
-from ds_distill.parts.terms import CrossEntropyLoss, Losses, TermSettings
+from ds_distill.parts.terms import CrossEntropyLoss, Losses, TermSettings, losses_of
 
 
 class Focus(Section):
@@ -35,6 +35,7 @@ class FineTune(TrainingPhase):
     """Teachers' names or `student`; one after the other with the same settings."""
     focus: Focus | None = None
     losses: Losses = Field(default_factory=_on_labels)
+    """Default: cross_entropy, and mse where labels are numbers."""
     per_class: Count | None = None
     """Examples of each class to train on. Default: all."""
     save_as: Name | None = None
@@ -51,6 +52,11 @@ class FineTune(TrainingPhase):
         if self.save_as is not None and len(self.models) > 1:
             raise ValueError("`save_as` names one model, and `models` lists several")
         return self
+
+    def of_task(self, task: TaskEntry) -> FineTune:
+        if "losses" in self.model_fields_set:
+            return self
+        return self.model_copy(update={"losses": losses_of({task.label_term: {}})})
 
     @property
     def starts(self) -> list[str]:

@@ -8,10 +8,17 @@ from ds_distill.parts.data import Columns, Data
 from ds_distill.parts.entry import MetricEntry, TaskEntry
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.one_of import OneOf
-from ds_distill.parts.tasks import masked_lm, multi_label, single_label, token_classification
+from ds_distill.parts.tasks import (
+    masked_lm,
+    multi_label,
+    regression,
+    single_label,
+    token_classification,
+)
 from ds_distill.parts.tasks.base import TaskSettings
 from ds_distill.parts.tasks.masked_lm import MaskedLM, MaskSettings
 from ds_distill.parts.tasks.multi_label import MultiLabel
+from ds_distill.parts.tasks.regression import Regression
 from ds_distill.parts.tasks.single_label import SingleLabel
 from ds_distill.parts.tasks.token_classification import TokenClassification, Untagged
 
@@ -22,6 +29,7 @@ __all__ = [
     "MaskSettings",
     "MaskedLM",
     "MultiLabel",
+    "Regression",
     "SingleLabel",
     "Task",
     "TaskSettings",
@@ -35,6 +43,7 @@ TASKS: dict[str, TaskEntry] = {
     for entry in (
         single_label.ENTRY,
         multi_label.ENTRY,
+        regression.ENTRY,
         token_classification.ENTRY,
         masked_lm.ENTRY,
     )

@@ -24,10 +24,21 @@ class TaskSettings(Section):
     of_words: ClassVar[bool] = False
     """Whether an example is a list of words, and each word has a class, instead of the example."""
 
+    has_numbers: ClassVar[bool] = False
+    """Whether an example's label is a number, and models predict one: there are no classes then."""
+
+    over_vocabulary: ClassVar[bool] = False
+    """Whether models predict distributions over a vocabulary, which a cache keeps by a codec."""
+
     can_split: ClassVar[bool] = False
     """Whether `long: split` can be set."""
 
     _location: str = PrivateAttr("task")
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the labels of rows are read."""
+        return self.has_classes or self.has_numbers
 
     @property
     def given_labels(self) -> list[str] | None:

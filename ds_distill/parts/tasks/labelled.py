@@ -40,11 +40,14 @@ def classifier_usage(task: LabelledTask, pairs: bool, *, all_scores: bool = Fals
     pairs: two texts instead.
     all_scores: of all labels, instead of the likeliest.
     """
-    text = '"a text of any length " * 1000'
-    if pairs:
-        text = f'{{"text": {text}, "text_pair": "the second text"}}'
     scores = "top_k=None, " if all_scores else ""
     return [
         'classify = pipeline("text-classification", model=".")',
-        f"classify({text}, {scores}truncation=True, max_length={task.max_length})",
+        f"classify({example_text(pairs)}, {scores}truncation=True, max_length={task.max_length})",
     ]
+
+
+def example_text(pairs: bool) -> str:
+    """Python for a long text as transformers' pipeline takes it, or for a pair with one."""
+    text = '"a text of any length " * 1000'
+    return f'{{"text": {text}, "text_pair": "the second text"}}' if pairs else text

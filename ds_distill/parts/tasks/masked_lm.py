@@ -32,6 +32,7 @@ class MaskedLM(TaskSettings):
     token that was masked. All models must have the same vocabulary."""
 
     has_classes: ClassVar[bool] = False
+    over_vocabulary: ClassVar[bool] = True
     can_split: ClassVar[bool] = True
 
     type: Literal["masked-lm"] = "masked-lm"

@@ -1,0 +1,83 @@
+"""Regression: a row per example, whose one output is the number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ds_distill.cache.schema import SignalSchema
+from ds_distill.data.batches import Examples
+from ds_distill.evaluation.predictions import NumberPredictions
+from ds_distill.evaluation.report import regression_report
+from ds_distill.models.labels import LabelMap
+from ds_distill.models.load import load_classifier
+from ds_distill.parts.phases import Cache
+from ds_distill.parts.tasks import Regression
+from ds_distill.tasks.sequence import SequenceKind
+
+if TYPE_CHECKING:
+    from ds_distill.run.context import ModelReference, Run
+
+OUTPUT = ["LABEL_0"]
+"""transformers' own name of the one output."""
+
+
+class RegressionKind(SequenceKind[Regression]):
+    """Predictions are numbers, float32 [N, 1]."""
+
+    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+        """The bias of a new head is the mean of the labels in train, so that training starts at
+        the baseline."""
+
+        def mean() -> torch.Tensor:
+            if not run.has_split("train") or not run.examples("train").labelled.any():
+                return torch.zeros(1)
+            found = run.examples("train")
+            return torch.tensor([found.labels[found.labelled].mean()])
+
+        return load_classifier(
+            model, OUTPUT, problem_type="regression", output_bias=mean, **options
+        )
+
+    def examples(self, examples: Examples) -> Examples:
+        """Labels float32 [N], also of a split that has none."""
+        if examples.labels.dtype == np.float32:
+            return examples
+        return replace(examples, labels=np.full(len(examples), np.nan, dtype=np.float32))
+
+    def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
+        return {"outputs": len(OUTPUT)}
+
+    def signal_schema(
+        self,
+        phase: Cache,
+        config: PreTrainedConfig,
+        codec: Callable[[int], dict[str, Any] | None],
+        label_map: LabelMap | None,
+    ) -> SignalSchema:
+        """The number is stored as it is."""
+        hidden = dict.fromkeys(phase.hidden, config.hidden_size)
+        return SignalSchema(dtype=phase.dtype, classes=len(OUTPUT), hidden=hidden)
+
+    def scored(self, predictions: np.ndarray, examples: Examples) -> NumberPredictions:
+        known = examples.labelled
+        numbers = predictions[known, 0].astype(np.float64)
+        return NumberPredictions(numbers, examples.labels[known].astype(np.float64))
+
+    def report(self, scored: NumberPredictions) -> dict[str, Any]:
+        return regression_report(scored, self.metrics)
+
+    def baseline(
+        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """The mean of the training labels: no constant has a smaller squared error there. It has no
+        correlation with anything."""
+        source, labels = self.training_labels(run, examples)
+        mean = labels.mean(dtype=np.float64)
+        answer = {"answer": f"{mean:.4g}", "rule": "the mean label", "split": source}
+        return np.full((len(examples), 1), mean), answer

@@ -1,0 +1,63 @@
+"""What kinds of task share whose predictions are logits of an example or of its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ds_distill.data.batches import CachedSignals, Collator, Examples, SequenceCollator
+from ds_distill.data.labels import is_labelled
+from ds_distill.data.tokenise import TokenTable
+from ds_distill.engine.engine import Engine
+from ds_distill.engine.predict import Bar, predict_all
+from ds_distill.tasks.kind import Settings, TaskKind
+
+if TYPE_CHECKING:
+    from ds_distill.run.context import Run
+
+
+class SequenceKind(TaskKind[Settings, np.ndarray]):
+    """Predictions are logits, float32 [R, C]: of classes or labels, or the one output."""
+
+    def collator(
+        self,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        cached: CachedSignals | None,
+        packed: Collection[str],
+    ) -> Collator:
+        return SequenceCollator(examples, tables, cached, packed)
+
+    def predict(
+        self,
+        engine: Engine,
+        collate: Collator,
+        examples: Examples,
+        models: Sequence[str],
+        batch_size: int,
+        bar: AbstractContextManager[Bar] | None = None,
+    ) -> dict[str, np.ndarray]:
+        outputs = predict_all(engine, collate, examples, models, batch_size, bar)
+        count = len(self.labels)
+        return {model: signals.over_all(count).numpy() for model, signals in outputs.items()}
+
+    def finite(self, predictions: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.isfinite(predictions).all(axis=1))
+
+    def counted(self, examples: Examples) -> np.ndarray:
+        return examples.labelled
+
+    def training_labels(self, run: Run, examples: Examples) -> tuple[str, np.ndarray]:
+        """The labels of train, and its name; where it has none, those of the evaluated examples: no
+        constant answer is right more often."""
+        if run.has_split("train"):
+            labels = run.examples("train").labels
+            if is_labelled(labels).any():
+                return "train", labels[is_labelled(labels)]
+        return "the evaluated split", examples.labels[is_labelled(examples.labels)]

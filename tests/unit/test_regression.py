@@ -1,0 +1,377 @@
+"""Numbers as labels: data, terms, metrics, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.metrics import mean_squared_error
+from transformers import BertConfig, BertModel
+
+from ds_distill.check.needs import phase_mistakes
+from ds_distill.data.batches import Examples
+from ds_distill.data.combined import open_source
+from ds_distill.errors import UserError
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.predictions import NumberPredictions
+from ds_distill.evaluation.report import build_metrics, difference, metric_values
+from ds_distill.losses import TermInputs, build_terms
+from ds_distill.models.configuration import check_head
+from ds_distill.parts.metrics import METRICS
+from ds_distill.parts.tasks import TASKS, Data, Regression
+from ds_distill.parts.terms import losses_of
+from ds_distill.recipe import dump_recipe, load_recipe
+from ds_distill.tasks.regression import RegressionKind
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PaddedView
+
+NUMBERS = [0.5, -2.0, 3.0]
+
+
+def read(folder: Path, split: str = "train", need: bool = False, **data: Any) -> Any:
+    task = Regression(data=Data(path=str(folder), **data))
+    return open_source(task, folder / "cache").read(split, need)
+
+
+def rows_of(labels: list[Any]) -> list[dict[str, Any]]:
+    return [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
+
+
+def write(folder: Path, ending: str, labels: list[Any], split: str = "train") -> None:
+    file, rows = folder / f"{split}.{ending}", rows_of(labels)
+    if ending == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif ending == "parquet":
+        pd.DataFrame(rows).to_parquet(file)
+    else:
+        pd.DataFrame(rows).to_csv(file, index=False, sep="\t" if ending == "tsv" else ",")
+
+
+# -------------------------------------------------------------------------------------- data
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "tsv", "parquet"])
+@pytest.mark.parametrize("labels", [NUMBERS, [1, 2, -3], [7]], ids=["floats", "ints", "one"])
+def test_numbers_are_read(tmp_path: Path, ending: str, labels: list[Any]) -> None:
+    write(tmp_path, ending, labels)
+    found = Examples.of(read(tmp_path, need=True))
+    assert found.labels.dtype == np.float32 and found.labels.tolist() == labels
+    assert found.labelled.all()
+
+
+def test_whole_numbers_among_others_are_numbers(tmp_path: Path) -> None:
+    write(tmp_path, "jsonl", [1, 2.5, -3, 4e-3])
+    assert Examples.of(read(tmp_path)).labels.tolist() == pytest.approx([1, 2.5, -3, 0.004])
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("column", ["empty", "none"])
+def test_a_split_may_have_no_labels(tmp_path: Path, ending: str, column: str) -> None:
+    write(tmp_path, ending, [None, None])
+    if column == "none":
+        (tmp_path / f"train.{ending}").unlink()
+        (tmp_path / "train.txt").write_text("a\nb\n")
+    found = Examples.of(read(tmp_path))
+    kind = RegressionKind(Regression(data=Data(path="d")), [])
+    assert not found.labelled.any() and not kind.examples(found).labelled.any()
+    assert kind.examples(found).labels.dtype == np.float32
+    with pytest.raises(UserError, match=r"no labels|no column 'label'"):
+        read(tmp_path, need=True)
+
+
+@pytest.mark.parametrize(
+    ("ending", "label", "says"),
+    [
+        ("jsonl", "0.5", "'0.5' (str)"),
+        ("jsonl", True, "true (true or false)"),
+        ("jsonl", float("nan"), "the number nan"),
+        ("jsonl", float("inf"), "the number inf"),
+        ("jsonl", 10**400, "the number 1000"),
+        ("jsonl", 1e300, "the number 1e+300"),
+        ("jsonl", [0.5], "a list"),
+        ("csv", "much", "'much' (str)"),
+        ("csv", "nan", "'nan' (str)"),
+        ("csv", "-inf", "'-inf' (str)"),
+        ("csv", "1_0", "'1_0' (str)"),
+        ("csv", "0,5", "'0,5' (str)"),
+        ("tsv", "1e99", "'1e99' (str)"),
+        ("parquet", float("inf"), "the number inf"),
+    ],
+)
+def test_what_is_no_number_is_refused_with_its_row(
+    tmp_path: Path, ending: str, label: Any, says: str
+) -> None:
+    if ending in ("jsonl", "parquet"):
+        write(tmp_path, ending, [0.25, label])
+    else:
+        rows = [*rows_of(["0.25"]), *rows_of([label])]
+        frame = pd.DataFrame(rows)
+        frame.to_csv(
+            tmp_path / f"train.{ending}", index=False, sep="\t" if ending == "tsv" else ","
+        )
+    with pytest.raises(UserError) as refusal:
+        read(tmp_path)
+    place = {"jsonl": "train.jsonl:2", "parquet": "train.parquet, row 2"}.get(
+        ending, f"train.{ending}:3"
+    )
+    assert place in str(refusal.value) and says in str(refusal.value)
+    assert "must be a finite number" in str(refusal.value)
+
+
+def test_a_row_without_a_number_among_others_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "jsonl", [0.5, None])
+    with pytest.raises(UserError, match=r"jsonl:2: no label .*jsonl:1 has one"):
+        read(tmp_path)
+
+
+def test_a_split_of_other_data_keeps_its_numbers(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    write(tmp_path, "jsonl", NUMBERS)
+    write(tmp_path / "other", "csv", [9.5])
+    other = {"path": str(tmp_path / "other")}
+    splits = {"train": "train", "test": other, "transfer": {**other, "labels": "none"}}
+    assert Examples.of(read(tmp_path, "test", splits=splits)).labels.tolist() == [9.5]
+    assert not Examples.of(read(tmp_path, "transfer", splits=splits)).labelled.any()
+    splits["test"] = {**other, "labels": {"a": "b"}}
+    with pytest.raises(UserError, match=r"splits\.test\.labels: .*they are numbers"):
+        read(tmp_path, "test", splits=splits)
+
+
+def test_a_cap_per_class_is_refused_and_a_limit_is_not(tmp_path: Path) -> None:
+    write(tmp_path, "jsonl", NUMBERS)
+    with pytest.raises(UserError, match="regression has no classes"):
+        read(tmp_path, per_class={"train": 1})
+    assert len(read(tmp_path, limit={"train": 2})) == 2
+
+
+# ------------------------------------------------------------------------------------- terms
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6), st.floats(0.1, 3.0))
+def test_the_losses_are_squared_errors(seed: int, n: int, weight: float) -> None:
+    draw = np.random.default_rng(seed)
+    student, teacher = (torch.from_numpy(draw.normal(0, 3, (n, 1))).float() for _ in range(2))
+    labels = torch.from_numpy(draw.normal(0, 3, n))
+    labels[draw.random(n) < 0.3] = float("nan")
+    ids = torch.from_numpy(draw.integers(5, 50, (n, 4)))
+    batch = Batch.from_views({"student": PaddedView(ids, torch.ones_like(ids))}, labels)
+    terms = build_terms(
+        losses_of({"mse": {"weight": weight}, "logit_mse": {"weight": weight}}),
+        TermInputs(4, {"t": 4}),
+    )
+    found = {
+        name: term(Signals(student), {"t": Signals(teacher)}, None, batch).tolist()
+        for name, term in terms.items()
+    }
+    pairs = zip(student[:, 0].tolist(), labels.float().tolist(), strict=True)
+    expected = [weight * (own - label) ** 2 for own, label in pairs if label == label]
+    assert found["mse"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    expected = (weight * (student - teacher).square()[:, 0]).tolist()
+    assert found["logit_mse"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_labels_of_another_kind_are_refused_by_the_terms() -> None:
+    view = PaddedView(torch.ones(2, 2).long(), torch.ones(2, 2).long())
+    terms = build_terms(losses_of({"mse": {}, "cross_entropy": {}}), TermInputs(4))
+    numbers = Batch.from_views({"student": view}, torch.tensor([0.5, 1.0]))
+    classes = Batch.from_views({"student": view}, torch.tensor([0, 1]))
+    two, one = Signals(torch.zeros(2, 2)), Signals(torch.zeros(2, 1))
+    with pytest.raises(ValueError, match="these labels are numbers: use mse"):
+        terms["cross_entropy"](two, {}, None, numbers)
+    for signals, batch in ((two, numbers), (one, classes)):
+        with pytest.raises(ValueError, match="mse needs a student with one output"):
+            terms["mse"](signals, {}, None, batch)
+
+
+@pytest.mark.parametrize("split", ["train", "other"])
+def test_a_new_head_starts_at_the_mean_of_train(tmp_path: Path, split: str) -> None:
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8}
+    config = BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
+    BertModel(config).save_pretrained(tmp_path)
+    examples = Examples(torch.zeros(3, 2).long(), np.array([1.0, 2.0, 6.0], dtype=np.float32))
+    run: Any = SimpleNamespace(has_split=lambda name: name == split, examples=lambda name: examples)
+    kind = RegressionKind(Regression(data=Data(path=str(tmp_path))), [])
+    model: Any = kind.load(run, str(tmp_path), [], new_head=True)
+    assert model.classifier.bias.tolist() == [3.0 if split == "train" else 0.0]
+    assert model.config.problem_type == "regression" and model.config.num_labels == 1
+
+
+# ----------------------------------------------------------------------------------- metrics
+
+METRICS_OF_NUMBERS = build_metrics("numbers")
+values = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.25, 1.0, 7.5, 1e3]), min_size=2, max_size=30)
+
+
+def of_scipy(name: str, predicted: np.ndarray, labels: np.ndarray) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of constants
+        if name == "mse":
+            return float(mean_squared_error(labels, predicted))
+        return float(
+            {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[name](predicted, labels)[0]
+        )
+
+
+@given(values, st.integers(0, 2**32), st.floats(-1e6, 1e6), st.floats(0.0, 2.0))
+def test_metrics_are_those_of_scipy(
+    labels: list[float], seed: int, shift: float, noise: float
+) -> None:
+    """With any number of ties, and far from 0."""
+    draw = np.random.default_rng(seed)
+    truth = np.array(labels)
+    predicted = shift + draw.permutation(truth) + noise * draw.normal(size=len(truth)).round(1)
+    of = NumberPredictions(predicted, truth)
+    for name, metric in METRICS_OF_NUMBERS.items():
+        expected = of_scipy(name, predicted, truth)
+        assert metric.value(of) == pytest.approx(expected, rel=1e-9, abs=1e-9, nan_ok=True), name
+
+
+@given(values, st.integers(0, 2**32))
+def test_weights_are_how_often_an_example_is_there(labels: list[float], seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    truth = np.array(labels)
+    of = NumberPredictions(draw.permutation(truth), truth)
+    weights = draw.integers(0, 4, (3, len(truth)))
+    weights[:, 0] += 1
+    for name, metric in METRICS_OF_NUMBERS.items():
+        found = metric.weighted(of, weights.astype(np.float64))
+        for one, row in zip(found, weights, strict=True):
+            again = [np.repeat(part, row) for part in (of.predicted, of.labels)]
+            if len(again[0]) > 1:
+                expected = of_scipy(name, *again)
+                assert one == pytest.approx(expected, rel=1e-9, abs=1e-9, nan_ok=True), name
+
+
+@pytest.mark.parametrize("name", METRICS["numbers"])
+def test_an_interval_holds_the_difference_of_the_models(name: str) -> None:
+    """Of a good model and a bad one it is beyond 0, of two as good ones not; scipy's bootstrap has
+    the same but for chance."""
+    draw, n = np.random.default_rng(0), 200
+    truth = draw.normal(size=n)
+    good, as_good, bad = (truth + draw.normal(0, noise, n) for noise in (0.5, 0.5, 1.5))
+    metric, entry = METRICS_OF_NUMBERS[name], METRICS["numbers"][name]
+    one, other, worse = (NumberPredictions(each, truth) for each in (good, as_good, bad))
+    assert entry.better(paired_interval(one, worse, metric))
+    assert entry.worse(paired_interval(worse, one, metric))
+    low, high = paired_interval(one, other, metric)
+    assert low < 0 < high
+
+    def statistic(first: Any, second: Any, labels: Any) -> float:
+        return of_scipy(name, first, labels) - of_scipy(name, second, labels)
+
+    theirs = stats.bootstrap(
+        (good, bad, truth),
+        statistic,
+        paired=True,
+        vectorized=False,
+        method="percentile",
+        n_resamples=1000,
+        random_state=1,
+    ).confidence_interval
+    ours = paired_interval(one, worse, metric)
+    width = theirs.high - theirs.low
+    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.15 * width)
+
+
+def test_a_constant_has_no_correlation_and_equal_labels_are_refused() -> None:
+    truth = np.array([0.1, 0.2, 0.4])
+    constant = NumberPredictions(np.full(3, 0.1 + 0.2), truth)
+    found = metric_values(constant, METRICS_OF_NUMBERS)
+    assert found["pearson"] is None and found["spearman"] is None
+    assert found["mse"] == pytest.approx(of_scipy("mse", constant.predicted, truth))
+    other = NumberPredictions(truth, truth)
+    undefined = {"difference": None, "interval": None}
+    assert difference(other, constant, METRICS_OF_NUMBERS["pearson"]) == undefined
+    assert difference(other, constant, METRICS_OF_NUMBERS["mse"])["difference"] < 0
+    with pytest.raises(UserError, match="a correlation labels that differ"):
+        metric_values(NumberPredictions(truth, np.ones(3)), METRICS_OF_NUMBERS)
+
+
+# ------------------------------------------------------------------------------------- check
+
+
+@pytest.fixture
+def mistakes(tmp_path: Path, toy_settings: dict[str, Any]) -> Callable[..., list[str]]:
+    """What is wrong with a recipe of numbers under overrides."""
+    path = tmp_path / "toy.yaml"
+    phases = [
+        {"fine-tune": {"name": "teach", "models": ["first", "second"]}},
+        {"cache": {"splits": "transfer"}},
+        {"distil": {"split": "transfer", "teachers": "cached", "losses": {"logit_mse": {}}}},
+        {"evaluate": {"split": "test"}},
+    ]
+    task = {"type": "regression", "data": toy_settings["task"]["data"]}
+    path.write_text(yaml.safe_dump({**toy_settings, "task": task, "phases": phases}))
+    return lambda *overrides: list(phase_mistakes(load_recipe(str(path), overrides)))
+
+
+ON_LABELS = "Choose mse."
+WITH_TEACHERS = "Choose mse, logit_mse, hidden_mse, cosine or activation_boundary."
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ([], None),
+        (["phases.distil.losses={mse: {}, logit_mse: {}, hidden_mse: {}}"], "does not hold them"),
+        (["phases.distil.losses={kl: {temperature: 2.0}}"], WITH_TEACHERS),
+        (["phases.distil.losses={cross_entropy: {}}"], WITH_TEACHERS),
+        (["phases.teach.losses={cross_entropy: {}}"], ON_LABELS),
+        (["phases.teach.losses={mse: {}, confidence_penalty: {}}"], ON_LABELS),
+        (["phases.distil.routing=random"], None),
+        (["phases.distil.routing={policy: average, mix: losses}"], None),
+        (["phases.distil.routing={policy: average, mix: probabilities}"], "and no probabilities"),
+        (["phases.distil.routing=expertise"], "works by class"),
+        (["phases.distil.routing=gate"], "Choose average or random."),
+        (["phases.distil.routing=ca-mkd"], "is of distributions"),
+        (["phases.distil.routing=mt-bert"], "Choose average or random."),
+        (["phases.teach.per_class=3"], "chooses examples by class"),
+        (["phases.1={expertise: {}}", "phases.distil.teachers=live"], "expertise works by class"),
+        (["task.type=single-label", "phases.teach.losses={mse: {}}"], "mse is of numbers"),
+        (
+            ["task.type=single-label", "phases.distil.losses={mse: {}}"],
+            "Choose cross_entropy, kl, logit_mse, hidden_mse, cosine, confidence_penalty or",
+        ),
+    ],
+)
+def test_parts_of_other_kinds_are_refused(
+    override: list[str], says: str | None, mistakes: Callable[..., list[str]]
+) -> None:
+    found = mistakes(*override)
+    assert len(found) == (says is not None), found
+    assert says is None or says in found[0]
+
+
+def test_fine_tuning_is_by_squared_error_where_nothing_is_said(
+    tmp_path: Path, toy_settings: dict[str, Any]
+) -> None:
+    path = tmp_path / "toy.yaml"
+    settings = {**toy_settings, "phases": [{"fine-tune": {"models": "student"}}]}
+    for kind, term in (("regression", "mse"), ("single-label", "cross_entropy")):
+        settings["task"] = {"type": kind, "data": toy_settings["task"]["data"]}
+        path.write_text(yaml.safe_dump(settings))
+        recipe = load_recipe(str(path))
+        assert list(recipe.phases[0].losses) == [term]  # type: ignore[attr-defined]
+        path.write_text(dump_recipe(recipe))
+        assert load_recipe(str(path)) == recipe
+
+
+def test_a_teacher_has_one_output() -> None:
+    entry = TASKS["regression"]
+    config = BertConfig(architectures=["BertForSequenceClassification"], num_labels=1)
+    check_head("m", config, entry)
+    config.num_labels = 2
+    with pytest.raises(UserError, match="'m' has 2 outputs, and a regression model has 1"):
+        check_head("m", config, entry)
