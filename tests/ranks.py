@@ -3,12 +3,15 @@ left out; and what is planted in them."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from processes import marked
+
+from ds_distill.engine.ports import free_port
 
 PLANT = """
 import os, sys, threading, time
@@ -87,9 +90,7 @@ class Ranks:
         plant: str = "",
     ) -> list[subprocess.Popen[str]]:
         """Start some of the ranks, `size` in all."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [sys.executable, "-P", "-m", "ds_distill", "run", str(self._recipe)]
         command += [*self._options, *more, "--folder", str(folder)]
         return [
@@ -112,3 +113,38 @@ class Ranks:
             )
             for rank in ranks
         ]
+
+
+def run_ranks(
+    arguments: list[str], size: int, environment: dict[str, str], cwd: Path, timeout: float = 600
+) -> str:
+    """Run a Python file as each of `size` ranks of this machine, without a launcher, whose two
+    processes would import torch as well. Returns their output; all must end well.
+
+    arguments: of Python.
+    """
+    group = {"WORLD_SIZE": str(size), "LOCAL_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    group["MASTER_PORT"] = str(free_port())
+    with ExitStack() as files:
+        # Not pipes: a rank whose pipe is full would wait for us while we wait for another.
+        outputs = [files.enter_context(TemporaryFile("w+")) for _ in range(size)]
+        started = [
+            subprocess.Popen(
+                [sys.executable, *arguments],
+                env={**environment, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                cwd=cwd,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            for rank, output in enumerate(outputs)
+        ]
+        try:
+            codes = [process.wait(timeout) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        for output in outputs:
+            output.seek(0)
+        said = [output.read() for output in outputs]
+    assert codes == [0] * size, "\n".join(text[-4000:] for text in said)
+    return "\n".join(said)

@@ -11,6 +11,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from ds_distill.collection import without_collection
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full, new_file
 from ds_distill.run.stopping import STOPPED, Stopped, exit_on_signal, is_rank, print_error
@@ -74,7 +75,8 @@ def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None
 
     try:
         with exit_on_signal(message):
-            from ds_distill.run.execute import execute  # imports deepspeed: seconds
+            with without_collection():
+                from ds_distill.run.execute import execute  # imports deepspeed: seconds
 
             runs = execute(recipe, path, resume=resume, first=first)
     except Stopped as error:

@@ -9,7 +9,6 @@ paragraphs of one file are so similar that a random split would leak.
 from __future__ import annotations
 
 import ast
-import gc
 import importlib.util
 import re
 import sys
@@ -22,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from ds_distill.collection import without_collection
 from ds_distill.data.examples import EXAMPLES, build_once
 from ds_distill.data.keys import content_keys
 from ds_distill.errors import UserError, did_you_mean
@@ -241,13 +241,6 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 @contextmanager
 def _parsing() -> Iterator[None]:
-    """Disable garbage collection: it scans all of torch repeatedly and doubles the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's docstrings
-            yield
-    finally:
-        if enabled:
-            gc.enable()
+    with without_collection(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escapes in other people's docstrings
+        yield

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
-from sklearn.metrics import confusion_matrix
+
+from ds_distill.evaluation.predictions import confusion_matrix
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> Doubt | N
     if not known.any():
         return None
     truth, predicted = labels[known], logits[known].argmax(axis=1)
-    confusion = confusion_matrix(truth, predicted, labels=np.arange(len(names)))
+    confusion = confusion_matrix(truth, predicted, len(names))
     totals = confusion.sum(axis=1)
     outputs, order = linear_sum_assignment(confusion.T, maximize=True)
     right, best = int(confusion.trace()), int(confusion.T[outputs, order].sum())

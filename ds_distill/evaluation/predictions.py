@@ -119,3 +119,12 @@ class NumberPredictions:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """Numbers of examples, true classes by predicted: int64 [C, C].
+
+    labels, predicted: class ids, int [N].
+    """
+    found = np.bincount(labels * classes + predicted, minlength=classes**2)
+    return found.reshape(classes, classes)

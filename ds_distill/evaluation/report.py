@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from scipy.special import expit
-from sklearn.metrics import confusion_matrix
 
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
@@ -19,6 +18,7 @@ from ds_distill.evaluation.predictions import (
     LabelPredictions,
     NumberPredictions,
     TokenScores,
+    confusion_matrix,
 )
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS, MetricSettings, reported_metrics
@@ -65,9 +65,7 @@ def classification_report(
 ) -> dict[str, Any]:
     """Examples, metrics, accuracy per class, confusion matrix (true classes by predicted),
     reliability."""
-    confusion = confusion_matrix(
-        predictions.labels, predictions.predicted, labels=np.arange(len(names))
-    )
+    confusion = confusion_matrix(predictions.labels, predictions.predicted, len(names))
     return {
         "examples": len(predictions),
         **metric_values(predictions, metrics),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from scipy.stats import t as students_t
+from scipy.special import stdtrit
 
 
 def t_interval(values: Sequence[float]) -> list[float] | None:
@@ -14,5 +14,5 @@ def t_interval(values: Sequence[float]) -> list[float] | None:
     if count < 2:
         return None
     mean, error = statistics.fmean(values), statistics.stdev(values) / count**0.5
-    reach = float(students_t.ppf(0.975, count - 1)) * error
+    reach = float(stdtrit(count - 1, 0.975)) * error
     return [mean - reach, mean + reach]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy.stats import hypergeom
 
 from ds_distill.data.labels import is_labelled
 from ds_distill.routing.by_label import TWO, experts_by_f1, f1_of
@@ -62,6 +61,8 @@ def _is_informed(logits: np.ndarray, truth: np.ndarray) -> bool:
         predicted = logits.argmax(axis=1)[:, None] == np.arange(classes)
         actual = truth[:, None] == np.arange(classes)
     right = (predicted & actual).sum(axis=0)
+    from scipy.stats import hypergeom  # half a second, which most processes do not need
+
     by_lot = hypergeom.sf(right - 1, count, actual.sum(axis=0), predicted.sum(axis=0))
     return bool((by_lot < CHANCE / classes).any())
 

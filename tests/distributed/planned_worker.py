@@ -112,6 +112,8 @@ def held(configs: Path, precision: str, stage: int, live: bool, resident: bool) 
 
 
 def main(folder: Path) -> None:
+    gc.collect()
+    gc.freeze()  # what has been imported holds no tensor of an engine: each look would go over it
     results = {}
     for name, (precision, cases) in json.loads((folder / "cases.json").read_text()).items():
         for stage, live, resident in cases:

@@ -6,6 +6,7 @@ Several engines in one process, because starting the ranks costs more than the s
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -266,6 +267,7 @@ def main(folder: Path) -> None:
     uneven: dict[str, Any] = {"batches": "uneven", "packed": True}
     run("packed uneven", "classification", folder, "zero3_fp32", **uneven)
     if world.is_main:
+        (folder / "port").write_text(os.environ["MASTER_PORT"])
         (folder / "results.json").write_text(json.dumps(results))
     world.barrier()
     world.stop()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import run_ranks
 from transformers import BertConfig, DebertaV2Config, RobertaConfig
 
-from ds_distill.engine.ports import free_port
 from ds_distill.planning.memory import States, Zero, training_states
 from ds_distill.planning.models import planned_model
 
@@ -57,23 +55,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=[1, 2])
 def held(request: pytest.FixtureRequest, folder: Path) -> tuple[int, dict[str, Any]]:
     ranks = request.param
-    command = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", str(ranks)]
-    command += ["--master_port", str(free_port()), "--no_local_rank"]
-    environment = {
-        **os.environ,
-        "DS_ACCELERATOR": "cpu",
-        "LOCAL_SIZE": str(ranks),
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
     (folder / "results.json").unlink(missing_ok=True)
-    done = subprocess.run(
-        [*command, str(HERE / "planned_worker.py"), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert (folder / "results.json").is_file(), done.stdout[-3000:] + done.stderr[-3000:]
+    run_ranks([str(HERE / "planned_worker.py"), str(folder)], ranks, environment, folder, 900)
     return ranks, json.loads((folder / "results.json").read_text())
 
 

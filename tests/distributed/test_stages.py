@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import run_ranks
 from safetensors.torch import load_file
 
 HERE = Path(__file__).parent
@@ -77,22 +76,14 @@ class Launch:
 
 
 def launch(folder: Path, ranks: int) -> Launch:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = {
         **os.environ,
         "DS_ACCELERATOR": "cpu",
-        "LOCAL_SIZE": str(ranks),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", str(ranks)]
-    command += ["--master_port", str(port), "--no_local_rank", str(HERE / "stages_worker.py")]
-    done = subprocess.run(
-        [*command, str(folder)], env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert (folder / "results.json").is_file(), done.stdout[-4000:] + done.stderr[-4000:]
+    run_ranks([str(HERE / "stages_worker.py"), str(folder)], ranks, environment, folder)
+    port = (folder / "port").read_text()
     left = list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"))
     assert not left, "shared memory is left behind"
     return Launch(folder)

@@ -1,5 +1,6 @@
 """Parts of another package, from its wheel: the example of docs/extending.md, checked, launched on
-two ranks, killed, resumed, evaluated and reported. Nothing in ds_distill knows their names."""
+two ranks, and on one killed and resumed; evaluated and reported. Nothing in ds_distill knows their
+names."""
 
 from __future__ import annotations
 
@@ -82,13 +83,15 @@ def test_parts_of_a_wheel_are_checked_run_killed_resumed_and_reported(
     assert f"wrong.yaml:{line}  phases.4.distil.routing.0.pover: unknown key." in refused.stderr
     assert "Did you mean `power`?" in refused.stderr
 
-    runs = Runs(Path("toy.yaml"), environment, ranks=2)
-    folder = tmp_path / "run"
+    launched = tmp_path / "launched"
+    Runs(Path("toy.yaml"), environment, ranks=2).finish(launched)
+    check_results(launched)
+
+    runs = Runs(Path("toy.yaml"), environment, ranks=None)
+    folder, whole = tmp_path / "run", tmp_path / "whole"
     assert runs.kill(folder, in_the_first_student, resume=False), "the run ended first"
     runs.finish(folder, resume=True)
     check_results(folder)
-
-    whole = tmp_path / "whole"
     runs.finish(whole)
     assert digests(folder) == digests(whole) and curves(folder) == curves(whole)
 

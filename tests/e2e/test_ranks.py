@@ -152,11 +152,25 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     assert code in (1, -SIGSEGV) and "ds-distill:" not in errors, errors
 
 
-def test_a_rank_that_is_killed_is_named_at_once(ranks, tmp_path):
+def test_a_folder_is_of_one_run_whose_killed_rank_is_named_at_once(ranks, tmp_path):
     folder = tmp_path / "run"
-    for number, more in ((1, ()), (0, ("--resume",))):
-        started = ranks.start(folder, *more)
-        wait_for_steps(folder, 3, started)
+    started = ranks.start(folder)
+    wait_for_steps(folder, 3, started)
+
+    # Another run, of as many ranks or of one, is refused the folder.
+    for more, own in (((), (0, 1)), (("--resume",), (0,))):
+        others = results(ranks.start(folder, *more, ranks=own, size=len(own)), 300)
+        assert [code for code, *_ in others] == [2] * len(own), others
+        errors = "".join(text for *_, text in others)
+        assert f"is in use by process {started[0].pid} on host {HOST}" in errors
+        assert "Traceback" not in errors
+    wait_for_steps(folder, 3, started)
+    assert first_failure(folder) is None
+
+    for number in (1, 0):
+        if number == 0:
+            started = ranks.start(folder, "--resume")
+            wait_for_steps(folder, 3, started)
         started[number].send_signal(SIGKILL)
         at = time.monotonic()
         (code, _, errors) = results(started, 200)[1 - number]
@@ -166,22 +180,6 @@ def test_a_rank_that_is_killed_is_named_at_once(ranks, tmp_path):
         assert "Traceback" not in errors
         failure = first_failure(folder)
         assert failure is not None and failure.rank == number
-
-
-def test_two_runs_never_share_a_folder(ranks, tmp_path):
-    folder = tmp_path / "run"
-    started = ranks.start(folder)
-    wait_for_steps(folder, 3, started)
-    for more in ((), ("--resume",)):
-        first, second = results(ranks.start(folder, *more), 300)
-        assert (first[0], second[0]) == (2, 2), (first, second)
-        assert f"is in use by process {started[0].pid} on host {HOST}" in first[2] + second[2]
-        assert "Traceback" not in first[2] + second[2]
-    wait_for_steps(folder, 3, started)
-    assert first_failure(folder) is None
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.slow

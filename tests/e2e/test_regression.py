@@ -1,36 +1,31 @@
-"""A recipe of numbers: two teachers of pairs of texts, on one rank and on two, in the stages 0 and
+"""A recipe of numbers: two teachers of pairs of texts, on one rank in stage 0 and on two in stage
 3, with cached and with live teachers; and all that is said of its student."""
 
 from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from ranks import run_ranks
 from scipy import stats
 from transformers import AutoModelForSequenceClassification, pipeline
 from typer.testing import CliRunner
 
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cli import app
-from ds_distill.engine.ports import free_port
 from ds_distill.prediction import predict
 from tests.toys import TOY_FILLERS, TOY_WORDS
 
 VALUES = {"animal": 1.0, "food": 0.0, "weather": -1.0}
-RUNS = {"one": 0, "two-0": 0, "two-3": 3}
-"""The folder of a run, and its stage."""
 RANK = """
 from ds_distill import load_recipe, run_recipe
 
-for stage in (0, 3):
-    run_recipe(load_recipe("numbers.yaml", [f"deepspeed=zero{stage}_fp32"]), f"two-{stage}")
+run_recipe(load_recipe("numbers.yaml", ["deepspeed=zero3_fp32"]), "two")
 """
 
 
@@ -72,10 +67,10 @@ def folders(
         },
         "teachers": {"first": {"model": model}, "second": {"model": model}},
         "student": {"model": model, "layers": [0]},
-        "training": {"batch_size": 16, "learning_rate": 3.0e-3, "epochs": 10, "dropout": 0.0},
+        "training": {"batch_size": 16, "learning_rate": 6.0e-3, "epochs": 5, "dropout": 0.0},
         "phases": [
             {"fine-tune": {"models": "first"}},
-            {"fine-tune": {"models": "second", "losses": {"mse": {"weight": 0.5}}, "epochs": 6}},
+            {"fine-tune": {"models": "second", "losses": {"mse": {"weight": 0.5}}, "epochs": 3}},
             {"cache": {"splits": "transfer", "dtype": "float32"}},
             {"distil": {**distil, "teachers": "cached", "save_as": "cached"}},
             {"distil": {**distil, "name": "live", "save_as": "live"}},
@@ -90,18 +85,8 @@ def folders(
     done = ds_distill("run", "numbers.yaml", "--folder", "one", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
     (root / "one.txt").write_text(done.stdout)
-    launcher = str(Path(sys.executable).with_name("deepspeed"))
-    ranks = ["--num_gpus", "2", "--master_port", str(free_port()), "--no_local_rank", "rank.py"]
-    done = subprocess.run(
-        [launcher, *ranks],
-        cwd=root,
-        env={**command_environment, "LOCAL_SIZE": "2"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {name: root / name for name in RUNS}
+    run_ranks(["rank.py"], 2, command_environment, root)
+    return {name: root / name for name in ("one", "two")}
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -128,13 +113,12 @@ def losses(folder: Path) -> dict[str, list[float]]:
 
 def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[str, Path]) -> None:
     found = losses(folders["one"])
-    assert len(found["cached"]) == 100
+    assert len(found["cached"]) == 50
     assert found["live"] == pytest.approx(found["cached"], rel=1e-4)
 
 
-@pytest.mark.parametrize("which", ["two-0", "two-3"])
-def test_losses_on_two_ranks_are_those_on_one(folders: dict[str, Path], which: str) -> None:
-    one, two = losses(folders["one"]), losses(folders[which])
+def test_losses_on_two_ranks_in_stage_3_are_those_on_one(folders: dict[str, Path]) -> None:
+    one, two = losses(folders["one"]), losses(folders["two"])
     assert one.keys() == two.keys() == {"first", "second", "cached", "live", "control"}
     for phase, curve in one.items():
         assert two[phase][:20] == pytest.approx(curve[:20], rel=1e-3), phase
@@ -165,7 +149,7 @@ def test_scores_are_those_of_scipy_on_what_predict_says(folders: dict[str, Path]
     assert own["pearson"] == pytest.approx(stats.pearsonr(numbers, labels).statistic, abs=1e-5)
     assert own["spearman"] == pytest.approx(stats.spearmanr(numbers, labels).statistic, abs=1e-3)
     assert own["mse"] == pytest.approx(np.mean(np.square(np.subtract(numbers, labels))), rel=1e-4)
-    assert own["pearson"] > 0.8 and evaluation["models"]["first"]["pearson"] > 0.9
+    assert own["pearson"] > 0.6 and evaluation["models"]["first"]["pearson"] > 0.7
     theirs = pipeline("text-classification", model=str(folder / "student"))(
         [{"text": one, "text_pair": other} for one, other in pairs]
     )

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ranks import run_ranks
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
-
-from ds_distill.engine.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +66,7 @@ def folders(
     (root / "rank.py").write_text(RANK)
     done = ds_distill("run", "two.yaml", "--folder", ONE_RANK, cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
-    launcher = str(Path(sys.executable).with_name("deepspeed"))
-    ranks = ["--num_gpus", "2", "--master_port", str(free_port()), "--no_local_rank", "rank.py"]
-    done = subprocess.run(
-        [launcher, *ranks],
-        cwd=root,
-        env={**command_environment, "LOCAL_SIZE": "2"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_ranks(["rank.py"], 2, command_environment, root)
     return {name: root / name for name in (ONE_RANK, *ON_TWO_RANKS)}
 
 
