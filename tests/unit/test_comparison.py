@@ -7,11 +7,13 @@ import json
 
 import numpy as np
 import pytest
+import seqeval.metrics
 import torch
 from rich.console import Console
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.keys import content_keys
+from ds_distill.data.words import Words
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import build_metric
@@ -306,3 +308,37 @@ def test_the_table_shows_every_row_and_the_choice():
         assert f"{policy.score:.1%}" in line
     assert "Choice: gate" in text and "first, second" in text
     assert set(candidates()) == set(found.policies)
+
+
+def test_of_words_those_that_count_are_fitted_on_and_all_are_scored():
+    """60 examples of three words, of which the last never counts: what teachers say there is noise,
+    and it is O in every score. Intervals are over the examples."""
+    generator = torch.Generator().manual_seed(3)
+    tags = ["O", "B-a", "I-a"]
+    examples, rows = 60, 180
+    truth = torch.randint(0, 3, (rows,), generator=generator).numpy()
+    words = Words(np.arange(0, rows + 1, 3), np.arange(rows) % 3 < 2)
+
+    def saying(right: float) -> torch.Tensor:
+        heard = torch.rand(rows, generator=generator) < right
+        said = torch.where(heard, torch.from_numpy(truth), 0)
+        logits = 6.0 * torch.nn.functional.one_hot(said, 3).float()
+        logits[~words.counted] = 100 * torch.randn(rows // 3, 3, generator=generator)
+        return logits
+
+    signals = {"first": Signals(saying(0.9)), "second": Signals(saying(0.5))}
+    found = compare(signals, truth, keys_of(examples), tags, words=words)
+    assert found.over == "words" and found.metric == "entity_f1" and found.examples == examples
+    for name, of in signals.items():
+        predicted = of.logits.argmax(dim=1).numpy()
+        predicted[~words.counted] = 0
+        split = [[tags[tag] for tag in part] for part in predicted.reshape(examples, 3)]
+        known = [[tags[tag] for tag in part] for part in truth.reshape(examples, 3)]
+        expected = seqeval.metrics.f1_score(known, split)
+        assert found.teachers[name].score == pytest.approx(expected)
+        assert set(found.teachers[name].per_class) == {"a"}
+    other = {name: Signals(of.logits.clone()) for name, of in signals.items()}
+    for of in other.values():
+        of.logits[~words.counted] *= -1
+    again = compare(other, truth, keys_of(examples), tags, words=words)
+    assert again == found, "what is said of words that do not count has no effect"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ds_distill.errors import UserError
 from ds_distill.evaluation.label_order import doubt
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.labels import LabelMap, as_yaml, label_map
+from ds_distill.models.labels import LabelMap, as_yaml, label_map, tag_map
 from ds_distill.recipe.schema import Teacher
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
@@ -116,6 +116,16 @@ def test_labels_that_the_teacher_or_the_task_has_not_are_refused(
     with pytest.raises(UserError) as caught:
         columns(names, LABELS, written)
     assert [part for part in says if part not in str(caught.value)] == []
+
+
+def test_tags_of_other_tasks_are_those_of_the_same_name() -> None:
+    genes, both = ["O", "B-gene", "I-gene"], ["B-disease", "B-gene", "I-gene", "O"]
+    assert tag_map(genes, genes) is None
+    assert tag_map(genes, both) == LabelMap(((1,), (2,), (0,)), (1, 2, 3))
+    # What the task does not know is O there: probabilities of several outputs add.
+    assert tag_map(both, genes) == LabelMap(((0, 3), (1,), (2,)))
+    assert tag_map(["B-city", "O"], genes) == LabelMap(((0, 1),), (0,))
+    assert tag_map(["x", "y"], ["y", "z"]) == LabelMap(((1,),), (0,))
 
 
 def test_labels_left_out_several_classes_and_null() -> None:
