@@ -10,8 +10,10 @@ import typer
 
 from ds_distill import __version__
 from ds_distill.cli.cache import cache_app
+from ds_distill.cli.evaluate import evaluate
 from ds_distill.cli.profile import profile
 from ds_distill.cli.quickstart import quickstart
+from ds_distill.cli.report import report
 from ds_distill.cli.shared import (
     FolderOption,
     Overrides,
@@ -165,6 +167,13 @@ def route(
     loaded = load(recipe, overrides, small)
     quiet_libraries()
     compare_policies(loaded, folder or Path("runs") / loaded.name)
+
+
+app.command(
+    epilog="Example: ds-distill evaluate runs/mine my.yaml --split test; "
+    "ds-distill evaluate google-bert/bert-base-uncased my.yaml --task sentiment"
+)(evaluate)
+app.command(epilog="Example: ds-distill report runs/first runs/second --output both.html")(report)
 
 
 @app.command(epilog="Example: ds-distill predict runs/quickstart texts.txt > predictions.jsonl")

@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 from scipy.special import logsumexp, softmax
 
+from ds_distill.parts.entry import Over
+
 
 @dataclass(frozen=True)
 class ClassPredictions:
@@ -106,3 +108,11 @@ class TokenScores:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+PREDICTIONS: dict[Over, type] = {
+    "classes": ClassPredictions,
+    "labels": LabelPredictions,
+    "masked tokens": TokenScores,
+}
+"""Their fields are arrays, so that a run keeps them as they are (`SavedPredictions`)."""

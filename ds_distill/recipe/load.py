@@ -125,6 +125,11 @@ def _validate(tree: Tree, data: Mapping[Any, Any]) -> Recipe:
         raise UserError("\n".join([*seen, count])) from failure
 
 
+def validated(about: str, data: Mapping[Any, Any]) -> Recipe:
+    """A recipe made in memory. about: what messages call it."""
+    return _validate(Tree(about), data)
+
+
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML that loads to an equal Recipe."""
     return yaml.dump(
