@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ds_distill.parts.entry import MetricEntry
-from ds_distill.reporting.tables import Cell, Table
+from ds_distill.reporting.tables import Cell, Outcome, Table
 from ds_distill.reporting.verdict import PER_CLASS, metrics_of, settings_note
 
 
@@ -62,7 +62,8 @@ def difference_cell(entry: MetricEntry, numbers: dict[str, Any]) -> Cell:
     return Cell(f"{shown} ({low} to {high})", outcome)
 
 
-def outcome_of(entry: MetricEntry, interval: list[float]) -> Any:
+def outcome_of(entry: MetricEntry, interval: list[float]) -> Outcome:
+    """Whether a difference is beyond chance, by its interval."""
     return "better" if entry.better(interval) else "worse" if entry.worse(interval) else ""
 
 

@@ -9,13 +9,15 @@ from typing import Literal
 
 import jinja2
 
+Outcome = Literal["", "better", "worse"]
+
 
 @dataclass(frozen=True)
 class Cell:
     """A cell of a table that shows more than its text."""
 
     text: str
-    outcome: Literal["", "better", "worse"] = ""
+    outcome: Outcome = ""
     """Of a difference that is beyond chance."""
 
 
@@ -35,7 +37,8 @@ def table_text(table: Table) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     head = [f"{table.title}:"] if table.title else []
-    return "\n".join([*head, *text, *([""] if table.notes else []), *table.notes])
+    parts = [[*head, *text] if table.rows else [], table.notes]
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def _text(cell: str | Cell) -> str:
