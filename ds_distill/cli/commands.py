@@ -29,6 +29,7 @@ from ds_distill.cli.shared import (
     quiet_libraries,
     text_output,
 )
+from ds_distill.cli.suite import suite
 from ds_distill.cli.sweep import run_settings, sweep
 from ds_distill.launch.options import LaunchOptions, with_launch_options
 from ds_distill.run.stopping import is_rank
@@ -107,6 +108,12 @@ def _run_seeds(  # type: ignore[no-untyped-def]
 
 app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")(quickstart)
 app.command(epilog="Example: ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")(sweep)
+
+
+app.command(
+    epilog="Example: ds-distill suite compact-biomedical runs/mine runs/other data_folder=data "
+    "--reference other --jobs 4"
+)(suite)
 
 
 @app.command(epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16")

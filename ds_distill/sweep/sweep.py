@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.errors import UserError
-from ds_distill.files import read_json, write_json
+from ds_distill.files import read_json, write_json, write_text
 from ds_distill.planning.table import duration
-from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.children import Child, Pool, last_phase
 from ds_distill.sweep.disk import Known, most_at_a_time, taken
@@ -41,6 +41,8 @@ class SweepRun:
     arguments: tuple[str, ...]
     """By which `ds-distill run` reads the recipe."""
     folder: RunFolder
+    file: Path | None = None
+    """The recipe's, where the sweep has made it: it is written before anything runs."""
 
     @property
     def is_done(self) -> bool:
@@ -140,6 +142,9 @@ class Sweep:
     def begin(self) -> None:
         """Make the sweep's folder."""
         (self.path / "logs").mkdir(parents=True, exist_ok=True)
+        for run in self.runs:
+            if run.file is not None and not run.file.is_file():
+                write_text(run.file, dump_recipe(run.recipe))
         write_json(self.path / "sweep.json", self._asked)
 
     def what_it_does(self) -> list[str]:

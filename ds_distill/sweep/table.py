@@ -52,7 +52,7 @@ def summary(runs: Mapping[Variant, dict[str, Any]]) -> dict[str, Any]:
         settings.setdefault(variant.setting, []).append((variant, run))
     rows = [_row(setting, each) for setting, each in settings.items()]
     for row in rows[1:]:
-        row["to_first"] = _difference(row, rows[0])
+        row["to_first"] = difference(row, rows[0])
     entry = metric_entry(next(iter(found.values()))) if found else None
     choosing = {
         number: row["choosing"]["mean"]
@@ -82,13 +82,13 @@ def _row(
         "setting": list(setting),
         "seeds": [variant.seed for variant, _ in runs],
         "students": [run["student"] for _, run in runs],
-        "score": _numbers([run["models"][run["student"]]["score"] for _, run in runs]),
-        "choosing": _numbers([run["choosing"] for _, run in runs]),
-        "majority": _numbers([run["majority"] for _, run in runs]),
+        "score": over_seeds([run["models"][run["student"]]["score"] for _, run in runs]),
+        "choosing": over_seeds([run["choosing"] for _, run in runs]),
+        "majority": over_seeds([run["majority"] for _, run in runs]),
         "models": {
             name: {
                 "role": role,
-                **_numbers([run["models"].get(name, {}).get("score") for _, run in runs]),
+                **over_seeds([run["models"].get(name, {}).get("score") for _, run in runs]),
             }
             for name, role in roles.items()
         },
@@ -96,8 +96,8 @@ def _row(
     }
 
 
-def _numbers(values: Sequence[float | None]) -> dict[str, Any]:
-    """mean and interval are None where a value is missing."""
+def over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
+    """Values of several seeds, their `mean` and its `interval`: None where a value is missing."""
     given = [value for value in values if value is not None]
     whole = bool(given) and len(given) == len(values)
     return {
@@ -107,12 +107,12 @@ def _numbers(values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-def _difference(row: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
+def difference(row: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     """Over the seeds that both have: a seed's runs share what the seed decides."""
     theirs = dict(zip(first["seeds"], first["score"]["values"], strict=True))
     ours = dict(zip(row["seeds"], row["score"]["values"], strict=True))
     both = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    return _numbers(both)
+    return over_seeds(both)
 
 
 # ---------------------------------------------------------------------------------- as a table
