@@ -76,9 +76,11 @@ def suite_runs(suite: Suite, checkpoints: Sequence[Checkpoint], folder: Path) ->
                     variant = Variant((*about, f"{SEED}={seed}"))
                     file = folder / "recipes" / f"{variant.name}.yaml"
                     recipe = _recipe(suite, task, checkpoint, setting, seed)
-                    place = RunFolder(folder / "runs" / variant.name)
+                    run_folder = RunFolder(folder / "runs" / variant.name)
                     runs.append(
-                        SuiteRun(variant, recipe, (str(file),), place, file, task, checkpoint.name)
+                        SuiteRun(
+                            variant, recipe, (str(file),), run_folder, file, task, checkpoint.name
+                        )
                     )
     return runs
 
