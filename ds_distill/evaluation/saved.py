@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +14,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ds_distill.errors import UserError
-from ds_distill.evaluation.predictions import PREDICTIONS
+from ds_distill.evaluation.predictions import (
+    ClassPredictions,
+    LabelPredictions,
+    Predictions,
+    TokenScores,
+)
+from ds_distill.evaluation.words import TagPredictions
 from ds_distill.files import new_file
 from ds_distill.parts.entry import Over
+
+PREDICTIONS: dict[Over, type[Predictions]] = {
+    "classes": ClassPredictions,
+    "labels": LabelPredictions,
+    "words": TagPredictions,
+    "masked tokens": TokenScores,
+}
 
 _GROUPS = "groups"
 """Of the examples; `MODEL/FIELD` is an array of a model's predictions."""
@@ -31,14 +43,14 @@ class SavedPredictions:
     """Names of the classes; none over masked tokens."""
     groups: np.ndarray
     """int64 [N], as of `paired_interval`."""
-    models: Mapping[str, Any]
+    models: Mapping[str, Predictions]
     """By name, as the metrics read them; see `ds_distill.evaluation.predictions`."""
 
     def write(self, file: Path) -> None:
         arrays = {
-            f"{model}/{field.name}": np.ascontiguousarray(getattr(predictions, field.name))
+            f"{model}/{name}": np.ascontiguousarray(array)
             for model, predictions in self.models.items()
-            for field in dataclasses.fields(predictions)
+            for name, array in predictions.arrays().items()
         }
         with new_file(file) as aside:
             save_file(
@@ -58,7 +70,7 @@ class SavedPredictions:
                 for name in set(found.keys()) - {_GROUPS}:
                     model, _, field = name.rpartition("/")
                     models.setdefault(model, {})[field] = found.get_tensor(name)
-            made = {model: kind(**arrays) for model, arrays in models.items()}
+            made = {model: kind.of_arrays(arrays, labels) for model, arrays in models.items()}
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{file}: not readable: {error}. Copy the run again.") from error
         return SavedPredictions(labels, groups, made)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ds_distill.parts.entry import MetricEntry
 from ds_distill.reporting.tables import Cell, Outcome, Table
-from ds_distill.reporting.verdict import PER_CLASS, metrics_of, settings_note
+from ds_distill.reporting.verdict import NOUNS, PER_CLASS, metrics_of, settings_note
 
 
 def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
@@ -45,7 +45,7 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
     if record["over"] in PER_CLASS:
         labels = next(iter(models.values()))["per_class"]
         yield Table(
-            f"{PER_CLASS[record['over']]} by {'class' if record['over'] == 'classes' else 'label'}",
+            f"{PER_CLASS[record['over']]} by {NOUNS[record['over']]}",
             ["", *models],
             [
                 [label, *(_share(m["per_class"][label]) for m in models.values())]

@@ -87,8 +87,15 @@ def test_built_in_suites_say_what_they_lack_and_follow_their_papers(tmp_path: Pa
     compact, blurb = suites["compact-biomedical"], suites["blurb-like"]
     assert compact.training.epochs == 3 and compact.grid.learning_rate == [3e-5, 5e-5]
     assert len(list(blurb.grid.settings())) == 15
-    for entities in (compact, blurb):
-        assert "named entities" in entities.lacks
+    for tasks in (compact, blurb):
+        assert "named entities" in tasks.lacks
+        trained = {
+            run.task: run.recipe.phases[0].epochs for run in suite_runs(tasks, TWO, tmp_path)
+        }
+        entities = {name for name, t in tasks.tasks.items() if t.type == "token-classification"}
+        assert len(entities) >= 4
+        if tasks is compact:
+            assert trained == {name: 5 if name in entities else 3 for name in trained}
 
 
 @pytest.mark.parametrize("name", builtin_suites())
