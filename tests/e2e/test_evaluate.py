@@ -87,7 +87,9 @@ def test_an_evaluation_that_cannot_be_is_refused(
     place: Path, tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:
     recipe, long = place / "toy.yaml", place / "long"
-    with pytest.raises(UserError, match=r"BertModel, which is no trained classifier.*Fine-tune"):
+    with pytest.raises(
+        UserError, match=r"^model .*BertModel, which is no trained classifier.*Fine-tune"
+    ):
         ds_distill("evaluate", tiny_models["toy"], recipe, "--task", "kind")
     with pytest.raises(UserError, match=r"several tasks.*--task: kind, again"):
         ds_distill("evaluate", long, recipe)
@@ -130,19 +132,25 @@ def test_runs_stand_side_by_side_with_paired_intervals(place: Path) -> None:
 
 
 def test_runs_on_other_examples_are_set_apart(place: Path, tmp_path: Path) -> None:
-    other = tmp_path / "validation"
-    done = ds_distill("evaluate", place / "short", place / "toy.yaml", "--task", "kind",
-                      "--split", "validation", "--output", other)  # fmt: skip
-    assert done.exit_code == 0, done.output
+    other, fewer = tmp_path / "validation", tmp_path / "fewer"
+    command = ["evaluate", place / "short", place / "toy.yaml", "--task", "kind"]
+    for options in (
+        ["--split", "validation", "--output", other],
+        ["tasks.kind.data.limit.test=20", "--output", fewer],
+    ):
+        done = ds_distill(*command, *options)
+        assert done.exit_code == 0, done.output
     gone = tmp_path / "gone"
     shutil.copytree(place / "long", gone)
     shutil.rmtree(gone / "predictions")
     page = tmp_path / "page.html"
-    done = ds_distill("report", place / "short", other, gone, "--output", page)
+    done = ds_distill("report", place / "short", other, gone, fewer, "--output", page)
     assert done.exit_code == 0, done.output
-    test, validation = json.loads(page.with_suffix(".json").read_text())
+    test, validation, twenty = json.loads(page.with_suffix(".json").read_text())
     assert [row["run"] for row in test["rows"]] == ["short", "short", "gone", "gone"]
     assert [row["run"] for row in validation["rows"]] == ["validation"]
+    assert [row["run"] for row in twenty["rows"]] == ["fewer"]
+    assert "20 examples of test" in done.output
     assert done.output.count("not comparable") == 2 and not test["pairs"]
     with pytest.raises(UserError, match="named twice"):
         ds_distill("report", other, other, "--output", page)
