@@ -20,6 +20,7 @@ from ds_distill.models.configuration import load_config, load_tokenizer, usable_
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import load_classifier
 from ds_distill.recipe.references import resolve_model
+from ds_distill.run.checkpoint import student_of
 from ds_distill.tagging import Tagger
 
 Text = str | tuple[str, str]
@@ -114,7 +115,7 @@ def load_predictor(model: str | Path) -> Classifier | Tagger:
 
     Raises UserError when there is no classifier.
     """
-    reference = resolve_model(str(_student_of(Path(model).expanduser()) or model))
+    reference = resolve_model(str(student_of(model) or model))
     kinds = getattr(load_config(reference), "architectures", None) or []
     of_words = any(kind.endswith("ForTokenClassification") for kind in kinds)
     return Tagger(reference) if of_words else Classifier(reference)
@@ -247,14 +248,3 @@ def _text(location: str, row: dict[str, Any], text: str, text_b: str | None, of_
             raise UserError(f"{location}: {name!r} is {kind_of(value)}, not a text.")
     first, *others = values
     return (first, others[0]) if others else first
-
-
-def _student_of(folder: Path) -> Path | None:
-    """The student of a run's folder; None where it is none."""
-    student = folder / "student"
-    is_run = (folder / "recipe.yaml").is_file() and not (folder / "config.json").is_file()
-    if is_run and not student.is_dir():
-        raise UserError(
-            f"{folder}: this run has no student yet. Finish it: ds-distill run ... --resume."
-        )
-    return student if is_run else None

@@ -10,8 +10,10 @@ import typer
 
 from ds_distill import __version__
 from ds_distill.cli.cache import cache_app
+from ds_distill.cli.evaluate import evaluate
 from ds_distill.cli.profile import profile
 from ds_distill.cli.quickstart import quickstart
+from ds_distill.cli.report import report
 from ds_distill.cli.shared import (
     FolderOption,
     Overrides,
@@ -27,8 +29,10 @@ from ds_distill.cli.shared import (
     quiet_libraries,
     text_output,
 )
-from ds_distill.cli.sweep import sweep
+from ds_distill.cli.suite import suite
+from ds_distill.cli.sweep import run_settings, sweep
 from ds_distill.launch.options import LaunchOptions, with_launch_options
+from ds_distill.run.stopping import is_rank
 
 app = typer.Typer(
     name="ds-distill",
@@ -71,15 +75,45 @@ def run(
         typer.Option(metavar="PHASE", help="End after this phase; --resume does the others."),
     ] = None,
 ) -> None:
-    """Run a recipe: all its phases, in this process (or as one rank of a launched run)."""
+    """Run a recipe: all its phases, in this process (or as one rank of a launched run).
+
+    A recipe with `seeds` runs once with each, in processes of its own; FOLDER is as of `sweep`.
+    """
     loaded = load(recipe, overrides, small)
+    if loaded.seeds is not None and not is_rank():
+        _run_seeds(loaded, recipe, overrides or [], small, folder, resume, until)
+        return
     first = None if until is None else phases_until(loaded, until)
     path = folder or Path("runs") / loaded.name
     execute_recipe(loaded, path, resume=resume, first=first)
 
 
+def _run_seeds(  # type: ignore[no-untyped-def]
+    loaded,
+    recipe: str,
+    overrides: list[str],
+    small: bool,
+    folder: Path | None,
+    resume: bool,
+    until: str | None,
+) -> None:
+    from ds_distill.sweep.grid import Variant
+
+    if until is not None:
+        loaded.refuse_seeds(f"--until {until}")
+    typer.echo("Models of a seed go when it has ended; `ds-distill sweep` has --keep, and --jobs.")
+    path = folder or Path("runs") / loaded.name
+    run_settings(recipe, overrides, [Variant(())], small, path, resume=resume, jobs=1, keep=False)
+
+
 app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")(quickstart)
 app.command(epilog="Example: ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")(sweep)
+
+
+app.command(
+    epilog="Example: ds-distill suite compact-biomedical runs/mine runs/other data_folder=data "
+    "--reference other --jobs 4"
+)(suite)
 
 
 @app.command(epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16")
@@ -163,8 +197,16 @@ def route(
     from ds_distill.phases.expertise import route as compare_policies
 
     loaded = load(recipe, overrides, small)
+    loaded.refuse_seeds("route")
     quiet_libraries()
     compare_policies(loaded, folder or Path("runs") / loaded.name)
+
+
+app.command(
+    epilog="Example: ds-distill evaluate runs/mine my.yaml --split test; "
+    "ds-distill evaluate google-bert/bert-base-uncased my.yaml --task sentiment"
+)(evaluate)
+app.command(epilog="Example: ds-distill report runs/first runs/second --output both.html")(report)
 
 
 @app.command(epilog="Example: ds-distill predict runs/quickstart texts.txt > predictions.jsonl")

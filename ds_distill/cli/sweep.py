@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ds_distill.cli.shared import (
-    SmallOption,
-    print_reading,
-    quiet_libraries,
-)
+from ds_distill.cli.shared import SmallOption, print_reading, quiet_libraries
 from ds_distill.run.stopping import exit_on_signal, same_command
+
+if TYPE_CHECKING:
+    from ds_distill.sweep.sweep import Sweep
+
+JobsOption = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Runs at once. They share the cores; each has a GPU where there are some."
+    ),
+]
+KeepOption = Annotated[
+    bool,
+    typer.Option("--keep", help="Keep models and caches of all runs, not only their results."),
+]
 
 
 def sweep(
     recipe: Annotated[str, typer.Argument(help="A recipe's file, or a built-in name.")],
     settings: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="KEY=A,B,C...",
             help="Each combination of the values is a run; a key with one value is that of all.",
         ),
-    ],
+    ] = None,
     small: SmallOption = False,
     folder: Annotated[
         Path | None, typer.Option(help="The sweep's folder.", show_default="runs/NAME-sweep")
@@ -32,44 +43,62 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the sweep in the folder.")
     ] = False,
-    jobs: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Runs at once. They share the cores; each has a GPU where there are some."
-        ),
-    ] = 1,
-    keep: Annotated[
-        bool,
-        typer.Option("--keep", help="Keep models and caches of all runs, not only their results."),
-    ] = False,
+    jobs: JobsOption = 1,
+    keep: KeepOption = False,
 ) -> None:
     """Run a recipe under several settings and seeds, and compare the students.
 
     Every run is an ordinary one with a folder of its own, FOLDER/runs/NAME, and a report. Phases
     that runs have in common run once: fine-tuned teachers and caches, where the settings differ in
     a later phase alone. A setting is chosen on the examples that choose epochs, not on those that
-    judge. With several seeds, scores have an interval.
+    judge. With several seeds, scores have an interval; a recipe's `seeds` are of all settings.
     """
+    from ds_distill.sweep.grid import variants
+
+    fixed, found = variants(settings or [])
+    path = folder or Path("runs") / f"{Path(recipe).stem}-sweep"
+    run_settings(recipe, fixed, found, small, path, resume=resume, jobs=jobs, keep=keep)
+
+
+def run_settings(  # type: ignore[no-untyped-def]
+    recipe: str, fixed, found, small: bool, path: Path, *, resume: bool, jobs: int, keep: bool
+) -> None:
+    """Run a recipe under each variant, and report; see `runs_of`."""
     quiet_libraries()
     from ds_distill.check.recipe import check_all
-    from ds_distill.sweep.children import Pool, visible_gpus
-    from ds_distill.sweep.sweep import Sweep
-    from ds_distill.sweep.table import table
+    from ds_distill.sweep.report import write_report
+    from ds_distill.sweep.sweep import Sweep, runs_of
 
-    path = folder or Path("runs") / f"{Path(recipe).stem}-sweep"
-    asked = Sweep(recipe, settings, small, path, resume=resume)
+    runs = runs_of(recipe, fixed, found, small, path)
+    asked = Sweep(
+        path, runs, {"recipe": recipe, "small": small, "fixed": list(fixed)}, resume=resume
+    )
     if not resume:  # data and models, once: what one run lacks all lack
-        for note in check_all(asked.runs[0].recipe, print_reading):
+        for note in check_all(runs[0].recipe, print_reading):
             typer.echo(f"Note: {note}")
+    run_sweep(asked, write_report, jobs=jobs, keep=keep, resume=resume)
+
+
+def run_sweep(
+    asked: Sweep, report: Callable[[Sweep], str], *, jobs: int, keep: bool, resume: bool
+) -> None:
+    """Run what is left, and report what was found. Exits with 1 where a run failed.
+
+    report: writes what the runs found, and returns it as text.
+    """
+    from ds_distill.sweep.children import Pool, visible_gpus
+    from ds_distill.sweep.disk import check_disk
+
+    disk = check_disk(asked.path, asked.most_bytes(jobs, keep), resume=resume)
     asked.begin()
-    for line in asked.what_it_does():
+    for line in [*asked.what_it_does(), disk]:
         typer.echo(line)
     pool = Pool(jobs, visible_gpus())
-    message = f"{path} keeps what is done. Continue with: {same_command('--resume')}"
+    message = f"{asked.path} keeps what is done. Continue with: {same_command('--resume')}"
     with exit_on_signal(lambda: message, pool.end):
         failed = asked.run(pool, keep, lambda text: print(text, flush=True))
-    found = asked.results()
-    typer.echo(f"\n{table(found)}\n\nResults  {path / 'results.json'}")
+    typer.echo(f"\n{report(asked)}\n\nReport   {asked.path / 'report.html'}")
+    typer.echo(f"Results  {asked.path / 'results.json'}")
     if failed:
         typer.echo(
             f"{len(failed)} of the runs failed: {', '.join(failed)}. --resume tries them again."

@@ -39,14 +39,15 @@ def keep_resident(config: dict[str, Any], modules: list[nn.Module]) -> dict[str,
     DeepSpeed goes through the parameters in registration order and leaves those whole that still
     fit the model threshold. So `modules` must be registered first.
     """
-    numel = sum(_numel(parameter) for module in modules for parameter in module.parameters())
+    numel = sum(numel_of(parameter) for module in modules for parameter in module.parameters())
     zero = dict(config["zero_optimization"])
     zero["stage3_param_persistence_threshold"] = numel
     zero["stage3_model_persistence_threshold"] = numel
     return {**config, "zero_optimization": zero}
 
 
-def _numel(parameter: torch.nn.Parameter) -> int:
+def numel_of(parameter: torch.nn.Parameter) -> int:
+    """Elements of a weight, which may be sharded."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 

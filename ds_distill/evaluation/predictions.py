@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from scipy.special import logsumexp, softmax
 
 
 @dataclass(frozen=True)
-class ClassPredictions:
+class Predictions:
+    """Of N examples, one model's."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Its fields, as a run keeps them."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
+        """What `arrays` gave; labels: names of the task's classes."""
+        return cls(**arrays)
+
+
+@dataclass(frozen=True)
+class ClassPredictions(Predictions):
     """Of N labelled examples with one of C classes each."""
 
     logits: np.ndarray
@@ -62,7 +77,7 @@ class ClassPredictions:
 
 
 @dataclass(frozen=True)
-class LabelPredictions:
+class LabelPredictions(Predictions):
     """Of N examples with any number of L labels each. A label is predicted where its logit is above
     0."""
 
@@ -94,7 +109,7 @@ class LabelPredictions:
 
 
 @dataclass(frozen=True)
-class TokenScores:
+class TokenScores(Predictions):
     """How a masked-LM does on each of N examples. All float64 [N]."""
 
     loss: np.ndarray
@@ -109,7 +124,7 @@ class TokenScores:
 
 
 @dataclass(frozen=True)
-class NumberPredictions:
+class NumberPredictions(Predictions):
     """Of N examples whose label is a number."""
 
     predicted: np.ndarray

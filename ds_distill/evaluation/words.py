@@ -5,10 +5,10 @@ Shapes: N examples of R words in all, C tags, T entity types.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy.special import softmax
@@ -18,6 +18,7 @@ from seqeval.scheme import IOB2, Entities
 from ds_distill.data.words import Words
 from ds_distill.evaluation.metric import CountMetric, MeanMetric, ratio
 from ds_distill.evaluation.metrics import f1, precision, recall
+from ds_distill.evaluation.predictions import Predictions
 from ds_distill.parts.tags import OUTSIDE, are_entities, entity_types, type_of
 
 Entity = tuple[str, int, int]
@@ -25,7 +26,7 @@ Entity = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class TagPredictions:
+class TagPredictions(Predictions):
     """Of N labelled lists of words with one of C tags each."""
 
     logits: np.ndarray
@@ -34,6 +35,15 @@ class TagPredictions:
     """int64 [R], 0 or more."""
     words: Words
     tags: Sequence[str]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        words = {"offsets": self.words.offsets, "counted": self.words.counted}
+        return {"logits": self.logits, "labels": self.labels, **words}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
+        words = Words(arrays["offsets"], arrays["counted"])
+        return cls(arrays["logits"], arrays["labels"], words, list(labels))
 
     def __len__(self) -> int:
         """N: examples are resampled whole, because the words of one are not independent."""

@@ -91,6 +91,7 @@ def launch(work: Work, options: LaunchOptions) -> None:
     fails.
     """
     options.check()
+    work.recipe.refuse_seeds("launch")
     if options.slurm and (options.submit or not slurm.in_job()):
         _write_job(work, options)
         return

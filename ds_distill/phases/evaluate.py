@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
+from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError, located
 from ds_distill.evaluation.report import comparisons, difference
+from ds_distill.evaluation.saved import SavedPredictions, examples_mark
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_map
 from ds_distill.parts.phases import PHASES, Evaluate
@@ -81,14 +84,19 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         roles[START] = START
     roles = {reference.name: roles[reference.name] for reference in references}
     examples, kind = run.examples(phase.split), run.kind
-    predictions = predictions_of(run, references, phase.split, phase.batch_size)
+    predictions, sizes = predictions_of(run, references, phase.split, phase.batch_size)
     teachers = [reference for reference in references if roles[reference.name] == "teacher"]
     warnings = warn_of_teachers(run, name, phase.split, teachers, predictions, examples)
     predictions[BASELINE], baseline = kind.baseline(run, phase.split, examples, references)
     scored = {model: kind.scored(of_model, examples) for model, of_model in predictions.items()}
     with located(f"phase {name}, split {phase.split}"):
         reports = {model: kind.report(of_model) for model, of_model in scored.items()}
-    groups = numbered(examples.group_keys[torch.from_numpy(kind.counted(examples))])
+    counted = kind.counted(examples)
+    groups = numbered(examples.group_keys[torch.from_numpy(counted)])
+    if run.world.is_main:
+        of_models = {model: scored[model] for model in roles}
+        saved = SavedPredictions(run.labels, groups, of_models)
+        saved.write(run.folder.predictions(number, name))
     entry = metric_of(run.task)
     _log(run, name, phase.split, roles, reports, baseline)
     return {
@@ -96,9 +104,11 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         "over": entry.over,
         "metric": entry.name,
         "metric_settings": run.task.metric.model_dump(exclude={"name"}, exclude_defaults=True),
+        "examples_mark": _mark(run, examples, counted, references),
         "models": {
             model: {
                 "role": role,
+                "parameters": sizes[model],
                 **reports[model],
                 "to_baseline": difference(scored[model], scored[BASELINE], kind.judge, groups),
             }
@@ -108,6 +118,17 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         "comparisons": comparisons(scored, roles, reports, kind.judge, entry, groups),
         "warnings": warnings,
     }
+
+
+def _mark(
+    run: Run, examples: Examples, counted: np.ndarray, references: list[ModelReference]
+) -> str:
+    """See `examples_mark`. Where models predict tokens, their vocabulary says what is asked."""
+    about: list[Any] = [run.task.type, run.labels, run.kind.fingerprint(None)]
+    if TASKS[run.task.type].needs.same_tokens:
+        about += [run.tokenizer_fingerprint(references[0]), run.task.max_length]
+    judged = examples.at(np.flatnonzero(counted))
+    return examples_mark(judged.keys.numpy(), judged.labels, about)
 
 
 def _log(

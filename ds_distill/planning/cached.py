@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from transformers import PreTrainedConfig
+
 from ds_distill.parts.codecs import TopK
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import TaskSettings
@@ -71,7 +73,10 @@ def cache_plan(
         if zero.stage == 3:
             per_batch += communication_seconds(0, sum(numels), 1, zero, device)
     rate = zero.ranks * batch / per_batch / task.variants if per_batch else 0.0
-    each = sum(_example_bytes(phase, task, model, usual.length) for model in teachers.values())
+    each = sum(
+        example_bytes(phase, task, model.config, model.classes, usual.length)
+        for model in teachers.values()
+    )
     known = [split.examples for split in splits if split.examples is not None]
     examples = sum(known) if len(known) == len(splits) else None
     return CachePlan(
@@ -86,16 +91,18 @@ def cache_plan(
     )
 
 
-def _example_bytes(phase: Cache, task: TaskSettings, model: PlannedModel, length: int) -> float:
-    """Of a teacher's signals on one example."""
+def example_bytes(
+    phase: Cache, task: TaskSettings, config: PreTrainedConfig, classes: int | None, length: float
+) -> float:
+    """Of a teacher's signals on one example. classes: None over a vocabulary."""
     size = 4 if phase.dtype == "float32" else 2
-    states = len(phase.hidden) * model.config.hidden_size * size
+    states = len(phase.hidden) * config.hidden_size * size
     rows = 1.0 if task.row_share is None else task.row_share * length * task.variants
     codec = phase.codec
-    if model.classes is not None:
-        row = float(model.classes * size)
+    if classes is not None:
+        row = float(classes * size)
     elif codec.name == "dense":
-        row = float(model.config.vocab_size * size)
+        row = float(config.vocab_size * size)
     elif isinstance(codec, TopK):
         row = float(codec.entries * _TOPK)
     else:

@@ -7,12 +7,13 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from ds_distill.errors import UserError, did_you_mean
+from ds_distill.parts.section import Section
 from ds_distill.recipe.changes import apply_override, lay_over, phase_of
 from ds_distill.recipe.mistakes import error_lines
 from ds_distill.recipe.schema import Recipe
@@ -65,10 +66,10 @@ def load_recipe(
     Raises UserError naming file:line, key and fix for each mistake.
     """
     path = recipe_path(reference)
-    tree, data = _read(path)
-    data = {"name": _name_of(path), **data}
+    tree, data = read(path)
+    data = {"name": name_of(path), **data}
     if small:
-        overlay, changes = _read(_existing_small_form(path))
+        overlay, changes = read(_existing_small_form(path))
         lay_over(tree, data, overlay, changes)
         if "name" not in changes and isinstance(data["name"], str):
             data["name"] = f"{data['name'][:58]}-small"
@@ -77,7 +78,8 @@ def load_recipe(
     return _validate(tree, data)
 
 
-def _read(path: Path) -> tuple[Tree, dict[Any, Any]]:
+def read(path: Path) -> tuple[Tree, dict[Any, Any]]:
+    """A file of keys, and where they stand. Raises UserError for one that cannot be read."""
     tree = Tree(str(path))
     try:
         text = path.read_text(encoding="utf-8")
@@ -102,7 +104,7 @@ def _existing_small_form(path: Path) -> Path:
     )
 
 
-def _name_of(path: Path) -> str:
+def name_of(path: Path) -> str:
     """A file's name without its ending, in the letters that a recipe's name may have."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).lstrip("-_")[:64] or "recipe"
 
@@ -111,18 +113,40 @@ def _validate(tree: Tree, data: Mapping[Any, Any]) -> Recipe:
     phases = data.get("phases")
     for number, item in enumerate(phases if isinstance(phases, list) else []):
         phase_of(tree, number, item)
+    first = []
+    if "task" not in data and "tasks" not in data:  # a rule of two keys, so it comes too late
+        first = [f"{tree.location(('task',))}  task: is required and missing."]
+    shared = data.get("training")
+    return validate(Recipe, tree, data, first, shared if isinstance(shared, dict) else {})
+
+
+S = TypeVar("S", bound=Section)
+
+
+def validate(
+    kind: type[S],
+    tree: Tree,
+    data: Mapping[Any, Any],
+    first: Sequence[str] = (),
+    shared: Mapping[Any, Any] | None = None,
+) -> S:
+    """A file's content as a section. Raises UserError with a line for each mistake.
+
+    first: mistakes that are told besides, where there are others. shared: as of `error_lines`.
+    """
     try:
-        return Recipe.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as failure:
-        seen: dict[str, None] = {}
-        if "task" not in data and "tasks" not in data:  # a rule of two keys, so it comes too late
-            seen[f"{tree.location(('task',))}  task: is required and missing."] = None
-        shared = data.get("training")
+        seen = dict.fromkeys(first)  # one line per mistake, once
         for error in failure.errors():
-            for line in error_lines(tree, error, shared if isinstance(shared, dict) else {}):
-                seen[line] = None  # one line per mistake, once
+            seen |= dict.fromkeys(error_lines(tree, error, shared or {}))
         count = f"{len(seen)} error{'s' if len(seen) > 1 else ''}. Nothing was started."
         raise UserError("\n".join([*seen, count])) from failure
+
+
+def validated(about: str, data: Mapping[Any, Any]) -> Recipe:
+    """A recipe made in memory. about: what messages call it."""
+    return _validate(Tree(about), data)
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_serializer, model_validator
 
+from ds_distill.errors import UserError
 from ds_distill.parts.outside import load_outside
 from ds_distill.parts.phases import PHASES, Phase, Training
 from ds_distill.parts.phases.base import PhaseSettings
@@ -19,6 +20,8 @@ from ds_distill.parts.tasks import TASKS, Task, TaskSettings
 
 LONE_TASK = "task"
 """The name of a recipe's task where it has but one, under the key of that name."""
+
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 # ---------------------------------------------------------------------------------- models
 
@@ -80,8 +83,11 @@ class Recipe(Section):
     """Part of the run's folder, runs/NAME. Default: the recipe file's name without its ending."""
     description: str = ""
     """One line, which the report and `ds-distill recipes` show."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: Seed = 0
     """Of all random choices: weights of new heads, batches, dropout, random policies."""
+    seeds: Annotated[list[Seed], Field(min_length=2)] | None = None
+    """Several seeds in place of `seed`: `ds-distill run` repeats everything with each, teachers
+    included, and gives scores with their interval over the seeds (docs/sweeps.md)."""
     task: Task | None = None
     """What is learnt, and from which data. Short for `tasks` with one task."""
     tasks: dict[Name, Task] = Field(default_factory=dict)
@@ -143,6 +149,22 @@ class Recipe(Section):
             phases.append({**start, **body, "kind": kind})
         return {**data, "phases": phases}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _seed_or_seeds(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("seeds") is not None and "seed" in data:
+            raise mistake_at(
+                ("seeds",), "stands beside `seed`: keep one of them (seeds=null takes it out)"
+            )
+        return data
+
+    @field_validator("seeds")
+    @classmethod
+    def _seeds_differ(cls, seeds: list[int] | None) -> list[int] | None:
+        if seeds is not None and len(set(seeds)) < len(seeds):
+            raise ValueError("names a seed twice; each is a run of its own")
+        return seeds
+
     @model_validator(mode="after")
     def _tasks_are_named(self) -> Recipe:
         if (self.task is None) == (not self.tasks):
@@ -164,11 +186,25 @@ class Recipe(Section):
     @model_serializer(mode="wrap")
     def _as_written(self, handler: Any) -> dict[str, Any]:
         data = handler(self)
+        if self.seeds is not None:
+            del data["seed"]
         data["phases"] = [
             {phase["kind"]: {key: value for key, value in phase.items() if key != "kind"}}
             for phase in data["phases"]
         ]
         return data
+
+    def refuse_seeds(self, command: str) -> None:
+        """Raises UserError where `seeds` stands for several runs, and a command does one.
+
+        command: as the message begins.
+        """
+        if self.seeds is not None:
+            raise UserError(
+                f"{command}: seeds={self.seeds} stands for a run of each seed, and this is one "
+                "run. `ds-distill run` and `ds-distill sweep` do them all, on one GPU each; for "
+                f"one of them set seeds=null seed={self.seeds[0]}."
+            )
 
     def phase_names(self) -> list[str]:
         """One name per phase: its own, else its kind, numbered where that repeats."""

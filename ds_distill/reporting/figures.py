@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ds_distill.cache.compare import CodecScore
-from ds_distill.files import new_file
+from ds_distill.figures import save_figure
+from ds_distill.parts.entry import MetricEntry
 
 
 def plot_codecs(scores: Sequence[CodecScore], path: Path, title: str) -> None:
@@ -39,7 +41,40 @@ def plot_codecs(scores: Sequence[CodecScore], path: Path, title: str) -> None:
     axes[1].set_ylabel("99th percentile")
     axes[0].legend()
     figure.suptitle(title)
-    kind = path.suffix.removeprefix(".")
-    with new_file(path) as aside:
-        figure.savefig(aside, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    save_figure(figure, path)
+    pyplot.close(figure)
+
+
+def plot_settings(found: dict[str, Any], entry: MetricEntry, path: Path) -> None:
+    """Scores of a sweep: a dot for each seed, the mean of each setting with its interval, and a
+    line where the most frequent class is.
+
+    found: as `sweep.table.summary` makes it, with settings. entry: of its metric.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = found["settings"]
+    factor = 100 if entry.is_share else 1
+    figure, axis = pyplot.subplots(figsize=(8, 1.2 + 0.45 * len(rows)), layout="constrained")
+    for number, row in enumerate(rows):
+        scores, mean = row["score"]["values"], row["score"]["mean"]
+        dots = [factor * score for score in scores]
+        axis.scatter(dots, [number] * len(dots), s=14, alpha=0.5, color="C0")
+        if row["score"]["interval"] is None:
+            continue
+        low, high = row["score"]["interval"]
+        reach = [[factor * (mean - low)], [factor * (high - mean)]]
+        axis.errorbar(factor * mean, number, xerr=reach, fmt="D", capsize=3, color="C1")
+    majority = [row["majority"]["mean"] for row in rows if row["majority"]["mean"] is not None]
+    if majority:
+        axis.axvline(factor * majority[0], color="0.5", linestyle="--", linewidth=1)
+    names = [", ".join(row["setting"]) or "the recipe's" for row in rows]
+    axis.set_yticks(range(len(rows)), names)
+    axis.invert_yaxis()
+    axis.set_xlabel(f"{entry.title} on {found['split']}" + (", %" if entry.is_share else ""))
+    axis.grid(alpha=0.3, axis="x")
+    save_figure(figure, path)
     pyplot.close(figure)

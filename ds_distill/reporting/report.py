@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.resources
 from typing import Any
-
-import jinja2
 
 from ds_distill.evaluation.report import RELIABILITY_BINS
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
+from ds_distill.reporting.tables import environment
 from ds_distill.reporting.verdict import (
     NOUNS,
     PER_CLASS,
@@ -21,27 +19,27 @@ from ds_distill.reporting.verdict import (
 
 def render_report(results: dict[str, Any]) -> str:
     """The HTML page of a run's results (the content of results.json)."""
-    template = importlib.resources.files("ds_distill.reporting") / "report.html.jinja"
     evaluation = last_evaluation(results)
     judge, *others = metrics_of(evaluation).values() if evaluation else [None]
     comparison = _last_comparison(results)
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(template.read_text(encoding="utf-8")).render(
-        results=results,
-        evaluation=evaluation,
-        judge=judge,
-        note=settings_note(evaluation) if evaluation else "",
-        metrics=others,
-        pairs=_pairs(results),
-        gaps=any("gap_closed" in row for row in _pairs(results)),
-        comparison=comparison,
-        chooses=METRICS[comparison["over"]][comparison["metric"]] if comparison else None,
-        measures=PER_CLASS,
-        nouns=NOUNS,
-        points=METRICS["classes"]["accuracy"],
-        reliability_bins=RELIABILITY_BINS,
+    return (
+        environment()
+        .get_template("report.html.jinja")
+        .render(
+            results=results,
+            evaluation=evaluation,
+            judge=judge,
+            note=settings_note(evaluation) if evaluation else "",
+            metrics=others,
+            pairs=_pairs(results),
+            gaps=any("gap_closed" in row for row in _pairs(results)),
+            comparison=comparison,
+            chooses=METRICS[comparison["over"]][comparison["metric"]] if comparison else None,
+            measures=PER_CLASS,
+            nouns=NOUNS,
+            points=METRICS["classes"]["accuracy"],
+            reliability_bins=RELIABILITY_BINS,
+        )
     )
 
 

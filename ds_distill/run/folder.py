@@ -215,6 +215,10 @@ class RunFolder:
         """The file with the results of a phase. It exists once the phase is done."""
         return self.path / "phases" / f"{number:02d}-{name}.json"
 
+    def predictions(self, number: int, name: str) -> Path:
+        """What the models of an evaluation predict."""
+        return self.path / "predictions" / f"{number:02d}-{name}.safetensors"
+
     def unfinished(self, number: int, name: str) -> Path:
         """The file in which a phase notes what a later start needs, until it has its record."""
         return self.record(number, name).with_suffix(".unfinished")

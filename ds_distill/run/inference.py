@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.engine.engine import Engine
-from ds_distill.engine.placement import sharded_loading
+from ds_distill.engine.placement import numel_of, sharded_loading
 from ds_distill.engine.precision import in_fp32, is_half
 from ds_distill.engine.predict import predict_all
 from ds_distill.models.bundle import Bundle
@@ -44,18 +44,22 @@ def predict_split(
 
 def predictions_of(
     run: Run, references: list[ModelReference], split: str, batch_size: int
-) -> dict[str, Any]:
-    """Predictions of the task's models in fp32 on a whole split, as its kind makes them. Raises
-    UserError where outputs are not finite."""
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Predictions of the task's models in fp32 on a whole split, as its kind makes them, and how
+    many parameters each model has. Raises UserError where outputs are not finite."""
     examples = run.examples(split)
     collate = inference_collator(run, examples, split, references, fp32=True)
     names = [reference.name for reference in references]
     bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
     with inference_engine(run, references, fp32=True) as engine:
         predictions = run.kind.predict(engine, collate, examples, names, batch_size, bar)
+        parameters = {
+            name: sum(numel_of(parameter) for parameter in model.parameters())
+            for name, model in engine.bundle.teachers.items()
+        }
     for name, of_model in predictions.items():
         check_finite(run, name, split, examples, run.kind.finite(of_model))
-    return predictions
+    return predictions, parameters
 
 
 def inference_collator(

@@ -30,7 +30,7 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
         "run": recipe.name,
         "description": recipe.description,
         "student": chosen[1] if chosen else None,
-        "task": recipe.task_name(recipe.phases[chosen[0]]) if chosen else None,
+        "task": recipe.task_name(recipe.phases[chosen[0] if chosen else -1]),
         "seconds": round(sum(record["seconds"] for record in records), 1),
         "uses": uses(recipe, records),
         "phases": records,

@@ -49,7 +49,8 @@ def variants(arguments: Sequence[str]) -> tuple[list[str], list[Variant]]:
 
     arguments: KEY=A,B,C; a comma inside of brackets or quotes divides nothing.
 
-    Raises UserError where no key has several values, or a key or value stands twice.
+    Without a key of several values there is one run. Raises UserError where a key or value stands
+    twice.
     """
     fixed, swept, seen = [], [], set()
     for argument in arguments:
@@ -66,11 +67,6 @@ def variants(arguments: Sequence[str]) -> tuple[list[str], list[Variant]]:
         if len(set(values)) < len(values) or "" in values:
             raise UserError(f"{argument}: a value is empty or stands twice.")
         swept.append([f"{key}={value}" for value in values])
-    if not swept:
-        raise UserError(
-            "a sweep needs a key with several values, e.g. seed=1,2,3 or "
-            "training.learning_rate=1e-5,3e-5."
-        )
     return fixed, [Variant(chosen) for chosen in product(*swept)]
 
 

@@ -4,7 +4,7 @@ FOLDER/sweep.json        what was asked
 FOLDER/shared/NAME       runs of the phases that several runs have in common
 FOLDER/runs/NAME         the runs
 FOLDER/logs/NAME.txt     what they print
-FOLDER/results.json      scores by setting and seed
+FOLDER/results.json      scores by setting and seed; also in report.html and figures/
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.errors import UserError
-from ds_distill.files import read_json, write_json
+from ds_distill.files import read_json, write_json, write_text
 from ds_distill.planning.table import duration
-from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.children import Child, Pool, last_phase
-from ds_distill.sweep.grid import Variant, variants
+from ds_distill.sweep.disk import Known, most_at_a_time, taken
+from ds_distill.sweep.grid import SEED, Variant
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
-from ds_distill.sweep.table import metric_entry, run_result, summary
+from ds_distill.sweep.table import metric_entry, run_result
 
 TELLS_EVERY = 60
 """Seconds between lines that say what runs."""
 
-WEIGHTS = ("models", "cache", "checkpoints", "student")
-"""Folders of a run that are removed when it has ended, unless they are kept."""
+WEIGHTS = ("models", "cache", "checkpoints", "student", "data")
+"""Folders of a run, large ones, that are removed when it has ended, unless they are kept."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class SweepRun:
     arguments: tuple[str, ...]
     """By which `ds-distill run` reads the recipe."""
     folder: RunFolder
+    file: Path | None = None
+    """The recipe's, where the sweep has made it: it is written before anything runs."""
 
     @property
     def is_done(self) -> bool:
@@ -62,33 +65,51 @@ class Shared:
         return done or all(run.folder.holds_run() for run in self.runs)
 
 
+def runs_of(
+    reference: str, fixed: Sequence[str], found: Sequence[Variant], small: bool, folder: Path
+) -> list[SweepRun]:
+    """The runs of a recipe under each variant, and with each of its `seeds` where it has some.
+
+    reference: the recipe's file or name. fixed: overrides that all runs have. folder: the sweep's.
+
+    Raises UserError for settings that no recipe can have, and where there is but one run.
+    """
+    seeds = load_recipe(reference, [*fixed, *found[0].overrides], small).seeds
+    if seeds is not None:
+        fixed = [*fixed, "seeds=null"]
+        found = [Variant((*one.overrides, f"{SEED}={seed}")) for one in found for seed in seeds]
+    if len(found) == 1:
+        raise UserError(
+            "a sweep needs a key with several values, e.g. seed=1,2,3 or "
+            "training.learning_rate=1e-5,3e-5."
+        )
+    option = ["--small"] if small else []
+    return [
+        SweepRun(
+            variant,
+            load_recipe(reference, [*fixed, *variant.overrides], small),
+            (reference, *fixed, *variant.overrides, *option),
+            RunFolder(folder / "runs" / variant.name),
+        )
+        for variant in found
+    ]
+
+
 class Sweep:
     def __init__(
-        self, reference: str, arguments: Sequence[str], small: bool, folder: Path, *, resume: bool
+        self, folder: Path, runs: list[SweepRun], asked: dict[str, Any], *, resume: bool
     ) -> None:
         """
-        reference: the recipe's file or name. arguments: see `variants`.
+        asked: what the runs are of, JSON values.
 
-        Raises UserError for settings that no recipe can have, and for a folder that holds another
-        sweep.
+        Raises UserError for runs of the same name, and for a folder that holds another sweep.
         """
-        self.path = folder
-        fixed, found = variants(arguments)
-        names = [variant.name for variant in found]
+        self.path, self.runs = folder, runs
+        names = [run.variant.name for run in runs]
         if len(set(names)) < len(names):
             raise UserError("two runs would have the same folder. Write values of one key alike.")
-        option = ["--small"] if small else []
-        self.runs = [
-            SweepRun(
-                variant,
-                load_recipe(reference, [*fixed, *variant.overrides], small),
-                (reference, *fixed, *variant.overrides, *option),
-                RunFolder(folder / "runs" / variant.name),
-            )
-            for variant in found
-        ]
         self.shared = self._shared()
-        self._asked = {"recipe": reference, "small": small, "fixed": fixed, "runs": names}
+        self._asked = {**asked, "runs": names}
         self._check_folder(resume=resume)
 
     def _shared(self) -> list[Shared]:
@@ -121,6 +142,9 @@ class Sweep:
     def begin(self) -> None:
         """Make the sweep's folder."""
         (self.path / "logs").mkdir(parents=True, exist_ok=True)
+        for run in self.runs:
+            if run.file is not None and not run.file.is_file():
+                write_text(run.file, dump_recipe(run.recipe))
         write_json(self.path / "sweep.json", self._asked)
 
     def what_it_does(self) -> list[str]:
@@ -131,6 +155,14 @@ class Sweep:
             names = shared.runs[0].recipe.phase_names()[: shared.phases]
             lines.append(f"{len(shared.runs)} of them share, and run once: {', '.join(names)}")
         return lines
+
+    def most_bytes(self, jobs: int, keep: bool) -> dict[str, int]:
+        """See `most_at_a_time`. Reads data."""
+        known: Known = {}
+        phases = {run.variant: shared.phases for shared in self.shared for run in shared.runs}
+        runs = [taken(run.recipe, known, phases.get(run.variant, 0)) for run in self.runs]
+        shared = [taken(one.runs[0].recipe, known, 0, one.phases) for one in self.shared]
+        return most_at_a_time(runs, shared, jobs, keep)
 
     def run(self, pool: Pool, keep: bool, say: Callable[[str], None]) -> list[str]:
         """Run what is left. Returns the names of runs that failed.
@@ -218,16 +250,18 @@ class Sweep:
 
         return end
 
-    def results(self) -> dict[str, Any]:
-        """Of the runs that have ended; also written to results.json."""
-        ended = {
+    def ended(self) -> dict[Variant, dict[str, Any]]:
+        """`run_result` of each run that has ended."""
+        return {
             run.variant: run_result(read_json(run.folder.results))
             for run in self.runs
             if run.is_done
         }
-        found = {**summary(ended), "missing": [r.variant.name for r in self.runs if not r.is_done]}
-        write_json(self.path / "results.json", found)
-        return found
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the runs that have not ended."""
+        return [run.variant.name for run in self.runs if not run.is_done]
 
 
 def _name(shared: Shared) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ds_distill.evaluation.seeds import t_interval
 from ds_distill.parts.entry import MetricEntry
+from ds_distill.reporting.evaluated import outcome_of
+from ds_distill.reporting.tables import Cell, Table
 from ds_distill.reporting.verdict import metrics_of
 from ds_distill.sweep.grid import Variant
 
@@ -50,7 +52,7 @@ def summary(runs: Mapping[Variant, dict[str, Any]]) -> dict[str, Any]:
         settings.setdefault(variant.setting, []).append((variant, run))
     rows = [_row(setting, each) for setting, each in settings.items()]
     for row in rows[1:]:
-        row["to_first"] = _difference(row, rows[0])
+        row["to_first"] = difference(row, rows[0])
     entry = metric_entry(next(iter(found.values()))) if found else None
     choosing = {
         number: row["choosing"]["mean"]
@@ -80,13 +82,13 @@ def _row(
         "setting": list(setting),
         "seeds": [variant.seed for variant, _ in runs],
         "students": [run["student"] for _, run in runs],
-        "score": _numbers([run["models"][run["student"]]["score"] for _, run in runs]),
-        "choosing": _numbers([run["choosing"] for _, run in runs]),
-        "majority": _numbers([run["majority"] for _, run in runs]),
+        "score": over_seeds([run["models"][run["student"]]["score"] for _, run in runs]),
+        "choosing": over_seeds([run["choosing"] for _, run in runs]),
+        "majority": over_seeds([run["majority"] for _, run in runs]),
         "models": {
             name: {
                 "role": role,
-                **_numbers([run["models"].get(name, {}).get("score") for _, run in runs]),
+                **over_seeds([run["models"].get(name, {}).get("score") for _, run in runs]),
             }
             for name, role in roles.items()
         },
@@ -94,8 +96,8 @@ def _row(
     }
 
 
-def _numbers(values: Sequence[float | None]) -> dict[str, Any]:
-    """mean and interval are None where a value is missing."""
+def over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
+    """Values of several seeds, their `mean` and its `interval`: None where a value is missing."""
     given = [value for value in values if value is not None]
     whole = bool(given) and len(given) == len(values)
     return {
@@ -105,46 +107,52 @@ def _numbers(values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-def _difference(row: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
+def difference(row: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     """Over the seeds that both have: a seed's runs share what the seed decides."""
     theirs = dict(zip(first["seeds"], first["score"]["values"], strict=True))
     ours = dict(zip(row["seeds"], row["score"]["values"], strict=True))
     both = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    return _numbers(both)
+    return over_seeds(both)
 
 
-# ---------------------------------------------------------------------------------- as text
+# ---------------------------------------------------------------------------------- as a table
 
 
-def table(found: dict[str, Any]) -> str:
+def sweep_table(found: dict[str, Any]) -> Table:
     """The summary for a reader."""
     if not found["settings"]:
-        return "No run has a student that was evaluated."
+        return Table("", ["setting"], [], ["No run has a student that was evaluated."])
     entry = metric_entry(found)
-    heads = ["setting", "runs", f"student, {entry.title} on {found['split']}", "choosing"]
-    heads += ["to the first"] if len(found["settings"]) > 1 else []
-    lines = [heads]
+    heads = ["setting", "runs", f"student, {entry.title} on {found['split']}", "by seed"]
+    heads += ["choosing", *(["to the first"] if len(found["settings"]) > 1 else [])]
+    rows: list[list[str | Cell]] = []
     for number, row in enumerate(found["settings"]):
-        line = [
+        line: list[str | Cell] = [
             ", ".join(row["setting"]) or "the recipe's",
             str(len(row["seeds"])),
-            _shown(row["score"], entry.shown_as),
-            _shown({**row["choosing"], "interval": None}, entry.shown_as),
+            shown(row["score"], entry.shown_as),
+            " ".join(map(entry.shown_as, row["score"]["values"])),
+            shown({**row["choosing"], "interval": None}, entry.shown_as),
         ]
-        if len(heads) > 4:
-            line.append(_shown(row["to_first"], entry.difference_as) if number else "")
-        lines.append(line)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    return "\n".join([*text, "", *_notes(found, entry)])
+        if len(heads) > 5:
+            line.append(to_first(entry, row["to_first"]) if number else "")
+        rows.append(line)
+    return Table("", heads, rows, list(_notes(found, entry)))
 
 
-def _shown(numbers: dict[str, Any], shown: Any) -> str:
+def to_first(entry: MetricEntry, numbers: dict[str, Any]) -> Cell:
+    """A difference, with its interval over seeds where there is one."""
+    outcome = outcome_of(entry, numbers["interval"]) if numbers["interval"] else ""
+    return Cell(shown(numbers, entry.difference_as), outcome)
+
+
+def shown(numbers: dict[str, Any], form: Callable[[float], str]) -> str:
+    """A mean, with its interval where there is one."""
     if numbers["mean"] is None:
         return "-"
-    text = str(shown(numbers["mean"]))
+    text = form(numbers["mean"])
     if numbers["interval"] is not None:
-        low, high = map(shown, numbers["interval"])
+        low, high = map(form, numbers["interval"])
         text += f" ({low} to {high})"
     return text
 
@@ -158,8 +166,8 @@ def _notes(found: dict[str, Any], entry: MetricEntry) -> list[str]:
             if numbers["role"] != "student" and numbers["mean"] is not None:
                 others.setdefault(name, []).append(numbers["mean"])
     for name, means in others.items():
-        shown = sorted({entry.shown_as(min(means)), entry.shown_as(max(means))})
-        notes.append(f"{name}: {' to '.join(shown)}")
+        ends = sorted({entry.shown_as(min(means)), entry.shown_as(max(means))})
+        notes.append(f"{name}: {' to '.join(ends)}")
     majority = [row["majority"]["mean"] for row in rows if row["majority"]["mean"] is not None]
     if majority:
         notes.append(f"always the most frequent class: {entry.shown_as(majority[0])}")
@@ -170,10 +178,12 @@ def _notes(found: dict[str, Any], entry: MetricEntry) -> list[str]:
             row = rows[found["chosen"]]
             notes.append(
                 f"Chosen, on the examples that choose: {', '.join(row['setting'])}. Its score on "
-                f"{found['split']}: {_shown(row['score'], entry.shown_as)}."
+                f"{found['split']}: {shown(row['score'], entry.shown_as)}."
             )
     if all(row["score"]["interval"] is None for row in rows):
         notes.append("With one seed nothing is known about chance: add seed=1,2,3.")
     else:
-        notes.append("In brackets: 95% intervals of the mean over seeds, by Student's t.")
+        notes.append(
+            "In brackets: 95% intervals of the mean over seeds, by Student's t; *: beyond chance."
+        )
     return notes

@@ -76,7 +76,7 @@ def finished(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "predictions_of", noted(evaluate.predictions_of, told))
         run = execute(recipe, here / "run")[LONE_TASK]
-    yield Finished(run, told["answer"])
+    yield Finished(run, told["answer"][0])
     World.stop()
     os.environ.clear()
     os.environ.update(before)

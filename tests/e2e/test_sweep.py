@@ -1,5 +1,5 @@
-"""`ds-distill sweep`: shared phases run once, every run is what it would be alone, a stopped sweep
-goes on, and a run that fails leaves the others be."""
+"""`ds-distill sweep`, and `run` of a recipe with `seeds`: shared phases run once, every run is what
+it would be alone, a stopped sweep goes on, and a run that fails leaves the others be."""
 
 from __future__ import annotations
 
@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner, Result
 
-SETTINGS = ["seed=1,2", "phases.distil.learning_rate=1e-2,1e30"]
+from ds_distill.cli import app
+from ds_distill.errors import UserError
+
+SETTINGS = ["phases.distil.learning_rate=1e-2,1e30"]
 """Under the second rate the loss is not finite."""
-GOOD = ["seed=1,learning_rate=1e-2", "seed=2,learning_rate=1e-2"]
+GOOD = ["learning_rate=1e-2,seed=1", "learning_rate=1e-2,seed=2"]
 
 
 @pytest.fixture
@@ -28,13 +32,18 @@ def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
     teach = {"models": "first", "epochs": 2}
     phases = [{"fine-tune": teach}, {"cache": {"splits": "transfer"}}, {"distil": distil}]
     settings |= {"phases": [*phases, {"evaluate": {"split": "test"}}], "logging": {"every": 1}}
+    settings["seeds"] = [1, 2]
     file = tmp_path / "toy.yaml"
     file.write_text(yaml.safe_dump(settings))
     return file
 
 
 def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
-    recipe: Path, tmp_path: Path, ds_distill: Any, command_environment: dict[str, str]
+    recipe: Path,
+    tmp_path: Path,
+    ds_distill: Any,
+    command_environment: dict[str, str],
+    in_this_process: None,
 ) -> None:
     folder = tmp_path / "sweep"
     command = ["sweep", str(recipe), *SETTINGS, "--folder", str(folder), "--jobs", "2"]
@@ -68,14 +77,47 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
         run = folder / "runs" / name
         assert (run / "report.html").is_file() and not (run / "models").exists()
 
-    other = ds_distill("sweep", recipe, "seed=1,2", "--folder", folder, "--resume")
-    assert other.returncode == 2 and "other settings" in other.stderr
+    assert "Not finished, and not counted" in (folder / "report.html").read_text()
+    assert "<svg" in (folder / "report.html").read_text()
+    assert "Disk: at most about" in done.stdout
 
-    rest = ["seed=2", "phases.distil.learning_rate=1e-2", "--folder", tmp_path / "alone"]
-    assert ds_distill("run", recipe, *rest).returncode == 0
-    ours, alone = folder / "runs" / GOOD[1], tmp_path / "alone"
-    assert judged(ours) == judged(alone)
-    assert events(ours) == events(alone)
+    with pytest.raises(UserError, match="other settings"):
+        command_line("run", recipe, "--folder", folder, "--resume")
+    # The recipe's own rate is the good one, and nothing is shared here.
+    seeds = tmp_path / "seeds"
+    alone = command_line("run", recipe, "--folder", seeds)
+    assert alone.exit_code == 0, alone.output
+    for name, seed in zip(GOOD, row["seeds"], strict=True):
+        ours, its = folder / "runs" / name, seeds / "runs" / f"seed={seed}"
+        assert judged(ours) == judged(its)
+        assert events(ours) == events(its)
+    [again] = json.loads((seeds / "results.json").read_text())["settings"]
+    assert again["score"] == row["score"]
+    low, high = row["score"]["interval"]
+    values = " ".join(f"{value:.1%}" for value in row["score"]["values"])
+    shown = " ".join(alone.output.split())
+    assert f"{row['score']['mean']:.1%} ({low:.1%} to {high:.1%}) {values}" in shown
+
+
+def command_line(*arguments: str | Path) -> Result:
+    """In this process; the runs are in others."""
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    return result
+
+
+def test_one_run_of_several_seeds_is_refused(recipe: Path, tmp_path: Path) -> None:
+    folder = ["--folder", tmp_path / "run"]
+    for command in (
+        ["launch", recipe, "--num-gpus", "2", *folder],
+        ["run", recipe, "--until", "cache", *folder],
+        ["cache", "build", recipe, *folder],
+        ["route", recipe, *folder],
+    ):
+        with pytest.raises(UserError, match=r"seeds=\[1, 2\] stands for a run of each"):
+            command_line(*command)
+    assert not (tmp_path / "run").exists()
 
 
 def judged(run: Path) -> dict[str, Any]:

@@ -13,10 +13,19 @@ from hypothesis import strategies as st
 
 from ds_distill.errors import UserError
 from ds_distill.evaluation.seeds import t_interval
-from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+from ds_distill.reporting.figures import plot_settings
+from ds_distill.reporting.tables import page, table_text
+from ds_distill.sweep.disk import Taken, check_disk, most_at_a_time, taken
 from ds_distill.sweep.grid import Variant, split, variants
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
-from ds_distill.sweep.table import run_result, summary, table
+from ds_distill.sweep.sweep import runs_of
+from ds_distill.sweep.table import metric_entry, run_result, summary, sweep_table
+
+
+def table(found: dict[str, Any]) -> str:
+    return table_text(sweep_table(found))
+
 
 VALUE = st.text(alphabet="abc019.-+ ", min_size=1, max_size=5)
 
@@ -39,8 +48,7 @@ KEYS = st.sampled_from(["seed", "a.rate", "b.rate", "c"])
 def test_every_combination_is_a_run_with_a_folder_of_its_own(values):
     arguments = [f"{key}={','.join(each)}" for key, each in values.items()]
     if all(len(each) == 1 for each in values.values()):
-        with pytest.raises(UserError, match="seed=1,2,3"):
-            variants(arguments)
+        assert variants(arguments) == (arguments, [Variant(())])
         return
     fixed, found = variants(arguments)
     number = 1
@@ -62,12 +70,39 @@ def test_every_combination_is_a_run_with_a_folder_of_its_own(values):
         (["seed=1,2", "seed=3,4"], "given twice"),
         (["seed=1,1"], "stands twice"),
         (["seed=1,,2"], "empty"),
-        (["seed=1"], "several values"),
     ],
 )
 def test_arguments_that_are_no_sweep_are_refused(arguments, said):
     with pytest.raises(UserError, match=said):
         variants(arguments)
+
+
+def test_a_recipes_seeds_are_the_settings_of_a_sweep(toy_recipe, tmp_path):
+    with open(toy_recipe, "a") as file:
+        file.write("seeds: [3, 1]\n")
+
+    def recipes(*arguments: str) -> list[tuple[str, int, int]]:
+        runs = runs_of(str(toy_recipe), *variants(arguments), False, tmp_path)
+        assert all(run.recipe.seeds is None for run in runs)
+        # The child reads the same recipe from its arguments.
+        again = [load_recipe(run.arguments[0], run.arguments[1:]) for run in runs]
+        assert again == [run.recipe for run in runs]
+        return [(run.variant.name, run.recipe.seed, run.recipe.training.epochs) for run in runs]
+
+    assert recipes() == [("seed=3", 3, 6), ("seed=1", 1, 6)]
+    both = recipes("training.epochs=1,2", "name=a")
+    assert [run[1:] for run in both] == [(3, 1), (1, 1), (3, 2), (1, 2)]
+    with pytest.raises(UserError, match="stands beside `seed`"):
+        recipes("seed=1,2")
+    assert [seed for _, seed, _ in recipes("seeds=null", "seed=5,6")] == [5, 6]
+    with pytest.raises(UserError, match="several values"):
+        recipes("seeds=null", "seed=5")
+    whole = load_recipe(toy_recipe)
+    again = tmp_path / "again.yaml"
+    again.write_text(dump_recipe(whole))
+    assert load_recipe(again) == whole
+    with pytest.raises(UserError, match=r"launch: seeds=\[3, 1\].*seeds=null seed=3"):
+        whole.refuse_seeds("launch")
 
 
 # ----------------------------------------------------------------------------- shared phases
@@ -192,3 +227,49 @@ def test_the_interval_is_students():
     # 12.706 is the 97.5% quantile of Student's t with one degree of freedom.
     low, high = t_interval([0.0, 2.0]) or (0, 0)
     assert (low, high) == pytest.approx((1 - 12.7062, 1 + 12.7062), abs=1e-3)
+
+
+# ------------------------------------------------------------------------------- disk and page
+
+
+def test_the_disk_is_what_runs_hold_at_once():
+    """Against the sums by hand: a shared run stays, of the others `jobs` are there at a time."""
+    runs = [Taken(models=100, training=20), Taken(models=60, training=50), Taken(data=5)]
+    shared = [Taken(models=7, caches=1000, training=70)]
+    alone = most_at_a_time(runs, shared, 1, keep=False)
+    assert alone == {"models": 7 + 100, "caches": 1000, "data": 0, "checkpoints": 70}
+    two = most_at_a_time(runs, shared, 2, keep=False)
+    assert two == {"models": 167, "caches": 1000, "data": 0, "checkpoints": 120}
+    kept = most_at_a_time(runs, shared, 1, keep=True)
+    assert kept == {"models": 167, "caches": 1000, "data": 5, "checkpoints": 70}
+
+
+def test_the_estimate_is_near_what_a_run_writes(toy_recipe, tmp_path, tiny_models):
+    """Weights of the toy model are counted on disk; the cache by its rows."""
+    recipe = load_recipe(toy_recipe)
+    found = taken(recipe, {})
+    whole = (tiny_models["toy"] / "model.safetensors").stat().st_size
+    # Two teachers, two students of half the layers, and a copy of the one to ship.
+    assert 0.5 * 5 * whole < found.models < 5 * whole
+    assert found.caches == 200 * 2 * 3 * 2, "200 texts, two teachers, three classes in 2 bytes"
+    assert found.training > whole and found.data > 0
+    shared, rest = taken(recipe, {}, 0, 4), taken(recipe, {}, 4)
+    assert shared.models + rest.models == found.models
+    assert (shared.caches, rest.caches) == (found.caches, 0)
+    free = {"models": 10}
+    assert "at most about 0.0 kB" in check_disk(tmp_path / "new" / "sweep", free, resume=False)
+    with pytest.raises(UserError, match=r"take about .* \(models .*fewer --jobs"):
+        check_disk(tmp_path, {"models": 10**18}, resume=False)
+    assert "at most about" in check_disk(tmp_path, {"models": 10**18}, resume=True)
+
+
+def test_the_page_has_the_table_and_the_figure_in_it(tmp_path):
+    found = summary(runs({"1": [0.7, 0.72], "2": [0.8, 0.82]}, {"1": 0.75, "2": 0.74}))
+    file = tmp_path / "scores.svg"
+    plot_settings(found, metric_entry(found), file)
+    drawn = file.read_text()
+    text = page("A <sweep>", ["Four runs."], [sweep_table(found)], drawn)
+    assert "A &lt;sweep&gt;" in text and "rate=2" in text
+    assert text.count("<svg") == 1 and "<?xml" not in text
+    assert '<td class="up">+10.0' in text
+    assert drawn.count("</g>") > 20 and "rate=1" in drawn

@@ -1,0 +1,40 @@
+"""`ds-distill report`: finished runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of finished runs, or of `evaluate`."),
+    ],
+    output: Annotated[
+        Path, typer.Option(help="The page to write; the numbers go to a .json beside it.")
+    ] = Path("comparison.html"),
+) -> None:
+    """Set finished runs side by side, on the terminal and on a page.
+
+    Models that judged the same examples stand in one table, with the paired interval of their
+    difference to the first run's student; other tasks and splits in tables of their own.
+    """
+    from ds_distill.errors import UserError
+    from ds_distill.files import write_json, write_text
+    from ds_distill.reporting.side_by_side import side_by_side, side_tables
+    from ds_distill.reporting.tables import page, table_text
+
+    if output.suffix != ".html":
+        raise UserError(f"--output {output}: name a file that ends in .html.")
+    groups = side_by_side(runs)
+    tables = list(side_tables(groups))
+    typer.echo("\n\n".join(map(table_text, tables)))
+    write_json(output.with_suffix(".json"), groups)
+    sentences = [] if len(tables) == 1 else [
+        "The runs were judged on different examples, tasks or metrics: a table for each."
+    ]  # fmt: skip
+    write_text(output, page("Runs side by side", sentences, tables))
+    typer.echo(f"\nReport   {output}\nResults  {output.with_suffix('.json')}")

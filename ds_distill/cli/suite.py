@@ -1,0 +1,90 @@
+"""`ds-distill suite`: checkpoints fine-tuned and judged on many tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ds_distill.cli.shared import quiet_libraries
+from ds_distill.cli.sweep import JobsOption, KeepOption, run_sweep
+from ds_distill.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from ds_distill.sweep.sweep import Sweep
+
+
+def suite(
+    suite: Annotated[str, typer.Argument(help="A suite's file, or a built-in name.")],
+    checkpoints: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CHECKPOINT... [KEY=VALUE...]",
+            help="Folders that transformers loads, runs' folders (their students), or hub ids; and "
+            "changes to the suite, e.g. data_folder=DIR seeds=[1]",
+        ),
+    ],
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The checkpoint that others are compared with, by its folder's name.",
+            show_default="the first",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="The suite's folder.", show_default="runs/NAME")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the suite in the folder.")
+    ] = False,
+    jobs: JobsOption = 1,
+    keep: KeepOption = False,
+) -> None:
+    """Fine-tune checkpoints on the tasks of a suite, and compare them.
+
+    Each task, checkpoint, setting of the grid and seed is an ordinary run, FOLDER/runs/NAME. The
+    setting is chosen for each task and checkpoint on the validation split; the test split judges.
+    """
+    quiet_libraries()
+    from ds_distill.files import write_json, write_text
+    from ds_distill.reporting.tables import page, table_text
+    from ds_distill.suite.load import load_suite
+    from ds_distill.suite.results import suite_results, suite_tables
+    from ds_distill.suite.runs import check_suite, checkpoints_of, suite_runs
+    from ds_distill.sweep.sweep import Sweep
+
+    overrides = [word for word in checkpoints if "=" in word]
+    loaded = load_suite(suite, overrides)
+    given = checkpoints_of([word for word in checkpoints if "=" not in word])
+    names = [one.name for one in given]
+    if reference is not None and reference not in names:
+        raise UserError(
+            f"--reference {reference}: no checkpoint is called so.{did_you_mean(reference, names)} "
+            f"They are {', '.join(names)}."
+        )
+    path = folder or Path("runs") / loaded.name
+    runs = suite_runs(loaded, given, path.absolute())
+    content = loaded.model_dump(mode="json")
+    models = {one.name: one.model for one in given}
+    asked = Sweep(path, [*runs], {"suite": content, "checkpoints": models}, resume=resume)
+    if not resume:
+        for note in check_suite(runs):
+            typer.echo(f"Note: {note}")
+    if loaded.lacks:
+        typer.echo(f"The suite lacks: {' '.join(loaded.lacks.split())}")
+
+    def report(done: Sweep) -> str:
+        found = suite_results(runs, done.ended(), reference or names[0])
+        about = {"suite": loaded.name, "lacks": loaded.lacks, "missing": done.missing}
+        write_json(path / "results.json", {**about, **found})
+        tables = list(suite_tables(found))
+        sentences = [loaded.description, loaded.lacks and f"It lacks: {loaded.lacks}"]
+        if done.missing:
+            sentences.append(f"Not finished, and not counted: {', '.join(done.missing)}.")
+        text = page(f"Suite {loaded.name}", [s for s in sentences if s], tables)
+        write_text(path / "report.html", text)
+        return "\n\n".join(map(table_text, tables))
+
+    run_sweep(asked, report, jobs=jobs, keep=keep, resume=resume)

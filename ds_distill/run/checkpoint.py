@@ -1,0 +1,71 @@
+"""A checkpoint of any origin: which model it is, and the recipe that evaluates it on a task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ds_distill.errors import UserError, did_you_mean
+from ds_distill.models.configuration import check_head, load_config
+from ds_distill.parts.tasks import TASKS
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.load import validated
+from ds_distill.recipe.references import resolve_model
+
+CHECKPOINT = "checkpoint"
+"""Name of the model in the recipe."""
+
+KEPT = ("seed", "padding", "models_folder", "data_folder")
+"""What an evaluation takes of the recipe beside its task."""
+
+
+def evaluation_recipe(recipe: Recipe, task: str | None, checkpoint: str, split: str) -> Recipe:
+    """One evaluate phase of a recipe's task, with a checkpoint as the only model.
+
+    task: its name, where the recipe has several.
+
+    Raises UserError for a task that the recipe has not, and for a checkpoint without a head of it.
+    """
+    name = _task_name(recipe, task)
+    settings, whole = recipe.tasks_by_name[name], recipe.model_dump(mode="json")
+    reference = resolve_model(checkpoint, recipe.models_folder)
+    check_head(checkpoint, load_config(reference), TASKS[settings.type])
+    data: dict[str, Any] = {
+        **{key: whole[key] for key in KEPT},
+        "name": recipe.name,
+        "description": f"{checkpoint} on the task of {recipe.name}.",
+        "task": whole["tasks"].get(name, whole["task"]),
+        "teachers": {CHECKPOINT: {"model": checkpoint}},
+        "student": {"model": checkpoint},
+        "phases": [{"evaluate": {"split": split}}],
+        "deepspeed": "zero0_fp32",
+    }
+    return validated("this evaluation", data)
+
+
+def _task_name(recipe: Recipe, task: str | None) -> str:
+    names = list(recipe.tasks_by_name)
+    if task is None and len(names) > 1:
+        raise UserError(
+            f"recipe {recipe.name} has several tasks. Choose one with --task: {', '.join(names)}."
+        )
+    if task is not None and task not in names:
+        raise UserError(
+            f"--task {task}: recipe {recipe.name} has no such task.{did_you_mean(task, names)} It "
+            f"has: {', '.join(names)}."
+        )
+    return task or names[0]
+
+
+def student_of(folder: str | Path) -> Path | None:
+    """The student of a run's folder; None where it is none. Raises UserError for a run that has no
+    student."""
+    path = Path(folder).expanduser()
+    if not (path / "recipe.yaml").is_file() or (path / "config.json").is_file():
+        return None
+    if not (path / "student").is_dir():
+        raise UserError(
+            f"{folder}: this run has no student yet. Finish it (ds-distill run ... --resume), or "
+            "name a model's folder."
+        )
+    return path / "student"

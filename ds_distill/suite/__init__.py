@@ -1,0 +1,1 @@
+"""Checkpoints fine-tuned and judged on many tasks."""

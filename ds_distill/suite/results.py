@@ -1,0 +1,197 @@
+"""What the runs of a suite found, by task and checkpoint."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ds_distill.parts.entry import MetricEntry
+from ds_distill.reporting.side_by_side import evaluations, paired
+from ds_distill.reporting.tables import Cell, Table
+from ds_distill.suite.runs import SuiteRun
+from ds_distill.sweep.grid import Variant
+from ds_distill.sweep.table import (
+    difference,
+    metric_entry,
+    over_seeds,
+    shown,
+    summary,
+    to_first,
+)
+
+
+def suite_results(
+    runs: Sequence[SuiteRun], ended: Mapping[Variant, dict[str, Any]], reference: str
+) -> dict[str, Any]:
+    """Scores by task and checkpoint, under the setting that the examples that choose have chosen.
+
+    ended: the `run_result` of each run that has ended. A setting that lacks a seed is not chosen.
+    reference: the checkpoint that the others are compared with.
+    """
+    tasks = {
+        task: _task([run for run in runs if run.task == task], ended, reference)
+        for task in dict.fromkeys(run.task for run in runs)
+    }
+    names = list(dict.fromkeys(run.checkpoint for run in runs))
+    found = {"reference": reference, "tasks": tasks}
+    return {**found, "checkpoints": {name: _macro(name, tasks, reference) for name in names}}
+
+
+def _task(
+    runs: Sequence[SuiteRun], ended: Mapping[Variant, dict[str, Any]], reference: str
+) -> dict[str, Any]:
+    seeds = len({run.variant.seed for run in runs})
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(run.checkpoint for run in runs):
+        own = {run.grid: ended[run.variant]
+               for run in runs if run.checkpoint == name and run.variant in ended}  # fmt: skip
+        counts = [variant.setting for variant in own]
+        whole = {v: result for v, result in own.items() if counts.count(v.setting) == seeds}
+        summed = summary(whole)
+        if summed["chosen"] is not None:
+            row = summed["settings"][summed["chosen"]]
+            found[name] = {**summed, "row": row}
+    if not found:
+        return {"metric": None, "checkpoints": {}}
+    first = next(iter(found.values()))
+    entry = metric_entry(first)
+    rows = {name: each.pop("row") for name, each in found.items()}
+    for name, row in rows.items():
+        found[name] |= {"score": row["score"], "retention": None, "to_reference": None}
+        if reference in rows:
+            other = rows[reference]
+            found[name]["retention"] = _retention(entry, row["score"], other["score"])
+            if name != reference:
+                found[name]["to_reference"] = _difference(runs, name, row, reference, other)
+    about = {key: first[key] for key in ("metric", "split")}
+    return {**about, "majority": rows[next(iter(rows))]["majority"]["mean"], "checkpoints": found}
+
+
+def _difference(
+    runs: Sequence[SuiteRun], name: str, row: dict[str, Any], reference: str, other: dict[str, Any]
+) -> dict[str, Any]:
+    """Seed by seed. With one seed the interval is of the examples, by paired bootstrap."""
+    found = difference(row, other)
+    if len(row["seeds"]) > 1:
+        return {**found, "over": "seeds"}
+
+    def of(checkpoint: str, setting: list[str]) -> SuiteRun:
+        return next(run for run in runs if run.checkpoint == checkpoint
+                    and list(run.grid.setting) == setting)  # fmt: skip
+
+    [one], [two] = (
+        list(evaluations(of(checkpoint, each["setting"]).folder.path, checkpoint))
+        for checkpoint, each in ((name, row), (reference, other))
+    )
+    judged = paired(one, one.main, two, two.main)
+    return {**found, "interval": judged and judged["interval"], "over": "examples"}
+
+
+def _retention(entry: MetricEntry, own: dict[str, Any], other: dict[str, Any]) -> float | None:
+    known = entry.higher_is_better and other["mean"] > 0
+    return float(own["mean"] / other["mean"]) if known else None
+
+
+def _macro(name: str, tasks: Mapping[str, dict[str, Any]], reference: str) -> dict[str, Any]:
+    """The mean over the tasks, seed by seed; None where a task has no score of the checkpoint, or
+    one that is no share."""
+    own, other = _by_seed(name, tasks), _by_seed(reference, tasks)
+    mean = over_seeds(own) if own else None
+    known = mean is not None and bool(other) and statistics.fmean(other) > 0
+    apart = [a - b for a, b in zip(own, other, strict=True)] if own and other else []
+    return {
+        "macro_mean": mean,
+        "retention": statistics.fmean(own) / statistics.fmean(other) if known else None,
+        "to_reference": over_seeds(apart) if apart and name != reference else None,
+    }
+
+
+def _by_seed(name: str, tasks: Mapping[str, dict[str, Any]]) -> list[float]:
+    scores = []
+    for task in tasks.values():
+        if name not in task["checkpoints"] or not metric_entry(task).is_share:
+            return []
+        scores.append(task["checkpoints"][name]["score"]["values"])
+    return [statistics.fmean(of_seed) for of_seed in zip(*scores, strict=True)]
+
+
+# ---------------------------------------------------------------------------------- as tables
+
+
+def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
+    """Scores; differences to the reference; the settings that were chosen."""
+    tasks, reference = found["tasks"], found["reference"]
+    entries = {task: metric_entry(of) for task, of in tasks.items() if of["metric"] is not None}
+    heads = [f"{task}, {entry.title}" for task, entry in entries.items()]
+    yield Table(
+        "Scores",
+        ["checkpoint", *heads, "macro mean", f"of {reference}'s"],
+        [
+            *(_scores(name, of, entries, tasks) for name, of in found["checkpoints"].items()),
+            [
+                "always the most frequent class",
+                *(entry.shown_as(tasks[task]["majority"]) for task, entry in entries.items()),
+                "",
+                "",
+            ],
+        ],
+        ["In brackets: 95% intervals of the mean over seeds, by Student's t. The setting was "
+         "chosen by task and checkpoint, on the examples that choose."],
+    )  # fmt: skip
+    others = [name for name in found["checkpoints"] if name != reference]
+    if others:
+        yield Table(
+            f"Less {reference}",
+            ["checkpoint", *entries, "macro mean"],
+            [_differences(name, found, entries) for name in others],
+            ["Points of shares; *: beyond chance, the 95% interval excludes 0. It is over seeds, "
+             "seed by seed; with one seed over the examples, and does not include the effect of "
+             "another seed."],
+        )  # fmt: skip
+    yield Table(
+        "Settings that were chosen",
+        ["task", "checkpoint", "setting", "choosing", "by seed"],
+        [
+            [
+                task,
+                name,
+                ", ".join(of["settings"][of["chosen"]]["setting"]),
+                entry.shown_as(of["settings"][of["chosen"]]["choosing"]["mean"]),
+                " ".join(map(entry.shown_as, of["score"]["values"])),
+            ]
+            for task, entry in entries.items()
+            for name, of in tasks[task]["checkpoints"].items()
+        ],
+    )
+
+
+def _scores(
+    name: str,
+    of: dict[str, Any],
+    entries: Mapping[str, MetricEntry],
+    tasks: Mapping[str, dict[str, Any]],
+) -> list[str | Cell]:
+    scores = [
+        shown(tasks[task]["checkpoints"][name]["score"], entry.shown_as)
+        if name in tasks[task]["checkpoints"]
+        else "-"
+        for task, entry in entries.items()
+    ]
+    macro = "-" if of["macro_mean"] is None else shown(of["macro_mean"], "{:.1%}".format)
+    retention = "-" if of["retention"] is None else f"{of['retention']:.1%}"
+    return [name, *scores, macro, retention]
+
+
+def _differences(
+    name: str, found: dict[str, Any], entries: Mapping[str, MetricEntry]
+) -> list[str | Cell]:
+    cells: list[str | Cell] = [name]
+    for task, entry in entries.items():
+        numbers = found["tasks"][task]["checkpoints"].get(name, {}).get("to_reference")
+        cells.append("-" if numbers is None else to_first(entry, numbers))
+    macro = found["checkpoints"][name]["to_reference"]
+    any_share = next(iter(entries.values()), None)
+    if macro is None or any_share is None:
+        return [*cells, "-"]
+    return [*cells, to_first(any_share, macro)]

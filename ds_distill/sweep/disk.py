@@ -1,0 +1,148 @@
+"""How much of the disk a sweep takes, before anything runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedConfig
+
+from ds_distill.check.memory import fewest_parameters
+from ds_distill.data.combined import open_source
+from ds_distill.errors import UserError
+from ds_distill.models.configuration import load_config
+from ds_distill.parts.phases import Cache, Training
+from ds_distill.planning.cached import example_bytes
+from ds_distill.planning.examples import SplitFacts, split_facts
+from ds_distill.planning.table import amount
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.references import resolve_model
+
+_WEIGHT = 4
+"""Bytes of a parameter in a finished model."""
+_CHECKPOINT = 32
+"""Bytes of a parameter in training: two checkpoints, the last and the one that is being written, of
+fp32 weights and Adam's two moments; the best weights so far, and better ones that are written."""
+_TOKEN = 10
+"""Bytes of a token of the data: its text and its number for a model."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Bytes that some phases of a run take."""
+
+    models: int = 0
+    caches: int = 0
+    data: int = 0
+    training: int = 0
+    """While the largest model is trained, and no longer."""
+
+    @property
+    def stays(self) -> int:
+        return self.models + self.caches + self.data
+
+
+Known = dict[str, SplitFacts]
+"""What was read of the data, by what decides it."""
+
+
+def taken(recipe: Recipe, known: Known, first: int = 0, until: int | None = None) -> Taken:
+    """Of a run's phases from number `first`, those before `until`. Splits whose examples cannot be
+    counted count nothing. Reads data, those that `known` does not have, and adds them."""
+    numbers = _parameters(recipe)
+    facts: dict[tuple[str, str], SplitFacts] = {}
+    models, caches, training = 0, 0, 0
+    last = len(recipe.phases) if until is None else until
+    for number, phase in enumerate(recipe.phases[:last]):
+        task = recipe.task_of(phase)
+        for split, _ in phase.reads:
+            key = recipe.task_name(phase), split
+            about = f"{split} {recipe.student} {recipe.data_folder} {task!r}"
+            if about not in known:
+                known[about] = split_facts(recipe, task, split)
+            facts[key] = known[about]
+        if number < first:
+            continue
+        sizes = [numbers[number][output] for output in phase.outputs]
+        models += _WEIGHT * sum(sizes)
+        if isinstance(phase, Training):
+            training = max(training, _CHECKPOINT * max(sizes, default=0))
+        if isinstance(phase, Cache) and phase.folder is None:
+            for split in phase.splits:
+                facts_of = facts[recipe.task_name(phase), split]
+                caches += round((facts_of.examples or 0) * _row(recipe, phase, facts_of))
+    if last == len(recipe.phases) and any(numbers):  # the student to ship is a copy
+        models += _WEIGHT * max((n for each in numbers for n in each.values()), default=0)
+    tokenizers = len(recipe.teachers) + 1
+    data = sum((one.examples or 0) * one.tokens * _TOKEN * tokenizers for one in facts.values())
+    return Taken(models, caches, round(data), training)
+
+
+def _row(recipe: Recipe, phase: Cache, facts: SplitFacts) -> float:
+    """Bytes of an example in a cache, of all teachers."""
+    task = recipe.task_of(phase)
+    classes = None
+    if task.has_classes:
+        classes = len(open_source(task, data_folder=recipe.data_folder).labels)
+    configs = (_config(recipe, name) for name in recipe.teachers)
+    return sum(example_bytes(phase, task, config, classes, facts.tokens) for config in configs)
+
+
+def _config(recipe: Recipe, name: str) -> PreTrainedConfig:
+    given = recipe.student if name == "student" else recipe.teachers[name]
+    return load_config(resolve_model(given.model, recipe.models_folder), given.revision)
+
+
+def _parameters(recipe: Recipe) -> list[dict[str, int]]:
+    """For each phase: how many parameters each model that it trains has, about."""
+    layers = len(recipe.student.layers or ()) or None
+    known = {name: fewest_parameters(_config(recipe, name)) for name in recipe.teachers}
+    known["student"] = fewest_parameters(_config(recipe, "student"), layers)
+    found = []
+    for phase in recipe.phases:
+        each = len(phase.starts) == len(phase.outputs)
+        sizes = {
+            output: known[phase.starts[number] if each else phase.starts[0]]
+            for number, output in enumerate(phase.outputs)
+        }
+        known |= sizes
+        found.append(sizes)
+    return found
+
+
+def most_at_a_time(
+    runs: Sequence[Taken], shared: Sequence[Taken], jobs: int, keep: bool
+) -> dict[str, int]:
+    """Bytes by kind, at the moment when they are most: what runs share is there until the end, and
+    with it `jobs` runs; or all, where they are kept.
+
+    runs: what each takes beside what it shares.
+    """
+    jobs = min(jobs, len(runs))
+    largest = sorted(runs, key=lambda run: run.stays + run.training)[-jobs:]
+    at_once = list(runs) if keep else largest
+    training = sorted(run.training for run in [*runs, *shared])[-jobs:]
+    return {
+        "models": sum(one.models for one in [*shared, *at_once]),
+        "caches": sum(one.caches for one in [*shared, *at_once]),
+        "data": sum(one.data for one in [*shared, *at_once]),
+        "checkpoints": sum(training),
+    }
+
+
+def check_disk(folder: Path, most: Mapping[str, int], *, resume: bool) -> str:
+    """The sentence that says what is needed and what is free. Raises UserError where the free space
+    is not enough; a sweep that goes on has some of it already."""
+    existing = next(parent for parent in [folder.absolute(), *folder.absolute().parents]
+                 if parent.is_dir())  # fmt: skip
+    free, needed = shutil.disk_usage(existing).free, sum(most.values())
+    kinds = ", ".join(f"{kind} {amount(size)}" for kind, size in most.items() if size)
+    if needed > free and not resume:
+        raise UserError(
+            f"--folder {folder}: the runs take about {amount(needed)} at a time ({kinds}), and "
+            f"{amount(free)} are free there. Name a folder on a larger disk, or take fewer --jobs, "
+            "or leave --keep out."
+        )
+    return f"Disk: at most about {amount(needed)} at a time ({kinds}), {amount(free)} are free"

@@ -1,0 +1,158 @@
+"""`ds-distill evaluate` and `report`: a checkpoint's score is that of the run that made it, and
+runs are compared example by example."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from ds_distill.cli import app
+from ds_distill.errors import UserError
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.report import build_metric
+from ds_distill.evaluation.saved import SavedPredictions
+from ds_distill.parts.metrics import Accuracy
+
+
+@pytest.fixture(scope="module")
+def place(
+    tmp_path_factory: pytest.TempPathFactory,
+    toy_settings: dict[str, Any],
+    command_environment: dict[str, str],
+) -> Iterator[Path]:
+    """A folder with a recipe of two tasks, a short and a longer run of it, and an evaluation of the
+    longer run's student, all in this process."""
+    here = tmp_path_factory.mktemp("evaluate")
+    settings = copy.deepcopy(toy_settings)
+    settings["tasks"] = {"kind": settings["task"], "again": settings.pop("task")}
+    del settings["teachers"]["second"]
+    settings["phases"] = [
+        {"fine-tune": {"models": "first", "task": "kind"}},
+        {"distil": {"losses": {"kl": {}}, "task": "kind"}},
+        {"evaluate": {"task": "kind"}},
+    ]
+    (here / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("DS_ACCELERATOR", "HF_DATASETS_CACHE", "OMP_NUM_THREADS"):
+            patch.setenv(name, command_environment[name])
+        for name, epochs in {"short": 1, "long": 6}.items():
+            done = ds_distill("run", here / "toy.yaml", "--folder", here / name,
+                              f"training.epochs={epochs}", "training.keep=last")  # fmt: skip
+            assert done.exit_code == 0, done.output
+        yield here
+
+
+def ds_distill(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    return result
+
+
+def evaluated(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "results.json").read_text())["phases"][-1])
+
+
+def test_a_checkpoint_is_scored_as_in_its_run(place: Path) -> None:
+    arguments = ["evaluate", place / "long", place / "toy.yaml", "--task", "kind"]
+    done = ds_distill(*arguments, "--output", place / "judged")
+    assert done.exit_code == 0, done.output
+    ours, runs = evaluated(place / "judged"), evaluated(place / "long")
+    checkpoint = ours["models"]["checkpoint"]
+    student = runs["models"]["student"]
+    assert student["accuracy"] > runs["baseline"]["accuracy"]
+    for key in student.keys() - {"role"}:
+        assert checkpoint[key] == student[key], key
+    assert ours["baseline"] == runs["baseline"]
+    assert ours["examples_mark"] == runs["examples_mark"]
+    low, high = student["to_baseline"]["interval"]
+    assert f"{100 * low:+.1f} to {100 * high:+.1f}" in done.output
+    for label, share in student["per_class"].items():
+        assert any(line.split() == [label, f"{share:.1%}"] for line in done.output.splitlines())
+    assert "Accuracy on test" in (place / "judged" / "report.html").read_text()
+    with pytest.raises(UserError, match="exists already"):
+        ds_distill(*arguments, "--output", place / "judged")
+
+
+def test_an_evaluation_that_cannot_be_is_refused(
+    place: Path, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    recipe, long = place / "toy.yaml", place / "long"
+    with pytest.raises(
+        UserError, match=r"^model .*BertModel, which is no trained classifier.*Fine-tune"
+    ):
+        ds_distill("evaluate", tiny_models["toy"], recipe, "--task", "kind")
+    with pytest.raises(UserError, match=r"several tasks.*--task: kind, again"):
+        ds_distill("evaluate", long, recipe)
+    with pytest.raises(UserError, match=r"no such task.*Did you mean `kind`"):
+        ds_distill("evaluate", long, recipe, "--task", "kinds")
+    with pytest.raises(UserError, match="there is no split 'tset'"):
+        ds_distill("evaluate", long, recipe, "--task", "kind", "--split", "tset")
+    labels = "tasks.kind.labels=[food, weather, plant]"
+    with pytest.raises(UserError, match="plant"):
+        ds_distill("evaluate", long, recipe, labels, "--task", "kind")
+    (tmp_path / "recipe.yaml").write_text("name: unfinished\n")
+    with pytest.raises(UserError, match="no student yet"):
+        ds_distill("evaluate", tmp_path, recipe, "--task", "kind")
+
+
+def test_runs_stand_side_by_side_with_paired_intervals(place: Path) -> None:
+    page = place / "both.html"
+    done = ds_distill("report", place / "short", place / "long", "--output", page)
+    assert done.exit_code == 0, done.output
+    [group] = json.loads(page.with_suffix(".json").read_text())
+    rows = {(row["run"], row["model"]): row for row in group["rows"]}
+    assert list(rows) == [(r, m) for r in ("short", "long") for m in ("first", "student")]
+    assert group["first"] == ["short", "student"] and rows["short", "student"]["to_first"] is None
+    saved = [
+        SavedPredictions.read(place / run / "predictions" / "02-evaluate.safetensors", "classes")
+        for run in ("long", "short")
+    ]
+    long, short = (one.models["student"] for one in saved)
+    right = [np.mean(one.logits.argmax(axis=1) == one.labels) for one in (long, short)]
+    found = rows["long", "student"]["to_first"]
+    assert found["difference"] == pytest.approx(right[0] - right[1])
+    judge = build_metric("classes", Accuracy(), saved[0].labels)
+    low, high = paired_interval(long, short, judge)
+    assert found["interval"] == pytest.approx([low, high], abs=0.02)
+    assert low > 0, "six epochs are better than one"
+    assert group["pairs"] == [{"runs": ["short", "long"], "models": ["student"] * 2, **found}]
+    sentence = "long (student) is better than short (student)"
+    assert sentence in done.output and sentence in page.read_text()
+    assert f"{rows['long', 'student']['parameters'] / 1e6:.1f} M" in done.output
+
+
+def test_runs_on_other_examples_are_set_apart(place: Path, tmp_path: Path) -> None:
+    other, fewer = tmp_path / "validation", tmp_path / "fewer"
+    command = ["evaluate", place / "short", place / "toy.yaml", "--task", "kind"]
+    for options in (
+        ["--split", "validation", "--output", other],
+        ["tasks.kind.data.limit.test=20", "--output", fewer],
+    ):
+        done = ds_distill(*command, *options)
+        assert done.exit_code == 0, done.output
+    gone = tmp_path / "gone"
+    shutil.copytree(place / "long", gone)
+    shutil.rmtree(gone / "predictions")
+    page = tmp_path / "page.html"
+    done = ds_distill("report", place / "short", other, gone, fewer, "--output", page)
+    assert done.exit_code == 0, done.output
+    test, validation, twenty = json.loads(page.with_suffix(".json").read_text())
+    assert [row["run"] for row in test["rows"]] == ["short", "short", "gone", "gone"]
+    assert [row["run"] for row in validation["rows"]] == ["validation"]
+    assert [row["run"] for row in twenty["rows"]] == ["fewer"]
+    assert "20 examples of test" in done.output
+    assert done.output.count("not comparable") == 2 and not test["pairs"]
+    with pytest.raises(UserError, match="named twice"):
+        ds_distill("report", other, other, "--output", page)
+    with pytest.raises(UserError, match="no finished run"):
+        ds_distill("report", tmp_path, "--output", page)

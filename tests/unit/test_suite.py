@@ -1,0 +1,277 @@
+"""Suites: the runs that they are made of, how a setting is chosen, and what is compared."""
+
+from __future__ import annotations
+
+import statistics
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ds_distill.errors import UserError
+from ds_distill.evaluation.seeds import t_interval
+from ds_distill.recipe import load_recipe
+from ds_distill.reporting.tables import table_text
+from ds_distill.suite.load import builtin_suites, load_suite
+from ds_distill.suite.results import suite_results, suite_tables
+from ds_distill.suite.runs import Checkpoint, SuiteRun, check_suite, checkpoints_of, suite_runs
+from ds_distill.suite.schema import Suite
+
+TWO = [Checkpoint("first", "a/first"), Checkpoint("second", "b/second")]
+
+
+def toy_suite(task: Path, **changes: Any) -> dict[str, Any]:
+    each = {"data": {"path": str(task)}, "max_length": 32}
+    return {
+        "seeds": [1, 2],
+        "grid": {"learning_rate": [1.0e-2, 1.0e-6], "batch_size": [16]},
+        "training": {"epochs": 2, "dropout": 0.0},
+        "tasks": {"one": each, "two": {**each, "metric": "macro_f1"}},
+        "deepspeed": "zero0_fp32",
+        **changes,
+    }
+
+
+@pytest.fixture
+def suite(toy_task: Path) -> Suite:
+    return Suite.model_validate({"name": "toy", **toy_suite(toy_task)})
+
+
+# -------------------------------------------------------------------------------------- runs
+
+
+def test_every_run_is_an_ordinary_recipe(suite: Suite, tmp_path: Path) -> None:
+    found = suite_runs(suite, TWO, tmp_path)
+    wanted = list(product(["one", "two"], TWO, [1.0e-2, 1.0e-6], [1, 2]))
+    assert len({run.variant.name for run in found}) == len(found) == len(wanted)
+    for run, (task, checkpoint, rate, seed) in zip(found, wanted, strict=True):
+        recipe = run.recipe
+        assert (run.task, run.checkpoint) == (task, checkpoint.name)
+        assert recipe.student.model == checkpoint.model and recipe.seed == seed
+        assert recipe.task is not None
+        assert recipe.task.model_dump() == suite.tasks[task].model_dump()
+        tune, judge = recipe.phases
+        assert (tune.kind, judge.kind) == ("fine-tune", "evaluate")
+        assert (tune.learning_rate, tune.batch_size, tune.epochs) == (rate, 16, 2)
+        assert judge.split == "test" and "test" not in tune.learns_from
+        assert run.grid.setting == (f"learning_rate={rate:g}", "batch_size=16")
+        assert run.grid.seed == str(seed)
+
+
+def test_a_task_may_train_otherwise_and_epochs_may_be_tried(toy_task: Path, tmp_path: Path) -> None:
+    changes = {
+        "task_training": {"two": {"warmup": 0.5, "epochs": 5}},
+        "training": {"epochs": 2, "warmup": 0.0, "keep": "last"},
+    }
+    suite = Suite.model_validate({"name": "toy", **toy_suite(toy_task, **changes)})
+    tuned = {run.task: run.recipe.phases[0] for run in suite_runs(suite, TWO, tmp_path)}
+    assert (tuned["one"].epochs, tuned["one"].warmup, tuned["one"].keep) == (2, 0.0, "last")
+    assert (tuned["two"].epochs, tuned["two"].warmup, tuned["two"].keep) == (5, 0.5, "last")
+    grid = {"learning_rate": [1.0], "batch_size": [8, 16], "epochs": [1, 2, 3]}
+    suite = Suite.model_validate({"name": "toy", **toy_suite(toy_task, grid=grid, training={})})
+    assert len(suite_runs(suite, TWO, tmp_path)) == 2 * 2 * 6 * 2
+
+
+def test_built_in_suites_say_what_they_lack_and_follow_their_papers(tmp_path: Path) -> None:
+    suites = {name: load_suite(name) for name in builtin_suites()}
+    assert set(suites) == {"compact-biomedical", "blurb-like", "general"}
+    for name, suite in suites.items():
+        assert suite.name == name and suite.description and suite.lacks
+        runs = suite_runs(suite, TWO, tmp_path)
+        settings = list(suite.grid.settings())
+        assert len(runs) == len(suite.tasks) * 2 * len(settings) * len(suite.seeds)
+    compact, blurb = suites["compact-biomedical"], suites["blurb-like"]
+    assert compact.training.epochs == 3 and compact.grid.learning_rate == [3e-5, 5e-5]
+    assert len(list(blurb.grid.settings())) == 15
+    for tasks in (compact, blurb):
+        assert "named entities" in tasks.lacks
+        trained = {
+            run.task: run.recipe.phases[0].epochs for run in suite_runs(tasks, TWO, tmp_path)
+        }
+        entities = {name for name, t in tasks.tasks.items() if t.type == "token-classification"}
+        assert len(entities) >= 4
+        if tasks is compact:
+            assert trained == {name: 5 if name in entities else 3 for name in trained}
+
+
+@pytest.mark.parametrize("name", builtin_suites())
+def test_built_in_suites_find_the_shared_data(name: str, shared_data: Path, tiny_models: Any,
+                                              tmp_path: Path) -> None:  # fmt: skip
+    short = [f"tasks.{task}.max_length=64" for task in load_suite(name).tasks]  # a tiny model's
+    suite = load_suite(name, [f"data_folder={shared_data}", *short])
+    check_suite(suite_runs(suite, [Checkpoint("bert", str(tiny_models["bert"]))], tmp_path))
+
+
+def test_checkpoints_have_names(tmp_path: Path) -> None:
+    for name in ("runs/a/student", "runs/b/student"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "runs/a/recipe.yaml").write_text("name: a")
+    one, two = str(tmp_path / "runs/a/student"), str(tmp_path / "runs/b/student")
+    assert [c.name for c in checkpoints_of([one, two])] == ["a-student", "b-student"]
+    [run, hub] = checkpoints_of([str(tmp_path / "runs/a"), "org/bert-base"])
+    assert run == Checkpoint("a", one) and hub == Checkpoint("bert-base", "org/bert-base")
+    with pytest.raises(UserError, match="two have the same name"):
+        checkpoints_of([one, one])
+
+
+def test_mistakes_in_data_and_models_are_found_before_anything_runs(
+    toy_task: Path, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    bad = tmp_path / "data"
+    bad.mkdir()
+    for split in ("train", "test"):
+        (bad / f"{split}.jsonl").write_text((toy_task / f"{split}.jsonl").read_text())
+    tasks = {
+        "good": {"data": {"path": str(toy_task)}, "max_length": 32},
+        "bad": {"data": {"path": str(bad)}, "max_length": 32},
+        "long": {"data": {"path": str(toy_task)}, "max_length": 512},
+    }
+    changes = {"tasks": tasks, "training": {"epochs": 1, "keep": "last"}}
+    suite = Suite.model_validate({"name": "toy", **toy_suite(toy_task, **changes)})
+    given = [Checkpoint("toy", str(tiny_models["toy"])), Checkpoint("gone", "./gone")]
+    with pytest.raises(UserError) as failure:
+        check_suite(suite_runs(suite, given, tmp_path))
+    lines = str(failure.value).splitlines()
+    assert any(line.startswith("good with gone, ") and "no such folder" in line for line in lines)
+    assert any("bad with toy" in line and "no split 'validation'" in line for line in lines)
+    assert any("long with toy" in line and "at most 128 tokens" in line for line in lines)
+
+
+# ----------------------------------------------------------------------------------- results
+
+
+def ended(runs: list[SuiteRun], score: Any, choosing: Any) -> dict[Any, dict[str, Any]]:
+    """`run_result` of each run; score, choosing: functions of a run. A score of None: it failed."""
+    metric = {"one": "accuracy", "two": "macro_f1"}
+    return {
+        run.variant: {
+            "student": "student",
+            "metric": {"name": metric[run.task], "over": "classes", "settings": {}},
+            "split": "test",
+            "models": {"student": {"role": "control", "score": score(run)}},
+            "majority": 0.3,
+            "choosing": choosing(run),
+            "seconds": 1.0,
+        }
+        for run in runs
+        if score(run) is not None
+    }
+
+
+SHARES = st.floats(0.01, 0.99)
+
+
+@given(data=st.data())
+def test_what_chooses_chooses_and_the_rest_follows(data, tmp_path_factory, toy_task):
+    """Against loops over the runs."""
+    suite = Suite.model_validate({"name": "toy", **toy_suite(toy_task)})
+    runs = suite_runs(suite, TWO, Path("."))
+    scores = {run.variant: data.draw(SHARES) for run in runs}
+    chooses = {run.variant: data.draw(SHARES) for run in runs}
+    done = ended(runs, lambda run: scores[run.variant], lambda run: chooses[run.variant])
+    found = suite_results(runs, done, "second")
+    macro: dict[str, list[list[float]]] = {"first": [], "second": []}
+    for task, name in product(suite.tasks, ["second", "first"]):
+        own = [run for run in runs if (run.task, run.checkpoint) == (task, name)]
+        settings = list(dict.fromkeys(run.grid.setting for run in own))
+        best = max(settings, key=lambda setting: statistics.fmean(
+            chooses[run.variant] for run in own if run.grid.setting == setting))  # fmt: skip
+        values = [scores[run.variant] for run in own if run.grid.setting == best]
+        of = found["tasks"][task]["checkpoints"][name]
+        assert tuple(of["settings"][of["chosen"]]["setting"]) == best
+        assert of["score"]["values"] == values
+        assert of["score"]["interval"] == t_interval(values)
+        macro[name].append(values)
+        reference = macro["second"][len(macro[name]) - 1]
+        ratio = statistics.fmean(values) / statistics.fmean(reference)
+        assert of["retention"] == pytest.approx(ratio)
+        if name == "first":
+            apart = [a - b for a, b in zip(values, reference, strict=True)]
+            assert of["to_reference"]["values"] == pytest.approx(apart)
+            assert of["to_reference"]["interval"] == pytest.approx(t_interval(apart))
+    for name, tasks in macro.items():
+        means = [statistics.fmean(of_seed) for of_seed in zip(*tasks, strict=True)]
+        assert found["checkpoints"][name]["macro_mean"]["values"] == pytest.approx(means)
+    assert found["checkpoints"]["second"]["retention"] == pytest.approx(1.0)
+
+
+def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
+    runs = suite_runs(suite, TWO, Path("."))
+
+    def score(run: SuiteRun) -> float | None:
+        if (run.task, run.checkpoint) == ("two", "second"):
+            return None
+        # The better setting lacks a seed.
+        fast = "learning_rate=0.01" in run.grid.setting
+        if fast and run.grid.seed == "2" and run.task == "one" and run.checkpoint == "first":
+            return None
+        return 0.9 if fast else 0.6 + 0.01 * float(run.grid.seed or 0)
+
+    found = suite_results(runs, ended(runs, score, lambda run: score(run) or 0.0), "first")
+    one, two = found["tasks"]["one"]["checkpoints"], found["tasks"]["two"]["checkpoints"]
+    assert one["first"]["score"]["values"] == pytest.approx([0.61, 0.62])
+    assert one["second"]["score"]["values"] == [0.9, 0.9]
+    assert list(two) == ["first"]
+    assert found["checkpoints"]["second"]["macro_mean"] is None
+    scores, apart, chosen = map(table_text, suite_tables(found))
+    [second] = [line for line in scores.splitlines() if line.startswith("second")]
+    assert second.split()[1:] == ["90.0%", "(90.0%", "to", "90.0%)", "-", "-", "-"]
+    assert "first" in scores and "66.7%" not in second
+    assert "+28.5 (+22.1 to +34.9)*" in apart
+    assert "learning_rate=1e-06, batch_size=16" in chosen
+    nothing = suite_results(runs, {}, "first")
+    assert nothing["checkpoints"]["first"]["macro_mean"] is None
+    assert "first" in table_text(next(iter(suite_tables(nothing))))
+
+
+# ------------------------------------------------------------------------------------- files
+
+
+def test_a_suite_is_read_with_its_overrides(toy_task: Path, tmp_path: Path) -> None:
+    file = tmp_path / "my suite.yaml"
+    file.write_text(yaml.safe_dump(toy_suite(toy_task)))
+    suite = load_suite(str(file), ["seeds=[7]", "tasks.two=null", "grid.batch_size=[4, 8]"])
+    assert suite.name == "my-suite" and list(suite.tasks) == ["one"] and suite.seeds == [7]
+    assert suite.grid.batch_size == [4, 8]
+    assert load_suite(str(file)).tasks["two"].metric.name == "macro_f1"
+    assert load_suite(str(file), ["name=b"]).name == "b"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("seeds=[1, 1]", "seeds: names a seed twice"),
+        ("seeds=[-1]", r"seeds\.0: must be greater than or equal to 0"),
+        ("seeds=[]", "seeds: .*at least 1"),
+        ("grid.learning_rate=[0]", r"grid\.learning_rate\.0: must be greater than 0"),
+        ("grid.batch_size=[16, 16]", r"grid\.batch_size: names a value twice"),
+        ("grid.rate=[1]", r"grid\.rate: unknown key"),
+        ("training.learning_rate=1", r"training\.learning_rate: stands in the grid as well"),
+        ("task_training.two.batch_size=8", r"task_training\.two\.batch_size: stands in the grid"),
+        ("task_training.three.epochs=8", r"task_training\.three: there is no such task.*one, two"),
+        ("tasks.one.type=entities", "unknown task 'entities'"),
+        ("tasks.one.metric=f2", "f2"),
+        ("tasks={}", "tasks: .*at least 1"),
+    ],
+)
+def test_mistakes_are_told_with_their_place(
+    changes: str, message: str, toy_task: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "toy.yaml"
+    file.write_text(yaml.safe_dump(toy_suite(toy_task)))
+    with pytest.raises(UserError, match=message):
+        load_suite(str(file), [changes])
+
+
+def test_the_recipe_of_a_run_loads_as_it_is_written(suite: Suite, tmp_path: Path) -> None:
+    from ds_distill.recipe import dump_recipe
+
+    for run in suite_runs(suite, TWO, tmp_path)[:2]:
+        file = tmp_path / "written.yaml"
+        file.write_text(dump_recipe(run.recipe))
+        assert load_recipe(file) == run.recipe
