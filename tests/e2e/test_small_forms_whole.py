@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 from ds_distill.recipe import builtin_recipes
 from ds_distill.recipe.load import small_form
 
+PAIRS = Path(__file__).parents[1] / "studies" / "docstring_pairs.py"
+"""Writes the data that are not among the shared ones."""
 SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]
 
 
@@ -21,6 +25,9 @@ def test_a_small_form_runs_whole(
     name: str, ds_distill: Any, shared_data: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
+    if name == "similarity":
+        shared_data = tmp_path / "data"
+        subprocess.run([sys.executable, PAIRS, shared_data], check=True)
     command = ["run", name, "--small", f"data_folder={shared_data}", "--folder", folder]
     threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     done = ds_distill(*command, cwd=tmp_path, env=threads, timeout=3600)

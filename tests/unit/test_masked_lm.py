@@ -75,7 +75,7 @@ def test_the_type_of_the_task_decides_what_it_may_say(tmp_path: Path) -> None:
             {"type": None},
             [
                 "task.type: unknown task",
-                "single-label, multi-label, token-classification, masked-lm",
+                "Known: single-label, multi-label, ",
             ],
         ),
         (

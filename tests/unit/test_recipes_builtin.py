@@ -60,8 +60,16 @@ def test_every_small_form_is_of_a_recipe() -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_form_fits_its_data_and_models(name: str, shared_data: Path) -> None:
+def test_a_small_form_fits_its_data_and_models(
+    name: str, shared_data: Path, tmp_path: Path
+) -> None:
     """Labels, columns, splits and lengths on the real data; MiniLM is the teacher."""
+    if name == "similarity":  # its data are made by a script, tests/studies/docstring_pairs.py
+        shared_data = tmp_path
+        (tmp_path / "docstring_pairs").mkdir()
+        for split in ("train", "validation", "test"):
+            row = json.dumps({"text": f"a {split}", "text_b": "a text", "label": 0.5})
+            (tmp_path / "docstring_pairs" / f"{split}.jsonl").write_text(row + "\n")
     small = load_recipe(name, [f"data_folder={shared_data}"], small=True)
     check_all(small)
     assert losses_of(small) == losses_of(load_recipe(name)), "the method is the same"
