@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from markupsafe import Markup
+
 from ds_distill.evaluation.report import RELIABILITY_BINS
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
@@ -11,7 +13,7 @@ from ds_distill.reporting.tables import environment
 from ds_distill.reporting.verdict import (
     NOUNS,
     PER_CLASS,
-    last_evaluation,
+    last_evaluations,
     metrics_of,
     settings_note,
 )
@@ -19,22 +21,39 @@ from ds_distill.reporting.verdict import (
 
 def render_report(results: dict[str, Any]) -> str:
     """The HTML page of a run's results (the content of results.json)."""
-    evaluation = last_evaluation(results)
-    judge, *others = metrics_of(evaluation).values() if evaluation else [None]
-    comparison = _last_comparison(results)
+    comparison, evaluations = _last_comparison(results), last_evaluations(results)
     return (
         environment()
         .get_template("report.html.jinja")
         .render(
             results=results,
-            evaluation=evaluation,
-            judge=judge,
-            note=settings_note(evaluation) if evaluation else "",
-            metrics=others,
-            pairs=_pairs(results),
-            gaps=any("gap_closed" in row for row in _pairs(results)),
+            evaluations=[_evaluation(one, results, len(evaluations) > 1) for one in evaluations],
             comparison=comparison,
             chooses=METRICS[comparison["over"]][comparison["metric"]] if comparison else None,
+            nouns=NOUNS,
+        )
+    )
+
+
+def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bool) -> Markup:
+    """A part of the page.
+
+    several: whether it is one of several, so that its task is to be named.
+    """
+    judge, *others = metrics_of(evaluation).values()
+    pairs = _pairs(evaluation, results["student"])
+    return Markup(  # the template has escaped what it shows
+        environment()
+        .get_template("evaluation.html.jinja")
+        .render(
+            results=results,
+            evaluation=evaluation,
+            several=several,
+            judge=judge,
+            note=settings_note(evaluation),
+            metrics=others,
+            pairs=pairs,
+            gaps=any("gap_closed" in row for row in pairs),
             measures=PER_CLASS,
             nouns=NOUNS,
             points=METRICS["classes"]["accuracy"],
@@ -43,13 +62,11 @@ def render_report(results: dict[str, Any]) -> str:
     )
 
 
-def _pairs(results: dict[str, Any]) -> list[dict[str, Any]]:
+def _pairs(evaluation: dict[str, Any], student: str) -> list[dict[str, Any]]:
     """Comparisons of each student with each other model, the shipped student first; a pair of
     students appears once."""
-    evaluation = last_evaluation(results)
-    rows = evaluation["comparisons"] if evaluation else []
     shown: list[dict[str, Any]] = []
-    for row in sorted(rows, key=lambda row: row["student"] != results["student"]):
+    for row in sorted(evaluation["comparisons"], key=lambda row: row["student"] != student):
         if not any((row["other"], row["student"]) == (r["student"], r["other"]) for r in shown):
             shown.append(row)
     return shown

@@ -49,12 +49,6 @@ def last_evaluations(results: dict[str, Any]) -> list[dict[str, Any]]:
     return list(last.values()) if own is None else [own]
 
 
-def last_evaluation(results: dict[str, Any]) -> dict[str, Any] | None:
-    """The last of these."""
-    found = last_evaluations(results)
-    return found[-1] if found else None
-
-
 def left_out(results: dict[str, Any]) -> dict[str, str]:
     """The teachers that expertise phases of the shipped student's task have left out, and why."""
     records = [r for r in results["phases"] if PHASES[r["kind"]].makes == "expertise"]

@@ -104,6 +104,8 @@ def test_one_student_learns_the_types_of_all_experts(
         for phase in ("cached", "live")
     }
     assert losses["live"] == pytest.approx(losses["cached"], rel=1e-4) and len(losses["live"]) > 10
+    page = done.report.read_text()
+    assert "Entity F1 on animal, test" in page and "Entity F1 on food, test" in page
     assert "On animal: " in done.results["verdict"] and "On food: " in done.results["verdict"]
 
 
