@@ -82,6 +82,8 @@ class Toys:
         """Folders with the splits, columns and labels that the recipe reads."""
         data = task["data"]
         labels = task.get("labels") or TOY_LABELS
+        if task["type"] == "regression":
+            labels = [0.0, 0.3, 0.8]
         of_words = task["type"] == "token-classification"
         sections = {key: s for key, s in data["splits"].items() if not isinstance(s, str)}
         read = {phase["split"] for phase in phases if phase.get("split")}
@@ -100,7 +102,7 @@ class Toys:
                 self.write(there / "train.jsonl", section["columns"], names, of_words)
                 section |= {"path": str(there), "config": None, "split": "train", "limit": None}
 
-    def write(self, file: Path, columns: Section, labels: list[str], of_words: bool) -> None:
+    def write(self, file: Path, columns: Section, labels: list[Any], of_words: bool) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file, "w", encoding="utf-8") as lines:
             for number in range(ROWS.get(file.stem, OTHERS)):
