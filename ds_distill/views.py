@@ -1,7 +1,7 @@
 """What a model reads of a batch: padded, or its examples end to end.
 
 Shapes: B examples, S tokens of a padded view, T of a packed one, n rows (B for a sequence-level
-task, else the masked tokens of all examples).
+task, else the masked tokens of all examples, or of each example two: an answer's start and end).
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ class PaddedView:
     """int64 [B, S], for models that have them."""
     positions: torch.Tensor | None = None
     """int64 [n]: flattened positions b * S + s of the rows. None: each example is a row."""
+    candidates: torch.Tensor | None = None
+    """bool [B, S]: where an answer may start and end. Each example then has two rows, whose classes
+    are the S tokens."""
 
     def __post_init__(self) -> None:
         """Raises ValueError when the shapes do not fit each other."""
@@ -42,7 +45,8 @@ class PaddedView:
     def example_indices(self) -> torch.Tensor:
         """int64 [n]: the example of each row."""
         if self.positions is None:
-            return torch.arange(self.num_examples, device=self.input_ids.device)
+            every = torch.arange(self.num_examples, device=self.input_ids.device)
+            return every if self.candidates is None else every.repeat_interleave(2)
         return self.positions // self.input_ids.shape[1]
 
     def tokens(self) -> list[np.ndarray]:
@@ -64,6 +68,7 @@ class PaddedView:
             self.attention_mask.to(device, non_blocking=True),
             _to(self.token_type_ids, device),
             _to(self.positions, device),
+            _to(self.candidates, device),
         )
 
 
@@ -87,6 +92,8 @@ class PackedView:
     """int64 [T], for models that have them."""
     positions: torch.Tensor | None = None
     """int64 [n]: positions in [0, T) of the rows. None: each example is a row."""
+    candidates: torch.Tensor | None = None
+    """bool [T]: as of a padded view."""
 
     @staticmethod
     def of(view: PaddedView) -> PackedView:
@@ -104,6 +111,7 @@ class PackedView:
             max_seqlen=int(lengths.max()),
             token_type_ids=None if types is None else types[real],
             positions=positions,
+            candidates=None if view.candidates is None else view.candidates[real],
         )
 
     @property
@@ -119,7 +127,8 @@ class PackedView:
     def example_indices(self) -> torch.Tensor:
         """int64 [n]: the example of each row."""
         if self.positions is None:
-            return torch.arange(self.num_examples, device=self.input_ids.device)
+            every = torch.arange(self.num_examples, device=self.input_ids.device)
+            return every if self.candidates is None else every.repeat_interleave(2)
         return torch.searchsorted(self.cu_seqlens[1:].long(), self.positions, right=True)
 
     def to(self, device: torch.device | str) -> PackedView:
@@ -131,6 +140,7 @@ class PackedView:
             self.max_seqlen,
             _to(self.token_type_ids, device),
             _to(self.positions, device),
+            _to(self.candidates, device),
         )
 
 

@@ -137,7 +137,7 @@ class Data:
     def _pairs(self) -> Iterator[str]:
         """Pairs of texts, where long texts are to be split."""
         for split, data in self._read.items():
-            if not self.task.cuts and "text_b" in data.column_names:
+            if self.task.can_split and not self.task.cuts and "text_b" in data.column_names:
                 at = self.task.location
                 yield (
                     f"{at}.long=split: the examples of split {split!r} are pairs of texts, and "

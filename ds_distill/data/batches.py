@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ds_distill.data.labels import is_labelled
+from ds_distill.data.question_windows import Windows
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.validation_split import groups_of
 from ds_distill.data.words import NO_TOKEN, Words
@@ -32,8 +33,9 @@ class Examples:
     keys: torch.Tensor
     """int64 [N, 2]."""
     labels: np.ndarray
-    """int64 [R]: class ids; or [N, L]: of each label whether an example has it. -1 where there is
-    none. Or float32 [N]: numbers, NaN where an example has none."""
+    """int64 [R]: class ids; or [N, L]: of each label whether an example has it; or [N, 2]: where
+    the answer in a window starts and ends. -1 where there is none. Or float32 [N]: numbers, NaN
+    where an example has none."""
     groups: torch.Tensor | None = None
     """int64 [N, 2], where parts and folds are assigned by a group, e.g. the source file, and
     not by the example's own key."""
@@ -41,6 +43,8 @@ class Examples:
     """Whether each example is a pair of texts."""
     words: Words | None = None
     """Where each example is a list of words."""
+    windows: Windows | None = None
+    """Where each example is a window of a question's context."""
 
     @staticmethod
     def of(split: datasets.Dataset) -> Examples:
@@ -50,8 +54,9 @@ class Examples:
         pairs = "text_b" in split.column_names
         words = Words.of(split) if "words" in split.column_names else None
         labels = columns["label"][:] if words is None else np.concatenate(columns["label"][:])
+        windows = Windows.of(split) if "begins" in split.column_names else None
         labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
-        return Examples(torch.from_numpy(keys), labels, grouped, pairs, words)
+        return Examples(torch.from_numpy(keys), labels, grouped, pairs, words, windows)
 
     @property
     def group_keys(self) -> torch.Tensor:
@@ -95,8 +100,9 @@ class Examples:
         chosen = torch.from_numpy(indices)
         groups = None if self.groups is None else self.groups[chosen]
         words = None if self.words is None else self.words.at(indices)
+        windows = None if self.windows is None else self.windows.at(indices)
         labels = self.labels[self.rows_of(indices)]
-        return Examples(self.keys[chosen], labels, groups, self.pairs, words)
+        return Examples(self.keys[chosen], labels, groups, self.pairs, words, windows)
 
 
 class Collator(Protocol):
@@ -212,6 +218,44 @@ class WordCollator:
             },
             epoch=epoch,
             signals=cached,
+        )
+
+
+class SpanCollator:
+    """Batches of questions with windows of their contexts: of each two rows, where the answer
+    starts and where it ends. The classes of a row are the tokens of its view."""
+
+    def __init__(
+        self,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        packed: Collection[str] = (),
+    ) -> None:
+        """See `SequenceCollator`. All tables are of the same tokens."""
+        self._examples, self._tables = examples, dict(tables)
+        self._packed = frozenset(packed)
+        self.lengths = SequenceCollator(examples, tables).lengths
+
+    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
+        """See `Collator`."""
+        dummy = len(indices) == 0
+        chosen = np.zeros(1, dtype=np.int64) if dummy else indices
+        examples = self._examples.at(chosen)
+        assert examples.windows is not None, "examples of windows"
+        views: dict[int, PaddedView] = {}
+        for table in self._tables.values():
+            if id(table) not in views:
+                view = table.view(chosen)
+                candidates = examples.windows.candidates(view.input_ids.shape[1])
+                views[id(table)] = replace(view, candidates=torch.from_numpy(candidates))
+        labels = torch.from_numpy(examples.labels).flatten()
+        every = torch.arange(0 if dummy else len(labels))
+        return Batch(
+            keys=examples.keys.repeat_interleave(2, dim=0),
+            views=views_by_model(self._tables, views, self._packed),
+            labels=torch.where(labels < 0, -100, labels),
+            row_sets={"all": every, "labelled": every[labels[every] >= 0]},
+            epoch=epoch,
         )
 
 

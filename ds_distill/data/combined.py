@@ -11,7 +11,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from ds_distill.data import docstrings
+from ds_distill.data import docstrings, questions
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.keys import hash_keys
 from ds_distill.data.labels import is_labelled, label_array
@@ -174,10 +174,11 @@ class _Other:
         self._name, self._split, self._combined = name, split, combined
         self._key = f"task.data.splits.{name}" + ("" if number is None else f".{number}")
         self._labelled = task.has_labels and split.labels != "none" and split.randomise is None
-        if task.has_numbers and isinstance(split.labels, dict):
+        if (task.has_numbers or task.of_questions) and isinstance(split.labels, dict):
+            what = "numbers" if task.has_numbers else "answers"
             raise UserError(
                 f"{self._key}.labels: maps labels to this task's, and with task.type={task.type} "
-                "they are numbers. Take the key out, or read no labels with "
+                f"they are {what}. Take the key out, or read no labels with "
                 f"{self._key}.labels=none."
             )
         data = task.data.model_copy(
@@ -189,14 +190,15 @@ class _Other:
                 **{"folds": None, "per_class": {}, "limit": {}},
             }
         )
-        if task.of_words and split.randomise is not None:
+        if (task.of_words or task.of_questions) and split.randomise is not None:
+            what = "lists of words" if task.of_words else "questions with a context"
             raise UserError(
-                f"{self._key}.randomise: random texts are no lists of words, which "
+                f"{self._key}.randomise: random texts are no {what}, which "
                 f"task.type={task.type} needs. Take the key out."
             )
         there = (
             task.model_copy(update={"data": data, **({"labels": None} if task.has_classes else {})})
-            if self._labelled
+            if self._labelled or task.of_questions
             else (Untagged if task.of_words else MaskedLM)(data=data)  # reads no labels
         )
         with self._located():
@@ -224,6 +226,8 @@ class _Other:
                 return randomised(data, self._split.randomise, self._combined.cache_folder)
             if self._combined.task.of_words:
                 return self._with_tags(data) if self._labelled and has_labels(data) else data
+            if self._combined.task.of_questions:
+                return data if self._labelled else _without_answers(data)
             labels = np.asarray(data.with_format("numpy")["label"][:])
             if not self._labelled:
                 return _with_labels(data, np.full(len(data), -1, dtype=np.int64))
@@ -350,6 +354,14 @@ def fold_numbers(group_keys: np.ndarray, number: int) -> np.ndarray:
     group_keys: int64 [N, 2], see `Examples.group_keys`.
     """
     return (hash_keys(group_keys, FOLD) & (2**63 - 1)) % number + 1
+
+
+def _without_answers(data: datasets.Dataset) -> datasets.Dataset:
+    """Questions of an unlabelled split."""
+    nothing = pa.nulls(len(data), questions.EXAMPLES.field("answers").type)
+    data = data.remove_columns("answers").add_column("answers", nothing)
+    data = _with_labels(data, np.full(len(data), -1, dtype=np.int64))
+    return data.select_columns(questions.EXAMPLES.names)
 
 
 def _with_labels(data: datasets.Dataset, labels: np.ndarray) -> datasets.Dataset:

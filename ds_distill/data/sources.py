@@ -19,7 +19,7 @@ import datasets
 import numpy as np
 import xxhash
 
-from ds_distill.data import docstrings, words
+from ds_distill.data import docstrings, questions, words
 from ds_distill.data.examples import build_once, convert, keep_per_class
 from ds_distill.data.keys import content_keys
 from ds_distill.data.labels import distinct_labels, is_labelled
@@ -125,7 +125,7 @@ class Source(ABC):
                     f"task.data.limit.{split} instead."
                 )
             classes = _numpy(data, "class" if hidden else "label")
-            if self.task.has_numbers or (classes[0] < 0 and not self.task.has_classes):
+            if not hidden and not self.task.has_classes:
                 raise UserError(
                     f"task.data.per_class.{split}: caps the examples of each class, and "
                     f"task.type={self.task.type} has no classes. Take the key out."
@@ -139,7 +139,7 @@ class Source(ABC):
             keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)
             one_class = np.zeros(len(data), dtype=np.int64)
             data = data.select(keep_per_class(one_class, keys, limit))
-        names = ("text", "text_b", "words", "label", "key_hi", "key_lo", "group")
+        names = ("text", "text_b", "words", "answers", "label", "key_hi", "key_lo", "group")
         return data.select_columns([name for name in names if name in data.column_names])
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
@@ -236,6 +236,8 @@ class ReaderSource(Source):
         reader = self._reader(split)
         columns = self._columns(reader)
         present = reader.columns()
+        if self.task.of_questions:
+            return self._questions(reader)
         of_words = self._word_columns(reader) if self.task.of_words else None
         for key in ("tokens",) if of_words else ("text", "text_b"):
             name = of_words.words if of_words else getattr(columns, key)
@@ -259,11 +261,27 @@ class ReaderSource(Source):
         path = build_once(self.cache_folder / f"examples-{digest}.arrow", write)
         return datasets.Dataset.from_file(str(path))
 
+    def _questions(self, reader: Reader) -> datasets.Dataset:
+        columns = self.task.data.columns
+        for key in ("question", "context"):
+            name = getattr(columns, key)
+            if name not in reader.columns():
+                raise _missing_column(reader, key, name)
+        state = [VERSION, reader.fingerprint(), columns.model_dump(), "questions"]
+        digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
+        path = build_once(
+            self.cache_folder / f"examples-{digest}.arrow",
+            lambda path: questions.convert(reader, columns, path),
+        )
+        return datasets.Dataset.from_file(str(path))
+
     def _word_columns(self, reader: Reader) -> WordColumns:
         return WordColumns.of(self.task.data.columns, reader.columns())
 
     def _label_key(self, reader: Reader) -> str:
         """The key of `columns` that names the labels' column."""
+        if self.task.of_questions:
+            return "answers"
         if not self.task.of_words:
             return "label"
         return "spans" if self._word_columns(reader).in_text else "tags"
@@ -278,6 +296,8 @@ class ReaderSource(Source):
             columns = self._columns(reader)
             names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
             of_words = self._word_columns(reader) if self.task.of_words else None
+            if self.task.of_questions:
+                names = [columns.question, columns.context]
             rows = reader.rows([of_words.words] if of_words else names)
             while len(found) < len(keys) and (batch := list(islice(rows, BATCH))):
                 if of_words:
@@ -311,7 +331,7 @@ class DocstringSource(Source):
         super().__init__(task, cache_folder)
         data = task.data
         packages = docstrings.parse_packages(data.path)
-        if task.many_labels or task.of_words or task.has_numbers:
+        if task.many_labels or task.of_words or task.has_numbers or task.of_questions:
             raise UserError(
                 f"task.type={task.type}: a docstring has one label, its package. Take "
                 "task.type=single-label, or other data."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -66,6 +66,38 @@ def predict_all(
         name: Signals(parts.pop("logits"), parts, classes.get(name))
         for name, parts in summed.items()
     }
+
+
+def best_of_each(
+    engine: Engine,
+    collate: Collator,
+    models: Sequence[str],
+    batch_size: int,
+    best: Callable[[torch.Tensor], torch.Tensor],
+    bar: AbstractContextManager[Bar] | None = None,
+) -> dict[str, torch.Tensor]:
+    """What `best` makes of the logits of each of N examples, on the CPU of every rank: float32
+    [N, ...]. For logits whose classes are not the same in all batches.
+
+    best: (a batch's logits [n, C]) -> float32 [B, ...], of each example. batch_size: examples per
+        rank and forward pass.
+    """
+    found: dict[str, torch.Tensor] = {}
+    batches = plan_once(collate.lengths, batch_size * engine.world.size)
+    shares = [split_batch(batch, 1, engine.world.size, engine.world.rank)[0] for batch in batches]
+    with bar or nullcontext() as progress:
+        for batch, mine, inputs in zip(batches, shares, prefetch(collate, shares), strict=True):
+            for name, signals in engine.predict(inputs, models).items():
+                values = best(signals.logits).cpu()
+                if name not in found:
+                    found[name] = torch.zeros(len(collate.lengths), *values.shape[1:])
+                if len(mine):
+                    found[name][torch.from_numpy(mine)] = values
+            if progress:
+                progress.advance(len(batch))
+    world = engine.world
+    # Each example ran on one rank and is zero on the others.
+    return {name: world.sum(part.to(world.device)).cpu() for name, part in found.items()}
 
 
 def score_tokens(

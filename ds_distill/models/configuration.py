@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
 )
@@ -37,6 +38,9 @@ MASKED_LM_FAMILIES = (
     *("xlm-roberta", "xlm-roberta-xl", "yoso"),
 )
 """Model types with a masked-LM head that `encoder.vocabulary_head` supports."""
+
+_OTHER_ANSWER_HEADS = ("big_bird", "flaubert", "longformer", "xlm", "xlnet")
+"""Model types whose answers come by a beam search, or from more than the last states."""
 
 _POSITIONS_BEHIND_PADDING = ("roberta", "camembert", "longformer", "data2vec-text", "mpnet")
 """Model types, or parts of them, whose first position is the padding id + 1, like RoBERTa."""
@@ -232,6 +236,25 @@ def check_token_classifier(
         raise UserError(
             f"model {reference!r}: its tokenizer ({type(tokenizer).__name__}) does not say which "
             "word a token is of, which task.type=token-classification needs. Use one of the "
+            "library `tokenizers` (a tokenizer.json)."
+        )
+
+
+def check_question_answerer(
+    reference: str, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Raises UserError for a model that transformers has no plain head for extractive questions
+    for, or whose tokenizer does not say which characters a token is of."""
+    kind = config.model_type
+    if kind not in MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES or kind in _OTHER_ANSWER_HEADS:
+        raise UserError(
+            f"model {reference!r} ({kind}) cannot find answers: transformers has no head for it "
+            "that gives each token a start and an end. Use a model like BERT, RoBERTa or DeBERTa."
+        )
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"model {reference!r}: its tokenizer ({type(tokenizer).__name__}) does not say which "
+            "characters a token is of, which task.type=extractive-qa needs. Use one of the "
             "library `tokenizers` (a tokenizer.json)."
         )
 

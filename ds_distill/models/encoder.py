@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ds_distill.models.packed import packed_states
-from ds_distill.types import Signals, VocabularyHead
+from ds_distill.types import LACKING, Signals, VocabularyHead
 from ds_distill.views import PackedView, View
 
 
@@ -20,12 +20,19 @@ def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = (
 
     Without `view.positions` the model is a sequence classifier and each example is a row. With
     them it is a token classifier or a masked-LM, and its head is computed at these positions alone;
-    a masked-LM's logits only if somebody asks for them.
+    a masked-LM's logits only if somebody asks for them. With `view.candidates` it finds answers:
+    each example has two rows, start and end, with logits float32 [2B, S] over the tokens, LACKING
+    where they are no candidates, and with the state of the first token.
 
     layers: whose states at each row are wanted too, as `Signals.hidden` numbers them.
     """
     if isinstance(view, PackedView):
         return _read_packed(model, view, layers)
+    if view.candidates is not None:
+        output = model.base_model(**view.model_inputs(), output_hidden_states=bool(layers))
+        rows = _span_rows(span_logits(model, output.last_hidden_state), view.candidates)
+        firsts = {layer: output.hidden_states[layer][:, 0] for layer in layers}
+        return Signals(rows, {n: state.repeat_interleave(2, 0) for n, state in firsts.items()})
     if view.positions is None:
         output = model(**view.model_inputs(), output_hidden_states=bool(layers))
         states = {layer: output.hidden_states[layer][:, 0] for layer in layers}
@@ -45,6 +52,16 @@ def _at_positions(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor 
 
 def _read_packed(model: PreTrainedModel, view: PackedView, layers: Collection[int]) -> Signals:
     last, states = packed_states(model, view, layers)
+    if view.candidates is not None:
+        shape = (view.num_examples, view.max_seqlen)
+        of_token = torch.arange(len(view.input_ids), device=last.device)
+        at = torch.searchsorted(view.cu_seqlens[1:].long(), of_token, right=True), view.position_ids
+        scores = span_logits(model, last)
+        padded = scores.new_zeros(*shape, 2).index_put(at, scores)
+        candidates = view.candidates.new_zeros(shape).index_put(at, view.candidates)
+        firsts = {layer: state[view.cu_seqlens[:-1].long()] for layer, state in states.items()}
+        rows = _span_rows(padded, candidates)
+        return Signals(rows, {n: state.repeat_interleave(2, 0) for n, state in firsts.items()})
     positions = view.cu_seqlens[:-1].long() if view.positions is None else view.positions
     hidden = {layer: state[positions] for layer, state in states.items()}
     if view.positions is None:
@@ -88,6 +105,32 @@ def token_logits(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
             "dropout and classifier"
         )
     for name in ("head", "drop", "dropout", "classifier"):
+        states = parts[name](states) if name in parts else states
+    return states
+
+
+def _span_rows(logits: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    """[B, S, 2] to float32 [2B, S], LACKING where bool [B, S] is False."""
+    rows = logits.float().masked_fill(~candidates[:, :, None], LACKING)
+    return rows.transpose(1, 2).flatten(0, 1)
+
+
+def span_logits(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
+    """The logits of an answer's start and end by a model's own head at last states [..., H]:
+    [..., 2].
+
+    Raises TypeError for a model whose head is not known: other than dropout and a projection,
+    ModernBERT's with a layer before them.
+    """
+    parts = {name: part for name, part in model.named_children() if name != model.base_model_prefix}
+    last = {"qa_outputs", "classifier"} & parts.keys()
+    if len(last) != 1 or not parts.keys() <= {*last, "head", "drop", "dropout"}:
+        raise TypeError(
+            f"{type(model).__name__} has no head for extractive questions that is known here: "
+            "encoders such as BERT, RoBERTa, DeBERTa and ModernBERT have one, with the part "
+            "qa_outputs"
+        )
+    for name in ("head", "drop", "dropout", *last):
         states = parts[name](states) if name in parts else states
     return states
 

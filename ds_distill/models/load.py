@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedModel,
@@ -92,6 +93,30 @@ def load_token_classifier(
     )
     if not new_head and missing:
         raise _no_head(reference, missing, labels)
+    if layers is not None:
+        keep_layers(model, layers)
+    return model
+
+
+def load_question_answerer(
+    reference: str,
+    *,
+    revision: str | None = None,
+    layers: list[int] | None = None,
+    new_head: bool,
+    seed: int = 0,
+    attention: str | None = None,
+) -> PreTrainedModel:
+    """A model for extractive questions in fp32; arguments and errors as in `load_classifier`."""
+    model, missing = _load(
+        AutoModelForQuestionAnswering, reference, revision, seed=seed, attention=attention
+    )
+    if not new_head and missing:
+        raise UserError(
+            f"model {reference!r}: the checkpoint has no weights for {_some(missing)}, so it was "
+            "not trained on extractive questions. Fine-tune it first (a fine-tune phase before "
+            "the one that uses it), or use a fine-tuned checkpoint."
+        )
     if layers is not None:
         keep_layers(model, layers)
     return model

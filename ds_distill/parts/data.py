@@ -29,6 +29,14 @@ class Columns(Section):
     spans: str = "spans"
     """Of token classification: the entities in `text`, a list of {start, end, type}: first
     character, and the one after the last. Absent in unlabelled splits."""
+    question: str = "question"
+    """Of extractive QA: the question."""
+    context: str = "context"
+    """Of extractive QA: the text in which its answer is."""
+    answers: str = "answers"
+    """Of extractive QA: the right answers, a list of {text, start}: `text` stands in the context
+    from character `start` on; or {text: [...], answer_start: [...]}, as SQuAD has them on the hub.
+    Absent in unlabelled splits."""
 
 
 class Randomise(Section):

@@ -98,7 +98,7 @@ class ConfiguredEntry(Entry):
     """What else can be wrong with the settings. Imports no torch."""
 
 
-Over = Literal["classes", "labels", "words", "masked tokens", "numbers"]
+Over = Literal["classes", "labels", "words", "answers", "masked tokens", "numbers"]
 """What a metric is over: the kind of the task's predictions."""
 
 
@@ -122,6 +122,8 @@ class TaskEntry(ConfiguredEntry):
     that cannot have such a head."""
     pipeline: str
     """The pipeline of transformers that a model of it runs in."""
+    imports: str = "pipeline"
+    """What of transformers `usage` needs."""
     usage: Callable[[Any, bool], list[str]]
     """(settings, whether its examples are pairs of texts) -> lines of Python that use a student in
     its folder."""
@@ -203,8 +205,8 @@ class MetricEntry(ConfiguredEntry):
     """A number of a model on a split. `settings` is a `MetricSettings`; the implementation is a
     class derived from `ds_distill.evaluation.metric.Metric`, which is made of (settings, labels)
     and reads what its `over` names: `ClassPredictions`, `LabelPredictions`, `TokenScores` or
-    `NumberPredictions` of `ds_distill.evaluation.predictions`, or `TagPredictions` of
-    `ds_distill.evaluation.words`."""
+    `NumberPredictions` of `ds_distill.evaluation.predictions`, `TagPredictions` of
+    `ds_distill.evaluation.words`, or `AnswerPredictions` of `ds_distill.evaluation.answers`."""
 
     over: Over
     title: str

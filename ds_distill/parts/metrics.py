@@ -145,6 +145,41 @@ class WordF1(MetricSettings):
     name: Literal["word_f1"] = "word_f1"
 
 
+class ExactMatch(MetricSettings):
+    """Share of the questions whose answer is one of the right ones, but for case, punctuation,
+    articles and white space (SQuAD's exact match)."""
+
+    name: Literal["exact_match"] = "exact_match"
+
+
+class SquadF1(MetricSettings):
+    """Mean over the questions of the F1 of the answer's words, with that right answer which gives
+    the most (SQuAD's F1)."""
+
+    name: Literal["squad_f1"] = "squad_f1"
+
+
+class StrictAccuracy(MetricSettings):
+    """Share of the questions whose best answer is one of the right ones, but for case and white
+    space (BioASQ, factoid questions)."""
+
+    name: Literal["strict_accuracy"] = "strict_accuracy"
+
+
+class LenientAccuracy(MetricSettings):
+    """Share of the questions of which one of the five best answers is right (BioASQ),
+    compared likewise."""
+
+    name: Literal["lenient_accuracy"] = "lenient_accuracy"
+
+
+class MRR(MetricSettings):
+    """Mean reciprocal rank: mean over the questions of 1 / the rank of the first right one among
+    the five best answers, 0 without one (BioASQ), compared likewise."""
+
+    name: Literal["mrr"] = "mrr"
+
+
 class Loss(MetricSettings):
     """Mean cross-entropy of the masked tokens, in nats."""
 
@@ -334,6 +369,26 @@ _WORDS = (
     ),
 )
 
+_ANSWERS = tuple(
+    MetricEntry(
+        name=name,
+        over="answers",
+        settings=settings,
+        implementation=f"ds_distill.evaluation.answers:{settings.__name__}",
+        title=title,
+        hub_name=hub_name,
+        shown=shown,
+        reported=True,
+    )
+    for name, settings, title, hub_name, shown in (
+        ("squad_f1", SquadF1, "SQuAD F1", "f1", ".1%"),
+        ("exact_match", ExactMatch, "exact match", "exact_match", ".1%"),
+        ("strict_accuracy", StrictAccuracy, "strict accuracy", "accuracy", ".1%"),
+        ("lenient_accuracy", LenientAccuracy, "lenient accuracy", None, ".1%"),
+        ("mrr", MRR, "MRR", None, ".3f"),
+    )
+)
+
 _MASKED_TOKENS = (
     MetricEntry(
         name="accuracy",
@@ -401,6 +456,7 @@ METRICS: dict[Over, dict[str, MetricEntry]] = {
     "classes": {entry.name: entry for entry in _CLASSES},
     "labels": {entry.name: entry for entry in _LABELS},
     "words": {entry.name: entry for entry in _WORDS},
+    "answers": {entry.name: entry for entry in _ANSWERS},
     "masked tokens": {entry.name: entry for entry in _MASKED_TOKENS},
     "numbers": {entry.name: entry for entry in _NUMBERS},
 }

@@ -116,6 +116,16 @@ def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Ite
         )
 
 
+def _logit_mse_mistakes(settings: LogitMSELoss, context: Context) -> Iterator[str]:
+    task = context.task
+    if task.of_questions:
+        yield (
+            f"{context.location}: takes a mean over classes, and with "
+            f"{task.location}.type={task.type} these are the tokens of a window, of which each row "
+            "has another number. Take kl."
+        )
+
+
 TERMS: dict[str, TermEntry] = {
     entry.name: entry
     for entry in (
@@ -143,6 +153,7 @@ TERMS: dict[str, TermEntry] = {
             settings=LogitMSELoss,
             implementation="ds_distill.losses.logits:LogitMSE",
             needs=Needs(teachers=1, logits=True),
+            mistakes=_logit_mse_mistakes,
         ),
         TermEntry(
             name="hidden_mse",

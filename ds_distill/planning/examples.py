@@ -40,8 +40,9 @@ def split_facts(recipe: Recipe, task: TaskSettings, split: str) -> SplitFacts:
         return SplitFacts(split, None, task.max_length, str(error).splitlines()[0][:160])
     sample = data.select(np.linspace(0, len(data) - 1, min(_SAMPLE, len(data))).astype(int))
     lengths = example_lengths(sample, tokenizer)
-    if task.can_split and not task.cuts:
-        windows = np.ceil(lengths / task.max_length)
-        tokens = float(lengths.sum() / windows.sum())
+    if not task.cuts:
+        more = np.maximum(lengths - task.max_length, 0) / (task.max_length - task.overlap)
+        windows = 1 + np.ceil(more)
+        tokens = float((lengths + (windows - 1) * task.overlap).sum() / windows.sum())
         return SplitFacts(split, round(len(data) * float(windows.mean())), tokens)
     return SplitFacts(split, len(data), float(np.minimum(lengths, task.max_length).mean()))

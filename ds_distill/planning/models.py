@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import importlib.resources
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PreTrainedConfig,
@@ -70,9 +71,11 @@ class PlannedModel:
     """Whether the configuration is the one that comes with ds_distill, because the model's own
     could not be read."""
     classes: int | None
-    """Outputs of a classifier; None for a masked-LM."""
+    """Outputs of a classifier; None for others."""
     of_words: bool = False
     """Whether it classifies tokens."""
+    of_questions: bool = False
+    """Whether it finds answers; else what is no classifier is a masked-LM."""
 
     def build(
         self,
@@ -95,6 +98,8 @@ class PlannedModel:
             kind, config.num_labels = AutoModelForSequenceClassification, self.classes
         if self.of_words:
             kind = AutoModelForTokenClassification
+        if self.of_questions:
+            kind = AutoModelForQuestionAnswering
         attention = (FUSED if device == "meta" else None) if fused else "eager"
         with torch.device(device):
             try:
@@ -172,6 +177,7 @@ def planned_model(
     layers: Collection[int] | None = None,
     classes: int | None,
     of_words: bool = False,
+    of_questions: bool = False,
 ) -> PlannedModel:
     """A model of a recipe. Where its configuration cannot be read, such as a hub model's without a
     network, it is the one that comes with ds_distill, if there is one.
@@ -194,7 +200,7 @@ def planned_model(
     check_encoder(reference, config)
     if layers is not None:
         config.num_hidden_layers = len(layers)
-    return PlannedModel(name, reference, config, shipped, classes, of_words)
+    return PlannedModel(name, reference, config, shipped, classes, of_words, of_questions)
 
 
 def cost(model: PlannedModel, of: Pass) -> Cost:
@@ -243,6 +249,8 @@ def view_of(of: Pass, device: str) -> PaddedView:
 
 def run_pass(built: PreTrainedModel, view: PaddedView, of: Pass) -> None:
     """A pass through a prepared model."""
+    if type(built).__name__.endswith("ForQuestionAnswering"):
+        view = replace(view, candidates=view.attention_mask.bool())
     with torch.set_grad_enabled(of.trains):
         signals = read_signals(built, view)
         head = signals.head

@@ -128,6 +128,7 @@ class Planner:
                 layers=layers,
                 classes=classes,
                 of_words=task.of_words,
+                of_questions=task.of_questions,
             )
         return self._models[key]
 

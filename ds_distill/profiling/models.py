@@ -17,7 +17,12 @@ from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import class_names
-from ds_distill.models.load import load_classifier, load_masked_lm, load_token_classifier
+from ds_distill.models.load import (
+    load_classifier,
+    load_masked_lm,
+    load_question_answerer,
+    load_token_classifier,
+)
 from ds_distill.parts.phases.evaluate import START
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.references import resolve_model
@@ -138,6 +143,8 @@ def _load(recipe: Recipe, run: RunFolder, task: str, name: str) -> PreTrainedMod
     else:
         given = recipe.teachers[name]
         reference, revision = resolve_model(given.model, recipe.models_folder), given.revision
+    if recipe.tasks_by_name[task].of_questions:
+        return load_question_answerer(reference, new_head=False, revision=revision)
     if recipe.tasks_by_name[task].over_vocabulary:
         return load_masked_lm(reference, new_head=False, revision=revision)
     labels = class_names(load_config(reference, revision))

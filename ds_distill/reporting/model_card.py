@@ -44,7 +44,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "Run in this folder (elsewhere, use its path or its hub id):",
         "",
         "```python",
-        "from transformers import pipeline",
+        f"from transformers import {TASKS[task.type].imports}",
         "",
         *TASKS[task.type].usage(task, _trained_on_pairs(results)),
         "```",
@@ -191,7 +191,12 @@ def _table(evaluation: dict[str, Any]) -> list[str]:
     metrics = metrics_of(evaluation)
     measure = PER_CLASS.get(evaluation["over"])
     labels = first["per_class"] if measure else {}
-    if "tokens" in first:
+    if "windows" in first:
+        about = (
+            f"On {first['examples']:,} questions of a split that was not used to make the models; "
+            f"contexts were read in {first['windows']:,} windows."
+        )
+    elif "tokens" in first:
         about = (
             f"On {first['tokens']:,} masked tokens of {first['examples']:,} examples, the same for "
             "all models. The split was not used to make them."

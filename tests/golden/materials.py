@@ -22,6 +22,7 @@ SINGLE_LABEL = {"train": 240, "validation": 240, "transfer": 240, "test": 240}
 REGRESSION = {"train": 200, "validation": 40, "test": 120}
 MASKED_LM = {"train": 160, "validation": 40, "test": 120}
 WORDS = {"train": 160, "test": 120}
+QUESTIONS = {"train": 200, "test": 240}
 """Examples by split."""
 
 STRAY = 0.3
@@ -30,13 +31,15 @@ STRAY = 0.3
 
 def write_materials(folder: Path) -> None:
     """single-label/ (jsonl, transfer without labels), masked-lm/ (a text a line), words/ (lists of
-    words with tags), regression/ (tsv, pairs), model/ (a BERT of two layers, 32 wide, that knows
-    no more than these words) and model-of-letters/ (one that reads them letter by letter)."""
+    words with tags), regression/ (tsv, pairs), questions/ (with contexts), model/ (a BERT of two
+    layers, 32 wide, that knows no more than these words) and model-of-letters/ (one that reads them
+    letter by letter)."""
     draw = random.Random(0)
     write_single_label(folder / "single-label", draw)
     write_masked_lm(folder / "masked-lm", draw)
     write_words(folder / "words", draw)
     write_regression(folder / "regression", random.Random(1))
+    write_questions(folder / "questions", random.Random(2))
     write_model(folder / "model", [*FILLERS.split(), *" ".join(TOPICS.values()).split()])
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     write_model(folder / "model-of-letters", [*letters, *(f"##{letter}" for letter in letters)])
@@ -101,6 +104,26 @@ def write_words(folder: Path, draw: random.Random) -> None:
                 tagged[at:at] = zip(found, names, strict=True)
             tokens, row_tags = zip(*tagged, strict=True)
             rows.append(json.dumps({"tokens": tokens, "tags": row_tags}))
+        (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def write_questions(folder: Path, draw: random.Random) -> None:
+    """A context holds an animal and a food; a question asks for one of them. Each tenth context is
+    longer than a window."""
+    folder.mkdir()
+    for split, size in QUESTIONS.items():
+        rows = []
+        for number in range(size):
+            count = draw.randint(24, 40) if number % 10 == 0 else draw.randint(2, 8)
+            words = draw.choices(FILLERS.split(), k=count)
+            for topic in draw.sample(["animal", "food"], k=2):
+                words.insert(draw.randint(0, len(words)), draw.choice(TOPICS[topic].split()))
+            question, topic = draw.choice([("we saw", "animal"), ("they had", "food")])
+            [text] = (word for word in words if word in TOPICS[topic].split())
+            start = len(" ".join([*words[: words.index(text)], ""]))
+            answers = [{"text": text, "start": start}]
+            row = {"question": question, "context": " ".join(words), "answers": answers}
+            rows.append(json.dumps(row))
         (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
 
 

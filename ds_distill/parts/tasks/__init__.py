@@ -9,6 +9,7 @@ from ds_distill.parts.entry import MetricEntry, TaskEntry
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.one_of import OneOf
 from ds_distill.parts.tasks import (
+    extractive_qa,
     masked_lm,
     multi_label,
     regression,
@@ -16,6 +17,7 @@ from ds_distill.parts.tasks import (
     token_classification,
 )
 from ds_distill.parts.tasks.base import TaskSettings
+from ds_distill.parts.tasks.extractive_qa import ExtractiveQA
 from ds_distill.parts.tasks.masked_lm import MaskedLM, MaskSettings
 from ds_distill.parts.tasks.multi_label import MultiLabel
 from ds_distill.parts.tasks.regression import Regression
@@ -26,6 +28,7 @@ __all__ = [
     "TASKS",
     "Columns",
     "Data",
+    "ExtractiveQA",
     "MaskSettings",
     "MaskedLM",
     "MultiLabel",
@@ -45,6 +48,7 @@ TASKS: dict[str, TaskEntry] = {
         multi_label.ENTRY,
         regression.ENTRY,
         token_classification.ENTRY,
+        extractive_qa.ENTRY,
         masked_lm.ENTRY,
     )
 }

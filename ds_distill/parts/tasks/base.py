@@ -30,6 +30,10 @@ class TaskSettings(Section):
     over_vocabulary: ClassVar[bool] = False
     """Whether models predict distributions over a vocabulary, which a cache keeps by a codec."""
 
+    of_questions: ClassVar[bool] = False
+    """Whether an example is a question about a context, and its label a span of that: the classes
+    of a row are then the tokens of a window, so that rows have unlike numbers of them."""
+
     can_split: ClassVar[bool] = False
     """Whether `long: split` can be set."""
 
@@ -38,7 +42,7 @@ class TaskSettings(Section):
     @property
     def has_labels(self) -> bool:
         """Whether the labels of rows are read."""
-        return self.has_classes or self.has_numbers
+        return self.has_classes or self.has_numbers or self.of_questions
 
     @property
     def given_labels(self) -> list[str] | None:
@@ -49,6 +53,11 @@ class TaskSettings(Section):
     def cuts(self) -> bool:
         """Whether what is longer than `max_length` is thrown away."""
         return True
+
+    @property
+    def overlap(self) -> int:
+        """Tokens of a window of a long text that stand in the window before it, too."""
+        return 0
 
     @property
     def row_share(self) -> float | None:

@@ -1,0 +1,270 @@
+"""The windows in which models read the context of a question, and where tokens stand in it.
+
+A window is a range of the context's characters, from there on an example like any other: the pair
+of the question and that text, found by its own content key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import datasets
+import numpy as np
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from ds_distill.data.keys import content_keys
+from ds_distill.data.tokenise import tokenizer_fingerprint
+from ds_distill.progress import mark
+
+VERSION = 1
+"""Part of the fingerprint: raise it when the same contexts give other windows."""
+
+NO_ANSWER = 0
+"""The position of the first token, which stands for `no answer in this window`."""
+
+_AT_ONCE = 200
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a split's questions: N of them."""
+
+    table: datasets.Dataset
+    """See `prepare`; mapped into memory."""
+    first: np.ndarray
+    """int64 [N]: the position of the first token of the context in each."""
+    tokens: np.ndarray
+    """int64 [N]: how many tokens of the context it has."""
+    question: np.ndarray
+    """int64 [N]: the number of its question in the split."""
+
+    @staticmethod
+    def of(split: datasets.Dataset) -> Windows:
+        """Of a prepared split."""
+        numbers = split.select_columns(["first", "tokens", "question"]).with_format("numpy")[:]
+        columns = [numbers[name].astype(np.int64) for name in ("first", "tokens", "question")]
+        return Windows(split, *columns)
+
+    def at(self, indices: np.ndarray) -> Windows:
+        """Some of them."""
+        return Windows(
+            self.table.select(indices),
+            self.first[indices],
+            self.tokens[indices],
+            self.question[indices],
+        )
+
+    def candidates(self, length: int) -> np.ndarray:
+        """Which of the tokens may be the start or the end of an answer, the first one for no
+        answer: bool [N, length]."""
+        position = np.arange(length)
+        last = self.first + self.tokens
+        inside = (position >= self.first[:, None]) & (position < last[:, None])
+        return inside | (position == NO_ANSWER)
+
+    @property
+    def firsts(self) -> np.ndarray:
+        """The first window of each question, in the order of the windows: int64 [Q]."""
+        return np.sort(np.unique(self.question, return_index=True)[1])
+
+
+_FEATURES = datasets.Features(
+    {
+        "text": datasets.Value("string"),
+        "text_b": datasets.Value("string"),
+        "label": datasets.List(datasets.Value("int16")),
+        "key_hi": datasets.Value("int64"),
+        "key_lo": datasets.Value("int64"),
+        "group": datasets.Value("int64"),
+        "question": datasets.Value("int64"),
+        "at": datasets.Value("int64"),
+        "first": datasets.Value("int16"),
+        "tokens": datasets.Value("int16"),
+        "begins": datasets.List(datasets.Value("int32")),
+        "ends": datasets.List(datasets.Value("int32")),
+        "answers": datasets.List(datasets.Value("string")),
+    }
+)
+
+
+def prepare(
+    examples: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    overlap: int,
+) -> datasets.Dataset:
+    """Each question with each window of its context: at most `max_length` tokens together.
+
+    examples: columns as of `questions.EXAMPLES`. overlap: tokens that windows share, at most.
+
+    The result has `text`, `text_b`, keys and `group` as any pairs, and `label`: positions of the
+    first and last token of the first right answer that the window holds whole, NO_ANSWER where it
+    holds none, -1 where answers are not known; `question`: its number; `at`: the window's first
+    character in the context; `first` and `tokens`: position of the context's first token, and how
+    many it has; `begins` and `ends`: the characters of each, in the window; `answers`: all right
+    answers to the question.
+    """
+    cutter = _Cutter(tokenizer, max_length, overlap)
+
+    def windows(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
+        mark("cuts contexts into windows")
+        rows = []
+        columns = (batch[name] for name in ("text", "text_b", "answers", "group"))
+        for number, question, context, answers, group in zip(numbers, *columns, strict=True):
+            texts = None if answers is None else [answer["text"] for answer in answers]
+            for window in cutter.windows(question, context):
+                label = [-1, -1] if answers is None else window.label(answers)
+                rows.append((window, label, number, group, texts))
+        keys = content_keys([w.question for w, *_ in rows], [w.text for w, *_ in rows])
+        found = [
+            (w.question, w.text, label, *key, group, number, w.at, w.first, *w.columns, texts)
+            for (w, label, number, group, texts), key in zip(rows, keys, strict=True)
+        ]
+        return dict(zip(_FEATURES, map(list, zip(*found, strict=True)), strict=True))
+
+    state = [VERSION, max_length, overlap, examples._fingerprint, tokenizer_fingerprint(tokenizer)]
+    return examples.map(
+        windows,
+        batched=True,
+        with_indices=True,
+        batch_size=_AT_ONCE,
+        remove_columns=examples.column_names,
+        features=_FEATURES,
+        new_fingerprint=xxhash.xxh3_64_hexdigest(str(state).encode()),
+    )
+
+
+@dataclass(frozen=True)
+class _Window:
+    question: str
+    text: str
+    at: int
+    first: int
+    spans: np.ndarray
+    """int64 [tokens, 2]: first character and end of each token of the context, in the window."""
+
+    @property
+    def columns(self) -> tuple[int, np.ndarray, np.ndarray]:
+        """`tokens`, `begins` and `ends`; see `prepare`."""
+        return len(self.spans), self.spans[:, 0], self.spans[:, 1]
+
+    def label(self, answers: list[dict[str, Any]]) -> list[int]:
+        """Positions of the first and last token of the first answer that it holds whole."""
+        for answer in answers:
+            start = answer["start"] - self.at
+            end = start + len(answer["text"])
+            if start < 0 or end > len(self.text):
+                continue
+            first, last = self.spans.T
+            here = np.flatnonzero((last > start) & (first < end) & (first < last))
+            if len(here):  # a tokenizer may drop all of an answer's characters
+                return [int(self.first + here[0]), int(self.first + here[-1])]
+        return [NO_ANSWER, NO_ANSWER]
+
+
+class _Cutter:
+    """Cuts contexts into windows. Cuts are at white space, else between tokens; each window is
+    tokenised as it will be, because a text that is cut may have other tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, overlap: int) -> None:
+        self._tokenizer, self._max_length, self._overlap = tokenizer, max_length, overlap
+        self._special = tokenizer.num_special_tokens_to_add(pair=True)
+
+    def windows(self, question: str, context: str) -> Iterator[_Window]:
+        """The windows of a context, one or more, with the question as far as it is read."""
+        question, length = self._question(question)
+        whole = self._window(question, context, 0)
+        if whole is not None:
+            yield whole
+            return
+        room = self._max_length - self._special - length
+        spans = _trimmed(context, self._spans(context))
+        begins = _cuts(context, spans, room)
+        first, reached = 0, 0  # numbers of cuts: where a window begins, where the last one ends
+        while first < len(begins) - 1:
+            end = int(np.searchsorted(begins, begins[first] + room, side="right")) - 1
+            end = max(end, first + 1)
+            window = self._between(question, spans, context, begins[first], begins[end])
+            while window is None and end > first + 1:
+                end -= 1
+                window = self._between(question, spans, context, begins[first], begins[end])
+            # What is between two cuts alone may be too long for a window: none has it.
+            if window is not None and end > reached:
+                reached = end
+                yield window
+            if end == len(begins) - 1:
+                break
+            back = int(np.searchsorted(begins, begins[end] - self._overlap, side="left"))
+            first = max(first + 1, min(back, end))
+        if not reached and (nothing := self._window(question, "", 0)) is not None:
+            yield nothing
+
+    def _question(self, question: str) -> tuple[str, int]:
+        """As much of a question as half of `max_length` holds, and its tokens."""
+        while True:
+            spans = self._spans(question)
+            if len(spans) <= self._max_length // 2:
+                return question, len(spans)
+            until = int(spans[self._max_length // 2 - 1, 1])
+            question = question[: min(until, len(question) - 1)]
+
+    def _spans(self, text: str) -> np.ndarray:
+        """First character and end of each token, without special tokens: int64 [tokens, 2]."""
+        encoded = self._tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        return np.array(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+
+    def _between(
+        self, question: str, spans: np.ndarray, context: str, first: int, end: int
+    ) -> _Window | None:
+        """The window from a token of the context up to another."""
+        start = int(spans[first, 0])
+        return self._window(question, context[start : int(spans[end - 1, 1])], start)
+
+    def _window(self, question: str, text: str, start: int) -> _Window | None:
+        """The window with a text that stands from a character of the context on; None where it is
+        too long."""
+        encoded = self._tokenizer(question, text, return_offsets_mapping=True, verbose=False)
+        if len(encoded["input_ids"]) > self._max_length:
+            return None
+        here = [at for at, part in enumerate(encoded.sequence_ids(0)) if part == 1]
+        spans = np.array([encoded["offset_mapping"][at] for at in here], dtype=np.int64)
+        first = here[0] if here else len(encoded["input_ids"]) - 1
+        return _Window(question, text, start, first, _trimmed(text, spans.reshape(-1, 2)))
+
+
+def _trimmed(text: str, spans: np.ndarray) -> np.ndarray:
+    """Tokens without the white space that some tokenizers count to them."""
+    found = spans.copy()
+    for number, (start, end) in enumerate(spans.tolist()):
+        piece = text[start:end]
+        if piece[:1].isspace() or piece[-1:].isspace():
+            stripped = piece.strip()
+            start = start + len(piece) - len(piece.lstrip()) if stripped else end
+            found[number] = start, start + len(stripped)
+    return found
+
+
+def _cuts(context: str, spans: np.ndarray, room: int) -> np.ndarray:
+    """Numbers of the tokens before which a context may be cut, and the number of tokens: int64 [C].
+
+    room: the tokens of a window; between cuts at white space there may be more, and then it is cut
+        before any token that shares no character with the one before it.
+    """
+    between = spans[1:, 0] >= spans[:-1, 1]
+    blank = np.array(
+        [any(map(str.isspace, context[end:start])) for (_, end), (start, _) in pairwise(spans)],
+        dtype=bool,
+    )
+    words = np.concatenate([[0], 1 + np.flatnonzero(between & blank), [len(spans)]])
+    found = [0]
+    for start, end in pairwise(words.tolist()):
+        if end - start > room:
+            found += (1 + start + np.flatnonzero(between[start : end - 1])).tolist()
+        found.append(end)
+    return np.array(found, dtype=np.int64)

@@ -1,0 +1,139 @@
+"""Rows of questions about contexts, with the right answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ds_distill.data.keys import content_keys, hash_keys
+from ds_distill.data.readers import BATCH, Reader, kind_of
+from ds_distill.errors import UserError, did_you_mean
+from ds_distill.parts.data import Columns
+from ds_distill.progress import mark
+
+EXAMPLES = pa.schema(
+    [
+        ("text", pa.string()),
+        ("text_b", pa.string()),
+        ("answers", pa.list_(pa.struct([("text", pa.string()), ("start", pa.int64())]))),
+        ("label", pa.int64()),
+        ("key_hi", pa.int64()),
+        ("key_lo", pa.int64()),
+        ("group", pa.int64()),
+    ]
+)
+"""Columns of converted examples: question, context, right answers, how many these are (-1 where the
+split has none), and a hash of the context: what is said of one text belongs together in parts,
+folds and resamples."""
+
+_GROUP = 111
+"""Purpose of the hashes that are groups."""
+
+
+def convert(reader: Reader, columns: Columns, path: Path) -> None:
+    """Write a reader's rows as examples to an Arrow stream file; see `EXAMPLES`.
+
+    Raises UserError with the location of the first invalid row.
+    """
+    count = 0
+    rows = _checked(reader, columns)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, EXAMPLES) as writer:
+        while batch := list(islice(rows, BATCH)):
+            mark("reads data")
+            questions, contexts, answers = [list(column) for column in zip(*batch, strict=True)]
+            numbers = [-1 if found is None else len(found) for found in answers]
+            keys = content_keys(questions, contexts)
+            groups = hash_keys(content_keys(contexts), _GROUP)
+            values = [questions, contexts, answers, numbers, keys[:, 0], keys[:, 1], groups]
+            arrays = [pa.array(v, field.type) for v, field in zip(values, EXAMPLES, strict=True)]
+            writer.write_batch(pa.record_batch(arrays, schema=EXAMPLES))
+            count += len(batch)
+    if count == 0:
+        raise UserError(f"{reader.name}: no rows. Put at least one example there.")
+
+
+def _checked(
+    reader: Reader, columns: Columns
+) -> Iterator[tuple[str, str, list[dict[str, Any]] | None]]:
+    """Question, context and answers of each row."""
+    present = columns.answers in reader.columns()
+    first: dict[bool, str] = {}  # has answers or not -> location of the first such row
+    names = [columns.question, columns.context] + ([columns.answers] if present else [])
+    for location, row in reader.rows(names):
+        question = _text(row, columns.question, location)
+        context = _text(row, columns.context, location)
+        given = row.get(columns.answers)
+        first.setdefault(given is not None, location)
+        if len(first) > 1:
+            raise UserError(
+                f"{first[False]}: no answers in {columns.answers!r}, but {first[True]} has some. "
+                "Give every row of a split answers, or none."
+            )
+        answers = None
+        if given is not None:
+            answers = _answers(given, context, f"{location}: {columns.answers!r}")
+        yield question, context, answers
+
+
+def _text(row: dict[str, Any], name: str, location: str) -> str:
+    if name not in row:
+        present = ", ".join(map(repr, row)) or "nothing"
+        raise UserError(
+            f"{location}: no {name!r}; it has {present}.{did_you_mean(name, row)} Every row needs "
+            "it."
+        )
+    text = row[name]
+    if not isinstance(text, str):
+        raise UserError(
+            f"{location}: {name!r} must be a text, got {kind_of(text)}. Write it in quotes."
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{location}: {name!r} holds half of a surrogate pair ({text[error.start]!r}), which "
+            "is no character. Correct the text or take the row out."
+        ) from error
+    return text
+
+
+def _answers(given: Any, context: str, what: str) -> list[dict[str, Any]]:
+    """The answers of a row, where they are as they should be.
+
+    what: they are, at the start of a message.
+    """
+    if isinstance(given, dict) and {"text", "answer_start"} <= given.keys():  # as on the hub
+        pairs = zip(given["text"], given["answer_start"], strict=False)
+        given = [{"text": text, "start": start} for text, start in pairs]
+    if not isinstance(given, list):
+        raise UserError(f"{what} must be a list of {{text, start}}, got {kind_of(given)}.")
+    if not given:
+        raise UserError(
+            f"{what} is an empty list: questions without an answer in their context are not "
+            "supported. Take the row out, or write null in every row of a split without answers."
+        )
+    found = []
+    for number, answer in enumerate(given):
+        keys = ("text", "start") if isinstance(answer, dict) else ()
+        values: list[Any] = [answer.get(key) for key in keys]
+        if list(map(type, values)) != [str, int] or not values[0]:
+            raise UserError(
+                f"{what}: answer {number} must have a text and a start, got {answer!r}. Correct it "
+                "or take it out."
+            )
+        text, start = values
+        there = context[start : start + len(text)] if start >= 0 else ""
+        if there != text:
+            at = context.find(text)
+            hint = f"; it first stands at {at}" if at >= 0 else ", and nowhere else"
+            raise UserError(
+                f"{what}: answer {number} is {text!r}, which does not stand in the context from "
+                f"character {start} on (there is {there!r}{hint}). `start` counts characters, not "
+                "bytes. Correct it or take the row out."
+            )
+        found.append({"text": text, "start": start})
+    return found

@@ -1,0 +1,195 @@
+"""Answers to questions, and their scores.
+
+Shapes: N windows of Q questions, K answers of a window, S tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ds_distill.data.question_windows import NO_ANSWER, Windows
+from ds_distill.evaluation.metric import MeanMetric
+from ds_distill.types import LACKING
+
+BEST = 20
+"""Spans of a window that are kept, and answers to a question."""
+
+BIOASQ = 5
+"""Answers to a factoid question that BioASQ takes."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A span of a context."""
+
+    text: str
+    start: int
+    """Its first character."""
+    score: float
+    """Sum of the logits of its first token as a start and of its last as an end."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model answers to Q questions."""
+
+    ranked: list[list[Answer]]
+    """Of each question up to `BEST` different spans, the best first; none where its context has no
+    token."""
+    finite: np.ndarray
+    """bool [N]: whether the model's outputs for each window were."""
+
+
+def best_spans(logits: torch.Tensor, most_tokens: int) -> torch.Tensor:
+    """The best spans of tokens of each window: float32 [B, BEST, 3]: position of the first token,
+    of the last, and the sum of their logits, LACKING where a window has fewer spans.
+
+    logits: float32 [2B, S], start and end by turns, LACKING at tokens that are no candidates.
+    most_tokens: that a span may have.
+    """
+    starts, ends = logits[0::2].clone(), logits[1::2]
+    starts[:, NO_ANSWER] = LACKING
+    length = min(most_tokens, ends.shape[1])
+    padded = torch.nn.functional.pad(ends, (0, length - 1), value=LACKING)
+    sums = starts[:, :, None] + padded.unfold(1, length, 1)  # [B, S, length]
+    flat = sums.flatten(1)
+    scores, found = flat.topk(min(BEST, flat.shape[1]), dim=1)
+    first, more = found // length, found % length
+    kept = torch.stack([first.float(), (first + more).float(), scores.clamp(min=LACKING)], dim=2)
+    missing = kept.new_tensor([0.0, 0.0, LACKING]).expand(len(kept), BEST - kept.shape[1], 3)
+    return torch.cat([kept, missing], dim=1)
+
+
+def ranked_answers(spans: np.ndarray, windows: Windows) -> list[list[Answer]]:
+    """The answers to each question, in the order of its first window.
+
+    spans: float [N, BEST, 3], see `best_spans`. Windows that overlap have spans in common: each is
+    an answer once, with its best score.
+    """
+    found: dict[int, dict[tuple[int, int], Answer]] = {int(n): {} for n in windows.question}
+    for number, row in enumerate(windows.table):
+        of_question = found[int(windows.question[number])]
+        first = int(windows.first[number])
+        for start, end, score in spans[number].tolist():
+            if score <= LACKING / 2 or not np.isfinite(score):
+                continue
+            begin, stop = row["begins"][int(start) - first], row["ends"][int(end) - first]
+            place = row["at"] + begin, row["at"] + stop
+            if stop > begin and (place not in of_question or score > of_question[place].score):
+                of_question[place] = Answer(row["text_b"][begin:stop], place[0], score)
+    return [
+        sorted(of_one.values(), key=lambda answer: -answer.score)[:BEST]
+        for of_one in found.values()
+    ]
+
+
+# -------------------------------------------------------------------------------- scores
+
+
+@dataclass(frozen=True)
+class AnswerPredictions:
+    """Of Q questions with right answers."""
+
+    ranked: Sequence[Sequence[str]]
+    """The texts of the answers to each, the best first."""
+    right: Sequence[Sequence[str]]
+    """The right ones."""
+    windows: int
+    """In which they were read."""
+
+    def __len__(self) -> int:
+        return len(self.right)
+
+
+def normalised(text: str) -> str:
+    """Without case, ASCII punctuation, articles and white space at the ends (the script of SQuAD,
+    Rajpurkar et al. 2016)."""
+    kept = "".join(letter for letter in text.lower() if letter not in _PUNCTUATION)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+
+
+_PUNCTUATION = frozenset(string.punctuation)
+
+
+def word_f1(answer: str, right: str) -> float:
+    """F1 of the words that two answers share, by the script of SQuAD: of two answers of which one
+    has no word, 1 where both have none."""
+    ours, theirs = normalised(answer).split(), normalised(right).split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    shared = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * shared / (len(ours) + len(theirs))
+
+
+def first_right(answers: Sequence[str], right: Sequence[str]) -> int | None:
+    """The rank, from 1, of the first right one among the five best answers that differ; None
+    without one. Case and white space do not count."""
+    known = {_plain(text) for text in right}
+    different = list(dict.fromkeys(map(_plain, answers)))[:BIOASQ]
+    return next((rank for rank, text in enumerate(different, 1) if text in known), None)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+class _MeanOfQuestions(MeanMetric[AnswerPredictions]):
+    """Mean over the questions of a value of the answers to each."""
+
+    @staticmethod
+    def of(answers: Sequence[str], right: Sequence[str]) -> float:
+        raise NotImplementedError
+
+    def counts(self, predictions: AnswerPredictions) -> np.ndarray:
+        pairs = zip(predictions.ranked, predictions.right, strict=True)
+        values = np.array([self.of(*pair) for pair in pairs], dtype=np.float64)
+        return np.stack([values, np.ones_like(values)], axis=1)
+
+
+class ExactMatch(_MeanOfQuestions):
+    """Whether the best answer is one of the right ones, both normalised."""
+
+    @staticmethod
+    def of(answers: Sequence[str], right: Sequence[str]) -> float:
+        best = normalised(answers[0] if answers else "")
+        return float(any(best == normalised(text) for text in right))
+
+
+class SquadF1(_MeanOfQuestions):
+    """F1 of the best answer's words with those of the right answer that gives the most."""
+
+    @staticmethod
+    def of(answers: Sequence[str], right: Sequence[str]) -> float:
+        return max(word_f1(answers[0] if answers else "", text) for text in right)
+
+
+class StrictAccuracy(_MeanOfQuestions):
+    """Whether the best answer is right (BioASQ)."""
+
+    @staticmethod
+    def of(answers: Sequence[str], right: Sequence[str]) -> float:
+        return float(first_right(answers, right) == 1)
+
+
+class LenientAccuracy(_MeanOfQuestions):
+    """Whether one of the five best answers is right (BioASQ)."""
+
+    @staticmethod
+    def of(answers: Sequence[str], right: Sequence[str]) -> float:
+        return float(first_right(answers, right) is not None)
+
+
+class MRR(_MeanOfQuestions):
+    """1 / the rank of the first right one among the five best answers, 0 without one (BioASQ)."""
+
+    @staticmethod
+    def of(answers: Sequence[str], right: Sequence[str]) -> float:
+        rank = first_right(answers, right)
+        return 0.0 if rank is None else 1.0 / rank

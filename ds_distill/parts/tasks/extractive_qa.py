@@ -1,0 +1,98 @@
+"""The task of finding the answer to a question in a text."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from ds_distill.parts.entry import Needs, TaskEntry
+from ds_distill.parts.metrics import MetricSettings, SquadF1, one_metric
+from ds_distill.parts.section import Count
+from ds_distill.parts.tasks.base import TaskSettings
+
+
+class ExtractiveQA(TaskSettings):
+    """Find the answer to a question in its context: a span of its characters. A context too long
+    for `max_length` is read in windows that overlap. A window has two rows, the answer's start and
+    its end, whose classes are the window's tokens, so all models must have the same tokenizer. The
+    first token stands for `no answer in this window`."""
+
+    has_classes: ClassVar[bool] = False
+    of_questions: ClassVar[bool] = True
+
+    type: Literal["extractive-qa"] = "extractive-qa"
+    max_length: Annotated[int, Field(ge=32, le=4096)] = 384
+    """Tokens of a window at most, the question's included. A question that is longer than half of
+    it is cut."""
+    stride: Count | None = None
+    """So many tokens of a window, at most, are those at the end of the window before it; a third of
+    `max_length` at most, which is the default. A longer answer may be whole in no window."""
+    max_answer_length: Count = 30
+    """Tokens of a predicted answer at most."""
+    metric: Annotated[MetricSettings, one_metric("answers")] = SquadF1()
+    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
+    others too."""
+
+    @model_validator(mode="after")
+    def _windows_go_on(self) -> ExtractiveQA:
+        if self.overlap > self.max_length // 3:
+            raise ValueError(
+                f"stride={self.stride} is more than a third of max_length={self.max_length}: set "
+                f"at most {self.max_length // 3}"
+            )
+        return self
+
+    @property
+    def cuts(self) -> bool:
+        return False
+
+    @property
+    def overlap(self) -> int:
+        return self.max_length // 3 if self.stride is None else self.stride
+
+    def not_cacheable(self) -> str | None:
+        return (
+            f"{self.location}.type={self.type} has a class for each token of a window, so that "
+            "rows are of many lengths, and a cache's are of one. Set teachers=live in the distil "
+            "phases, and take the cache phase out."
+        )
+
+
+def _usage(task: ExtractiveQA, pairs: bool) -> list[str]:
+    """transformers has no pipeline for questions any more: the best span, by hand."""
+    return [
+        'tokenizer = AutoTokenizer.from_pretrained(".")',
+        'model = AutoModelForQuestionAnswering.from_pretrained(".")',
+        'question, context = "Who wrote it?", "Somebody wrote it. " * 1000',
+        "windows = tokenizer(",
+        '    question, context, truncation="only_second", return_overflowing_tokens=True,',
+        f"    max_length={task.max_length}, stride={task.overlap}, padding=True,",
+        '    return_tensors="pt",',
+        ")",
+        'del windows["overflow_to_sample_mapping"]',
+        "found, best = model(**windows), (float('-inf'), 0, 0)",
+        "for starts, ends, window in zip(*found.to_tuple()[:2], windows.encodings):",
+        "    tokens = [i for i, part in enumerate(window.sequence_ids) if part == 1]",
+        "    for i in tokens:",
+        f"        near = [j for j in tokens if i <= j < i + {task.max_answer_length}]",
+        "        j = max(near, key=lambda j: float(ends[j]))",
+        "        score = float(starts[i] + ends[j])",
+        "        best = max(best, (score, window.offsets[i][0], window.offsets[j][1]))",
+        "print(context[best[1]:best[2]])",
+    ]
+
+
+ENTRY = TaskEntry(
+    name="extractive-qa",
+    settings=ExtractiveQA,
+    implementation="ds_distill.tasks.extractive_qa:ExtractiveQAKind",
+    needs=Needs(same_tokens=True),
+    over="answers",
+    heads=("ForQuestionAnswering",),
+    noun="model for extractive questions",
+    checks_model="ds_distill.models.configuration:check_question_answerer",
+    pipeline="question-answering",
+    imports="AutoModelForQuestionAnswering, AutoTokenizer",
+    usage=_usage,
+)

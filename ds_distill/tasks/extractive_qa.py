@@ -1,0 +1,143 @@
+"""Extractive QA: of each window of a context two rows, logits over its tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from ds_distill.cache.schema import SignalSchema
+from ds_distill.data.batches import CachedSignals, Collator, Examples, SpanCollator
+from ds_distill.data.question_windows import prepare
+from ds_distill.data.tokenise import TokenTable
+from ds_distill.engine.engine import Engine
+from ds_distill.engine.predict import Bar, best_of_each
+from ds_distill.evaluation.answers import (
+    Answer,
+    AnswerPredictions,
+    Answers,
+    best_spans,
+    ranked_answers,
+)
+from ds_distill.evaluation.report import metric_values
+from ds_distill.models.labels import LabelMap
+from ds_distill.models.load import load_question_answerer
+from ds_distill.parts.phases import Cache
+from ds_distill.parts.tasks import ExtractiveQA
+from ds_distill.tasks.kind import TaskKind
+
+if TYPE_CHECKING:
+    from ds_distill.run.context import ModelReference, Run
+
+
+class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
+    """Predictions are the best answers to each question: logits of all windows have unlike
+    lengths."""
+
+    def prepare(
+        self,
+        examples: datasets.Dataset,
+        tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
+    ) -> datasets.Dataset:
+        settings = self.settings
+        tokenizer = tokenizers()[0]  # all have the same tokens
+        return prepare(examples, tokenizer, settings.max_length, settings.overlap)
+
+    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+        return load_question_answerer(model, **options)
+
+    def collator(
+        self,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        cached: CachedSignals | None,
+        packed: Collection[str],
+    ) -> Collator:
+        assert cached is None, "check refuses caches"
+        return SpanCollator(examples, tables, packed)
+
+    def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
+        raise AssertionError("check refuses caches")
+
+    def signal_schema(
+        self,
+        phase: Cache,
+        config: PreTrainedConfig,
+        codec: Callable[[int], dict[str, Any] | None],
+        label_map: LabelMap | None,
+    ) -> SignalSchema:
+        raise AssertionError("check refuses caches")
+
+    def predict(
+        self,
+        engine: Engine,
+        collate: Collator,
+        examples: Examples,
+        models: Sequence[str],
+        batch_size: int,
+        bar: AbstractContextManager[Bar] | None = None,
+    ) -> dict[str, Answers]:
+        def best(logits: torch.Tensor) -> torch.Tensor:
+            return best_spans(logits, self.settings.max_answer_length)
+
+        assert examples.windows is not None
+        found = best_of_each(engine, collate, models, batch_size, best, bar)
+        return {
+            model: Answers(
+                ranked_answers(spans.numpy(), examples.windows),
+                np.isfinite(spans.numpy()).all(axis=(1, 2)),
+            )
+            for model, spans in found.items()
+        }
+
+    def finite(self, predictions: Answers) -> torch.Tensor:
+        return torch.from_numpy(predictions.finite)
+
+    def counted(self, examples: Examples) -> np.ndarray:
+        """The first window of each question that has right answers."""
+        assert examples.windows is not None
+        first = np.zeros(len(examples), dtype=bool)
+        first[examples.windows.firsts] = True
+        return first & examples.labelled
+
+    def scored(self, predictions: Answers, examples: Examples) -> AnswerPredictions:
+        assert examples.windows is not None
+        firsts = examples.windows.firsts
+        known = examples.labelled[firsts]
+        ranked = [
+            [answer.text for answer in answers]
+            for answers, has in zip(predictions.ranked, known, strict=True)
+            if has
+        ]
+        right = examples.windows.table.select(firsts[known])["answers"][:]
+        return AnswerPredictions(ranked, right, int(examples.labelled.sum()))
+
+    def report(self, scored: AnswerPredictions) -> dict[str, Any]:
+        """Questions, windows, metrics."""
+        return {
+            "examples": len(scored),
+            "windows": scored.windows,
+            **metric_values(scored, self.metrics),
+        }
+
+    def baseline(
+        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+    ) -> tuple[Answers, dict[str, Any]]:
+        """The most frequent right answer of train, whatever is asked; of equals the first."""
+        source, known = "the evaluated split", examples
+        if run.has_split("train") and (train := run.examples("train")).labelled.any():
+            source, known = "train", train
+        assert examples.windows is not None and known.windows is not None
+        of_each = known.windows.table.select(known.windows.firsts)["answers"][:]
+        [(answer, _)] = Counter(texts[0] for texts in of_each if texts).most_common(1)
+        constant = [[Answer(answer, 0, 0.0)] for _ in examples.windows.firsts]
+        finite = np.ones(len(examples), dtype=bool)
+        described = {"answer": answer, "rule": "the most frequent answer", "split": source}
+        return Answers(constant, finite), described

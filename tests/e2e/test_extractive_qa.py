@@ -1,0 +1,169 @@
+"""An extractive QA recipe: two teachers with one tokenizer, live, by command, in one process at
+stage 0 and on two ranks at stage 3. Contexts are longer than a window."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+from ds_distill.data.batches import Examples
+from ds_distill.data.combined import open_source
+from ds_distill.data.question_windows import prepare
+from ds_distill.evaluation.answers import word_f1
+from ds_distill.parts.tasks import ExtractiveQA
+from tests.toys import TOY_FILLERS, TOY_WORDS
+
+ASKED = {"we saw": "animal", "they had": "food"}
+TASK: dict[str, Any] = {"type": "extractive-qa", "max_length": 32, "stride": 8}
+
+
+def write_task(folder: Path) -> Path:
+    """A context has an animal and a food, and some are two words; a question asks for one."""
+    folder.mkdir()
+    draw = random.Random(0)
+    for split, size in {"train": 240, "validation": 20, "test": 60, "transfer": 200}.items():
+        rows = []
+        for number in range(size):
+            count = draw.randint(24, 40) if number % 10 == 0 else draw.randint(2, 8)
+            words = draw.choices(TOY_FILLERS.split(), k=count)
+            found = {}
+            for kind in draw.sample(["animal", "food"], k=2):
+                found[kind] = " ".join(draw.choices(TOY_WORDS[kind].split(), k=draw.randint(1, 2)))
+                words.insert(draw.randint(0, len(words)), found[kind])
+            question, kind = draw.choice(list(ASKED.items()))
+            context = " ".join(words)
+            answer = {"text": found[kind], "start": context.index(found[kind])}
+            answers = {} if split == "transfer" else {"answers": [answer]}
+            rows.append({"question": question, "context": context, **answers})
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(lines)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(
+    tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("questions")
+    toy = {"model": str(tiny_models["toy"])}
+    distil = {"split": "transfer", "epochs": 5, "losses": {"kl": {"temperature": 2.0}}}
+    return {
+        "name": "questions",
+        "task": {**TASK, "data": {"path": str(write_task(root / "data"))}},
+        "teachers": {"first": toy, "second": toy},
+        "student": {**toy, "layers": [0]},
+        "training": {"batch_size": 16, "learning_rate": 6.0e-3, "dropout": 0.0},
+        "phases": [
+            {"fine-tune": {"models": ["first"], "epochs": 7}},
+            {"fine-tune": {"name": "again", "models": ["second"], "epochs": 5}},
+            {"distil": {**distil, "routing": "average"}},
+            {"evaluate": {"split": "test"}},
+        ],
+        "logging": {"every": 1},
+        "deepspeed": "zero0_fp32",
+    }
+
+
+@pytest.fixture(scope="module")
+def folders(
+    settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, Path]:
+    """Ranks -> the folder of a run."""
+    root = tmp_path_factory.mktemp("extractive-qa")
+    (root / "questions.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    commands = {
+        1: ["run", "questions.yaml"],
+        2: ["launch", "questions.yaml", "--num-gpus", "2", "deepspeed=zero3_fp32"],
+    }
+    for ranks, command in commands.items():
+        done = ds_distill(*command, "--folder", root / str(ranks), cwd=root)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return {ranks: root / str(ranks) for ranks in commands}
+
+
+def losses(folder: Path, phase: str) -> list[float]:
+    events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [e["loss"] for e in events if e["event"] == "train" and e["phase"] == phase]
+
+
+def evaluation(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "results.json").read_text())
+    [record] = (r for r in found["phases"] if r["kind"] == "evaluate")
+    return dict(record)
+
+
+@pytest.mark.parametrize("phase", ["first", "student"])
+def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
+    folders: dict[int, Path], phase: str
+) -> None:
+    one, two = losses(folders[1], phase), losses(folders[2], phase)
+    assert len(one) == len(two) > 10
+    assert two[:5] == pytest.approx(one[:5], rel=1e-3)
+
+
+def test_scores_are_of_questions(folders: dict[int, Path]) -> None:
+    record = evaluation(folders[1])
+    models = record["models"]
+    assert record["metric"] == "squad_f1" and set(models) == {"first", "second", "student"}
+    assert {model["examples"] for model in models.values()} == {60}
+    assert {model["windows"] for model in models.values()} == {record["baseline"]["windows"]}
+    assert models["first"]["windows"] > 60
+    assert models["first"]["squad_f1"] > 0.7 > record["baseline"]["squad_f1"] + 0.4
+    assert models["student"]["squad_f1"] > 0.4
+    for model in models.values():
+        assert model["strict_accuracy"] <= model["mrr"] <= model["lenient_accuracy"]
+    page = (folders[1] / "report.html").read_text()
+    assert "SQuAD F1" in page and "exact match" in page
+
+
+def test_the_student_answers_the_same_in_transformers(
+    folders: dict[int, Path], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Every span of every window, one after the other."""
+    folder = folders[1] / "student"
+    model = AutoModelForQuestionAnswering.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    task = ExtractiveQA.model_validate(settings["task"])
+    split = open_source(task, cache_folder=tmp_path).read("test")
+    prepared = prepare(split, tokenizer, task.max_length, task.overlap)
+    assert len(Examples.of(prepared)) == len(prepared)
+    best: dict[int, tuple[float, str]] = {}
+    for row in prepared:
+        encoded = tokenizer(
+            row["text"], row["text_b"], return_offsets_mapping=True, return_tensors="pt"
+        )
+        offsets = encoded.pop("offset_mapping")[0].tolist()
+        with torch.no_grad():
+            found = model(**encoded)
+        starts, ends = found.start_logits[0].tolist(), found.end_logits[0].tolist()
+        inside = [at for at, part in enumerate(encoded.sequence_ids(0)) if part == 1]
+        for i in inside:
+            for j in (j for j in inside if i <= j < i + task.max_answer_length):
+                answer = row["text_b"][offsets[i][0] : offsets[j][1]]
+                span = starts[i] + ends[j], answer
+                best[row["question"]] = max(best.get(row["question"], span), span)
+    values = [
+        max(word_f1(best[number][1], right["text"]) for right in row["answers"])
+        for number, row in enumerate(split)
+    ]
+    expected = evaluation(folders[1])["models"]["student"]["squad_f1"]
+    assert sum(values) / len(values) == pytest.approx(expected)
+
+
+def test_the_lines_of_the_model_card_answer_a_question(
+    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = (folders[1] / "student" / "README.md").read_text()
+    code = card.split("```python\n")[1].split("```")[0]
+    code = code.replace("Who wrote it?", "we saw").replace("Somebody wrote it. ", "the day ")
+    code = code.replace('" * 1000', '" * 60 + "tiger again"')
+    monkeypatch.chdir(folders[1] / "student")
+    exec(code, {})
+    assert "tiger" in capsys.readouterr().out

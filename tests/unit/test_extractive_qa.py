@@ -1,0 +1,506 @@
+"""Questions: windows and their tokens' characters, best spans, scores of answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torchmetrics.functional.text import squad
+from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
+
+from ds_distill.data.batches import Examples, SpanCollator
+from ds_distill.data.combined import open_source
+from ds_distill.data.keys import content_keys
+from ds_distill.data.question_windows import NO_ANSWER, prepare
+from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.errors import UserError
+from ds_distill.evaluation.answers import (
+    BEST,
+    MRR,
+    AnswerPredictions,
+    ExactMatch,
+    LenientAccuracy,
+    SquadF1,
+    StrictAccuracy,
+    best_spans,
+    first_right,
+    ranked_answers,
+)
+from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.losses import KL, CrossEntropy
+from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.encoder import read_signals
+from ds_distill.models.packed import packed_attention
+from ds_distill.parts.metrics import MetricSettings
+from ds_distill.parts.tasks import ExtractiveQA
+from ds_distill.types import LACKING, Batch, Signals
+from ds_distill.views import PackedView, PaddedView
+
+HOSTILE = [
+    *("\u200b", "\u00ad", "\ufe0f", "\u0007", "\u00a0", "\u2028", " ", "  ", "\t", "\ufffd"),
+    *("e\u0301", "\u0301", "\u05d0\u05d1", "\u0627\u0644", "\ufdfa", "\U0001f468\u200d\U0001f469"),
+    *("Parkinson", "IL-2", "\u4e2d\u56fd", "a b ", "[SEP]", "</s>", "\u2581", "##s", "\u0130", "'"),
+]
+pieces = st.one_of(
+    st.sampled_from(HOSTILE),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6),
+)
+contexts = st.lists(pieces, min_size=1, max_size=40).map("".join)
+
+
+@pytest.fixture(scope="module")
+def real(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Tokenizers of real vocabularies."""
+    root, found = tmp_path_factory.mktemp("vocabularies"), {}
+    for name, kind in {
+        "bert-base-cased": "bert",
+        "pubmedbert-uncased": "bert",
+        "deberta-v3-base": "deberta-v2",
+        "roberta-base": "roberta",
+    }.items():
+        folder = root / name
+        shutil.copytree(shared_data / "vocabs" / name, folder, copy_function=shutil.copyfile)
+        folder.chmod(0o755)
+        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+        lower = {"do_lower_case": "uncased" in name} if kind == "bert" else {}
+        if kind == "roberta":
+            from transformers import RobertaTokenizer
+
+            files = (str(folder / "vocab.json"), str(folder / "merges.txt"))
+            RobertaTokenizer(*files).save_pretrained(folder)
+        else:
+            AutoTokenizer.from_pretrained(folder, **lower).save_pretrained(folder)
+        found[name] = load_tokenizer(str(folder))
+    return found
+
+
+def rows_of(question: str, context: str, spans: list[tuple[int, int]] | None) -> datasets.Dataset:
+    """One question, with answers at these characters."""
+    keys = content_keys([question], [context])
+    answers = None
+    if spans is not None:
+        answers = [{"text": context[start:end], "start": start} for start, end in spans]
+    row = {"text": [question], "text_b": [context], "answers": [answers], "group": [7]}
+    return datasets.Dataset.from_dict({**row, "key_hi": keys[:, 0], "key_lo": keys[:, 1]})
+
+
+# ------------------------------------------------------------------------- windows and characters
+
+
+def tokens_of(tokenizer: Any, question: str, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Positions of the tokens of a window, and the characters of each without white space."""
+    encoded = tokenizer(question, text, return_offsets_mapping=True)
+    positions = [at for at, part in enumerate(encoded.sequence_ids(0)) if part == 1]
+    found = []
+    for at in positions:
+        start, end = encoded["offset_mapping"][at]
+        inside = [place for place in range(start, end) if not text[place].isspace()]
+        found.append((min(inside), max(inside) + 1) if inside else (end, end))
+    return positions, found
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(question=contexts, context=contexts, length=st.sampled_from([32, 48, 384]), data=st.data())
+def test_answers_come_back_to_the_same_characters(
+    real: dict[str, Any], question: str, context: str, length: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(context) - 1))
+    end = data.draw(st.integers(start + 1, len(context)))
+    for tokenizer in real.values():
+        split = prepare(rows_of(question, context, [(start, end)]), tokenizer, length, 8)
+        assert len(split) >= 1
+        for row in split:
+            at, text = row["at"], row["text_b"]
+            assert question.startswith(row["text"])
+            assert context[at : at + len(text)] == text
+            positions, spans = tokens_of(tokenizer, row["text"], text)
+            ids = tokenizer(row["text"], text)["input_ids"]
+            assert len(ids) <= length, "nothing is cut when it is tokenised"
+            assert (row["begins"], row["ends"]) == ([a for a, _ in spans], [b for _, b in spans])
+            assert row["tokens"] == len(spans)
+            assert not positions or row["first"] == positions[0]
+            held = [
+                number
+                for number, (a, b) in enumerate(spans)
+                if any(start <= at + place < end for place in range(a, b))
+            ]
+            if start < at or end > at + len(text) or not held:
+                assert row["label"] == [NO_ANSWER, NO_ANSWER]
+                continue
+            assert row["label"] == [positions[held[0]], positions[held[-1]]]
+            held_spans = [spans[number] for number in held]
+            whole = min(a for a, _ in held_spans), max(b for _, b in held_spans)
+            if whole == (start - at, end - at):  # an answer of whole tokens
+                first, last = (label - row["first"] for label in row["label"])
+                found = text[row["begins"][first] : row["ends"][last]]
+                assert found == context[start:end]
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(context=contexts, overlap=st.integers(1, 10))
+def test_windows_hold_every_token_and_overlap(
+    real: dict[str, Any], context: str, overlap: int
+) -> None:
+    for name, tokenizer in real.items():
+        split = prepare(rows_of("who", context, None), tokenizer, 32, overlap)
+        whole = tokenizer(context, add_special_tokens=False, return_offsets_mapping=True)
+        spans = [(a, b) for a, b in whole["offset_mapping"] if context[a:b].strip()]
+        held = [(row["at"], row["at"] + len(row["text_b"])) for row in split]
+        for a, b in spans:
+            inside = range(
+                a + len(context[a:b]) - len(context[a:b].lstrip()), a + len(context[a:b].rstrip())
+            )
+            assert any(s <= inside[0] and inside[-1] < e for s, e in held), (name, context, a, b)
+        for (one, end), (other, later) in pairwise(held):
+            assert one < other and end < later
+            shared = sum(other <= a and b <= end for a, b in spans)
+            assert shared <= overlap
+        assert [row["label"] for row in split] == [[-1, -1]] * len(split)
+
+
+def test_windows_of_words_share_the_tokens_of_the_overlap(tiny_models: dict[str, Path]) -> None:
+    tokenizer = load_tokenizer(str(tiny_models["toy"]))
+    context = " ".join(["cat", "dog", "snow", "rain"] * 20)
+    split = prepare(rows_of("we saw", context, [(4, 7), (24, 27)]), tokenizer, 32, 9)
+    ends = [row["at"] + len(row["text_b"]) for row in split]
+    assert {row["tokens"] for row in list(split)[:-1]} == {32 - 3 - 2}
+    shared = [
+        context[row["at"] : end].split() for row, end in zip(list(split)[1:], ends, strict=False)
+    ]
+    assert {len(words) for words in shared} == {9}
+    assert split[0]["label"] == [5, 5], "the second word, after [CLS], two words and [SEP]"
+    assert split[1]["label"] == [NO_ANSWER, NO_ANSWER]
+    assert list(split["answers"]) == [["dog", context[24:27]]] * len(split)
+    [lone] = prepare(rows_of("we saw", "a cat", None), tokenizer, 32, 9)
+    key = content_keys(["we saw"], ["a cat"])[0].tolist()
+    assert [lone["key_hi"], lone["key_lo"]] == key, "a context that fits is found by its own key"
+
+
+# ------------------------------------------------------------------------------------------ rows
+
+
+ROWS: list[dict[str, Any]] = [
+    {"question": "who?", "context": "a cat saw", "answers": [{"text": "cat", "start": 2}]},
+    {
+        "question": "what?",
+        "context": "a cat saw",
+        "answers": {"text": ["saw"], "answer_start": [6]},
+    },
+]
+
+
+def written(folder: Path, rows: list[dict[str, Any]], **data: Any) -> datasets.Dataset:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = ExtractiveQA(data={"path": str(folder), **data})
+    return open_source(task, cache_folder=folder / "cache").read("train")
+
+
+def test_rows_are_read_as_files_and_as_the_hub_have_them(tmp_path: Path) -> None:
+    split = written(tmp_path / "data", ROWS)
+    assert list(split["text"]) == ["who?", "what?"]
+    assert split[1]["answers"] == [{"text": "saw", "start": 6}]
+    assert list(split["label"]) == [1, 1]
+    assert len(set(split["group"])) == 1, "questions about one context are one group"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"context": "b", "answers": []}, "no 'question'"),
+        ({"question": 3, "context": "b"}, "'question' must be a text"),
+        ({"question": "a", "context": "\ud800"}, "half of a surrogate pair"),
+        ({"question": "a", "context": "b", "answers": []}, "empty list"),
+        ({"question": "a", "context": "b", "answers": "b"}, "must be a list of"),
+        ({"question": "a", "context": "b"}, "no answers in 'answers', but"),
+        ({"question": "a", "context": "b", "answers": [{"text": "b"}]}, "a text and a start"),
+        (
+            {"question": "a", "context": "ab", "answers": [{"text": "b", "start": 0}]},
+            "from character 0 on .there is 'a'; it first stands at 1",
+        ),
+        (
+            {"question": "a", "context": "ab", "answers": [{"text": "b", "start": -1}]},
+            "does not stand in the context from character -1",
+        ),
+    ],
+)
+def test_mistakes_in_rows_name_their_location(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        written(tmp_path / "data", [*ROWS, row])
+    assert "train.jsonl:3" in str(error.value)
+
+
+def test_answers_of_other_data_can_be_left_out(tmp_path: Path) -> None:
+    written(tmp_path / "data", ROWS)
+    other = {"path": str(tmp_path / "data"), "split": "train"}
+    task = ExtractiveQA(
+        data={
+            "path": str(tmp_path / "data"),
+            "splits": {"transfer": {**other, "labels": "none"}, "more": other},
+        }
+    )
+    source = open_source(task, cache_folder=tmp_path / "cache")
+    assert list(source.read("transfer")["label"]) == [-1, -1]
+    assert list(source.read("transfer")["answers"]) == [None, None]
+    assert list(source.read("more")["label"]) == [1, 1]
+    with pytest.raises(UserError, match="labels=none"):
+        source.read("transfer", need_labels=True)
+
+
+# --------------------------------------------------------------------------------------- batches
+
+
+def collator(folder: Path, model: Path, **options: Any) -> tuple[Examples, SpanCollator]:
+    tokenizer = load_tokenizer(str(model))
+    long = {"question": "we saw", "context": " ".join(["snow", "rain"] * 20 + ["cat"])}
+    rows = [ROWS[0], {**long, "answers": [{"text": "cat", "start": 200}]}]
+    assert long["context"][200:] == "cat"
+    split = prepare(written(folder, rows), tokenizer, 32, 8)
+    tokenise(split, tokenizer, 32, folder / "tokens.arrow")
+    examples = Examples.of(split)
+    tables = {"student": TokenTable(folder / "tokens.arrow", tokenizer)}
+    return examples, SpanCollator(examples, tables, **options)
+
+
+def test_two_rows_per_window(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+    examples, collate = collator(tmp_path / "data", tiny_models["toy"])
+    assert examples.windows is not None and examples.windows.firsts.tolist() == [0, 1]
+    last = len(examples) - 1
+    batch = collate(np.array([last, 0, 1]))
+    view = batch.views["student"]
+    assert isinstance(view, PaddedView) and view.candidates is not None
+    tokenizer = load_tokenizer(str(tiny_models["toy"]))
+    for window, text in enumerate(["cat", "cat", "[CLS]"]):
+        start, end = batch.labels[2 * window : 2 * window + 2].tolist()
+        ids = view.input_ids[window, start : end + 1].tolist()
+        assert tokenizer.convert_ids_to_tokens(ids) == [text]
+        assert view.candidates[window, start] and view.candidates[window, end]
+    open_ = [tokenizer.convert_ids_to_tokens(view.input_ids[1][view.candidates[1]].tolist())]
+    assert open_ == [["[CLS]", "a", "cat", "saw"]]
+    assert batch.row_sets["all"].tolist() == batch.row_sets["labelled"].tolist() == [*range(6)]
+    assert view.example_indices.tolist() == [0, 0, 1, 1, 2, 2]
+    assert batch.keys[:2].tolist() == [examples.keys[last].tolist()] * 2
+    empty = collate(np.array([], dtype=np.int64))
+    assert len(empty.labels) == 2 and not any(map(len, empty.row_sets.values()))
+
+
+FAMILIES = ("bert", "roberta", "deberta-v2", "distilbert", "albert", "electra", "modernbert")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(family: str) -> None:
+    sizes: dict[str, Any] = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "pad_token_id": 0,
+    }
+    if family == "modernbert":
+        sizes |= {"bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+    config = AutoConfig.for_model(family, **sizes)
+    torch.manual_seed(0)
+    attention = packed_attention(config)
+    options = {"attn_implementation": attention} if attention else {}
+    model = AutoModelForQuestionAnswering.from_config(config, **options).eval()
+    ids = torch.randint(3, 50, (2, 7))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    candidates = torch.tensor([[1, 0, 0, 1, 1, 1, 0], [1, 0, 1, 1, 0, 0, 0]]).bool()
+    view = PaddedView(ids, mask, candidates=candidates)
+    with torch.no_grad():
+        whole = model(input_ids=ids, attention_mask=mask)
+        here = read_signals(model, view, (-1,))
+        assert here.hidden[-1].shape == (4, 32)
+        for turn, expected in enumerate((whole.start_logits, whole.end_logits)):
+            rows = here.logits[turn::2]
+            torch.testing.assert_close(rows[candidates], expected[candidates])
+            assert (rows[~candidates] == LACKING).all()
+        if attention:
+            packed = read_signals(model, PackedView.of(view), (-1,))
+            torch.testing.assert_close(packed.logits, here.logits)
+            torch.testing.assert_close(packed.hidden[-1], here.hidden[-1])
+
+
+@pytest.mark.parametrize("term", [KL({"temperature": 2.0}), CrossEntropy()])
+def test_losses_do_not_depend_on_padding(term: Any) -> None:
+    torch.manual_seed(0)
+    logits = {"student": torch.randn(4, 6), "teacher": torch.randn(4, 6)}
+    found = []
+    for longer in (0, 5):
+        wide = {
+            name: torch.nn.functional.pad(values, (0, longer), value=LACKING).requires_grad_()
+            for name, values in logits.items()
+        }
+        ids = torch.ones(2, 6 + longer, dtype=torch.int64)
+        view = PaddedView(ids, torch.ones_like(ids), candidates=ids.bool())
+        batch = Batch.from_views({"student": view}, torch.tensor([0, 1, 2, 3]))
+        teachers = {"teacher": Signals(wide["teacher"].detach())}
+        loss = term(Signals(wide["student"]), teachers, None, batch)
+        loss.sum().backward()
+        gradient = wide["student"].grad
+        assert gradient is not None and (gradient[:, 6:] == 0).all()
+        found.append((loss.detach(), gradient[:, :6]))
+    torch.testing.assert_close(found[0], found[1])
+
+
+# ---------------------------------------------------------------------------------------- answers
+
+
+@given(
+    starts=st.lists(st.integers(-50, 50), min_size=2, max_size=9, unique=True),
+    most=st.integers(1, 12),
+    data=st.data(),
+)
+def test_best_spans_are_those_of_all(starts: list[int], most: int, data: st.DataObject) -> None:
+    """Against all spans, one after the other. The ends are chosen so that no two sums are alike."""
+    count = len(starts)
+    ends = [data.draw(st.integers(-50, 50)) + number / 16 for number in range(count)]
+    inside = [True, *(data.draw(st.booleans()) for _ in range(count - 1))]
+    first = next((at for at in range(1, count) if inside[at]), count)
+    inside = [at == 0 or (at >= first and any(inside[at:])) for at in range(count)]
+    logits = torch.tensor([starts, ends], dtype=torch.float32)
+    logits = logits.masked_fill(~torch.tensor(inside), LACKING)
+    every = [
+        (starts[i] + ends[j], i, j)
+        for i in range(1, count)
+        for j in range(i, min(i + most, count))
+        if inside[i] and inside[j]
+    ]
+    [found] = best_spans(logits, most).tolist()
+    assert len(found) == BEST
+    kept = [(score, int(i), int(j)) for i, j, score in found if score > LACKING / 2]
+    expected = sorted(every, reverse=True)[:BEST]
+    assert [score for score, *_ in kept] == [score for score, *_ in expected]
+    assert set(kept) <= set(every)
+
+
+def test_a_logit_that_is_not_finite_shows() -> None:
+    logits = torch.zeros(2, 40)
+    logits[1, 7] = torch.nan
+    assert not best_spans(logits, 4).isfinite().all()
+
+
+def test_spans_of_two_windows_are_one_answer(tiny_models: dict[str, Path]) -> None:
+    tokenizer = load_tokenizer(str(tiny_models["toy"]))
+    context = " ".join(["cat", "dog", "snow", "rain", "bread"] * 10)
+    examples = Examples.of(prepare(rows_of("we saw", context, None), tokenizer, 32, 10))
+    assert examples.windows is not None and len(examples) == 3
+    one, two, _ = examples.windows.table
+    spans = np.full((3, BEST, 3), [0, 0, LACKING])
+    place = context.index("dog", two["at"])  # in both windows
+    for number, (row, score) in enumerate([(one, 1.0), (two, 3.0)]):
+        at = row["first"] + row["begins"].index(place - row["at"])
+        spans[number, 0] = at, at + 1, score
+        spans[number, 1] = at + 1, at + 1, 2.0 + number / 2
+    [answers] = ranked_answers(spans, examples.windows)
+    assert [(a.text, a.start, a.score) for a in answers] == [
+        ("dog snow", place, 3.0),
+        ("snow", place + 4, 2.5),
+    ]
+
+
+words = st.sampled_from(
+    [
+        "the",
+        "The",
+        "a",
+        "an",
+        "cat",
+        "Cat",
+        "cats",
+        "x-ray",
+        "xray",
+        ",",
+        "...",
+        "and",
+        "\u00e9",
+        "\u2014",
+    ]
+)
+texts = st.lists(words, max_size=5).map(" ".join)
+
+
+def predictions(ranked: list[list[str]], right: list[list[str]]) -> AnswerPredictions:
+    return AnswerPredictions(ranked, right, len(right))
+
+
+def value(metric: Any, of: AnswerPredictions) -> float:
+    return float(metric(MetricSettings(name="any"), []).value(of))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(texts, st.lists(texts, min_size=1, max_size=3)), min_size=1, max_size=5))
+def test_squad_scores_are_the_librarys(pairs: list[tuple[str, list[str]]]) -> None:
+    library = squad(
+        [{"id": str(n), "prediction_text": text} for n, (text, _) in enumerate(pairs)],
+        [
+            {"id": str(n), "answers": {"text": right, "answer_start": [0] * len(right)}}
+            for n, (_, right) in enumerate(pairs)
+        ],
+    )
+    ours = predictions([[text] for text, _ in pairs], [right for _, right in pairs])
+    assert value(ExactMatch, ours) == pytest.approx(float(library["exact_match"]) / 100)
+    assert value(SquadF1, ours) == pytest.approx(float(library["f1"]) / 100, abs=1e-6)
+
+
+ranked_lists = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=9), min_size=1, max_size=6)
+
+
+@given(ranked_lists, st.data())
+def test_bioasq_scores_are_by_the_definition(ranked: list[list[str]], data: st.DataObject) -> None:
+    """Strict accuracy c1 / n, lenient accuracy c5 / n, MRR the mean of 1 / r(i)."""
+    right = [data.draw(st.lists(st.sampled_from("ABCXY"), min_size=1)) for _ in ranked]
+    c1 = c5 = 0
+    ranks = 0.0
+    for answers, golden in zip(ranked, right, strict=True):
+        five: list[str] = []
+        for answer in answers:
+            if answer not in five and len(five) < 5:
+                five.append(answer)
+        hits = [rank for rank, text in enumerate(five, 1) if text.upper() in golden]
+        c1 += bool(hits) and hits[0] == 1
+        c5 += bool(hits)
+        ranks += 1 / hits[0] if hits else 0.0
+    ours = predictions(ranked, right)
+    assert value(StrictAccuracy, ours) == pytest.approx(c1 / len(ranked))
+    assert value(LenientAccuracy, ours) == pytest.approx(c5 / len(ranked))
+    assert value(MRR, ours) == pytest.approx(ranks / len(ranked))
+
+
+def test_case_and_white_space_do_not_count_for_bioasq() -> None:
+    assert first_right(["b", " Il-2  gene"], ["IL-2 gene"]) == 2
+    assert first_right(["il 2 gene"], ["IL-2 gene"]) is None
+
+
+def test_differences_have_intervals_over_questions() -> None:
+    right = [["cat"]] * 40
+    one = predictions([["cat"]] * 30 + [["dog"]] * 10, right)
+    other = predictions([["cat"]] * 10 + [["dog"]] * 30, right)
+    low, high = paired_interval(one, other, ExactMatch(MetricSettings(name="any"), []))
+    assert 0.3 < low < 0.5 < high < 0.7
+
+
+# ------------------------------------------------------------------------------------------ tasks
+
+
+def test_windows_must_go_on() -> None:
+    with pytest.raises(ValueError, match="a third of max_length=60: set at most 20"):
+        ExtractiveQA(data={"path": "x"}, max_length=60, stride=21)
+    assert ExtractiveQA(data={"path": "x"}, max_length=60).overlap == 20
