@@ -5,17 +5,20 @@ Shapes: N windows of Q questions, K answers of a window, S tokens.
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
 
 from ds_distill.data.question_windows import NO_ANSWER, Windows
 from ds_distill.evaluation.metric import MeanMetric
+from ds_distill.evaluation.predictions import Predictions
 from ds_distill.types import LACKING
 
 BEST = 20
@@ -94,7 +97,7 @@ def ranked_answers(spans: np.ndarray, windows: Windows) -> list[list[Answer]]:
 
 
 @dataclass(frozen=True)
-class AnswerPredictions:
+class AnswerPredictions(Predictions):
     """Of Q questions with right answers."""
 
     ranked: Sequence[Sequence[str]]
@@ -103,6 +106,15 @@ class AnswerPredictions:
     """The right ones."""
     windows: int
     """In which they were read."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Texts as JSON: uint8."""
+        content = json.dumps([self.ranked, self.right, self.windows])
+        return {"answers": np.frombuffer(content.encode(), dtype=np.uint8)}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
+        return cls(*json.loads(arrays["answers"].tobytes()))
 
     def __len__(self) -> int:
         return len(self.right)

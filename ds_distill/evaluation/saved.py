@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ds_distill.errors import UserError
+from ds_distill.evaluation.answers import AnswerPredictions
 from ds_distill.evaluation.predictions import (
     ClassPredictions,
     LabelPredictions,
@@ -29,6 +30,7 @@ PREDICTIONS: dict[Over, type[Predictions]] = {
     "classes": ClassPredictions,
     "labels": LabelPredictions,
     "words": TagPredictions,
+    "answers": AnswerPredictions,
     "numbers": NumberPredictions,
     "masked tokens": TokenScores,
 }

@@ -493,6 +493,8 @@ def test_differences_have_intervals_over_questions() -> None:
     right = [["cat"]] * 40
     one = predictions([["cat"]] * 30 + [["dog"]] * 10, right)
     other = predictions([["cat"]] * 10 + [["dog"]] * 30, right)
+    kept = AnswerPredictions.of_arrays(one.arrays(), [])
+    assert (kept.ranked, kept.right, kept.windows) == (one.ranked, one.right, one.windows)
     low, high = paired_interval(one, other, ExactMatch(MetricSettings(name="any"), []))
     assert 0.3 < low < 0.5 < high < 0.7
 
