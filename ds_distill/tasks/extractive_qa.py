@@ -64,7 +64,7 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         return SpanCollator(examples, tables, packed)
 
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
-        raise AssertionError("check refuses caches")
+        return {}
 
     def signal_schema(
         self,
