@@ -22,7 +22,7 @@ SINGLE_LABEL = {"train": 240, "validation": 240, "transfer": 240, "test": 240}
 REGRESSION = {"train": 200, "validation": 40, "test": 120}
 MASKED_LM = {"train": 160, "validation": 40, "test": 120}
 WORDS = {"train": 160, "test": 120}
-QUESTIONS = {"train": 200, "test": 240}
+QUESTIONS = {"train": 200, "test": 60}
 """Examples by split."""
 
 STRAY = 0.3
