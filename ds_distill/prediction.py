@@ -117,6 +117,11 @@ def load_predictor(model: str | Path) -> Classifier | Tagger:
     """
     reference = resolve_model(str(student_of(model) or model))
     kinds = getattr(load_config(reference), "architectures", None) or []
+    if any(kind.endswith("ForQuestionAnswering") for kind in kinds):
+        raise UserError(
+            f"model {model}: it finds answers in contexts, which predict does not do yet. A "
+            "student's README.md has the lines of Python that do."
+        )
     of_words = any(kind.endswith("ForTokenClassification") for kind in kinds)
     return Tagger(reference) if of_words else Classifier(reference)
 

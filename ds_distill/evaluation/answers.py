@@ -84,9 +84,9 @@ def ranked_answers(spans: np.ndarray, windows: Windows) -> list[list[Answer]]:
             if score <= LACKING / 2 or not np.isfinite(score):
                 continue
             begin, stop = row["begins"][int(start) - first], row["ends"][int(end) - first]
-            place = row["at"] + begin, row["at"] + stop
-            if stop > begin and (place not in of_question or score > of_question[place].score):
-                of_question[place] = Answer(row["text_b"][begin:stop], place[0], score)
+            span = row["at"] + begin, row["at"] + stop
+            if stop > begin and (span not in of_question or score > of_question[span].score):
+                of_question[span] = Answer(row["text_b"][begin:stop], span[0], score)
     return [
         sorted(of_one.values(), key=lambda answer: -answer.score)[:BEST]
         for of_one in found.values()

@@ -168,3 +168,9 @@ def test_what_is_no_classifier_is_refused(tmp_path: Path, tiny_models: dict[str,
     (tmp_path / "recipe.yaml").touch()
     with pytest.raises(UserError, match="no student yet"):
         load_predictor(tmp_path)
+
+
+def test_a_model_that_answers_questions_is_named_as_one(tmp_path: Path) -> None:
+    BertConfig(architectures=["BertForQuestionAnswering"]).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"answers in contexts, which predict does not do yet"):
+        load_predictor(tmp_path)

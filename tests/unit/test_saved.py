@@ -7,6 +7,7 @@ import pytest
 
 from ds_distill.data.words import Words
 from ds_distill.errors import UserError
+from ds_distill.evaluation.answers import AnswerPredictions
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import (
     ClassPredictions,
@@ -35,6 +36,10 @@ def made(over: str, seed: int) -> object:
         return TokenScores(draw.uniform(1, 9, 6), np.ones(6), same.integers(2, 9, 6) * 1.0)
     if over == "numbers":
         return NumberPredictions(draw.normal(size=6), same.normal(size=6))
+    if over == "answers":
+        said = [["a", "b"], ["b"], ["the a"], ["c", "a"], [], ["x"]]
+        right = [["a"], ["b", "a"], ["a"], ["a"], ["a"], ["y"]]
+        return AnswerPredictions([said[at] for at in draw.permutation(6)], right, 9)
     offsets = np.array([0, 3, 4, 7, 9, 10, 12])
     words = Words(offsets, np.arange(12) != 5)
     return TagPredictions(draw.normal(size=(12, 3)), same.integers(0, 3, 12), words, TAGS)

@@ -37,6 +37,7 @@ KNOWN = {
     ("cache/workers.py", "Worker._take_over"): "a symbolic link, made whole",
     ("data/docstrings.py", "docstring_corpus.write"): "a file aside, given by build_once",
     ("data/examples.py", "write_examples"): "a file aside, given by build_once",
+    ("data/questions.py", "convert"): "a file aside, given by build_once",
     ("data/words.py", "convert"): "a file aside, given by build_once",
     ("engine/engine.py", "Engine.save"): "a checkpoint's folder aside, which checkpoints publish",
     ("engine/training_state.py", "write_training_state"): "into that folder",
