@@ -73,7 +73,7 @@ def record_of(seed: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def table(runs: list[dict[str, Any]]) -> str:
+def tables(runs: list[dict[str, Any]]) -> str:
     """Scores, then the student's differences, as Markdown."""
     models = {"student of the experts": runs[0]["student"], "labels of all sets": "labels-only"}
 
@@ -123,8 +123,8 @@ def main() -> None:
         run(seed, arguments.data, arguments.work / f"seed-{seed}")
     # Only now: until here the checkout is as its commit has it.
     runs = [record_of(seed, arguments.work / f"seed-{seed}") for seed in arguments.seeds]
-    write_json(RESULTS, {"command": " ".join(["python", *sys.argv[:1]]), "runs": runs})
-    show(PAGE, MARK, table(runs))
+    write_json(RESULTS, {"runs": runs})
+    show(PAGE, MARK, tables(runs))
 
 
 if __name__ == "__main__":

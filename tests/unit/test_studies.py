@@ -12,13 +12,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
 
+import entity_experts
 import label_experts
 import label_sets
 from pages import show, shown
 
 STUDIES: dict[str, tuple[Path, Path, str, Callable[[list[dict[str, Any]]], str]]] = {
     study.MARK: (study.RESULTS, study.PAGE, study.MARK, study.tables)
-    for study in (label_experts, label_sets)
+    for study in (entity_experts, label_experts, label_sets)
 }
 
 
