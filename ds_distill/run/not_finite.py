@@ -110,7 +110,7 @@ def save_examples(run: Run, split: str, keys: torch.Tensor, file: Path) -> None:
     lines = []
     for key in map(tuple, keys.tolist()):
         row = texts[stored[key]]
-        about = {name: row[name] for name in ("text", "text_b", "label") if name in row}
+        about = {name: row[name] for name in ("text", "text_b", "words", "label") if name in row}
         lines.append(json.dumps({"at": locations.get(key), **about}, ensure_ascii=False) + "\n")
     write_text(file, "".join(lines))
 
@@ -123,5 +123,7 @@ def _shown(run: Run, splits: Sequence[str], keys: torch.Tensor) -> Iterator[str]
         stored = Examples.of(texts).keys
         for key in keys:
             for index in (stored == key).all(dim=1).nonzero()[:1, 0].tolist():
-                start = textwrap.shorten(texts[index]["text"], 60, placeholder=" ...")
+                row = texts[index]
+                text = " ".join(row["words"]) if "words" in row else row["text"]
+                start = textwrap.shorten(text, 60, placeholder=" ...")
                 yield f"{locations.get(tuple(key.tolist()), f'split {split}')} {start!r}"

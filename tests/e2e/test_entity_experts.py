@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoModelForTokenClassification
 
 from ds_distill import run_recipe
 from ds_distill.check.recipe import check_all
 from ds_distill.errors import UserError
 from ds_distill.recipe import load_recipe
-from tests.toys import TOY_FILLERS, TOY_WORDS
+from tests.toys import TOY_FILLERS, TOY_WORDS, break_word
 
 KINDS = ("animal", "food")
 
@@ -138,3 +140,23 @@ def test_experts_that_do_not_fit_are_refused(
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     with pytest.raises(UserError, match=message):
         check_all(load_recipe(str(tmp_path / "recipe.yaml")))
+
+
+def test_an_expert_whose_numbers_are_not_finite_is_named_with_the_words(
+    settings: dict[str, Any], in_this_process: None, tmp_path: Path
+) -> None:
+    names = {0: "O", 1: "B-animal"}
+    expert = AutoModelForTokenClassification.from_pretrained(
+        settings["teachers"]["animal"]["model"],
+        id2label=names,
+        label2id={name: number for number, name in names.items()},
+    )
+    shutil.copytree(settings["teachers"]["animal"]["model"], tmp_path / "expert")
+    expert.save_pretrained(tmp_path / "expert")
+    break_word(tmp_path / "expert", AutoModelForTokenClassification, "tiger")
+    settings["task"] = settings.pop("tasks")["animal"]
+    settings["teachers"] = {"animal": {"model": str(tmp_path / "expert")}}
+    settings["phases"] = [{"evaluate": {"split": "test"}}]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    with pytest.raises(UserError, match=r"not finite .*test\.jsonl:\d+.*tiger"):
+        run_recipe(load_recipe(str(tmp_path / "recipe.yaml")), tmp_path / "run")
