@@ -1,12 +1,12 @@
 """The types that all parts share: batches, teacher signals. Views are in `ds_distill.views`.
 
-Shapes: B examples, S tokens of a padded view, T of a packed one, n rows (B for a sequence-level
-task, else the masked tokens of all examples), C classes or V vocabulary entries, H
-hidden width.
+Shapes: B examples, S tokens of a padded view, T of a packed one, n rows, C classes or V vocabulary
+entries, H hidden width.
 
-A row is one prediction that a loss counts. A sequence-level task has one row per example;
-masked-LM has one per masked token. Routing and loss terms only see rows, so they are independent of
-the task.
+A row is one prediction that a loss counts. A sequence-level task has one row per example, token
+classification one per word, masked-LM one per masked token, and extractive QA two per example:
+where an answer starts and where it ends, with the S tokens as classes. Routing and loss terms only
+see rows, so they are independent of the task.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import string
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -156,8 +157,9 @@ class _MeanOfQuestions(MeanMetric[AnswerPredictions]):
     """Mean over the questions of a value of the answers to each."""
 
     @staticmethod
+    @abstractmethod
     def of(answers: Sequence[str], right: Sequence[str]) -> float:
-        raise NotImplementedError
+        """answers: those to one question, the best first. right: the right ones."""
 
     def counts(self, predictions: AnswerPredictions) -> np.ndarray:
         pairs = zip(predictions.ranked, predictions.right, strict=True)
