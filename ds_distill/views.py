@@ -25,8 +25,8 @@ class PaddedView:
     positions: torch.Tensor | None = None
     """int64 [n]: flattened positions b * S + s of the rows. None: each example is a row."""
     candidates: torch.Tensor | None = None
-    """bool [B, S]: where an answer may start and end. Each example then has two rows, whose classes
-    are the S tokens."""
+    """int64 [B, K]: positions in its example of the tokens where an answer may start and end, -1
+    where an example has fewer. Each example then has two rows, whose classes are these tokens."""
 
     def __post_init__(self) -> None:
         """Raises ValueError when the shapes do not fit each other."""
@@ -93,7 +93,7 @@ class PackedView:
     positions: torch.Tensor | None = None
     """int64 [n]: positions in [0, T) of the rows. None: each example is a row."""
     candidates: torch.Tensor | None = None
-    """bool [T]: as of a padded view."""
+    """int64 [B, K]: as of a padded view."""
 
     @staticmethod
     def of(view: PaddedView) -> PackedView:
@@ -111,7 +111,7 @@ class PackedView:
             max_seqlen=int(lengths.max()),
             token_type_ids=None if types is None else types[real],
             positions=positions,
-            candidates=None if view.candidates is None else view.candidates[real],
+            candidates=view.candidates,
         )
 
     @property

@@ -1,7 +1,8 @@
 """Which signals of a teacher a cache stores, and their Arrow columns.
 
 A sequence-level teacher has one row per example. A masked-LM teacher has, for each of the K mask
-variants of an example, one row per masked token. A block of n examples is one record batch of n
+variants of an example, one row per masked token; other teachers with several rows per example have
+them as of one variant. A block of n examples is one record batch of n
 Arrow rows, or of K * n: first variant 0 of all examples, then variant 1 ...
 """
 
@@ -19,7 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ds_distill.cache.codecs import Encoded, StoredLogits, VocabularyCodec, codec_from_json
-from ds_distill.types import Signals
+from ds_distill.types import LACKING, Signals
 
 Dtype = Literal["float16", "bfloat16", "float32"]
 
@@ -62,6 +63,8 @@ class SignalSchema(BaseModel):
     """Stored dtype of hidden states, and of logits without a codec."""
     classes: Width
     """Width of the logits: classes, or entries of the vocabulary."""
+    ragged: bool = False
+    """Whether rows have unlike numbers of classes, `classes` at most; LACKING behind their own."""
     known: tuple[Annotated[int, Field(ge=0, lt=2**31, strict=True)], ...] | None = None
     """Class ids of the logits, of a teacher that knows some of the task's classes; see
     `Signals.classes`."""
@@ -124,7 +127,7 @@ class SignalSchema(BaseModel):
 
     def encode(self, signals: Signals) -> EncodedSignals:
         """Signals in their stored form, on the same device, without a device sync."""
-        logits = signals.logits
+        logits = self._padded(signals.logits)
         model_finite = finite = torch.isfinite(logits).all(dim=-1)
         values = {f"hidden{layer}": signals.hidden[layer] for layer in self.hidden}
         columns = {}
@@ -137,6 +140,8 @@ class SignalSchema(BaseModel):
             values = {"logits": logits, **values}
         for name, numbers in values.items():
             stored = numbers.to(self._torch_dtype)
+            if self.ragged and name == "logits":
+                stored = stored.masked_fill(numbers == LACKING, self._lacking)
             model_finite = model_finite & torch.isfinite(numbers).all(dim=-1)
             finite = finite & torch.isfinite(stored).all(dim=-1)
             columns[name] = Encoded(stored.contiguous().view(torch.uint8))
@@ -185,7 +190,7 @@ class SignalSchema(BaseModel):
         hidden = {layer: self._numbers(columns[f"hidden{layer}"]) for layer in self.hidden}
         if self._codec is None:
             classes = None if self.known is None else torch.tensor(self.known)
-            return Signals(self._numbers(columns["logits"]), hidden, classes)
+            return Signals(self._logits(columns["logits"]), hidden, classes)
         assert self.temperature is not None
         return Signals(StoredLogits(columns["logits"], self._codec, self.temperature), hidden)
 
@@ -193,8 +198,22 @@ class SignalSchema(BaseModel):
         """Full distributions, with the tail spread as the codec spreads it: float32 [n, C], at the
         codec's temperature, or at 1 without a codec."""
         if self._codec is None:
-            return torch.log_softmax(self._numbers(columns["logits"]), 1)
+            return torch.log_softmax(self._logits(columns["logits"]), 1)
         return self._codec.log_probs(columns["logits"])
+
+    def _padded(self, logits: torch.Tensor) -> torch.Tensor:
+        if not self.ragged:
+            return logits
+        return torch.nn.functional.pad(logits, (0, self.classes - logits.shape[1]), value=LACKING)
+
+    @property
+    def _lacking(self) -> float:
+        """What is stored for LACKING: the lowest finite number."""
+        return torch.finfo(self._torch_dtype).min
+
+    def _logits(self, stored: Encoded) -> torch.Tensor:
+        logits = self._numbers(stored)
+        return logits.masked_fill_(logits == self._lacking, LACKING) if self.ragged else logits
 
     def _numbers(self, stored: Encoded) -> torch.Tensor:
         rows, size = stored.payload.shape

@@ -9,13 +9,14 @@ from typing import Protocol
 import datasets
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.question_windows import Windows
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.validation_split import groups_of
 from ds_distill.data.words import NO_TOKEN, Words
-from ds_distill.types import Batch, Signals
+from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PackedView, PaddedView, View
 
 WORDS = "words"
@@ -223,17 +224,19 @@ class WordCollator:
 
 class SpanCollator:
     """Batches of questions with windows of their contexts: of each two rows, where the answer
-    starts and where it ends. The classes of a row are the tokens of its view."""
+    starts and where it ends. The classes of a row are the window's first token, which stands for no
+    answer, and the tokens of its context; a batch has as many as its longest context."""
 
     def __init__(
         self,
         examples: Examples,
         tables: Mapping[str, TokenTable],
+        cached: CachedSignals | None = None,
         packed: Collection[str] = (),
     ) -> None:
         """See `SequenceCollator`. All tables are of the same tokens."""
         self._examples, self._tables = examples, dict(tables)
-        self._packed = frozenset(packed)
+        self._cached, self._packed = cached, frozenset(packed)
         self.lengths = SequenceCollator(examples, tables).lengths
 
     def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
@@ -242,13 +245,14 @@ class SpanCollator:
         chosen = np.zeros(1, dtype=np.int64) if dummy else indices
         examples = self._examples.at(chosen)
         assert examples.windows is not None, "examples of windows"
+        candidates = torch.from_numpy(examples.windows.candidates)
         views: dict[int, PaddedView] = {}
         for table in self._tables.values():
             if id(table) not in views:
-                view = table.view(chosen)
-                candidates = examples.windows.candidates(view.input_ids.shape[1])
-                views[id(table)] = replace(view, candidates=torch.from_numpy(candidates))
+                views[id(table)] = replace(table.view(chosen), candidates=candidates)
         labels = torch.from_numpy(examples.labels).flatten()
+        cached = self._cached(chosen, epoch) if self._cached and signals else {}
+        check_cached_rows(cached, len(labels), "starts and ends")
         every = torch.arange(0 if dummy else len(labels))
         return Batch(
             keys=examples.keys.repeat_interleave(2, dim=0),
@@ -256,7 +260,21 @@ class SpanCollator:
             labels=torch.where(labels < 0, -100, labels),
             row_sets={"all": every, "labelled": every[labels[every] >= 0]},
             epoch=epoch,
+            signals={name: cut_to(candidates, outputs) for name, outputs in cached.items()},
         )
+
+
+def cut_to(candidates: torch.Tensor, signals: Signals) -> Signals:
+    """Cached signals with the classes that a batch has. Raises ValueError where they have others;
+    see `check_cached_rows`.
+
+    candidates: int64 [B, K], see `Windows.candidates`.
+    """
+    logits = signals.logits
+    known = (candidates >= 0).repeat_interleave(2, dim=0)
+    if not torch.equal(logits != LACKING, F.pad(known, (0, logits.shape[1] - known.shape[1]))):
+        raise ValueError("the cache has logits of other tokens than the batch's")
+    return Signals(logits[:, : known.shape[1]], signals.hidden)
 
 
 def stored_rows(batch: Batch) -> torch.Tensor:

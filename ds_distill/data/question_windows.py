@@ -20,11 +20,12 @@ from ds_distill.data.keys import content_keys
 from ds_distill.data.tokenise import tokenizer_fingerprint
 from ds_distill.progress import mark
 
-VERSION = 1
+VERSION = 2
 """Part of the fingerprint: raise it when the same contexts give other windows."""
 
 NO_ANSWER = 0
-"""The position of the first token, which stands for `no answer in this window`."""
+"""The class of the first token, which stands for `no answer in this window`. Those from 1 on are
+the tokens of the context."""
 
 _AT_ONCE = 200
 
@@ -58,13 +59,13 @@ class Windows:
             self.question[indices],
         )
 
-    def candidates(self, length: int) -> np.ndarray:
-        """Which of the tokens may be the start or the end of an answer, the first one for no
-        answer: bool [N, length]."""
-        position = np.arange(length)
-        last = self.first + self.tokens
-        inside = (position >= self.first[:, None]) & (position < last[:, None])
-        return inside | (position == NO_ANSWER)
+    @property
+    def candidates(self) -> np.ndarray:
+        """The positions of the tokens that may be the start or the end of an answer, by class:
+        int64 [N, K], K - 1 the tokens of the longest context, -1 where one is shorter."""
+        number = np.arange(1 + self.tokens.max(initial=0))
+        positions = np.where(number == NO_ANSWER, 0, self.first[:, None] + number - 1)
+        return np.where(number <= self.tokens[:, None], positions, -1)
 
     @property
     def firsts(self) -> np.ndarray:
@@ -101,7 +102,7 @@ def prepare(
 
     examples: columns as of `questions.EXAMPLES`. overlap: tokens that windows share, at most.
 
-    The result has `text`, `text_b`, keys and `group` as any pairs, and `label`: positions of the
+    The result has `text`, `text_b`, keys and `group` as any pairs, and `label`: the classes of the
     first and last token of the first right answer that the window holds whole, NO_ANSWER where it
     holds none, -1 where answers are not known; `question`: its number; `at`: the window's first
     character in the context; `first` and `tokens`: position of the context's first token, and how
@@ -153,7 +154,7 @@ class _Window:
         return len(self.spans), self.spans[:, 0], self.spans[:, 1]
 
     def label(self, answers: list[dict[str, Any]]) -> list[int]:
-        """Positions of the first and last token of the first answer that it holds whole."""
+        """The classes of the first and last token of the first answer that it holds whole."""
         for answer in answers:
             start = answer["start"] - self.at
             end = start + len(answer["text"])
@@ -162,7 +163,7 @@ class _Window:
             first, last = self.spans.T
             here = np.flatnonzero((last > start) & (first < end) & (first < last))
             if len(here):  # a tokenizer may drop all of an answer's characters
-                return [int(self.first + here[0]), int(self.first + here[-1])]
+                return [1 + int(here[0]), 1 + int(here[-1])]
         return [NO_ANSWER, NO_ANSWER]
 
 

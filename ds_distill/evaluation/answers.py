@@ -1,6 +1,6 @@
 """Answers to questions, and their scores.
 
-Shapes: N windows of Q questions, K answers of a window, S tokens.
+Shapes: N windows of Q questions, C classes: no answer, and the tokens of the longest context.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class Answers:
 
 
 def best_spans(logits: torch.Tensor, most_tokens: int) -> torch.Tensor:
-    """The best spans of tokens of each window: float32 [B, BEST, 3]: position of the first token,
-    of the last, and the sum of their logits, LACKING where a window has fewer spans.
+    """The best spans of tokens of each window: float32 [B, BEST, 3]: class of the first token, of
+    the last, and the sum of their logits, LACKING where a window has fewer spans.
 
-    logits: float32 [2B, S], start and end by turns, LACKING at tokens that are no candidates.
+    logits: float32 [2B, C], start and end by turns, LACKING where a window has fewer classes.
     most_tokens: that a span may have.
     """
     starts, ends = logits[0::2].clone(), logits[1::2]
     starts[:, NO_ANSWER] = LACKING
     length = min(most_tokens, ends.shape[1])
     padded = torch.nn.functional.pad(ends, (0, length - 1), value=LACKING)
-    sums = starts[:, :, None] + padded.unfold(1, length, 1)  # [B, S, length]
+    sums = starts[:, :, None] + padded.unfold(1, length, 1)  # [B, C, length]
     flat = sums.flatten(1)
     scores, found = flat.topk(min(BEST, flat.shape[1]), dim=1)
     first, more = found // length, found % length
@@ -80,11 +80,10 @@ def ranked_answers(spans: np.ndarray, windows: Windows) -> list[list[Answer]]:
     found: dict[int, dict[tuple[int, int], Answer]] = {int(n): {} for n in windows.question}
     for number, row in enumerate(windows.table):
         of_question = found[int(windows.question[number])]
-        first = int(windows.first[number])
         for start, end, score in spans[number].tolist():
             if score <= LACKING / 2 or not np.isfinite(score):
                 continue
-            begin, stop = row["begins"][int(start) - first], row["ends"][int(end) - first]
+            begin, stop = row["begins"][int(start) - 1], row["ends"][int(end) - 1]
             span = row["at"] + begin, row["at"] + stop
             if stop > begin and (span not in of_question or score > of_question[span].score):
                 of_question[span] = Answer(row["text_b"][begin:stop], span[0], score)

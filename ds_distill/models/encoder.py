@@ -21,8 +21,8 @@ def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = (
     Without `view.positions` the model is a sequence classifier and each example is a row. With
     them it is a token classifier or a masked-LM, and its head is computed at these positions alone;
     a masked-LM's logits only if somebody asks for them. With `view.candidates` it finds answers:
-    each example has two rows, start and end, with logits float32 [2B, S] over the tokens, LACKING
-    where they are no candidates, and with the state of the first token.
+    each example has two rows, start and end, with logits float32 [2B, K] over the candidates,
+    LACKING where an example has fewer, and with the state of the first token.
 
     layers: whose states at each row are wanted too, as `Signals.hidden` numbers them.
     """
@@ -30,7 +30,11 @@ def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = (
         return _read_packed(model, view, layers)
     if view.candidates is not None:
         output = model.base_model(**view.model_inputs(), output_hidden_states=bool(layers))
-        rows = _span_rows(span_logits(model, output.last_hidden_state), view.candidates)
+        first = (
+            torch.arange(view.num_examples, device=view.input_ids.device) * view.input_ids.shape[1]
+        )
+        scores = span_logits(model, output.last_hidden_state).flatten(0, 1)
+        rows = _span_rows(scores, first, view.candidates)
         firsts = {layer: output.hidden_states[layer][:, 0] for layer in layers}
         return Signals(rows, {n: state.repeat_interleave(2, 0) for n, state in firsts.items()})
     if view.positions is None:
@@ -53,14 +57,9 @@ def _at_positions(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor 
 def _read_packed(model: PreTrainedModel, view: PackedView, layers: Collection[int]) -> Signals:
     last, states = packed_states(model, view, layers)
     if view.candidates is not None:
-        shape = (view.num_examples, view.max_seqlen)
-        of_token = torch.arange(len(view.input_ids), device=last.device)
-        at = torch.searchsorted(view.cu_seqlens[1:].long(), of_token, right=True), view.position_ids
-        scores = span_logits(model, last)
-        padded = scores.new_zeros(*shape, 2).index_put(at, scores)
-        candidates = view.candidates.new_zeros(shape).index_put(at, view.candidates)
-        firsts = {layer: state[view.cu_seqlens[:-1].long()] for layer, state in states.items()}
-        rows = _span_rows(padded, candidates)
+        first = view.cu_seqlens[:-1].long()
+        rows = _span_rows(span_logits(model, last), first, view.candidates)
+        firsts = {layer: state[first] for layer, state in states.items()}
         return Signals(rows, {n: state.repeat_interleave(2, 0) for n, state in firsts.items()})
     positions = view.cu_seqlens[:-1].long() if view.positions is None else view.positions
     hidden = {layer: state[positions] for layer, state in states.items()}
@@ -109,9 +108,13 @@ def token_logits(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
     return states
 
 
-def _span_rows(logits: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """[B, S, 2] to float32 [2B, S], LACKING where bool [B, S] is False."""
-    rows = logits.float().masked_fill(~candidates[:, :, None], LACKING)
+def _span_rows(logits: torch.Tensor, first: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    """Logits of a batch's tokens [T, 2] to those of the candidates: float32 [2B, K].
+
+    first: int64 [B], the first token of each example. candidates: int64 [B, K], from there on.
+    """
+    rows = logits[first[:, None] + candidates.clamp(min=0)].float()
+    rows = rows.masked_fill((candidates < 0)[:, :, None], LACKING)
     return rows.transpose(1, 2).flatten(0, 1)
 
 

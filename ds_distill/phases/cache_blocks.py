@@ -130,7 +130,7 @@ def _run_block(
         signals = engine.predict(batch, [teacher], schema.hidden)[teacher]
         view = batch.views[teacher]
         rows = stored_rows(batch)  # without the dummy row of a batch of no rows
-        if view.positions is not None and len(some):
+        if schema.mask_variants is not None and len(some):
             of_rows = view.example_indices[rows]
             counts.append(np.bincount(of_rows.numpy(), minlength=len(some)))
         if len(rows):

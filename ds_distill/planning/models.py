@@ -250,7 +250,8 @@ def view_of(of: Pass, device: str) -> PaddedView:
 def run_pass(built: PreTrainedModel, view: PaddedView, of: Pass) -> None:
     """A pass through a prepared model."""
     if type(built).__name__.endswith("ForQuestionAnswering"):
-        view = replace(view, candidates=view.attention_mask.bool())
+        every = torch.arange(of.length, device=view.input_ids.device)
+        view = replace(view, candidates=every.expand(of.examples, -1))
     with torch.set_grad_enabled(of.trains):
         signals = read_signals(built, view)
         head = signals.head

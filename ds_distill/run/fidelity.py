@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ds_distill.cache.compare import divergence
 from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import Collator, Examples, stored_rows
 from ds_distill.engine.engine import Engine
+from ds_distill.types import LACKING
 
 MUCH = 0.1
 """The lost share of a teacher's signals above which a build warns: chosen between the two shares
@@ -29,7 +30,8 @@ class Repeated:
     keys: torch.Tensor
     """int64 [m, 2]: content keys of the examples."""
     together: torch.Tensor
-    """float32 [n, C]: logits, all examples in one batch, long and short."""
+    """float32 [n, C]: logits, all examples in one batch, long and short; LACKING where a row has
+    fewer classes."""
     alone: torch.Tensor
     """float32 [n, C]: the same rows, each example in its own batch."""
     variant: int = 0
@@ -58,8 +60,8 @@ class Fidelity:
     entropy: float
     """Entropy of the teacher's distributions in nats, mean over rows."""
     lost: float
-    """`kl_mean` / (log C - entropy): the lost share of the KL that a uniform student has to the
-    teacher, which is all that it can learn."""
+    """`kl_mean` / (log C - entropy), C the classes of a row: the lost share of the KL that a
+    uniform student has to the teacher, which is all that it can learn."""
 
     def __str__(self) -> str:
         return (
@@ -122,8 +124,15 @@ def repeat_inference(
         logits = engine.predict(batch, [teacher])[teacher].logits.float().cpu()
         return logits[stored_rows(batch)]
 
-    alone = torch.cat([predict(some[at : at + 1]) for at in range(len(some))])
-    return Repeated(examples.keys[torch.from_numpy(some)], predict(some), alone, variant)
+    together = predict(some)
+    alone = [predict(some[at : at + 1]) for at in range(len(some))]
+    parts = [_widened(logits, together.shape[1]) for logits in alone]
+    return Repeated(examples.keys[torch.from_numpy(some)], together, torch.cat(parts), variant)
+
+
+def _widened(logits: torch.Tensor, classes: int) -> torch.Tensor:
+    """[n, fewer] to [n, C]."""
+    return F.pad(logits, (0, classes - logits.shape[1]), value=LACKING)
 
 
 def fidelity(
@@ -136,10 +145,10 @@ def fidelity(
         return _of_numbers(repeated, reader, teacher)
     stored = reader.log_probs(teacher, reader.indices(repeated.keys), repeated.variant)
     temperature = reader.manifest.teachers[teacher].signals.temperature or 1.0
-    parts = []
+    ours = [_widened(logits, stored.shape[1]) for logits in (repeated.alone, repeated.together)]
+    parts, uniform = [], (ours[0] != LACKING).sum(1).double().log().mean()
     for alone, together, cached in zip(
-        *(logits.split(_ROWS) for logits in (repeated.alone, repeated.together, stored)),
-        strict=True,
+        *(logits.split(_ROWS) for logits in (*ours, stored)), strict=True
     ):
         own = torch.log_softmax(alone / temperature, 1)
         batches = _total_variation(own, torch.log_softmax(together / temperature, 1))
@@ -148,7 +157,7 @@ def fidelity(
         distances = batches, _total_variation(own, cached), kl, entropy
         parts.append(torch.stack([part.double() for part in distances]))
     batches, variation, kl, entropy = torch.cat(parts, dim=1)
-    learnable = math.log(stored.shape[1]) - float(entropy.mean())
+    learnable = float(uniform - entropy.mean())
     return Fidelity(
         rows=len(kl),
         temperature=temperature,

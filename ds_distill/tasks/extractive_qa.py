@@ -60,8 +60,7 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         cached: CachedSignals | None,
         packed: Collection[str],
     ) -> Collator:
-        assert cached is None, "check refuses caches"
-        return SpanCollator(examples, tables, packed)
+        return SpanCollator(examples, tables, cached, packed)
 
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
         return {}
@@ -73,7 +72,14 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         codec: Callable[[int], dict[str, Any] | None],
         label_map: LabelMap | None,
     ) -> SignalSchema:
-        raise AssertionError("check refuses caches")
+        """Two rows of each window; windows have unlike numbers of tokens."""
+        return SignalSchema(
+            dtype=phase.dtype,
+            classes=self.settings.max_length,
+            ragged=True,
+            hidden=dict.fromkeys(phase.hidden, config.hidden_size),
+            mask_variants=1,
+        )
 
     def predict(
         self,

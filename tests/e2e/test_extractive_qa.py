@@ -1,5 +1,5 @@
-"""An extractive QA recipe: two teachers with one tokenizer, live, by command, in one process at
-stage 0 and on two ranks at stage 3. Contexts are longer than a window."""
+"""An extractive QA recipe: two teachers with one tokenizer, cached and live, by command, in one
+process at stage 0 and on two ranks at stage 3. Contexts are longer than a window."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def settings(
 ) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("questions")
     toy = {"model": str(tiny_models["toy"])}
-    distil = {"split": "transfer", "epochs": 5, "losses": {"kl": {"temperature": 2.0}}}
+    losses = {"kl": {"temperature": 2.0}, "hidden_mse": {"weight": 0.1}}
+    distil = {"split": "transfer", "epochs": 5, "losses": losses, "routing": "average"}
+    live = {"name": "live", "teachers": "live", "save_as": "live"}
     return {
         "name": "questions",
         "task": {**TASK, "data": {"path": str(write_task(root / "data"))}},
@@ -63,7 +65,9 @@ def settings(
         "phases": [
             {"fine-tune": {"models": ["first"], "epochs": 7}},
             {"fine-tune": {"name": "again", "models": ["second"], "epochs": 5}},
-            {"distil": {**distil, "routing": "average"}},
+            {"cache": {"splits": "transfer", "hidden": [-1], "dtype": "float32"}},
+            {"distil": {**distil, **live}},
+            {"distil": {**distil, "teachers": "cached"}},
             {"evaluate": {"split": "test"}},
         ],
         "logging": {"every": 1},
@@ -99,7 +103,13 @@ def evaluation(folder: Path) -> dict[str, Any]:
     return dict(record)
 
 
-@pytest.mark.parametrize("phase", ["first", "student"])
+def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[int, Path]) -> None:
+    cached, live = (losses(folders[1], phase) for phase in ("student", "live"))
+    assert len(cached) == len(live) > 10
+    assert live == pytest.approx(cached, rel=1e-4)
+
+
+@pytest.mark.parametrize("phase", ["first", "student", "live"])
 def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
     folders: dict[int, Path], phase: str
 ) -> None:
@@ -111,7 +121,7 @@ def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
 def test_scores_are_of_questions(folders: dict[int, Path]) -> None:
     record = evaluation(folders[1])
     models = record["models"]
-    assert record["metric"] == "squad_f1" and set(models) == {"first", "second", "student"}
+    assert record["metric"] == "squad_f1" and set(models) == {"first", "second", "student", "live"}
     assert {model["examples"] for model in models.values()} == {60}
     assert {model["windows"] for model in models.values()} == {record["baseline"]["windows"]}
     assert models["first"]["windows"] > 60

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torchmetrics.functional.text import squad
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
 
-from ds_distill.data.batches import Examples, SpanCollator
+from ds_distill.cache.schema import SignalSchema
+from ds_distill.data.batches import Examples, SpanCollator, cut_to
 from ds_distill.data.combined import open_source
 from ds_distill.data.keys import content_keys
 from ds_distill.data.question_windows import NO_ANSWER, prepare
@@ -41,7 +42,10 @@ from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packed import packed_attention
 from ds_distill.parts.metrics import MetricSettings
+from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import ExtractiveQA
+from ds_distill.planning.cached import example_bytes
+from ds_distill.tasks.extractive_qa import ExtractiveQAKind
 from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PackedView, PaddedView
 
@@ -138,11 +142,11 @@ def test_answers_come_back_to_the_same_characters(
             if start < at or end > at + len(text) or not held:
                 assert row["label"] == [NO_ANSWER, NO_ANSWER]
                 continue
-            assert row["label"] == [positions[held[0]], positions[held[-1]]]
+            assert row["label"] == [1 + held[0], 1 + held[-1]]
             held_spans = [spans[number] for number in held]
             whole = min(a for a, _ in held_spans), max(b for _, b in held_spans)
             if whole == (start - at, end - at):  # an answer of whole tokens
-                first, last = (label - row["first"] for label in row["label"])
+                first, last = (label - 1 for label in row["label"])
                 found = text[row["begins"][first] : row["ends"][last]]
                 assert found == context[start:end]
 
@@ -181,7 +185,7 @@ def test_windows_of_words_share_the_tokens_of_the_overlap(tiny_models: dict[str,
         context[row["at"] : end].split() for row, end in zip(list(split)[1:], ends, strict=False)
     ]
     assert {len(words) for words in shared} == {9}
-    assert split[0]["label"] == [5, 5], "the second word, after [CLS], two words and [SEP]"
+    assert split[0]["label"] == [2, 2], "the second word of the context"
     assert split[1]["label"] == [NO_ANSWER, NO_ANSWER]
     assert list(split["answers"]) == [["dog", context[24:27]]] * len(split)
     [lone] = prepare(rows_of("we saw", "a cat", None), tokenizer, 32, 9)
@@ -287,11 +291,12 @@ def test_two_rows_per_window(tmp_path: Path, tiny_models: dict[str, Path]) -> No
     tokenizer = load_tokenizer(str(tiny_models["toy"]))
     for window, text in enumerate(["cat", "cat", "[CLS]"]):
         start, end = batch.labels[2 * window : 2 * window + 2].tolist()
-        ids = view.input_ids[window, start : end + 1].tolist()
+        ids = view.input_ids[window, view.candidates[window, start : end + 1]].tolist()
         assert tokenizer.convert_ids_to_tokens(ids) == [text]
-        assert view.candidates[window, start] and view.candidates[window, end]
-    open_ = [tokenizer.convert_ids_to_tokens(view.input_ids[1][view.candidates[1]].tolist())]
-    assert open_ == [["[CLS]", "a", "cat", "saw"]]
+    short = view.candidates[1]
+    assert short[4:].tolist() == [-1] * (len(short) - 4) and len(short) > 4
+    open_ = tokenizer.convert_ids_to_tokens(view.input_ids[1, short[:4]].tolist())
+    assert open_ == ["[CLS]", "a", "cat", "saw"]
     assert batch.row_sets["all"].tolist() == batch.row_sets["labelled"].tolist() == [*range(6)]
     assert view.example_indices.tolist() == [0, 0, 1, 1, 2, 2]
     assert batch.keys[:2].tolist() == [examples.keys[last].tolist()] * 2
@@ -322,7 +327,7 @@ def test_logits_are_those_of_transformers(family: str) -> None:
     ids = torch.randint(3, 50, (2, 7))
     mask = torch.ones_like(ids)
     mask[1, 5:] = 0
-    candidates = torch.tensor([[1, 0, 0, 1, 1, 1, 0], [1, 0, 1, 1, 0, 0, 0]]).bool()
+    candidates = torch.tensor([[0, 3, 4, 5], [0, 2, 3, -1]])
     view = PaddedView(ids, mask, candidates=candidates)
     with torch.no_grad():
         whole = model(input_ids=ids, attention_mask=mask)
@@ -330,8 +335,9 @@ def test_logits_are_those_of_transformers(family: str) -> None:
         assert here.hidden[-1].shape == (4, 32)
         for turn, expected in enumerate((whole.start_logits, whole.end_logits)):
             rows = here.logits[turn::2]
-            torch.testing.assert_close(rows[candidates], expected[candidates])
-            assert (rows[~candidates] == LACKING).all()
+            torch.testing.assert_close(rows[0], expected[0, candidates[0]])
+            torch.testing.assert_close(rows[1, :3], expected[1, candidates[1, :3]])
+            assert rows[1, 3] == LACKING
         if attention:
             packed = read_signals(model, PackedView.of(view), (-1,))
             torch.testing.assert_close(packed.logits, here.logits)
@@ -349,7 +355,8 @@ def test_losses_do_not_depend_on_padding(term: Any) -> None:
             for name, values in logits.items()
         }
         ids = torch.ones(2, 6 + longer, dtype=torch.int64)
-        view = PaddedView(ids, torch.ones_like(ids), candidates=ids.bool())
+        candidates = torch.where(torch.arange(6 + longer) < 6, torch.arange(6 + longer), -1)
+        view = PaddedView(ids, torch.ones_like(ids), candidates=candidates.expand(2, -1))
         batch = Batch.from_views({"student": view}, torch.tensor([0, 1, 2, 3]))
         teachers = {"teacher": Signals(wide["teacher"].detach())}
         loss = term(Signals(wide["student"]), teachers, None, batch)
@@ -358,6 +365,43 @@ def test_losses_do_not_depend_on_padding(term: Any) -> None:
         assert gradient is not None and (gradient[:, 6:] == 0).all()
         found.append((loss.detach(), gradient[:, :6]))
     torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@given(data=st.data())
+def test_cached_rows_are_as_long_as_their_contexts(dtype: Any, data: st.DataObject) -> None:
+    """Rows of unlike lengths come back from a cache's columns, whatever the batch they were in."""
+    tokens = data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=4))
+    candidates = torch.full((len(tokens), 1 + max(tokens)), -1)
+    for row, count in zip(candidates, tokens, strict=True):
+        row[: 1 + count] = torch.arange(1 + count)
+    known = (candidates >= 0).repeat_interleave(2, dim=0)
+    numbers = torch.tensor(
+        data.draw(st.lists(st.integers(-99, 99), min_size=known.numel(), max_size=known.numel()))
+    )
+    logits = numbers.reshape(known.shape).float().masked_fill(~known, LACKING)
+    schema = SignalSchema(dtype=dtype, classes=9, ragged=True, mask_variants=1)
+    encoded = schema.encode(Signals(logits))
+    assert encoded.finite.all()
+    [column] = schema.record_batch([encoded], np.full(len(tokens), 2)).columns
+    assert len(column) == len(tokens)
+    decoded = schema.decode(encoded.columns)
+    assert decoded.logits.shape == (len(logits), 9)
+    assert torch.equal(cut_to(candidates, decoded).logits, logits)
+    shares = schema.log_probs(encoded.columns)[:, : known.shape[1]]
+    torch.testing.assert_close(shares.exp(), logits.softmax(1))
+    other = candidates.clone()
+    other[0, 0] = -1
+    with pytest.raises(ValueError, match="other tokens than the batch's"):
+        cut_to(other, decoded)
+
+
+def test_what_a_cache_takes_is_planned() -> None:
+    task = ExtractiveQA(data={"path": "data"}, max_length=64)
+    config, phase = AutoConfig.for_model("bert", hidden_size=8), Cache(splits="train", hidden=[-1])
+    schema = ExtractiveQAKind(task, []).signal_schema(phase, config, lambda _: None, None)
+    sizes = [size for size in schema.items.values() if size is not None]
+    assert example_bytes(phase, task, config, 2, 50.0) == 2 * sum(sizes)
 
 
 # ---------------------------------------------------------------------------------------- answers
@@ -406,7 +450,7 @@ def test_spans_of_two_windows_are_one_answer(tiny_models: dict[str, Path]) -> No
     spans = np.full((3, BEST, 3), [0, 0, LACKING])
     place = context.index("dog", two["at"])  # in both windows
     for number, (row, score) in enumerate([(one, 1.0), (two, 3.0)]):
-        at = row["first"] + row["begins"].index(place - row["at"])
+        at = 1 + row["begins"].index(place - row["at"])
         spans[number, 0] = at, at + 1, score
         spans[number, 1] = at + 1, at + 1, 2.0 + number / 2
     [answers] = ranked_answers(spans, examples.windows)

@@ -15,8 +15,8 @@ from ds_distill.parts.tasks.base import TaskSettings
 class ExtractiveQA(TaskSettings):
     """Find the answer to a question in its context: a span of its characters. A context too long
     for `max_length` is read in windows that overlap. A window has two rows, the answer's start and
-    its end, whose classes are the window's tokens, so all models must have the same tokenizer. The
-    first token stands for `no answer in this window`."""
+    its end, whose classes are the tokens of its context, so all models must have the same
+    tokenizer. The window's first token stands for `no answer in this window`."""
 
     has_classes: ClassVar[bool] = False
     of_questions: ClassVar[bool] = True
@@ -51,13 +51,6 @@ class ExtractiveQA(TaskSettings):
     def overlap(self) -> int:
         return self.max_length // 3 if self.stride is None else self.stride
 
-    def not_cacheable(self) -> str | None:
-        return (
-            f"{self.location}.type={self.type} has a class for each token of a window, so that "
-            "rows are of many lengths, and a cache's are of one. Set teachers=live in the distil "
-            "phases, and take the cache phase out."
-        )
-
 
 def _usage(task: ExtractiveQA, pairs: bool) -> list[str]:
     """transformers has no pipeline for questions any more: the best span, by hand."""
@@ -71,13 +64,14 @@ def _usage(task: ExtractiveQA, pairs: bool) -> list[str]:
         '    return_tensors="pt",',
         ")",
         'del windows["overflow_to_sample_mapping"]',
-        "found, best = model(**windows), (float('-inf'), 0, 0)",
-        "for starts, ends, window in zip(*found.to_tuple()[:2], windows.encodings):",
+        "logits, best = model(**windows).to_tuple()[:2], (float('-inf'), 0, 0)",
+        "found = [of_side.tolist() for of_side in logits]",
+        "for starts, ends, window in zip(*found, windows.encodings):",
         "    tokens = [i for i, part in enumerate(window.sequence_ids) if part == 1]",
         "    for i in tokens:",
         f"        near = [j for j in tokens if i <= j < i + {task.max_answer_length}]",
-        "        j = max(near, key=lambda j: float(ends[j]))",
-        "        score = float(starts[i] + ends[j])",
+        "        j = max(near, key=lambda j: ends[j])",
+        "        score = starts[i] + ends[j]",
         "        best = max(best, (score, window.offsets[i][0], window.offsets[j][1]))",
         "print(context[best[1]:best[2]])",
     ]
