@@ -1,5 +1,6 @@
-"""Predict with a classifier, such as a run's student: for texts of a program or of a file. What
-finds entities is in `ds_distill.tagging`."""
+"""Predict with a model, such as a run's student: for texts of a program or of a file. Here is what
+labels texts; what finds entities is in `ds_distill.tagging`, what finds answers to questions in
+`ds_distill.answering`."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from ds_distill.answering import Answerer
 from ds_distill.data.readers import kind_of, open_file
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
@@ -34,6 +36,9 @@ SECONDS = 10.0
 
 class Classifier:
     """A trained classifier, or regression model, with its tokenizer."""
+
+    columns = (("text",), ("text_a", "text_b"))
+    """Of a file's, those that are read where none are named: the first that are there."""
 
     def __init__(self, reference: str) -> None:
         """reference: a folder or hub id, resolved. It runs in fp32, on a GPU if there is one.
@@ -109,36 +114,43 @@ class Classifier:
         return {"predicted": predicted, "probabilities": named}
 
 
-def load_predictor(model: str | Path) -> Classifier | Tagger:
+Predictor = Classifier | Tagger | Answerer
+
+_BY_HEAD: dict[str, type[Tagger] | type[Answerer]] = {
+    "ForTokenClassification": Tagger,
+    "ForQuestionAnswering": Answerer,
+}
+
+
+def load_predictor(model: str | Path) -> Predictor:
     """
     model: a folder as `save_pretrained` writes it, a run's folder (its student), or a hub id.
 
-    Raises UserError when there is no classifier.
+    Raises UserError when there is no model that predicts.
     """
     reference = resolve_model(str(student_of(model) or model))
-    kinds = getattr(load_config(reference), "architectures", None) or []
-    if any(kind.endswith("ForQuestionAnswering") for kind in kinds):
-        raise UserError(
-            f"model {model}: it finds answers in contexts, which predict does not do yet. A "
-            "student's README.md has the lines of Python that do."
-        )
-    of_words = any(kind.endswith("ForTokenClassification") for kind in kinds)
-    return Tagger(reference) if of_words else Classifier(reference)
+    for kind in getattr(load_config(reference), "architectures", None) or []:
+        for head, predictor in _BY_HEAD.items():
+            if kind.endswith(head):
+                return predictor(reference)
+    return Classifier(reference)
 
 
 def predict(
     model: str | Path, texts: Iterable[Text | list[str]], *, batch_size: int = 32
 ) -> Iterator[dict[str, Any]]:
-    """Predictions of a classifier or regression model for texts, in their order; see
-    `Classifier.predictions`, and `Tagger.predictions` of a token classifier.
+    """Predictions of a model for texts, in their order; see `Classifier.predictions` of a
+    classifier or regression model, `Tagger.predictions` of a token classifier, and
+    `Answerer.predictions` of a model for extractive QA.
 
         for found in predict("runs/quickstart", ["Compute the eigenvalues of a matrix."]):
             print(found["predicted"], found["probabilities"])
 
     model: as `load_predictor` takes it. texts: each a string, or a pair of two; for a token
-        classifier a string of any length, or a list of words.
+        classifier a string of any length, or a list of words; for extractive QA pairs of a
+        question and its context, of any length.
 
-    Raises UserError when there is no classifier.
+    Raises UserError when there is no model that predicts.
     """
     predictor, given = load_predictor(model), iter(texts)
     while chunk := list(islice(given, CHUNK)):
@@ -150,7 +162,7 @@ def predict_file(
     file: Path,
     output: IO[str],
     *,
-    text: str = "text",
+    text: str | None = None,
     text_b: str | None = None,
     batch_size: int = 32,
     progress: Callable[[str], None],
@@ -159,31 +171,19 @@ def predict_file(
 
     file: jsonl, csv, tsv, parquet or txt, plain or gzip; `-` is standard input, with an object of
         JSON or else a text on each line.
-    text, text_b: columns of the text and of the second one of a pair. Data with columns `text_a`
-        and `text_b` and no `text` are pairs without naming them.
+    text, text_b: columns of the text and of the second one of a pair. Default: the predictor's
+        `columns`.
     progress: gets a sentence every ten seconds, and at the end.
 
     Raises UserError for rows that cannot be read.
     """
     rows, columns = _rows(file)
     predictor = load_predictor(model)
+    names = _columns(file, columns, predictor, text, text_b)
     of_words = isinstance(predictor, Tagger)
-    if text == "text" and "text" not in columns:
-        if of_words and "tokens" in columns:
-            text = "tokens"
-        elif {"text_a", "text_b"} <= set(columns):
-            text, text_b = "text_a", "text_b"
-    for name in filter(None, (text, text_b)):
-        if name not in columns:
-            raise UserError(
-                f"{file}: no column {name!r}; it has: {', '.join(columns)}."
-                f"{did_you_mean(name, columns)} Name the text's column: --text COLUMN."
-            )
-    if of_words and text_b is not None:
-        raise UserError(f"{file}: {model} tags single texts: name one column, --text COLUMN.")
     done, started, shown = 0, time.monotonic(), time.monotonic()
     while chunk := list(islice(rows, CHUNK)):
-        texts = [_text(location, row, text, text_b, of_words) for location, row in chunk]
+        texts = [_text(location, row, names, of_words) for location, row in chunk]
         found = predictor.predictions(texts, batch_size)
         for (_, row), prediction in zip(chunk, found, strict=True):
             made = {**row, **prediction}
@@ -242,13 +242,39 @@ def _standard_input() -> Iterator[tuple[str, dict[str, Any]]]:
         yield location, row
 
 
-def _text(location: str, row: dict[str, Any], text: str, text_b: str | None, of_words: bool) -> Any:
+def _columns(
+    file: Path, present: list[str], predictor: Predictor, text: str | None, text_b: str | None
+) -> tuple[str, ...]:
+    """The columns of a text, or of the two of a pair. Raises UserError where they are not there, or
+    are not as many as the model reads."""
+    usual = predictor.columns
+    chosen: tuple[str, ...]
+    if text is None and text_b is None:
+        chosen = next((names for names in usual if set(names) <= set(present)), usual[0])
+    else:
+        chosen = (text or usual[0][0], *filter(None, [text_b]))
+    for name in chosen:
+        if name not in present:
+            raise UserError(
+                f"{file}: no column {name!r}; it has: {', '.join(present)}."
+                f"{did_you_mean(name, present)} Name the text's column: --text COLUMN."
+            )
+    if len(chosen) not in map(len, usual):
+        reads = "single texts" if len(usual[0]) == 1 else "pairs of a question and its context"
+        raise UserError(
+            f"{file}: columns {', '.join(map(repr, chosen))}, but this model reads {reads}. Name "
+            + ("one column, --text COLUMN." if len(usual[0]) == 1 else "both, --text and --text-b.")
+        )
+    return chosen
+
+
+def _text(location: str, row: dict[str, Any], names: tuple[str, ...], of_words: bool) -> Any:
     """A text, a pair of two, or a list of words."""
-    words = row.get(text)
+    words = row.get(names[0])
     if of_words and isinstance(words, list) and all(isinstance(word, str) for word in words):
         return words
-    values = [row.get(name) for name in (text, text_b) if name is not None]
-    for name, value in zip((text, text_b), values, strict=False):
+    values = [row.get(name) for name in names]
+    for name, value in zip(names, values, strict=True):
         if not isinstance(value, str):
             raise UserError(f"{location}: {name!r} is {kind_of(value)}, not a text.")
     first, *others = values

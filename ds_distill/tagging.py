@@ -41,6 +41,9 @@ class _Window:
 class Tagger:
     """A trained token classifier with its tokenizer."""
 
+    columns = (("text",), ("tokens",))
+    """Of a file's, those that are read where none are named: the first that are there."""
+
     def __init__(self, reference: str) -> None:
         """reference: a folder or hub id, resolved. It runs in fp32, on a GPU if there is one.
 

@@ -224,11 +224,20 @@ def predict(
     output: Annotated[
         Path | None, typer.Option(help="The file to write.", show_default="standard output")
     ] = None,
-    text: Annotated[str, typer.Option(help="Column of the text.")] = "text",
-    text_b: Annotated[str | None, typer.Option(help="Column of the second text of a pair.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="Column of the text, or of the question.",
+            show_default="text, tokens, question or text_a",
+        ),
+    ] = None,
+    text_b: Annotated[
+        str | None, typer.Option(help="Column of the second text of a pair, or of the context.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 32,
 ) -> None:
-    """Label the texts of a file: a line of JSON each, the row with its prediction."""
+    """Label the texts of a file, or answer its questions: a line of JSON each, the row with its
+    prediction."""
     from ds_distill.prediction import predict_file
 
     def progress(sentence: str) -> None:

@@ -18,6 +18,7 @@ from ds_distill.data.combined import open_source
 from ds_distill.data.question_windows import prepare
 from ds_distill.evaluation.answers import word_f1
 from ds_distill.parts.tasks import ExtractiveQA
+from ds_distill.prediction import predict
 from tests.toys import TOY_FILLERS, TOY_WORDS
 
 ASKED = {"we saw": "animal", "they had": "food"}
@@ -167,7 +168,7 @@ def test_the_student_answers_the_same_in_transformers(
     assert sum(values) / len(values) == pytest.approx(expected)
 
 
-def test_the_lines_of_the_model_card_answer_a_question(
+def test_the_lines_of_the_model_card_and_predict_answer_a_question(
     folders: dict[int, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = (folders[1] / "student" / "README.md").read_text()
@@ -177,3 +178,7 @@ def test_the_lines_of_the_model_card_answer_a_question(
     monkeypatch.chdir(folders[1] / "student")
     exec(code, {})
     assert "tiger" in capsys.readouterr().out
+    context = "the day " * 60 + "tiger again"
+    [found] = predict(folders[1], [("we saw", context)])
+    best = found["answers"][0]
+    assert "tiger" in found["predicted"] == context[best["start"] : best["end"]]

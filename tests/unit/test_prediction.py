@@ -11,8 +11,15 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from toys import TOY_FILLERS, make_tiny_bert, toy_vocabulary
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    pipeline,
+)
 
 from ds_distill.errors import UserError
 from ds_distill.prediction import load_predictor, predict, predict_file
@@ -170,7 +177,62 @@ def test_what_is_no_classifier_is_refused(tmp_path: Path, tiny_models: dict[str,
         load_predictor(tmp_path)
 
 
-def test_a_model_that_answers_questions_is_named_as_one(tmp_path: Path) -> None:
-    BertConfig(architectures=["BertForQuestionAnswering"]).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"answers in contexts, which predict does not do yet"):
-        load_predictor(tmp_path)
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path]) -> Path:
+    """A model for questions, in windows of 32 tokens. Its scores are of like size."""
+    folder = tmp_path_factory.mktemp("answers")
+    torch.manual_seed(0)
+    model = AutoModelForQuestionAnswering.from_pretrained(tiny_models["toy"])
+    torch.nn.init.normal_(model.qa_outputs.weight)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_models["toy"], model_max_length=32).save_pretrained(folder)
+    return folder
+
+
+def test_answers_are_the_best_spans_of_the_context(answers: Path) -> None:
+    """Of all spans, one after the other, where a context fits a window."""
+    model = AutoModelForQuestionAnswering.from_pretrained(answers)
+    tokenizer = AutoTokenizer.from_pretrained(answers)
+    questions = ["we saw", "they had soup"]
+    long = " ".join(TEXTS)
+    pairs = [(questions[number % 2], text) for number, text in enumerate(TEXTS)]
+    pairs.append((questions[0], long))
+    for pair, found in zip(pairs, predict(answers, pairs, batch_size=7), strict=True):
+        question, context = pair
+        scores = [answer["score"] for answer in found["answers"]]
+        assert scores == sorted(scores, reverse=True) and 1 <= len(scores) <= 5
+        assert found["predicted"] == found["answers"][0]["text"]
+        for answer in found["answers"]:
+            assert context[answer["start"] : answer["end"]] == answer["text"]
+        encoded = tokenizer(question, context, return_tensors="pt")
+        if encoded.input_ids.shape[1] > 32:
+            continue
+        with torch.no_grad():
+            logits = model(**encoded)
+        inside = [at for at, part in enumerate(encoded.sequence_ids(0)) if part == 1]
+        sums = [
+            float(logits.start_logits[0, i] + logits.end_logits[0, j])
+            for i in inside
+            for j in inside
+            if i <= j
+        ]
+        assert scores == pytest.approx(sorted(sums, reverse=True)[:5], abs=1e-4)
+    [nothing] = predict(answers, [("we saw", " ")])
+    assert nothing == {"predicted": "", "answers": []}
+    assert list(predict(answers, [])) == []
+
+
+def test_files_of_questions(answers: Path, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"question": "we saw", "context": TEXTS[0], "id": 3}) + "\n")
+    [row], sentences = from_file(answers, file)
+    [expected] = predict(answers, [("we saw", TEXTS[0])])
+    assert row["id"] == 3 and row["predicted"] == expected["predicted"]
+    assert sentences[-1].startswith("1 texts in ")
+    [swapped], _ = from_file(answers, file, text="context", text_b="question")
+    [expected] = predict(answers, [(TEXTS[0], "we saw")])
+    assert swapped["predicted"] == expected["predicted"]
+    with pytest.raises(UserError, match=r"'context', but this model reads pairs of a question"):
+        from_file(answers, file, text="context")
+    with pytest.raises(UserError, match="no column 'text'; it has: question, context, id"):
+        from_file(model, file)

@@ -1,0 +1,104 @@
+"""Answer questions about texts of any length with a model for extractive QA, such as a run's
+student."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+
+from ds_distill.data.keys import content_keys
+from ds_distill.data.question_windows import Windows, prepare
+from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
+from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
+from ds_distill.models.encoder import read_signals
+from ds_distill.models.load import load_question_answerer
+from ds_distill.parts.tasks import ExtractiveQA
+from ds_distill.views import PaddedView
+
+ANSWERS = 5
+"""Answers to a question, as many as BioASQ takes."""
+
+_LONGEST: int = ExtractiveQA.model_fields["max_answer_length"].default
+
+
+class Answerer:
+    """A trained model for extractive QA with its tokenizer."""
+
+    columns = (("question", "context"), ("text_a", "text_b"))
+    """Of a file's, those that are read where none are named: the first that are there."""
+
+    def __init__(self, reference: str) -> None:
+        """reference: a folder or hub id, resolved. It runs in fp32, on a GPU if there is one.
+
+        Raises UserError when there is no model for extractive QA.
+        """
+        config = load_config(reference)
+        self.tokenizer = load_tokenizer(reference)
+        limit = usable_length(config) or self.tokenizer.model_max_length
+        self.max_length = min(limit, self.tokenizer.model_max_length)
+        """Tokens of a window; of a run's student those of its training."""
+        self.cut = 0
+        """Texts that were cut: none, they are read in windows that share a third."""
+        self._model = load_question_answerer(reference, new_head=False).eval()
+        self._model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+    def predictions(
+        self, pairs: Sequence[tuple[str, str]], batch_size: int = 32
+    ) -> list[dict[str, Any]]:
+        """Of each question and its context `predicted`, the best answer, and `answers`, the best
+        five: `text`, `start` and `end` (characters of the context, the end exclusive) and `score`,
+        the sum of the logits of start and end. Of a context without a token: "" and none."""
+        if not pairs:
+            return []
+        windows = Windows.of(self._windows(pairs))
+        spans = np.empty((len(windows.table), BEST, 3), dtype=np.float32)
+        order = np.argsort(windows.first + windows.tokens, kind="stable")
+        for start in range(0, len(order), batch_size):
+            these = order[start : start + batch_size]
+            spans[these] = self._read(windows.at(these))
+        return [
+            {
+                "predicted": answers[0].text if answers else "",
+                "answers": [
+                    {
+                        "text": answer.text,
+                        "start": answer.start,
+                        "end": answer.start + len(answer.text),
+                        "score": answer.score,
+                    }
+                    for answer in answers[:ANSWERS]
+                ],
+            }
+            for answers in ranked_answers(spans, windows)
+        ]
+
+    def _windows(self, pairs: Sequence[tuple[str, str]]) -> datasets.Dataset:
+        """See `prepare`."""
+        questions, contexts = [list(texts) for texts in zip(*pairs, strict=True)]
+        keys = content_keys(questions, contexts)
+        columns = {
+            "text": questions,
+            "text_b": contexts,
+            "answers": [None] * len(pairs),
+            "group": keys[:, 0],
+        }
+        examples = datasets.Dataset.from_dict(columns)
+        return prepare(examples, self.tokenizer, self.max_length, self.max_length // 3)
+
+    @torch.no_grad()
+    def _read(self, windows: Windows) -> np.ndarray:
+        """The best spans of each window; see `best_spans`."""
+        rows = windows.table.select_columns(["text", "text_b"])[:]
+        encoded = self.tokenizer(rows["text"], rows["text_b"], padding=True, return_tensors="pt")
+        view = PaddedView(
+            encoded["input_ids"],
+            encoded["attention_mask"],
+            encoded.get("token_type_ids"),
+            candidates=torch.from_numpy(windows.candidates),
+        ).to(self._model.device)
+        logits = read_signals(self._model, view).logits
+        return best_spans(logits, _LONGEST).cpu().numpy()
