@@ -68,6 +68,8 @@ def test_models_and_losses_need_no_deepspeed() -> None:
         """
 import os, sys
 import torch
+import seqeval.metrics  # these two set variables of the environment themselves
+from transformers import PreTrainedModel
 before = dict(os.environ), torch.get_rng_state()
 from ds_distill import *
 from ds_distill import Bundle, evaluate, run_recipe
