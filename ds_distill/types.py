@@ -252,8 +252,7 @@ class Batch:
             student's. What a tokenizer returns is a view: `PaddedView(**inputs)`.
         labels: int [n], the class or token id of each row; or int [n, L] of 0 and 1, of each label
             whether a row has it. Negative where unknown. Or float [n], numbers, NaN where unknown.
-            None: no row has a label, so a term or
-            policy that needs labels raises ValueError.
+            None: no row has a label, so a term or policy that needs labels raises ValueError.
         keys: int64 [B, 2], as `content_keys` makes them of the texts. None: of the tokens.
         signals: cached teachers' signals by teacher, n rows each; without them teachers run.
         row_sets: int64 [k] by name, ascending indices of rows, for terms that count their own. Else
@@ -278,8 +277,7 @@ class Batch:
             labels = torch.full((n,), -100, device=device)
         else:
             labels, sets["labelled"] = _checked_labels(labels, n)
-        for name, rows in (row_sets or {}).items():
-            sets[name] = rows
+        sets |= row_sets or {}
         for name, outputs in (signals or {}).items():
             if len(outputs) != n:
                 raise ValueError(f"signals[{name!r}] has {len(outputs)} rows, and the views {n}")

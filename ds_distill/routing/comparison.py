@@ -119,42 +119,27 @@ def compare(
     judge = judge or (EntityF1() if words is not None else MicroF1() if many else Accuracy())
     metric = build_metric(over, judge, labels)
     group_keys = keys if group_keys is None else group_keys
-    groups, labelled = numbered(group_keys), is_labelled(truth)
-    if words is None:
-        groups = groups[labelled]
-    else:
-        assert labelled.all(), "all words have tags"
-        owner = torch.from_numpy(words.examples)
-        keys, group_keys, labelled = keys[owner], group_keys[owner], words.counted
-    known = torch.from_numpy(labelled)
-    signals, all_truth = at(signals, known), truth
-    keys, truth, group_keys = keys[known], truth[labelled], group_keys[known]
-    targets = held_out_targets(signals, truth, keys, labels, seed=seed, group_keys=group_keys)
-
-    def predictions(of_rows: torch.Tensor) -> Predictions:
-        logits = of_rows.numpy()
-        if words is None:
-            return (LabelPredictions if many else ClassPredictions)(logits, truth)
-        every = np.zeros((len(all_truth), logits.shape[1]), dtype=logits.dtype)
-        every[labelled] = logits
-        return TagPredictions(every, all_truth, words, labels)
-
-    routed = {name: predictions(of) for name, of in targets.items()}
-    teachers = {name: predictions(of.over_all(len(labels))) for name, of in signals.items()}
+    rows = _Rows.known(truth, keys, group_keys, words, labels)
+    signals = at(signals, torch.from_numpy(rows.which))
+    targets = held_out_targets(
+        signals, truth[rows.which], rows.keys, labels, seed=seed, group_keys=rows.group_keys
+    )
+    routed = {name: rows.predictions(of) for name, of in targets.items()}
+    teachers = {name: rows.predictions(of.over_all(len(labels))) for name, of in signals.items()}
     baseline = baseline_of(partial=bool(classes_of(signals)))
     average = metric_values(routed[baseline], {judge.name: metric})[judge.name]
     assert average is not None, "no metric over classes or labels excludes a prediction"
 
     def score(these: Predictions) -> Score:
         value = metric.value(these)
-        interval = paired_interval(these, routed[baseline], metric, groups=groups, seed=seed)
+        interval = paired_interval(these, routed[baseline], metric, groups=rows.groups, seed=seed)
         return Score(value, these.per_class(labels), value - average, interval)
 
     policies = {name: score(these) for name, these in routed.items()}
     return Comparison(
         metric=judge.name,
         over=over,
-        examples=len(truth if words is None else words),
+        examples=len(rows.groups),
         policies=policies,
         teachers={name: score(these) for name, these in teachers.items()},
         any_teacher=score(_any_of([*teachers.values()])),
@@ -165,6 +150,53 @@ def compare(
         choice=choose(policies, METRICS[over][judge.name], baseline),
         baseline=baseline,
     )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows on which teachers are compared: n of the R that are there."""
+
+    truth: np.ndarray
+    """Of all R; see `compare`."""
+    words: Words | None
+    labels: Sequence[str]
+    which: np.ndarray
+    """bool [R]: whose label is known, of words those that count."""
+    keys: torch.Tensor
+    """int64 [n, 2]."""
+    group_keys: torch.Tensor
+    """int64 [n, 2]."""
+    groups: np.ndarray
+    """int64, of each example that metrics count."""
+
+    @staticmethod
+    def known(
+        truth: np.ndarray,
+        keys: torch.Tensor,
+        group_keys: torch.Tensor,
+        words: Words | None,
+        labels: Sequence[str],
+    ) -> _Rows:
+        """Arguments as of `compare`."""
+        groups, which = numbered(group_keys), is_labelled(truth)
+        if words is None:
+            groups = groups[which]
+        else:
+            assert which.all(), "all words have tags"
+            owner = torch.from_numpy(words.examples)
+            keys, group_keys, which = keys[owner], group_keys[owner], words.counted
+        known = torch.from_numpy(which)
+        return _Rows(truth, words, labels, which, keys[known], group_keys[known], groups)
+
+    def predictions(self, of_rows: torch.Tensor) -> Predictions:
+        """of_rows: logits [n, C]."""
+        logits = of_rows.numpy()
+        if self.words is None:
+            kind = LabelPredictions if self.truth.ndim > 1 else ClassPredictions
+            return kind(logits, self.truth[self.which])
+        every = np.zeros((len(self.truth), logits.shape[1]), dtype=logits.dtype)
+        every[self.which] = logits
+        return TagPredictions(every, self.truth, self.words, self.labels)
 
 
 def _any_of(teachers: Sequence[Predictions]) -> Predictions:
