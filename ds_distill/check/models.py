@@ -52,7 +52,7 @@ class Models:
             found += self._padded()
         compares = _token_by_token(self.recipe)
         if compares is not None:
-            found += vocabulary_mistakes(self._vocabularies, compares)
+            found += vocabulary_mistakes(self._vocabularies, *compares)
         return found + list(self._layers()) + list(self._widths())
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
@@ -145,32 +145,35 @@ class Models:
                         )
 
 
-def _token_by_token(recipe: Recipe) -> str | None:
-    """What in the recipe compares models token by token, if anything does."""
-    for task in recipe.tasks_by_name.values():
-        if TASKS[task.type].needs.same_tokens:
-            return f"{task.location}.type={task.type}"
+def _token_by_token(recipe: Recipe) -> tuple[str, bool] | None:
+    """What in the recipe compares models token by token, if anything does, and whether it compares
+    what they say of each entry of a vocabulary, too."""
+    found = [
+        (f"{task.location}.type={task.type}", task.over_vocabulary)
+        for task in recipe.tasks_by_name.values()
+        if TASKS[task.type].needs.same_tokens
+    ]
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         for key, entry, _ in phase.parts():
             if entry.needs.same_tokens:
-                return f"phases.{name}.{key}"
-    return None
+                found.append((f"phases.{name}.{key}", recipe.task_of(phase).over_vocabulary))
+    return max(found, key=lambda one: one[1], default=None)
 
 
 def vocabulary_mistakes(
-    models: dict[str, tuple[PreTrainedTokenizerBase, int]], compares: str
+    models: dict[str, tuple[PreTrainedTokenizerBase, int]], compares: str, entries: bool
 ) -> Iterator[str]:
     """Models whose vocabulary is not the student's.
 
     models: location in the recipe -> tokenizer and size of the model's vocabulary.
-    compares: what needs the same vocabulary.
+    compares: what needs the same vocabulary. entries: whether that needs vocabularies of one size.
     """
     if "student" not in models:
         return
     student, size = models["student"]
     for location, (tokenizer, other_size) in models.items():
         same = same_tokens(student, tokenizer)
-        if same and size == other_size:
+        if same and (size == other_size or not entries):
             continue
         what = (
             f"the vocabulary of its model has {other_size} entries and the student's {size}"

@@ -15,9 +15,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchmetrics.functional.text import squad
+from toys import make_tiny_bert, toy_vocabulary
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
 
 from ds_distill.cache.schema import SignalSchema
+from ds_distill.check.models import Models
 from ds_distill.data.batches import Examples, SpanCollator, cut_to
 from ds_distill.data.combined import open_source
 from ds_distill.data.keys import content_keys
@@ -45,6 +47,7 @@ from ds_distill.parts.metrics import MetricSettings
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import ExtractiveQA
 from ds_distill.planning.cached import example_bytes
+from ds_distill.recipe import Recipe
 from ds_distill.tasks.extractive_qa import ExtractiveQAKind
 from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PackedView, PaddedView
@@ -191,6 +194,36 @@ def test_windows_of_words_share_the_tokens_of_the_overlap(tiny_models: dict[str,
     [lone] = prepare(rows_of("we saw", "a cat", None), tokenizer, 32, 9)
     key = content_keys(["we saw"], ["a cat"])[0].tolist()
     assert [lone["key_hi"], lone["key_lo"]] == key, "a context that fits is found by its own key"
+
+
+def test_models_must_have_the_same_tokens(
+    tmp_path: Path, tiny_models: dict[str, Path], toy_settings: dict[str, Any]
+) -> None:
+    """For questions a vocabulary may be padded; predictions over one have to be of one size."""
+    words = toy_vocabulary()
+    other = make_tiny_bert(tmp_path / "other", [*words[:5], *reversed(words[5:])])
+    padded = make_tiny_bert(tmp_path / "padded", [*words, "more"])
+    AutoTokenizer.from_pretrained(tiny_models["toy"]).save_pretrained(padded)
+
+    def mistakes(kind: str, teacher: Path) -> list[str]:
+        (tmp_path / "texts.txt").write_text("we saw a cat\n")
+        data = {"path": str(tmp_path / "texts.txt")}
+        settings = {
+            **toy_settings,
+            "task": {"type": kind, "data": data, "max_length": 32},
+            "teachers": {"first": {"model": str(teacher)}},
+            "phases": [{"evaluate": {"split": "train"}}],
+        }
+        return Models(Recipe.model_validate(settings), on_gpu=False).mistakes()
+
+    for kind in ("extractive-qa", "masked-lm"):
+        [mistake] = mistakes(kind, other)
+        assert "teachers.first.model: its tokenizer" in mistake
+        assert f"task.type={kind} all models must have the same vocabulary" in mistake
+        assert mistakes(kind, tiny_models["toy"]) == []
+    assert mistakes("extractive-qa", padded) == []
+    [mistake] = mistakes("masked-lm", padded)
+    assert f"has {len(words) + 1} entries and the student's {len(words)}" in mistake
 
 
 # ------------------------------------------------------------------------------------------ rows
