@@ -20,7 +20,7 @@ from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.losses.binary import rows_of_two
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
-from ds_distill.parts.policies import POLICIES, candidates, routing_of
+from ds_distill.parts.policies import POLICIES, Average, candidates, routing_of
 from ds_distill.parts.tasks import SingleLabel
 from ds_distill.parts.terms import losses_of
 from ds_distill.recipe import load_recipe
@@ -244,6 +244,22 @@ def test_the_average_is_over_the_teachers_that_know_a_class() -> None:
     found = knowing_average({name: of.log() for name, of in p.items()}, classes, 3).exp()
     wanted = torch.tensor([[(0.2 + 0.6) / 2, 0.3, (0.8 + 0.1) / 2]])
     torch.testing.assert_close(found, wanted / wanted.sum())
+
+
+@pytest.mark.parametrize("mix", ["probabilities", "logits"])
+def test_an_average_that_takes_o_for_evidence_finds_nothing(mix: Any) -> None:
+    """Why teachers of other types are partial: where an entity of one type stands, the experts of
+    two others are sure of O, so that it has no more than a third."""
+    generator = torch.Generator().manual_seed(0)
+    signals, known = {}, {"genes": [0, 1, 2], "diseases": [0, 3, 4], "chemicals": [0, 5, 6]}
+    stands = torch.randint(3, (500,), generator=generator)
+    for number, (name, tags) in enumerate(known.items()):
+        own = 5 * torch.randn(500, 3, generator=generator)
+        own[stands == number, 1] += 20
+        own[stands != number, 0] += 20
+        signals[name] = Signals(Signals(own, classes=torch.tensor(tags)).over_all(7))
+    target = Router(Average(mix=mix))(signals, batch_of(500))
+    assert target.logits is not None and (target.logits.argmax(1) == 0).all()
 
 
 def test_what_is_fitted_of_partial_teachers(tmp_path: Any) -> None:
