@@ -1,6 +1,6 @@
 """Predict with a model, such as a run's student: for texts of a program or of a file. Here is what
-labels texts; what finds entities is in `ds_distill.tagging`, what finds answers to questions in
-`ds_distill.answering`."""
+labels texts; what finds entities, or any number of spans, is in `ds_distill.tagging`, what finds
+one answer to a question in `ds_distill.answering`."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def predict(
             print(found["predicted"], found["probabilities"])
 
     model: as `load_predictor` takes it. texts: each a string, or a pair of two; for a token
-        classifier a string of any length, or a list of words; for extractive QA pairs of a
-        question and its context, of any length.
+        classifier a string of any length, or a list of words; for extractive QA and
+        character spans pairs of a question and its context, of any length.
 
     Raises UserError when there is no model that predicts.
     """

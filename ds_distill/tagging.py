@@ -1,4 +1,5 @@
-"""Find entities with a token classifier, such as a run's student, in texts of any length."""
+"""Find entities, or the answers to questions, with a token classifier, such as a run's student, in
+texts of any length."""
 
 from __future__ import annotations
 
@@ -9,16 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from ds_distill.data.word_windows import question_words, ranges, room, token_counts
 from ds_distill.data.words import NO_TOKEN, encode_words, first_tokens, words_of
+from ds_distill.errors import UserError
 from ds_distill.evaluation.words import entities
 from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import load_token_classifier
-from ds_distill.parts.tags import OUTSIDE
-
-OVERLAP = 4
-"""A window shares a quarter of its words with the next one: a word at an edge is read where it has
-more around it."""
+from ds_distill.parts.tags import OUTSIDE, SPAN_TAGS
 
 
 @dataclass(frozen=True)
@@ -28,21 +27,12 @@ class _Window:
     text: int
     first: int
     words: list[str]
-
-    def room(self, total: int) -> np.ndarray:
-        """How far each word is from the nearer end of the window that is no end of the text of
-        `total` words: int64 [words]."""
-        number, last = np.arange(len(self.words)), len(self.words) - 1
-        left = number if self.first else np.full(len(number), total)
-        right = last - number if self.first + last + 1 < total else np.full(len(number), total)
-        return np.minimum(left, right)
+    question: list[str]
+    """Words that are read before it; none where nothing is asked."""
 
 
 class Tagger:
     """A trained token classifier with its tokenizer."""
-
-    columns = (("text",), ("tokens",))
-    """Of a file's, those that are read where none are named: the first that are there."""
 
     def __init__(self, reference: str) -> None:
         """reference: a folder or hub id, resolved. It runs in fp32, on a GPU if there is one.
@@ -51,6 +41,12 @@ class Tagger:
         """
         config = load_config(reference)
         self.labels = class_names(config)
+        self.answers_questions = self.labels == SPAN_TAGS
+        """Whether it finds answers to questions in contexts; else entities in texts."""
+        self.columns: tuple[tuple[str, ...], ...] = (("text",), ("tokens",))
+        """Of a file's, those that are read where none are named: the first that are there."""
+        if self.answers_questions:
+            self.columns = (("question", "context"), ("text_a", "text_b"))
         self.tokenizer = load_tokenizer(reference, of_words=True)
         limit = usable_length(config) or self.tokenizer.model_max_length
         self.max_length = min(limit, self.tokenizer.model_max_length)
@@ -61,37 +57,55 @@ class Tagger:
         self._model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     def predictions(
-        self, texts: Sequence[str | list[str]], batch_size: int = 32
+        self, texts: Sequence[str | list[str] | tuple[str, str]], batch_size: int = 32
     ) -> list[dict[str, Any]]:
-        """Of each text, or list of words: `predicted`, what it found. Of a text entities: their
-        `type`, `start` and `end` (characters, the end exclusive), `text`, and `probability`, the
-        mean of their words' tags. Of a list of words a tag for each; O of one without a token."""
-        spans = [None if isinstance(text, list) else words_of(text) for text in texts]
+        """Of each text, list of words, or pair of a question and its context: `predicted`, what it
+        found. Of a text entities: their `type`, `start` and `end` (characters, the end exclusive),
+        `text`, and `probability`, the mean of their words' tags. Of a question the answers: the
+        same without a type. Of a list of words a tag for each; O of one without a token.
+
+        Raises UserError for a text where questions are answered, and for a pair where not."""
+        questions = [text[0] if isinstance(text, tuple) else None for text in texts]
+        contents = [text[1] if isinstance(text, tuple) else text for text in texts]
+        if any((question is not None) != self.answers_questions for question in questions):
+            raise UserError(
+                "this model answers questions: give pairs of a question and its context."
+                if self.answers_questions
+                else "this model tags single texts: give no pairs."
+            )
+        spans = [None if isinstance(text, list) else words_of(text) for text in contents]
         words = [
             text if isinstance(text, list) else [text[start:end] for start, end in of_text or ()]
-            for text, of_text in zip(texts, spans, strict=True)
+            for text, of_text in zip(contents, spans, strict=True)
         ]
-        tagged = self._tag(words, batch_size)
-        return [
-            {"predicted": tags if of_text is None else _entities(str(text), of_text, tags, shares)}
-            for text, of_text, (tags, shares) in zip(texts, spans, tagged, strict=True)
-        ]
+        found = []
+        tagged = self._tag(words, questions, batch_size)
+        for text, of_text, (tags, shares) in zip(contents, spans, tagged, strict=True):
+            predicted: list[Any] = list(tags)
+            if of_text is not None:
+                predicted = _entities(str(text), of_text, tags, shares)
+            if self.answers_questions:
+                predicted = [{k: v for k, v in one.items() if k != "type"} for one in predicted]
+            found.append({"predicted": predicted})
+        return found
 
-    def _tag(self, texts: list[list[str]], batch_size: int) -> list[tuple[list[str], np.ndarray]]:
+    def _tag(
+        self, texts: list[list[str]], questions: Sequence[str | None], batch_size: int
+    ) -> list[tuple[list[str], np.ndarray]]:
         """Each text's tags, and their probabilities."""
         outside = self.labels.index(OUTSIDE) if OUTSIDE in self.labels else 0
         found = [np.full(len(words), outside) for words in texts]
         shares = [np.ones(len(words)) for words in texts]
         rooms = [np.full(len(words), -1) for words in texts]
-        windows = sorted(self._windows(texts), key=lambda window: len(window.words))
+        windows = sorted(self._windows(texts, questions), key=lambda window: len(window.words))
         for start in range(0, len(windows), batch_size):
             some = windows[start : start + batch_size]
             for window, (first, logits) in zip(some, self._read(some), strict=True):
                 own = slice(window.first, window.first + len(window.words))
-                room = window.room(len(texts[window.text]))
-                better = (first != NO_TOKEN) & (room > rooms[window.text][own])
+                here = room(own.start, own.stop, len(texts[window.text]))
+                better = (first != NO_TOKEN) & (here > rooms[window.text][own])
                 probabilities = logits.softmax(dim=1).numpy()
-                rooms[window.text][own][better] = room[better]
+                rooms[window.text][own][better] = here[better]
                 found[window.text][own][better] = probabilities.argmax(axis=1)[better]
                 shares[window.text][own][better] = probabilities.max(axis=1)[better]
         return [
@@ -102,30 +116,27 @@ class Tagger:
     @torch.no_grad()
     def _read(self, windows: list[_Window]) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         """Of each window its words' first tokens, and logits there, float32 [words, C]."""
-        encoded = encode_words(self.tokenizer, [w.words for w in windows], self.max_length)
-        inputs = self.tokenizer.pad({"input_ids": encoded["input_ids"]}, return_tensors="pt")
-        logits = self._model(**inputs.to(self._model.device)).logits.float().cpu()
+        asked = [window.question for window in windows] if self.answers_questions else None
+        encoded = encode_words(self.tokenizer, [w.words for w in windows], self.max_length, asked)
+        inputs = self.tokenizer.pad(dict(encoded), return_tensors="pt").to(self._model.device)
+        logits = self._model(**inputs).logits.float().cpu()
         for number, window in enumerate(windows):
-            first = first_tokens(encoded, number, len(window.words))
+            first = first_tokens(encoded, number, len(window.words), of_pair=asked is not None)
             yield first, logits[number][torch.from_numpy(np.maximum(first, 0)).long()]
 
-    def _windows(self, texts: list[list[str]]) -> Iterator[_Window]:
+    def _windows(
+        self, texts: list[list[str]], questions: Sequence[str | None]
+    ) -> Iterator[_Window]:
         """Windows of at most `max_length` tokens that cover each text."""
-        room = self.max_length - self.tokenizer.num_special_tokens_to_add()
-        for text, words in enumerate(texts):
+        for text, (words, question) in enumerate(zip(texts, questions, strict=True)):
             if not words:
                 continue
-            encoded = self.tokenizer(words, is_split_into_words=True, add_special_tokens=False)
-            of_word = [word for word in encoded.word_ids() if word is not None]
-            ends = np.cumsum(np.bincount(of_word, minlength=len(words)))
-            first = 0
-            while True:
-                before = ends[first - 1] if first else 0
-                end = max(first + 1, int(np.searchsorted(ends, before + room, side="right")))
-                yield _Window(text, first, words[first:end])
-                if end >= len(words):
-                    break
-                first = max(first + 1, end - (end - first) // OVERLAP)
+            asked: list[str] = []
+            rooms = [self.max_length - self.tokenizer.num_special_tokens_to_add()]
+            if question is not None:
+                asked, rooms = question_words([self.tokenizer], question, self.max_length)
+            for first, end in ranges(token_counts(self.tokenizer, [words]), rooms):
+                yield _Window(text, first, words[first:end], asked)
 
 
 def _entities(

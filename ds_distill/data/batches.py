@@ -15,6 +15,7 @@ from ds_distill.data.labels import is_labelled
 from ds_distill.data.question_windows import Windows
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.validation_split import groups_of
+from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import NO_TOKEN, Words
 from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PackedView, PaddedView, View
@@ -53,7 +54,8 @@ class Examples:
         keys = np.stack([columns[name][:] for name in ("key_hi", "key_lo")], axis=1)
         grouped = torch.from_numpy(groups_of(split)) if "group" in split.column_names else None
         pairs = "text_b" in split.column_names
-        words = Words.of(split) if "words" in split.column_names else None
+        kind = ContextWords if "question" in split.column_names else Words
+        words = kind.of(split) if "words" in split.column_names else None
         labels = columns["label"][:] if words is None else np.concatenate(columns["label"][:])
         windows = Windows.of(split) if "begins" in split.column_names else None
         labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
@@ -88,8 +90,8 @@ class Examples:
         return indices if self.words is None else self.words.of_examples(indices)
 
     def class_counts(self, classes: int) -> np.ndarray:
-        """How many rows have each label: int64 [C]."""
-        known = self.labels[is_labelled(self.labels)]
+        """How many rows that count have each label: int64 [C]."""
+        known = self.counted_labels[is_labelled(self.counted_labels)]
         return known.sum(axis=0) if known.ndim > 1 else np.bincount(known, minlength=classes)
 
     def __len__(self) -> int:

@@ -191,13 +191,14 @@ class _Other:
             }
         )
         if (task.of_words or task.of_questions) and split.randomise is not None:
-            what = "lists of words" if task.of_words else "questions with a context"
+            what = "questions with a context" if task.of_questions else "lists of words"
             raise UserError(
                 f"{self._key}.randomise: random texts are no {what}, which "
                 f"task.type={task.type} needs. Take the key out."
             )
+        maps = task.has_classes and not task.of_questions
         there = (
-            task.model_copy(update={"data": data, **({"labels": None} if task.has_classes else {})})
+            task.model_copy(update={"data": data, **({"labels": None} if maps else {})})
             if self._labelled or task.of_questions
             else (Untagged if task.of_words else MaskedLM)(data=data)  # reads no labels
         )
@@ -224,10 +225,10 @@ class _Other:
                 data = data.remove_columns("class")
             if self._split.randomise is not None:
                 return randomised(data, self._split.randomise, self._combined.cache_folder)
-            if self._combined.task.of_words:
-                return self._with_tags(data) if self._labelled and has_labels(data) else data
             if self._combined.task.of_questions:
                 return data if self._labelled else _without_answers(data)
+            if self._combined.task.of_words:
+                return self._with_tags(data) if self._labelled and has_labels(data) else data
             labels = np.asarray(data.with_format("numpy")["label"][:])
             if not self._labelled:
                 return _with_labels(data, np.full(len(data), -1, dtype=np.int64))

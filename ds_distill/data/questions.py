@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from ds_distill.data.keys import content_keys, hash_keys
 from ds_distill.data.readers import BATCH, Reader, kind_of
+from ds_distill.data.words import words_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.parts.data import Columns
 from ds_distill.progress import mark
@@ -34,13 +36,16 @@ _GROUP = 111
 """Purpose of the hashes that are groups."""
 
 
-def convert(reader: Reader, columns: Columns, path: Path) -> None:
+def convert(reader: Reader, columns: Columns, path: Path, *, any_number: bool = False) -> None:
     """Write a reader's rows as examples to an Arrow stream file; see `EXAMPLES`.
+
+    any_number: whether a question may have any number of answers, all of them right together, and
+        none. Else it has one or more, of which one is enough.
 
     Raises UserError with the location of the first invalid row.
     """
     count = 0
-    rows = _checked(reader, columns)
+    rows = _checked(reader, columns, any_number)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, EXAMPLES) as writer:
         while batch := list(islice(rows, BATCH)):
             mark("reads data")
@@ -57,7 +62,7 @@ def convert(reader: Reader, columns: Columns, path: Path) -> None:
 
 
 def _checked(
-    reader: Reader, columns: Columns
+    reader: Reader, columns: Columns, any_number: bool
 ) -> Iterator[tuple[str, str, list[dict[str, Any]] | None]]:
     """Question, context and answers of each row."""
     present = columns.answers in reader.columns()
@@ -66,6 +71,8 @@ def _checked(
     for location, row in reader.rows(names):
         question = _text(row, columns.question, location)
         context = _text(row, columns.context, location)
+        if any_number and not words_of(context):
+            raise UserError(f"{location}: {columns.context!r} holds no word. Take the row out.")
         given = row.get(columns.answers)
         first.setdefault(given is not None, location)
         if len(first) > 1:
@@ -75,7 +82,8 @@ def _checked(
             )
         answers = None
         if given is not None:
-            answers = _answers(given, context, f"{location}: {columns.answers!r}")
+            what = f"{location}: {columns.answers!r}"
+            answers = (_spans if any_number else _answers)(given, context, what)
         yield question, context, answers
 
 
@@ -106,9 +114,7 @@ def _answers(given: Any, context: str, what: str) -> list[dict[str, Any]]:
 
     what: they are, at the start of a message.
     """
-    if isinstance(given, dict) and {"text", "answer_start"} <= given.keys():  # as on the hub
-        pairs = zip(given["text"], given["answer_start"], strict=False)
-        given = [{"text": text, "start": start} for text, start in pairs]
+    given = _from_hub(given)
     if not isinstance(given, list):
         raise UserError(f"{what} must be a list of {{text, start}}, got {kind_of(given)}.")
     if not given:
@@ -116,24 +122,78 @@ def _answers(given: Any, context: str, what: str) -> list[dict[str, Any]]:
             f"{what} is an empty list: questions without an answer in their context are not "
             "supported. Take the row out, or write null in every row of a split without answers."
         )
+    return [_answer(answer, number, context, what) for number, answer in enumerate(given)]
+
+
+def _from_hub(given: Any) -> Any:
+    """{text: [...], answer_start: [...]} as a list of answers; all else as it is."""
+    if not isinstance(given, dict) or not {"text", "answer_start"} <= given.keys():
+        return given
+    pairs = zip(given["text"], given["answer_start"], strict=False)
+    return [{"text": text, "start": start} for text, start in pairs]
+
+
+def _answer(answer: Any, number: int, context: str, what: str) -> dict[str, Any]:
+    keys = ("text", "start") if isinstance(answer, dict) else ()
+    values: list[Any] = [answer.get(key) for key in keys]
+    if list(map(type, values)) != [str, int] or not values[0]:
+        raise UserError(
+            f"{what}: answer {number} must have a text and a start, got {answer!r}. Correct it "
+            "or take it out."
+        )
+    text, start = values
+    there = context[start : start + len(text)] if start >= 0 else ""
+    if there != text:
+        at = context.find(text)
+        hint = f"; it first stands at {at}" if at >= 0 else ", and nowhere else"
+        raise UserError(
+            f"{what}: answer {number} is {text!r}, which does not stand in the context from "
+            f"character {start} on (there is {there!r}{hint}). `start` counts characters, not "
+            "bytes. Correct it or take the row out."
+        )
+    return {"text": text, "start": start}
+
+
+def _spans(given: Any, context: str, what: str) -> list[dict[str, Any]]:
+    """Any number of answers: each {start, end}, {text, start}, or the string `start end`, where
+    `;` stands between the parts of one that goes on elsewhere (as the clinical notes have them).
+
+    what: they are, at the start of a message.
+    """
+    given = _from_hub(given)
+    if not isinstance(given, list):
+        raise UserError(
+            f"{what} must be a list of {{start, end}}, empty where nothing is right, got "
+            f"{kind_of(given)}."
+        )
     found = []
     for number, answer in enumerate(given):
-        keys = ("text", "start") if isinstance(answer, dict) else ()
-        values: list[Any] = [answer.get(key) for key in keys]
-        if list(map(type, values)) != [str, int] or not values[0]:
-            raise UserError(
-                f"{what}: answer {number} must have a text and a start, got {answer!r}. Correct it "
-                "or take it out."
-            )
-        text, start = values
-        there = context[start : start + len(text)] if start >= 0 else ""
-        if there != text:
-            at = context.find(text)
-            hint = f"; it first stands at {at}" if at >= 0 else ", and nowhere else"
-            raise UserError(
-                f"{what}: answer {number} is {text!r}, which does not stand in the context from "
-                f"character {start} on (there is {there!r}{hint}). `start` counts characters, not "
-                "bytes. Correct it or take the row out."
-            )
-        found.append({"text": text, "start": start})
+        if isinstance(answer, dict) and answer.get("end") is None:
+            found.append(_answer(answer, number, context, what))
+            continue
+        for start, end in _ranges(answer):
+            if not (type(start) is type(end) is int and 0 <= start < end <= len(context)):
+                raise UserError(
+                    f"{what}: answer {number} must have a start and an end and lie in the "
+                    f"{len(context)} characters of the context, got {answer!r}. Correct it or "
+                    "take it out."
+                )
+            text = context[start:end]
+            if isinstance(answer, dict) and answer.get("text") not in (None, text):
+                raise UserError(
+                    f"{what}: answer {number} is {answer['text']!r}, and its characters {start} to "
+                    f"{end} are {text!r}. Correct the numbers, which count characters and not "
+                    "bytes, or take the text out."
+                )
+            found.append({"text": text, "start": start})
     return found
+
+
+def _ranges(answer: Any) -> list[tuple[Any, Any]]:
+    """First character and end of each part of an answer; of what is none, None and None."""
+    if isinstance(answer, dict):
+        return [(answer.get("start"), answer.get("end"))]
+    if isinstance(answer, str) and re.fullmatch(r"\d+ \d+(;\d+ \d+)*", answer, re.ASCII):
+        parts = (part.split(" ") for part in answer.split(";"))
+        return [(int(start), int(end)) for start, end in parts]
+    return [(None, None)]

@@ -267,11 +267,13 @@ class ReaderSource(Source):
             name = getattr(columns, key)
             if name not in reader.columns():
                 raise _missing_column(reader, key, name)
+        any_number = self.task.of_words
         state = [VERSION, reader.fingerprint(), columns.model_dump(), "questions"]
+        state += ["any number"] if any_number else []
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
         path = build_once(
             self.cache_folder / f"examples-{digest}.arrow",
-            lambda path: questions.convert(reader, columns, path),
+            lambda path: questions.convert(reader, columns, path, any_number=any_number),
         )
         return datasets.Dataset.from_file(str(path))
 
@@ -295,7 +297,8 @@ class ReaderSource(Source):
             reader = self._reader(split)
             columns = self._columns(reader)
             names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
-            of_words = self._word_columns(reader) if self.task.of_words else None
+            of_lists = self.task.of_words and not self.task.of_questions
+            of_words = self._word_columns(reader) if of_lists else None
             if self.task.of_questions:
                 names = [columns.question, columns.context]
             rows = reader.rows([of_words.words] if of_words else names)

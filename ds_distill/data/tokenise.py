@@ -45,13 +45,15 @@ def tokenise(
     and, for pairs, `token_type_ids` (list of int8) where the model has them; of lists of words
     `first_tokens` (list of int16): the position of each word's first token.
     """
-    if "words" in examples.column_names:
-        return _write(examples, partial(_of_words, tokenizer, max_length), _WORD_FEATURES, file)
-    pairs = "text_b" in examples.column_names
+    of_words = "words" in examples.column_names
+    pairs = ("question" if of_words else "text_b") in examples.column_names
     token_types = pairs and "token_type_ids" in tokenizer.model_input_names
     features = {"input_ids": datasets.List(datasets.Value("int32"))}
     if token_types:
         features["token_type_ids"] = datasets.List(datasets.Value("int8"))
+    if of_words:
+        features["first_tokens"] = datasets.List(datasets.Value("int16"))
+        return _write(examples, partial(_of_words, tokenizer, max_length), features, file)
 
     def encode(rows: dict[str, list[str]]) -> dict[str, Any]:
         mark("tokenises")
@@ -68,21 +70,17 @@ def tokenise(
     _write(examples, encode, features, file)
 
 
-_WORD_FEATURES = {
-    "input_ids": datasets.List(datasets.Value("int32")),
-    "first_tokens": datasets.List(datasets.Value("int16")),
-}
-
-
 def _of_words(
     tokenizer: PreTrainedTokenizerBase, max_length: int, rows: dict[str, list[list[str]]]
 ) -> dict[str, Any]:
     mark("tokenises")
-    encoded = encode_words(tokenizer, rows["words"], max_length)
+    questions = rows.get("question")
+    encoded = encode_words(tokenizer, rows["words"], max_length, questions)
     first = [
-        first_tokens(encoded, number, len(words)) for number, words in enumerate(rows["words"])
+        first_tokens(encoded, number, len(words), of_pair=questions is not None)
+        for number, words in enumerate(rows["words"])
     ]
-    return {"input_ids": encoded["input_ids"], "first_tokens": first}
+    return {**encoded, "first_tokens": first}
 
 
 def _write(

@@ -53,11 +53,7 @@ class Words:
     @staticmethod
     def of(split: datasets.Dataset) -> Words:
         """Of a prepared split; see `prepare`."""
-        counted = split.with_format("arrow")["counted"][:]
-        lists = pa.chunked_array(counted) if not isinstance(counted, pa.ChunkedArray) else counted
-        lengths = np.concatenate([_lengths(chunk) for chunk in lists.chunks])
-        flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in lists.chunks]
-        return Words(np.concatenate([[0], np.cumsum(lengths)]), np.concatenate(flat))
+        return Words(*flat_lists(split, "counted"))
 
     def __len__(self) -> int:
         """N."""
@@ -83,9 +79,19 @@ class Words:
         )
 
 
-def word_keys(examples: Sequence[Sequence[str]]) -> np.ndarray:
-    """Content keys of lists of words: int64 [N, 2]. Lists that differ have keys that differ, also
-    where the words are the same letters cut elsewhere."""
+def flat_lists(split: datasets.Dataset, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """A column of N lists: where each begins in all R elements, and R, int64 [N + 1]; the elements,
+    [R]."""
+    values = split.with_format("arrow")[column][:]
+    lists = pa.chunked_array(values) if not isinstance(values, pa.ChunkedArray) else values
+    lengths = np.concatenate([_lengths(chunk) for chunk in lists.chunks])
+    flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in lists.chunks]
+    return np.concatenate([[0], np.cumsum(lengths)]), np.concatenate(flat)
+
+
+def word_keys(examples: Sequence[Sequence[Any]]) -> np.ndarray:
+    """Content keys of lists of words, or of lists of such lists: int64 [N, 2]. Those that differ
+    have keys that differ, also where the words are the same letters cut elsewhere."""
     return content_keys([json.dumps(list(words), ensure_ascii=False) for words in examples])
 
 
@@ -290,30 +296,41 @@ def _tags(
 
 
 def encode_words(
-    tokenizer: PreTrainedTokenizerBase, examples: list[list[str]], max_length: int
+    tokenizer: PreTrainedTokenizerBase,
+    examples: list[list[str]],
+    max_length: int,
+    questions: list[list[str]] | None = None,
 ) -> BatchEncoding:
-    """The tokens of lists of words, with special tokens, truncated."""
+    """The tokens of lists of words, with special tokens, truncated.
+
+    questions: words that stand before those of each example, as the first text of a pair; of such a
+        pair the second text alone is truncated.
+    """
+    pairs = questions is not None
     return tokenizer(
-        examples,
+        questions if pairs else examples,
+        examples if pairs else None,
         is_split_into_words=True,
-        truncation=True,
+        truncation="only_second" if pairs else True,
         max_length=max_length,
         return_attention_mask=False,
-        return_token_type_ids=False,
+        return_token_type_ids=pairs and "token_type_ids" in tokenizer.model_input_names,
     )
 
 
-def first_tokens(encoded: BatchEncoding, number: int, words: int) -> np.ndarray:
+def first_tokens(
+    encoded: BatchEncoding, number: int, words: int, *, of_pair: bool = False
+) -> np.ndarray:
     """The position of the first token of each word of an example: int16 [words], NO_TOKEN of those
     that have none.
 
-    number: the example's, in `encoded`.
+    number: the example's, in `encoded`. of_pair: whether the words are the second text of a pair.
     """
     found = np.full(words, NO_TOKEN, dtype=np.int16)
-    of_token = encoded.word_ids(number)
+    of_token, text = encoded.word_ids(number), encoded.sequence_ids(number)
     for position in range(len(of_token) - 1, -1, -1):  # the first one is written last
         word = of_token[position]
-        if word is not None:
+        if word is not None and text[position] == int(of_pair):
             found[word] = position
     return found
 

@@ -22,6 +22,7 @@ from ds_distill.evaluation.predictions import (
     Predictions,
     TokenScores,
 )
+from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.files import new_file
 from ds_distill.parts.entry import Over
@@ -30,6 +31,7 @@ PREDICTIONS: dict[Over, type[Predictions]] = {
     "classes": ClassPredictions,
     "labels": LabelPredictions,
     "words": TagPredictions,
+    "characters": SpanPredictions,
     "answers": AnswerPredictions,
     "numbers": NumberPredictions,
     "masked tokens": TokenScores,

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ds_distill.losses.hidden import ActivationBoundary, Cosine, HiddenMSE
-from ds_distill.losses.logits import KL, MSE, ConfidencePenalty, CrossEntropy, LogitMSE
+from ds_distill.losses.logits import (
+    KL,
+    MSE,
+    ConfidencePenalty,
+    CrossEntropy,
+    LogitMSE,
+    TeacherCrossEntropy,
+)
 from ds_distill.losses.term import Term, TermInputs
 from ds_distill.parts.terms import TERMS, TermSettings
 
@@ -18,6 +25,7 @@ __all__ = [
     "CrossEntropy",
     "HiddenMSE",
     "LogitMSE",
+    "TeacherCrossEntropy",
     "Term",
     "TermInputs",
     "build_terms",

@@ -1,4 +1,5 @@
-"""Terms on logits: cross-entropy or MSE with the label, KL and MSE with the teachers."""
+"""Terms on logits: cross-entropy or MSE with the label, KL and MSE with the teachers, and the
+teachers' cross-entropy with the label."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from ds_distill.parts.terms import (
     KLLoss,
     LogitMSELoss,
     MSELoss,
+    TeacherCrossEntropyLoss,
 )
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals, VocabularyHead
@@ -115,6 +117,40 @@ class MSE(Term):
                 f"{numbers.shape[1]} outputs and labels of {labels.dtype}"
             )
         return self.weight * (numbers[:, 0] - labels).square()
+
+
+class TeacherCrossEntropy(Term):
+    """mean over teachers t of -log softmax(z_t)[label] on labelled rows; of teachers that know some
+    of the classes, over those that know the label. Without a gradient, because teachers are frozen
+    (A. B. Hossain's thesis, 4.11, experiment 3)."""
+
+    rows = "labelled"
+
+    def __init__(self, settings: TeacherCrossEntropyLoss | Mapping[str, Any] = DEFAULTS) -> None:
+        """settings: as a recipe has them, e.g. {"weight": 0.5}."""
+        super().__init__(TeacherCrossEntropyLoss.model_validate(settings))
+
+    def forward(
+        self,
+        student: Signals,
+        teachers: Mapping[str, Signals],
+        target: Target | None,
+        batch: Batch,
+    ) -> torch.Tensor:
+        rows = batch.row_sets[self.rows]
+        labels = batch.labels[rows]
+        losses, known = [], []
+        for teacher in (signals.at(rows) for signals in teachers.values()):
+            if teacher.classes is None:
+                columns, knows = labels, labels >= 0
+            else:
+                is_label = teacher.classes == labels[:, None]
+                columns, knows = is_label.int().argmax(dim=1), is_label.any(dim=1)
+            own = F.cross_entropy(teacher.logits.float(), columns, reduction="none")
+            losses.append(torch.where(knows, own, 0.0))
+            known.append(knows)
+        count = torch.stack(known).sum(dim=0).clamp(min=1)
+        return self.weight * torch.stack(losses).sum(dim=0) / count
 
 
 class KL(Term):

@@ -86,7 +86,7 @@ def load_tokenizer(
             raise UserError(
                 f"model {reference!r}: its tokenizer ({type(tokenizer).__name__}) cuts a word of a "
                 "list otherwise than in a text, also with add_prefix_space, so what it was "
-                "pre-trained on does not help here. Use another model for token-classification."
+                "pre-trained on does not help here. Use another model for a task of words."
             )
     return tokenizer
 
@@ -235,7 +235,7 @@ def check_token_classifier(
     if not tokenizer.is_fast:
         raise UserError(
             f"model {reference!r}: its tokenizer ({type(tokenizer).__name__}) does not say which "
-            "word a token is of, which task.type=token-classification needs. Use one of the "
+            "word a token is of, which a task of words needs. Use one of the "
             "library `tokenizers` (a tokenizer.json)."
         )
 

@@ -30,13 +30,14 @@ class Columns(Section):
     """Of token classification: the entities in `text`, a list of {start, end, type}: first
     character, and the one after the last. Absent in unlabelled splits."""
     question: str = "question"
-    """Of extractive QA: the question."""
+    """Of extractive QA and character spans: the question."""
     context: str = "context"
-    """Of extractive QA: the text in which its answer is."""
+    """Of these: the text in which its answer is."""
     answers: str = "answers"
-    """Of extractive QA: the right answers, a list of {text, start}: `text` stands in the context
-    from character `start` on; or {text: [...], answer_start: [...]}, as SQuAD has them on the hub.
-    Absent in unlabelled splits."""
+    """Of these: the right answers, a list of {text, start}: `text` stands in the context from
+    character `start` on; or {text: [...], answer_start: [...]}, as SQuAD has them on the hub. Of
+    character spans also {start, end}, or the string `start end;start end` for an answer in several
+    parts; the list may be empty. Absent in unlabelled splits."""
 
 
 class Randomise(Section):

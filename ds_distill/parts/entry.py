@@ -98,7 +98,7 @@ class ConfiguredEntry(Entry):
     """What else can be wrong with the settings. Imports no torch."""
 
 
-Over = Literal["classes", "labels", "words", "answers", "masked tokens", "numbers"]
+Over = Literal["classes", "labels", "words", "characters", "answers", "masked tokens", "numbers"]
 """What a metric is over: the kind of the task's predictions."""
 
 
@@ -142,6 +142,10 @@ class PhaseEntry(ConfiguredEntry):
 @dataclass(frozen=True, kw_only=True)
 class TermEntry(ConfiguredEntry):
     """A loss term. `settings` is a `TermSettings`; the implementation is a `Term`."""
+
+    moves_student: bool = True
+    """Whether it has a gradient for the student. In each step another term must have one, where it
+    has none."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,8 @@ class MetricEntry(ConfiguredEntry):
     class derived from `ds_distill.evaluation.metric.Metric`, which is made of (settings, labels)
     and reads what its `over` names: `ClassPredictions`, `LabelPredictions`, `TokenScores` or
     `NumberPredictions` of `ds_distill.evaluation.predictions`, `TagPredictions` of
-    `ds_distill.evaluation.words`, or `AnswerPredictions` of `ds_distill.evaluation.answers`."""
+    `ds_distill.evaluation.words`, `SpanPredictions` of `ds_distill.evaluation.spans`, or
+    `AnswerPredictions` of `ds_distill.evaluation.answers`."""
 
     over: Over
     title: str

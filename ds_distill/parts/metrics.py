@@ -145,6 +145,32 @@ class WordF1(MetricSettings):
     name: Literal["word_f1"] = "word_f1"
 
 
+class CharacterF1(MetricSettings):
+    """F1 of the characters of all contexts together: right are those that are both in a right
+    answer and in a predicted span (micro)."""
+
+    name: Literal["character_f1"] = "character_f1"
+
+
+class CharacterPrecision(MetricSettings):
+    """Share of the characters in predicted spans that are in a right answer."""
+
+    name: Literal["character_precision"] = "character_precision"
+
+
+class CharacterRecall(MetricSettings):
+    """Share of the characters in right answers that are in a predicted span."""
+
+    name: Literal["character_recall"] = "character_recall"
+
+
+class SpanF1(MetricSettings):
+    """F1 of the spans of all contexts together: right are those whose first and last character
+    are."""
+
+    name: Literal["span_f1"] = "span_f1"
+
+
 class ExactMatch(MetricSettings):
     """Share of the questions whose answer is one of the right ones, but for case, punctuation,
     articles and white space (SQuAD's exact match)."""
@@ -369,6 +395,24 @@ _WORDS = (
     ),
 )
 
+_CHARACTERS = tuple(
+    MetricEntry(
+        name=name,
+        over="characters",
+        settings=settings,
+        implementation=f"ds_distill.evaluation.spans:{settings.__name__}",
+        title=title,
+        hub_name=hub_name,
+        reported=True,
+    )
+    for name, settings, title, hub_name in (
+        ("character_f1", CharacterF1, "character F1", "f1"),
+        ("character_precision", CharacterPrecision, "character precision", "precision"),
+        ("character_recall", CharacterRecall, "character recall", "recall"),
+        ("span_f1", SpanF1, "span F1", "f1"),
+    )
+)
+
 _ANSWERS = tuple(
     MetricEntry(
         name=name,
@@ -456,6 +500,7 @@ METRICS: dict[Over, dict[str, MetricEntry]] = {
     "classes": {entry.name: entry for entry in _CLASSES},
     "labels": {entry.name: entry for entry in _LABELS},
     "words": {entry.name: entry for entry in _WORDS},
+    "characters": {entry.name: entry for entry in _CHARACTERS},
     "answers": {entry.name: entry for entry in _ANSWERS},
     "masked tokens": {entry.name: entry for entry in _MASKED_TOKENS},
     "numbers": {entry.name: entry for entry in _NUMBERS},

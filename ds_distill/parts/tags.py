@@ -7,6 +7,13 @@ from collections.abc import Sequence
 OUTSIDE = "O"
 """The tag of a word that is part of no entity."""
 
+IN_SPAN = "I-answer"
+"""The tag of a word of which some character is in an answer."""
+
+SPAN_TAGS = [OUTSIDE, IN_SPAN]
+"""The tags of a task that finds spans of characters. Words of a span have no first one, because
+spans that touch or overlap would be one all the same."""
+
 
 def type_of(tag: str) -> str:
     """The entity type of a tag; of a tag that is none of an entity, the tag."""

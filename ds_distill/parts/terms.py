@@ -70,6 +70,13 @@ class MSELoss(TermSettings):
     """Squared error between the student's number and the label, on labelled rows."""
 
 
+class TeacherCrossEntropyLoss(TermSettings):
+    """Mean over the teachers of each one's own cross-entropy with the label, on labelled rows (the
+    teacher loss of the thesis's clinical experiment 3, which does not say how several are put
+    together). Teachers are frozen while a student learns: the term has no gradient and moves the
+    reported loss alone. It would matter where teachers train along with the student."""
+
+
 class KLLoss(SoftenedTerm):
     """T^2 * KL(teacher || student) at temperature T, against the routed target."""
 
@@ -118,7 +125,7 @@ def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Ite
 
 def _logit_mse_mistakes(settings: LogitMSELoss, context: Context) -> Iterator[str]:
     task = context.task
-    if task.of_questions:
+    if task.of_questions and not task.of_words:
         yield (
             f"{context.location}: takes a mean over classes, and with "
             f"{task.location}.type={task.type} these are the tokens of a window, of which each row "
@@ -141,6 +148,13 @@ TERMS: dict[str, TermEntry] = {
             settings=MSELoss,
             implementation="ds_distill.losses.logits:MSE",
             needs=Needs(labels=True, numbers=True),
+        ),
+        TermEntry(
+            name="teacher_cross_entropy",
+            settings=TeacherCrossEntropyLoss,
+            implementation="ds_distill.losses.logits:TeacherCrossEntropy",
+            needs=Needs(labels=True, teachers=1, distributions=True, logits=True),
+            moves_student=False,
         ),
         TermEntry(
             name="kl",

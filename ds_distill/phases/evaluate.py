@@ -127,6 +127,8 @@ def _mark(
     about: list[Any] = [run.task.type, run.labels, run.kind.fingerprint(None)]
     if TASKS[run.task.type].needs.same_tokens:
         about += [run.tokenizer_fingerprint(references[0]), run.task.max_length]
+    if (asked := run.kind.asked(examples)) is not None:
+        about += [asked]
     judged = examples.at(np.flatnonzero(counted))
     return examples_mark(judged.keys.numpy(), judged.labels, about)
 

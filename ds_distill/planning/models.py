@@ -75,7 +75,8 @@ class PlannedModel:
     of_words: bool = False
     """Whether it classifies tokens."""
     of_questions: bool = False
-    """Whether it finds answers; else what is no classifier is a masked-LM."""
+    """Whether it finds answers, of words or else by start and end; what is no classifier and finds
+    none is a masked-LM."""
 
     def build(
         self,
@@ -96,10 +97,10 @@ class PlannedModel:
         kind: Any = AutoModelForMaskedLM
         if self.classes is not None:
             kind, config.num_labels = AutoModelForSequenceClassification, self.classes
-        if self.of_words:
-            kind = AutoModelForTokenClassification
         if self.of_questions:
             kind = AutoModelForQuestionAnswering
+        if self.of_words:
+            kind = AutoModelForTokenClassification
         attention = (FUSED if device == "meta" else None) if fused else "eager"
         with torch.device(device):
             try:

@@ -143,12 +143,13 @@ def _load(recipe: Recipe, run: RunFolder, task: str, name: str) -> PreTrainedMod
     else:
         given = recipe.teachers[name]
         reference, revision = resolve_model(given.model, recipe.models_folder), given.revision
-    if recipe.tasks_by_name[task].of_questions:
+    of_words = recipe.tasks_by_name[task].of_words
+    if recipe.tasks_by_name[task].of_questions and not of_words:
         return load_question_answerer(reference, new_head=False, revision=revision)
     if recipe.tasks_by_name[task].over_vocabulary:
         return load_masked_lm(reference, new_head=False, revision=revision)
     labels = class_names(load_config(reference, revision))
-    load = load_token_classifier if recipe.tasks_by_name[task].of_words else load_classifier
+    load = load_token_classifier if of_words else load_classifier
     return load(reference, labels, new_head=False, revision=revision)
 
 

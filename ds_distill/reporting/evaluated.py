@@ -38,7 +38,7 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
         rows,
         [
             *([note] if note else []),
-            f"The baseline predicts the most frequent answer of {baseline['split']}. In brackets: "
+            f"The baseline predicts {baseline['rule']} of {baseline['split']}. In brackets: "
             "95% interval, paired bootstrap; *: beyond chance.",
         ],
     )

@@ -9,8 +9,8 @@ from ds_distill.parts.metrics import METRICS, reported_metrics
 from ds_distill.parts.phases import PHASES
 
 PER_CLASS: dict[Over, str] = {"classes": "accuracy", "labels": "F1", "words": "F1"}
-"""What `per_class` of an evaluation is, by what its metrics are over; masked tokens, answers and
-numbers have none."""
+"""What `per_class` of an evaluation is, by what its metrics are over; masked tokens, answers,
+characters of spans and numbers have none."""
 
 NOUNS: dict[Over, str] = {"classes": "class", "labels": "label", "words": "entity type"}
 """What `per_class` has a value for."""

@@ -16,13 +16,22 @@ import numpy as np
 import torch
 
 from ds_distill.data.labels import is_labelled
+from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import Words
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
 from ds_distill.evaluation.report import build_metric, metric_values
+from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.parts.entry import MetricEntry, Over
-from ds_distill.parts.metrics import METRICS, Accuracy, EntityF1, MetricSettings, MicroF1
+from ds_distill.parts.metrics import (
+    METRICS,
+    Accuracy,
+    CharacterF1,
+    EntityF1,
+    MetricSettings,
+    MicroF1,
+)
 from ds_distill.parts.policies import BASELINE, POLICIES, Routing, baseline_of, candidates
 from ds_distill.routing.by_label import TWO, fit_label, of_label
 from ds_distill.routing.calibration import log_probabilities
@@ -106,17 +115,18 @@ def compare(
         reads them, the last layer's states [N, H]. Where a teacher is partial, the policies that
         allow it are compared. truth: int [N] class ids, or int [N, C] of 0 and 1 where an example
         has any number of labels; -1 unlabelled (left out). keys: int64 [N, 2].
-    judge: the task's metric; where None accuracy, micro F1 where there are many labels, or entity
-        F1 of words.
+    judge: the task's metric; where None accuracy, micro F1 where there are many labels, entity F1
+        of words, or character F1 of words of contexts.
     group_keys: int64 [N, 2], by which examples are assigned to folds; the keys, where None.
     words: where the examples are lists of words: signals and truth are then of all R words, the
-        teachers are compared on them, and intervals are over the examples.
+        teachers are compared on them, and intervals are over the examples; of windows of contexts,
+        over the questions.
 
     Raises UserError where the metric has no value on the examples.
     """
     many = truth.ndim > 1
-    over: Over = "words" if words is not None else "labels" if many else "classes"
-    judge = judge or (EntityF1() if words is not None else MicroF1() if many else Accuracy())
+    over = _over(words, many=many)
+    judge = judge or _JUDGES[over]
     metric = build_metric(over, judge, labels)
     group_keys = keys if group_keys is None else group_keys
     rows = _Rows.known(truth, keys, group_keys, words, labels)
@@ -183,6 +193,7 @@ class _Rows:
             groups = groups[which]
         else:
             assert which.all(), "all words have tags"
+            groups = groups[words.firsts] if isinstance(words, ContextWords) else groups
             owner = torch.from_numpy(words.examples)
             keys, group_keys, which = keys[owner], group_keys[owner], words.counted
         known = torch.from_numpy(which)
@@ -196,7 +207,23 @@ class _Rows:
             return kind(logits, self.truth[self.which])
         every = np.zeros((len(self.truth), logits.shape[1]), dtype=logits.dtype)
         every[self.which] = logits
+        if isinstance(self.words, ContextWords):
+            return SpanPredictions(every, self.truth, self.words, self.labels)
         return TagPredictions(every, self.truth, self.words, self.labels)
+
+
+_JUDGES: dict[Over, MetricSettings] = {
+    "classes": Accuracy(),
+    "labels": MicroF1(),
+    "words": EntityF1(),
+    "characters": CharacterF1(),
+}
+
+
+def _over(words: Words | None, *, many: bool) -> Over:
+    if isinstance(words, ContextWords):
+        return "characters"
+    return "words" if words is not None else "labels" if many else "classes"
 
 
 def _any_of(teachers: Sequence[Predictions]) -> Predictions:

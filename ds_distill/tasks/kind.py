@@ -132,6 +132,11 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     def counted(self, examples: Examples) -> np.ndarray:
         """Which examples metrics count, such as the labelled ones: bool [N]."""
 
+    def asked(self, examples: Examples) -> Any:
+        """What of a split is asked of a model, where the keys and labels of the examples that count
+        do not say all: JSON values."""
+        return None
+
     @abstractmethod
     def scored(self, predictions: Predictions, examples: Examples) -> Any:
         """Predictions for the examples that count, as the task's metrics read them; see

@@ -66,7 +66,7 @@ class TokenClassificationKind(OneLabelKind):
         assert known.words is not None
         return TagPredictions(predictions[rows], known.labels, known.words, self.labels)
 
-    def report(self, scored: TagPredictions) -> dict[str, Any]:
+    def report(self, scored: Any) -> dict[str, Any]:
         """Confidence is that of words that count."""
         counted = scored.words.counted
         right = (scored.predicted == scored.labels)[counted]

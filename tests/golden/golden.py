@@ -28,7 +28,7 @@ from readings import Reading, read_run, run
 HERE = Path(__file__).parent
 TREE = HERE.parents[1]
 FILE = TREE / "tests" / "results" / "golden.json"
-SCENARIOS = ("single-label", "masked-lm", "words", "regression", "questions")
+SCENARIOS = ("single-label", "masked-lm", "words", "regression", "questions", "spans")
 
 Numbers = dict[str, dict[str, Any]]
 """Kind -> name -> number, or a list of them."""
@@ -73,6 +73,7 @@ KINDS = {
             "phases/*/models/*/macro_f1",
             "phases/*/models/*/entity_f1",
             "phases/*/models/*/squad_f1",
+            "phases/*/models/*/character_f1",
             "phases/*/models/*/mrr",
             "phases/*/models/*/pearson",
         ),

@@ -23,6 +23,7 @@ REGRESSION = {"train": 200, "validation": 40, "test": 120}
 MASKED_LM = {"train": 160, "validation": 40, "test": 120}
 WORDS = {"train": 160, "test": 120}
 QUESTIONS = {"train": 200, "test": 60}
+SPANS = {"train": 160, "test": 60}
 """Examples by split."""
 
 STRAY = 0.3
@@ -31,15 +32,16 @@ STRAY = 0.3
 
 def write_materials(folder: Path) -> None:
     """single-label/ (jsonl, transfer without labels), masked-lm/ (a text a line), words/ (lists of
-    words with tags), regression/ (tsv, pairs), questions/ (with contexts), model/ (a BERT of two
-    layers, 32 wide, that knows no more than these words) and model-of-letters/ (one that reads them
-    letter by letter)."""
+    words with tags), regression/ (tsv, pairs), questions/ (with contexts), spans/ (the same with
+    any number of answers), model/ (a BERT of two layers, 32 wide, that knows no more than these
+    words) and model-of-letters/ (one that reads them letter by letter)."""
     draw = random.Random(0)
     write_single_label(folder / "single-label", draw)
     write_masked_lm(folder / "masked-lm", draw)
     write_words(folder / "words", draw)
     write_regression(folder / "regression", random.Random(1))
     write_questions(folder / "questions", random.Random(2))
+    write_spans(folder / "spans", random.Random(3))
     write_model(folder / "model", [*FILLERS.split(), *" ".join(TOPICS.values()).split()])
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     write_model(folder / "model-of-letters", [*letters, *(f"##{letter}" for letter in letters)])
@@ -122,6 +124,26 @@ def write_questions(folder: Path, draw: random.Random) -> None:
             [text] = (word for word in words if word in TOPICS[topic].split())
             start = len(" ".join([*words[: words.index(text)], ""]))
             answers = [{"text": text, "start": start}]
+            row = {"question": question, "context": " ".join(words), "answers": answers}
+            rows.append(json.dumps(row))
+        (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def write_spans(folder: Path, draw: random.Random) -> None:
+    """A context holds up to three animals, and a question asks for all of them or for none."""
+    folder.mkdir()
+    for split, size in SPANS.items():
+        rows = []
+        for _ in range(size):
+            words = draw.choices(FILLERS.split(), k=draw.randint(2, 12))
+            for _ in range(draw.randint(0, 3)):
+                words.insert(draw.randint(0, len(words)), draw.choice(TOPICS["animal"].split()))
+            question = draw.choice(["we saw", "they had"])
+            answers = []
+            for at, word in enumerate(words):
+                start = len(" ".join([*words[:at], ""]))
+                if question == "we saw" and word in TOPICS["animal"].split():
+                    answers.append({"start": start, "end": start + len(word)})
             row = {"question": question, "context": " ".join(words), "answers": answers}
             rows.append(json.dumps(row))
         (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")

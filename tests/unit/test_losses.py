@@ -211,6 +211,32 @@ def test_hidden_mse_projects_the_student_to_each_teacher():
         torch.testing.assert_close(gradient, maps[name].grad, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_teacher_cross_entropy_is_the_mean_over_teachers_without_a_gradient(partial):
+    """Row by row. Of teachers that know some of the classes, over those that know the label."""
+    classes = {"one": [0, 1, 2, 3], "other": [1, 3]} if partial else dict.fromkeys("abc", range(4))
+    outputs = {name: randn(ROWS, len(c), seed=7 + n) for n, (name, c) in enumerate(classes.items())}
+    teachers = {
+        name: Signals(outputs[name], classes=torch.tensor(known) if partial else None)
+        for name, known in classes.items()
+    }
+    student = randn(ROWS, CLASSES).requires_grad_()
+    batch = make_batch(dummy=(3,))
+    found = term_of("teacher_cross_entropy", {"weight": 0.5})(
+        Signals(student), teachers, None, batch
+    )
+    wanted = []
+    for row in (0, 1, 5):  # the labelled ones that count
+        label, of_teachers = int(LABELS[row]), []
+        for name, known in classes.items():
+            if label in known:
+                p = torch.softmax(outputs[name][row].double(), dim=0)
+                of_teachers.append(-math.log(p[list(known).index(label)]))
+        wanted.append(0.5 * sum(of_teachers) / len(of_teachers))
+    assert found.tolist() == pytest.approx(wanted, rel=1e-5)
+    assert found.dtype == torch.float32 and not found.requires_grad
+
+
 def test_confidence_penalty_is_the_negative_entropy():
     term = term_of("confidence_penalty", {"weight": 0.3})
 

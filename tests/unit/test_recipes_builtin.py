@@ -4,6 +4,7 @@ tweets, three teachers with three tokenizers together."""
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 
 from ds_distill.check.recipe import check_all, check_recipe
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
+from ds_distill.sweep.grid import variants
 
 THESIS = [
     "tweeteval-emotion",
@@ -59,17 +61,24 @@ def test_every_small_form_is_of_a_recipe() -> None:
     assert {path.stem for path in folder.glob("*")} <= set(builtin_recipes())
 
 
+MADE: dict[str, tuple[str, dict[str, Any]]] = {
+    "similarity": ("docstring_pairs", {"text": "text", "text_b": "a text", "label": 0.5}),
+    "clinical-notes": ("span_questions", {"question": "a", "context": "text", "answers": []}),
+}
+"""Recipes whose data a script of tests/studies makes: the folder, and a row."""
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_form_fits_its_data_and_models(
     name: str, shared_data: Path, tmp_path: Path
 ) -> None:
     """Labels, columns, splits and lengths on the real data; MiniLM is the teacher."""
-    if name == "similarity":  # its data are made by a script, tests/studies/docstring_pairs.py
-        shared_data = tmp_path
-        (tmp_path / "docstring_pairs").mkdir()
-        for split in ("train", "validation", "test"):
-            row = json.dumps({"text": f"a {split}", "text_b": "a text", "label": 0.5})
-            (tmp_path / "docstring_pairs" / f"{split}.jsonl").write_text(row + "\n")
+    if name in MADE:
+        shared_data, (made, row) = tmp_path, MADE[name]
+        (tmp_path / made).mkdir()
+        for split in ("train", "validation", "test", "abstracts"):
+            of_split = {key: f"{split} {v}" if v == "text" else v for key, v in row.items()}
+            (tmp_path / made / f"{split}.jsonl").write_text(json.dumps(of_split) + "\n")
     small = load_recipe(name, [f"data_folder={shared_data}"], small=True)
     check_all(small)
     assert losses_of(small) == losses_of(load_recipe(name)), "the method is the same"
@@ -99,6 +108,28 @@ def test_a_recipe_of_the_thesis_is_as_published(name: str) -> None:
         for phase in recipe.phases:
             if phase.kind == "fine-tune":
                 assert (phase.learning_rate, phase.batch_size, phase.epochs) == (5e-5, 8, 3)
+
+
+def test_the_clinical_notes_are_as_in_the_thesis() -> None:
+    """Sections 4.11 and 5.6: the sweep of docs/papers.md is the grid of losses and students."""
+    page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
+    text = page.partition("ds-distill sweep clinical-notes ")[2].partition("```")[0]
+    name, arguments = "clinical-notes", shlex.split(text.replace("\\\n", " "))
+    fixed, runs = variants(arguments)
+    assert len(runs) == 8
+    losses, students = set(), set()
+    for variant in runs:
+        recipe = load_recipe(name, [*fixed, *variant.overrides])
+        assert list(recipe.teachers) == ["deberta", "pubmedbert"]
+        distil = phases(recipe)["distil"]
+        losses.add((*(r.policy for r in distil.routing), *sorted(distil.losses)))
+        students.add(recipe.student.model)
+    assert len(students) == 2
+    assert losses >= {
+        ("average", "cross_entropy", "kl"),
+        ("ca-mkd", "cross_entropy", "kl"),
+        ("average", "cross_entropy", "kl", "teacher_cross_entropy"),
+    }
 
 
 def phases(recipe: Recipe) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokeni
 from ds_distill.data.batches import Examples, WordCollator, stored_rows
 from ds_distill.data.combined import open_source
 from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.word_windows import room
 from ds_distill.data.words import (
     NO_TOKEN,
     Words,
@@ -538,7 +539,7 @@ def test_tags_are_those_of_the_model(tagger: Tagger) -> None:
     st.lists(st.sampled_from(["the", "xyzzy", "cat", "\u200b", "abcdefghijklmnopqrs"]), max_size=40)
 )
 def test_windows_hold_every_word_and_are_short_enough(tagger: Tagger, words: list[str]) -> None:
-    windows = list(tagger._windows([words]))
+    windows = list(tagger._windows([words], [None]))
     seen = set()
     for window in windows:
         end = window.first + len(window.words)
@@ -555,12 +556,13 @@ def test_windows_hold_every_word_and_are_short_enough(tagger: Tagger, words: lis
 
 def test_a_word_is_read_where_it_has_most_around_it(tagger: Tagger) -> None:
     words = ["the", "cat", "saw", "a", "very", "old", "dog"] * 6
-    first, second, *_ = tagger._windows([words])
+    first, second, *_ = tagger._windows([words], [None])
     shared = range(second.first, first.first + len(first.words))
     assert len(shared) >= 3
     rooms = {
-        w.first: dict(zip(range(w.first, 99), w.room(len(words)), strict=False))
+        w.first: dict(zip(range(w.first, end), room(w.first, end, len(words)), strict=True))
         for w in (first, second)
+        for end in [w.first + len(w.words)]
     }
     chosen = [max(rooms, key=lambda start: rooms[start][at]) for at in shared]
     assert chosen[0] == first.first and chosen[-1] == second.first

@@ -166,13 +166,20 @@ def training_mistakes(settings: TrainingPhase, context: Context) -> Iterator[str
             f"{location}.losses.{name}.from={late[name]:g}: keep=best could keep an epoch from "
             f"before the term is active. Set {location}.keep=last."
         )
+    moving = [term for name, term in losses.items() if TERMS[name].moves_student]
+    if not moving:
+        yield (
+            f"{location}.losses: {', '.join(losses)} has no gradient for the student, which would "
+            "learn nothing. Add a term that has one, such as cross_entropy."
+        )
+        return
     covered = 0.0
-    for start, until in sorted((term.start, term.until) for term in losses.values()):
+    for start, until in sorted((term.start, term.until) for term in moving):
         if start > covered:
             break
         covered = max(covered, until)
     if covered < 1:
-        later = (term.start for term in losses.values() if term.start > covered)
+        later = (term.start for term in moving if term.start > covered)
         yield (
             f"{location}.losses: no term is active from {covered:g} to {min(later, default=1):g} "
             "of the phase's steps. Let `from` and `until` of the terms meet."

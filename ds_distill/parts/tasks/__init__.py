@@ -9,6 +9,7 @@ from ds_distill.parts.entry import MetricEntry, TaskEntry
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.one_of import OneOf
 from ds_distill.parts.tasks import (
+    character_spans,
     extractive_qa,
     masked_lm,
     multi_label,
@@ -17,6 +18,7 @@ from ds_distill.parts.tasks import (
     token_classification,
 )
 from ds_distill.parts.tasks.base import TaskSettings
+from ds_distill.parts.tasks.character_spans import CharacterSpans
 from ds_distill.parts.tasks.extractive_qa import ExtractiveQA
 from ds_distill.parts.tasks.masked_lm import MaskedLM, MaskSettings
 from ds_distill.parts.tasks.multi_label import MultiLabel
@@ -26,6 +28,7 @@ from ds_distill.parts.tasks.token_classification import TokenClassification, Unt
 
 __all__ = [
     "TASKS",
+    "CharacterSpans",
     "Columns",
     "Data",
     "ExtractiveQA",
@@ -48,6 +51,7 @@ TASKS: dict[str, TaskEntry] = {
         multi_label.ENTRY,
         regression.ENTRY,
         token_classification.ENTRY,
+        character_spans.ENTRY,
         extractive_qa.ENTRY,
         masked_lm.ENTRY,
     )

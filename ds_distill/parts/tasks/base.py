@@ -31,8 +31,10 @@ class TaskSettings(Section):
     """Whether models predict distributions over a vocabulary, which a cache keeps by a codec."""
 
     of_questions: ClassVar[bool] = False
-    """Whether an example is a question about a context, and its label a span of that: the classes
-    of a row are then the tokens of a window, so that rows have unlike numbers of them."""
+    """Whether an example is a question about a context, and its labels are spans of that. With
+    `of_words` they are any number of spans, and each word of the context has a class. Else it is
+    one: the classes of a row are the tokens of a window, so that rows have unlike numbers of
+    them."""
 
     can_split: ClassVar[bool] = False
     """Whether `long: split` can be set."""

@@ -1,0 +1,74 @@
+"""Character spans: a row per word of a question's context, logits of outside and inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import numpy as np
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from ds_distill.data.batches import Examples
+from ds_distill.data.word_windows import ContextWords, prepare
+from ds_distill.evaluation.report import metric_values, reliability
+from ds_distill.evaluation.spans import SpanPredictions, span_report
+from ds_distill.parts.tags import IN_SPAN
+from ds_distill.tasks.token_classification import TokenClassificationKind
+
+if TYPE_CHECKING:
+    from ds_distill.run.context import ModelReference, Run
+
+
+class CharacterSpansKind(TokenClassificationKind):
+    """Predictions are logits of all words of all windows, float32 [R, 2]."""
+
+    def prepare(
+        self,
+        examples: datasets.Dataset,
+        tokenizers: Callable[[], list[PreTrainedTokenizerBase]],
+    ) -> datasets.Dataset:
+        return prepare(examples, tokenizers(), self.settings.max_length)
+
+    def counted(self, examples: Examples) -> np.ndarray:
+        """The first window of each question whose answers are known."""
+        first = np.zeros(len(examples), dtype=bool)
+        first[context_words(examples).firsts] = True
+        return first & examples.labelled
+
+    def asked(self, examples: Examples) -> str:
+        """A hash of the answers in all windows, and of where the words stand."""
+        words = context_words(examples)
+        arrays = (words.answers, words.spans, words.first, words.counted)
+        return xxhash.xxh3_128_hexdigest(b"".join(array.tobytes() for array in arrays))
+
+    def scored(self, predictions: np.ndarray, examples: Examples) -> SpanPredictions:
+        of_labelled = np.flatnonzero(examples.labelled)
+        known, rows = examples.at(of_labelled), examples.rows_of(of_labelled)
+        return SpanPredictions(predictions[rows], known.labels, context_words(known), self.labels)
+
+    def report(self, scored: Any) -> dict[str, Any]:
+        """Confidence is that of words that count."""
+        counted = scored.words.counted
+        right = (scored.predicted == scored.labels)[counted]
+        return {
+            **span_report(scored),
+            **metric_values(scored, self.metrics),
+            "reliability": reliability(scored.confidence[counted], right),
+        }
+
+    def baseline(
+        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Every word of every context: of what can be said without reading it nothing has a better
+        F1, and of the most frequent tag, which finds no span, it is 0."""
+        inside = np.zeros((len(examples.labels), len(self.labels)), dtype=np.float32)
+        inside[:, self.labels.index(IN_SPAN)] = 1.0
+        return inside, {"answer": IN_SPAN, "rule": "the whole context", "split": split}
+
+
+def context_words(examples: Examples) -> ContextWords:
+    """The words of examples that are windows of contexts."""
+    assert isinstance(examples.words, ContextWords)
+    return examples.words
