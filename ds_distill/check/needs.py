@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.context import Context
-from ds_distill.parts.entry import ConfiguredEntry, Needs, PolicyEntry
+from ds_distill.parts.entry import ConfiguredEntry, Needs, PolicyEntry, TermEntry
 from ds_distill.parts.phases import PHASES, Cache, PhaseSettings
 from ds_distill.parts.policies import POLICIES
 from ds_distill.parts.section import Section
@@ -150,6 +150,7 @@ def _choose_another(entry: ConfiguredEntry, phase: PhaseSettings, task: TaskSett
         for other in table.values()
         if _other_kind(other.needs, task) is None
         and (phase.runs_teachers or not other.needs.teachers)
+        and not (isinstance(other, TermEntry) and not other.moves_student)
     ]
     if entry.name not in table or not others:
         return f"Take {entry.name} out."

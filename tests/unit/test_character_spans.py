@@ -429,6 +429,9 @@ def predictions_of(
 def test_a_cut_into_words_costs(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
     """An answer that ends inside of a word cannot be found exactly; a run holds its white space."""
     tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
+    edges = prepare(rows_of(["a"], ["old-dog cat"], [[(3, 4)]]), [tokenizer], 32)
+    assert edges[0]["words"] == ["old", "-", "dog", "cat"]
+    assert edges[0]["label"] == [0, 1, 0, 0], "words that an answer only touches are outside"
     split = prepare(rows_of(["a"], ["very olden dog"], [[(0, 8)]]), [tokenizer], 32)
     assert split[0]["label"] == [1, 1, 0]
     found, _ = predictions_of(split, [["very", "olden"]])
