@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.word_windows import ContextWords, prepare
+from ds_distill.evaluation.label_order import Doubt
 from ds_distill.evaluation.report import metric_values, reliability
 from ds_distill.evaluation.spans import SpanPredictions, span_report
 from ds_distill.parts.tags import IN_SPAN
@@ -66,6 +67,13 @@ class CharacterSpansKind(TokenClassificationKind):
         inside = np.zeros((len(examples.labels), len(self.labels)), dtype=np.float32)
         inside[:, self.labels.index(IN_SPAN)] = 1.0
         return inside, {"answer": IN_SPAN, "rule": "the whole context", "split": split}
+
+    def doubt(
+        self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
+    ) -> Doubt | None:
+        """None: nearly all words are outside, so a model that finds many answers may be right on
+        fewer words than one that finds none."""
+        return None
 
 
 def context_words(examples: Examples) -> ContextWords:

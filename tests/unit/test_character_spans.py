@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score, precision_score, recall_score
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForTokenClassification, AutoTokenizer, BertConfig
 
 from ds_distill.data.batches import Examples, WordCollator
 from ds_distill.data.combined import open_source
@@ -35,8 +35,10 @@ from ds_distill.evaluation.spans import (
 )
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.parts.metrics import MetricSettings
+from ds_distill.parts.phases import Cache
 from ds_distill.parts.tags import IN_SPAN, SPAN_TAGS
 from ds_distill.parts.tasks import CharacterSpans
+from ds_distill.planning.cached import example_bytes
 from ds_distill.prediction import load_predictor, predict_file
 from ds_distill.routing.comparison import compare
 from ds_distill.tagging import Tagger
@@ -480,6 +482,11 @@ def test_policies_are_compared_by_the_characters_of_their_targets(
         )
         assert found.teachers[name].score == pytest.approx(metric.value(whole))
     assert found.teachers["good"].score > 0.8 > found.teachers["bad"].score
+
+
+def test_a_cache_holds_two_logits_for_each_word() -> None:
+    task, phase = CharacterSpans(data={"path": "data"}), Cache(splits="train", dtype="float32")
+    assert example_bytes(phase, task, BertConfig(), 2, 100) == 0.75 * 100 * 2 * 4
 
 
 # ------------------------------------------------------------------------------------ prediction
