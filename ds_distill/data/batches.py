@@ -224,6 +224,40 @@ class WordCollator:
         )
 
 
+class WordTokenCollator:
+    """Batches of lists of words for a training on their tags alone: a row per token of a word."""
+
+    def __init__(self, examples: Examples, tables: Mapping[str, TokenTable]) -> None:
+        """See `SequenceCollator`. The table of one model."""
+        self._examples = examples
+        [(self._model, self._table)] = tables.items()
+        self.lengths = self._table.lengths
+
+    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
+        """See `Collator`."""
+        dummy = len(indices) == 0
+        chosen = np.zeros(1, dtype=np.int64) if dummy else indices
+        examples, view = self._examples.at(chosen), self._table.view(chosen)
+        assert examples.words is not None, "examples of words"
+        word, position = self._table.word_tokens(chosen)
+        if len(word) == 0:  # a head needs a row to run on
+            word, position, dummy = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), True
+        of_row = torch.from_numpy(examples.words.examples[word])
+        positions = of_row * view.input_ids.shape[1] + torch.from_numpy(position)
+        counts = torch.from_numpy(examples.words.counted[word] & (not dummy))
+        labels = torch.from_numpy(examples.labels[word])
+        return Batch(
+            keys=examples.keys[of_row],
+            views={self._model: replace(view, positions=positions)},
+            labels=torch.where(labels < 0, -100, labels),
+            row_sets={
+                "all": counts.nonzero()[:, 0],
+                "labelled": (counts & (labels >= 0)).nonzero()[:, 0],
+            },
+            epoch=epoch,
+        )
+
+
 class SpanCollator:
     """Batches of questions with windows of their contexts: of each two rows, where the answer
     starts and where it ends. The classes of a row are the window's first token, which stands for no

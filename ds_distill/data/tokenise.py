@@ -18,7 +18,7 @@ import torch
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.words import encode_words, first_tokens
+from ds_distill.data.words import encode_words, first_tokens, token_counts
 from ds_distill.files import publish_file
 from ds_distill.models.configuration import tokenizer_rules
 from ds_distill.progress import mark
@@ -43,7 +43,8 @@ def tokenise(
 
     The Arrow file `file` appears complete or not at all. It has `input_ids` (list of int32)
     and, for pairs, `token_type_ids` (list of int8) where the model has them; of lists of words
-    `first_tokens` (list of int16): the position of each word's first token.
+    `first_tokens` (list of int16), the position of each word's first token, and `token_counts`
+    (list of int16), how many it has.
     """
     of_words = "words" in examples.column_names
     pairs = ("question" if of_words else "text_b") in examples.column_names
@@ -52,7 +53,7 @@ def tokenise(
     if token_types:
         features["token_type_ids"] = datasets.List(datasets.Value("int8"))
     if of_words:
-        features["first_tokens"] = datasets.List(datasets.Value("int16"))
+        features |= dict.fromkeys(_OF_WORDS, datasets.List(datasets.Value("int16")))
         return _write(examples, partial(_of_words, tokenizer, max_length), features, file)
 
     def encode(rows: dict[str, list[str]]) -> dict[str, Any]:
@@ -76,11 +77,17 @@ def _of_words(
     mark("tokenises")
     questions = rows.get("question")
     encoded = encode_words(tokenizer, rows["words"], max_length, questions)
-    first = [
-        first_tokens(encoded, number, len(words), of_pair=questions is not None)
+    found = [
+        [
+            of(encoded, number, len(words), of_pair=questions is not None)
+            for of in _OF_WORDS.values()
+        ]
         for number, words in enumerate(rows["words"])
     ]
-    return {**encoded, "first_tokens": first}
+    return {**encoded, **dict(zip(_OF_WORDS, map(list, zip(*found, strict=True)), strict=True))}
+
+
+_OF_WORDS = {"first_tokens": first_tokens, "token_counts": token_counts}
 
 
 def _write(
@@ -140,9 +147,20 @@ class TokenTable:
     def first_tokens(self, indices: np.ndarray) -> np.ndarray:
         """Of the examples `indices` (int [B]), which are lists of words: the position of each
         word's first token, int64 [n], or NO_TOKEN."""
+        return self._of_words("first_tokens", indices)
+
+    def word_tokens(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """All tokens of the n words of some examples, int [B]: the number of each one's word, from
+        0 to n - 1, and its position in its example. int64 [t] both."""
+        counts = self._of_words("token_counts", indices)
+        word = np.repeat(np.arange(len(counts)), counts)
+        before = np.cumsum(counts) - counts
+        return word, self.first_tokens(indices)[word] + np.arange(len(word)) - before[word]
+
+    def _of_words(self, column: str, indices: np.ndarray) -> np.ndarray:
         table = self._tokens[indices if self._chosen is None else self._chosen[indices]]
-        positions = table.column("first_tokens").combine_chunks().flatten()
-        return np.asarray(positions.to_numpy(zero_copy_only=False), dtype=np.int64)
+        numbers = table.column(column).combine_chunks().flatten()
+        return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.int64)
 
     def view(self, indices: np.ndarray) -> PaddedView:
         """The examples `indices` (int [B]) as one padded view."""

@@ -46,7 +46,7 @@ def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run)
         bundle=Bundle(model, {}, terms),
         start=reference,
         examples=examples,
-        collate=run.collator(examples, tables),
+        collate=run.kind.collator_of_labels(examples, tables) or run.collator(examples, tables),
         validation=validation_of(run, reference),
     )
 

@@ -80,6 +80,13 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     ) -> Collator:
         """The batches of a split; see `SequenceCollator`. tokenizer: the student's."""
 
+    def collator_of_labels(
+        self, examples: Examples, tables: Mapping[str, TokenTable]
+    ) -> Collator | None:
+        """The batches of a split for a training on labels alone, where they are others than
+        `collator` makes."""
+        return None
+
     def examples(self, examples: Examples) -> Examples:
         """A split's examples with labels in the task's shape."""
         return examples

@@ -10,7 +10,13 @@ import numpy as np
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.data.batches import CachedSignals, Collator, Examples, WordCollator
+from ds_distill.data.batches import (
+    CachedSignals,
+    Collator,
+    Examples,
+    WordCollator,
+    WordTokenCollator,
+)
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.words import prepare
 from ds_distill.evaluation.report import metric_values, reliability
@@ -18,6 +24,7 @@ from ds_distill.evaluation.words import TagPredictions, word_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_token_classifier
 from ds_distill.parts.phases import Cache
+from ds_distill.parts.tasks import TokenClassification
 from ds_distill.tasks.single_label import OneLabelKind
 
 if TYPE_CHECKING:
@@ -48,6 +55,12 @@ class TokenClassificationKind(OneLabelKind):
         packed: Collection[str],
     ) -> Collator:
         return WordCollator(examples, tables, cached, packed)
+
+    def collator_of_labels(
+        self, examples: Examples, tables: Mapping[str, TokenTable]
+    ) -> Collator | None:
+        every = isinstance(self.settings, TokenClassification) and self.settings.subwords == "all"
+        return WordTokenCollator(examples, tables) if every else None
 
     def signal_schema(
         self,

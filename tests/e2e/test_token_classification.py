@@ -62,6 +62,7 @@ def settings(
             "type": "token-classification",
             "data": {"path": str(write_task(root / "data"))},
             "max_length": 64,
+            "subwords": "all",
         },
         "teachers": {
             "reads": {"model": str(tiny_models["toy"])},

@@ -19,7 +19,7 @@ from seqeval.scheme import IOB2
 from sklearn.metrics import f1_score
 from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
 
-from ds_distill.data.batches import Examples, WordCollator, stored_rows
+from ds_distill.data.batches import Examples, WordCollator, WordTokenCollator, stored_rows
 from ds_distill.data.combined import open_source
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.word_windows import room
@@ -235,6 +235,41 @@ def test_a_row_per_word(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
     counted = [read[row] for row in batch.row_sets["all"].tolist()]
     assert counted == ["a", "very", "old", "the", "cat", "saw"]
     assert read[1] == read[4] == "[CLS]", "words without a token are read at the first position"
+
+
+def test_a_row_per_token_where_all_are_trained(real: dict[str, Any], tmp_path: Path) -> None:
+    """As transformers' own examples align tags with `label_all_tokens`; words that do not count in
+    every view are left out."""
+    rows = [
+        {"tokens": ["the", "interleukin-2", "\u200b", "receptor's"], "tags": TAGS[:4]},
+        {"tokens": ["hyperparathyroidism"], "tags": ["B-disease"]},
+        {"tokens": ["a", "very", "thrombocytopenic", "old", "tiger"] * 9, "tags": ["O"] * 45},
+    ]
+    split = prepare(written(tmp_path / "data", rows), [*real.values()], 40)
+    examples = Examples.of(split)
+    assert examples.words is not None
+    offsets, chosen = examples.words.offsets, np.array([2, 0, 1])
+    for name, tokenizer in real.items():
+        tokenise(split, tokenizer, 40, tmp_path / f"{name}.arrow")
+        table = TokenTable(tmp_path / f"{name}.arrow", tokenizer)
+        batch = WordTokenCollator(examples, {"student": table})(chosen)
+        view = batch.views["student"]
+        expected = torch.full(view.input_ids.shape, -100)
+        for row, example in enumerate(chosen):
+            encoded = encode_words(tokenizer, [rows[example]["tokens"]], 40)
+            for token, word in enumerate(encoded.word_ids(0)):
+                if word is not None and examples.words.counted[offsets[example] + word]:
+                    expected[row, token] = examples.labels[offsets[example] + word]
+        found = torch.full_like(expected, -100)
+        counted = batch.row_sets["labelled"]
+        assert torch.equal(counted, batch.row_sets["all"])
+        assert view.positions is not None
+        found.view(-1)[view.positions[counted]] = batch.labels[counted]
+        assert torch.equal(found, expected), name
+        assert len(counted) > examples.words.counted.sum(), "words of several tokens"
+        assert torch.equal(batch.keys, examples.keys[chosen][view.example_indices])
+        empty = WordTokenCollator(examples, {"student": table})(chosen[:0])
+        assert len(empty.labels) > 0 and not any(map(len, empty.row_sets.values()))
 
 
 def test_a_batch_of_no_examples_has_rows_that_do_not_count(

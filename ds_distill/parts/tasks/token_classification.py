@@ -18,6 +18,9 @@ class TokenClassification(LabelledTask):
     of_words: ClassVar[bool] = True
 
     type: Literal["token-classification"] = "token-classification"
+    subwords: Literal["first", "all"] = "first"
+    """The tokens of a word that fine-tune phases train on its tag (Rohanian et al. 2022: all).
+    Teachers and student meet at first ones, and predictions and scores are of these, either way."""
     metric: Annotated[MetricSettings, one_metric("words")] = EntityF1()
     """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
     others too."""
