@@ -69,10 +69,11 @@ def memory_mistakes(
 def _least(phase: PhaseSettings, recipe: Recipe, numbers: Mapping[str, int], each: int) -> int:
     """Bytes of the models that a phase has at once; only those of known size."""
     teachers = [numbers.get(name, 0) for name in recipe.teachers]
-    trained = max((numbers.get(name, 0) for name in phase.starts), default=0)
-    if isinstance(phase, Distil):
-        live = sum(teachers) if phase.teachers == "live" else 0
-        return TRAINED * trained + each * live
     if isinstance(phase, TrainingPhase):
-        return TRAINED * trained
+        trained = max(
+            sum(numbers.get(phase.start_of(output), 0) for output in together)
+            for together in phase.trainings or [[]]
+        )
+        live = isinstance(phase, Distil) and phase.teachers == "live"
+        return TRAINED * trained + (each * sum(teachers) if live else 0)
     return each * max(teachers, default=0)  # one after the other

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import (
+    CLASSIFIER_HEADS,
     check_encoder,
     check_vocabulary,
     check_weights,
@@ -20,6 +21,7 @@ from ds_distill.models.configuration import (
     usable_length,
 )
 from ds_distill.parts.entry import imported
+from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.parts.tasks import TASKS
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
@@ -53,7 +55,7 @@ class Models:
         compares = _token_by_token(self.recipe)
         if compares is not None:
             found += vocabulary_mistakes(self._vocabularies, *compares)
-        return found + list(self._layers()) + list(self._widths())
+        return [*found, *self._layers(), *self._widths(), *self._shared_heads()]
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
         """Configurations of the teachers that could be read, by name."""
@@ -143,6 +145,32 @@ class Models:
                             f"those of teachers.{teacher} are {config.hidden_size} wide and the "
                             f"student's {own}. Take {entry.name} out, or choose others."
                         )
+
+    def _shared_heads(self) -> Iterator[str]:
+        """Models that are trained through one head, and cannot be."""
+        recipe, known = self.recipe, self.teachers()
+        for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+            trainings = phase.trainings if isinstance(phase, TrainingPhase) else []
+            for together in trainings:
+                configs = {f"teachers.{n}": known[n] for n in together if n in known}
+                if len(together) > 1:
+                    yield from _one_head(f"phases.{name}.shared_head=true", configs)
+
+
+def _one_head(setting: str, configs: Mapping[str, PreTrainedConfig]) -> Iterator[str]:
+    unknown = {n: c.model_type for n, c in configs.items() if c.model_type not in CLASSIFIER_HEADS}
+    for location, kind in unknown.items():
+        yield (
+            f"{setting}: where {location} ({kind}) has the layers of its head is not known here. "
+            f"Take a model of one of these types: {', '.join(CLASSIFIER_HEADS)}."
+        )
+    widths = {n: getattr(c, "pooler_hidden_size", c.hidden_size) for n, c in configs.items()}
+    if len(set(widths.values())) > 1:
+        listed = ", ".join(f"{location} {width}" for location, width in widths.items())
+        yield (
+            f"{setting}: one pooling layer fits states of one width, and these have several: "
+            f"{listed}. Choose teachers of one width, or fine-tune them without shared_head."
+        )
 
 
 def _token_by_token(recipe: Recipe) -> tuple[str, bool] | None:

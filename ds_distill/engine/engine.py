@@ -75,20 +75,20 @@ class Engine:
         if optimizer is None:
             config = _for_inference(config)
         elif self._stage == 3 and student_resident:
-            assert bundle.student is not None
-            config = keep_resident(config, [bundle.student, bundle.terms])
+            config = keep_resident(config, bundle.trained)
         elif self._stage == 3:
             # DeepSpeed's default would leave every small parameter whole.
             zero = {"stage3_param_persistence_threshold": 0, **config["zero_optimization"]}
             config = {**config, "zero_optimization": zero}
-        if optimizer is not None and bundle.student is not None:
+        if optimizer is not None:
             if self._stage == 3:
                 # DeepSpeed takes a module with sharded teachers for one that is in its dtype
                 # already, and would leave the student in fp32.
-                for module in (bundle.student, bundle.terms):
+                for module in bundle.trained:
                     module.to(model_dtype(config))
             if config.get("activation_checkpointing"):
-                checkpoint_activations(bundle.student)
+                for student in bundle.students.values():
+                    checkpoint_activations(student)
         self._trained = [p for p in bundle.parameters() if p.requires_grad]
         adamw = _adamw(bundle, optimizer) if optimizer else None
         with no_chatter():
@@ -233,13 +233,12 @@ class Engine:
     def _random_file(self, folder: Path) -> Path:
         return folder / f"random-rank{self.world.rank:05d}.safetensors"
 
-    def student_weights(self) -> dict[str, torch.Tensor]:
-        """The student's state dict in fp32 on the CPU of rank 0 (others get an empty one).
+    def student_weights(self, name: str = "student") -> dict[str, torch.Tensor]:
+        """A student's state dict in fp32 on the CPU of rank 0 (others get an empty one).
 
         Trained weights come from the optimizer's fp32 copy. Every rank must call this.
         """
-        student = self.bundle.student
-        assert student is not None
+        student = self.bundle.students[name]
         weights: dict[str, torch.Tensor] = {}
         for name, parameter in student.named_parameters(remove_duplicate=False):
             value = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None

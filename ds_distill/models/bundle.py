@@ -69,6 +69,16 @@ class Bundle(nn.Module):
                 self.register_buffer(_classes_of(name), classes, persistent=False)
         self.train(self.training)
 
+    @property
+    def students(self) -> dict[str, PreTrainedModel]:
+        """The models that it trains, by the names that `predict` has for them."""
+        return {} if self.student is None else {"student": self.student}
+
+    @property
+    def trained(self) -> list[nn.Module]:
+        """The modules with all weights to train, in the order of registration."""
+        return [*self.students.values(), self.terms]
+
     def train(self, mode: bool = True) -> Bundle:
         """As usual, except that teachers stay in eval mode."""
         super().train(mode)
@@ -113,7 +123,7 @@ class Bundle(nn.Module):
             with timed("routing"):
                 target = self._router(teachers, batch) if self._router else None
         with timed("student"):
-            student = read_signals(self.student, _view_of("student", batch), self._layers)
+            student = read_signals(self.student, view_of("student", batch), self._layers)
         with timed("loss"):
             return self._loss(active, student, teachers, target, batch)
 
@@ -160,7 +170,7 @@ class Bundle(nn.Module):
         return any(term.needs_teachers and term.is_active(progress) for term in terms)
 
     def _signals_of(self, name: str, batch: Batch, layers: Collection[int]) -> Signals:
-        view = _view_of(name, batch)
+        view = view_of(name, batch)
         # Without a student to train, a trained student may stand among the models to run.
         if name == "student" and self.student is not None:
             return read_signals(self.student, view, layers)
@@ -181,7 +191,8 @@ class Bundle(nn.Module):
             return Signals(_mapped(outputs.logits, numbers), outputs.hidden, classes)
 
 
-def _view_of(name: str, batch: Batch) -> View:
+def view_of(name: str, batch: Batch) -> View:
+    """A model's view of a batch. Raises ValueError where it has none."""
     if name not in batch.views:
         raise ValueError(
             f"the batch has no view for model {name!r}, only for {', '.join(batch.views)}: every "

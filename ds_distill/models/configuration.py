@@ -39,6 +39,21 @@ MASKED_LM_FAMILIES = (
 )
 """Model types with a masked-LM head that `encoder.vocabulary_head` supports."""
 
+CLASSIFIER_HEADS = {
+    "bert": ("bert.pooler.dense", "classifier"),
+    "albert": ("albert.pooler", "classifier"),
+    "distilbert": ("pre_classifier", "classifier"),
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "camembert", "electra"),
+        ("classifier.dense", "classifier.out_proj"),
+    ),
+    **dict.fromkeys(("deberta", "deberta-v2"), ("pooler.dense", "classifier")),
+}
+"""Where sequence classifiers have the linear layer that pools the first token's state, [H, H], and
+the one that predicts, [C, H], by model type. Between the two each family has its own activation:
+BERT, ALBERT and RoBERTa tanh, ELECTRA gelu, DeBERTa what its configuration says (gelu), DistilBERT
+relu."""
+
 _OTHER_ANSWER_HEADS = ("big_bird", "flaubert", "longformer", "xlm", "xlnet")
 """Model types whose answers come by a beam search, or from more than the last states."""
 

@@ -28,8 +28,8 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
         run.log.info(f"  teachers that were not left out: {', '.join(teachers)}")
     return train_each(
         number,
-        phase.outputs,
-        lambda output: job_of(phase, number, routings[output], output, run),
+        phase.trainings,
+        lambda outputs: job_of(phase, number, routings[outputs[0]], outputs[0], run),
         run,
     )
 
@@ -78,13 +78,13 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     cached = None if live else cached_signals(run, phase.split, number, examples)
     return Job(
         number=number,
-        output=output,
+        outputs={"student": output},
         settings=phase,
         bundle=bundle,
-        start=start,
+        starts={"student": start},
         examples=examples,
         collate=run.collator(examples, tables, cached, packed),
-        validation=validation_of(run, start),
+        validation=validation_of(run, {"student": start}),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.plan import keep_share_of_others
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.shared_head import SharedHeadBundle, share_head
 from ds_distill.parts.phases import FineTune
 from ds_distill.run.context import Run
 from ds_distill.run.job import Job, terms_of, trainable_model
@@ -19,35 +21,48 @@ from ds_distill.run.validation import validation_of
 
 def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, Any]:
     """Fine-tune each of the phase's models."""
-    models = dict(zip(phase.outputs, phase.models, strict=True))
+    if phase.shared_head:
+        run.log.info(
+            f"  {', '.join(phase.models)} are trained together, through one head that is drawn "
+            f"from seed {run.recipe.seed}"
+        )
     return train_each(
-        number,
-        phase.outputs,
-        lambda output: job_of(phase, number, models[output], output, run),
-        run,
+        number, phase.trainings, lambda outputs: job_of(phase, number, outputs, run), run
     )
 
 
-def job_of(phase: FineTune, number: int, model_name: str, output: str, run: Run) -> Job:
-    """All that one model's training needs."""
-    reference = run.reference(model_name, number)
-    model = trainable_model(run, reference, phase)
+def job_of(phase: FineTune, number: int, outputs: Sequence[str], run: Run) -> Job:
+    """All that a training of one model needs, or of several with one head."""
+    names = list(outputs) if phase.shared_head else ["student"]
+    starts = {
+        name: run.reference(phase.start_of(output), number)
+        for name, output in zip(names, outputs, strict=True)
+    }
+    models = {name: trainable_model(run, start, phase) for name, start in starts.items()}
     examples = run.examples(phase.split)
     chosen = np.arange(len(examples))
     if run.task.has_labels:
         chosen = chosen_examples(phase, examples, run.labels)
-    tables = {"student": run.tables(phase.split, [reference])[reference.name].at(chosen)}
+    tables = {
+        name: run.tables(phase.split, [start])[start.name].at(chosen)
+        for name, start in starts.items()
+    }
     examples = examples.at(chosen)
-    terms = terms_of(phase, run, model, examples)
+    terms = {name: terms_of(phase, run, model, examples) for name, model in models.items()}
+    if phase.shared_head:
+        share_head(models, run.recipe.seed)
+        bundle: Bundle = SharedHeadBundle(models, terms)
+    else:
+        bundle = Bundle(models["student"], {}, terms["student"])
     return Job(
         number=number,
-        output=output,
+        outputs=dict(zip(names, outputs, strict=True)),
         settings=phase,
-        bundle=Bundle(model, {}, terms),
-        start=reference,
+        bundle=bundle,
+        starts=starts,
         examples=examples,
         collate=run.kind.collator_of_labels(examples, tables) or run.collator(examples, tables),
-        validation=validation_of(run, reference),
+        validation=validation_of(run, starts),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -113,12 +113,12 @@ class Work:
     """The passes of a step: what they hold and what they do."""
 
     student: Growth
-    """Activations of the trained model."""
+    """Activations of the trained model, or of all that are trained together."""
     head: Growth
     """Logits and derivatives of a masked-LM's loss."""
     teachers: Growth
     """Activations of the live teacher that has most, alone."""
-    student_pass: Pass
+    student_passes: Sequence[Pass]
     head_cost: Cost
     """Of what is beside the student's pass: the chunked term of a masked-LM."""
     teacher_passes: Mapping[str, Pass]

@@ -15,9 +15,9 @@ from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.parts.phases import Cache, Distil
-from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase
+from ds_distill.parts.phases.base import TrainingPhase, training_name
 from ds_distill.parts.tasks import TASKS, TaskSettings
-from ds_distill.planning.activations import Head, Shape, Work, student_work, teacher_work
+from ds_distill.planning.activations import Growth, Head, Shape, Work, student_work, teacher_work
 from ds_distill.planning.cached import CachePlan, cache_plan
 from ds_distill.planning.examples import SplitFacts, split_facts
 from ds_distill.planning.gpus import Device
@@ -58,9 +58,10 @@ class Planner:
             if isinstance(phase, Cache) and not phase.is_left_out(later):
                 caches.append(self._cache(number, phase))
             if isinstance(phase, TrainingPhase):
-                alike: dict[str, list[str]] = {}  # by the model that they start from
-                for output in phase.outputs:
-                    alike.setdefault(start_of(phase, output), []).append(output)
+                alike: dict[tuple[str, ...], list[str]] = {}  # by the models that they start from
+                for outputs in phase.trainings:
+                    starts = tuple(map(phase.start_of, outputs))
+                    alike.setdefault(starts, []).append(training_name(outputs))
                 trained = [self._job(number, phase, *group) for group in alike.items()]
                 jobs += trained
                 if isinstance(phase, Distil):
@@ -102,8 +103,9 @@ class Planner:
         micro_batch, micro_steps = batch_shape(phase, 1)
         batch = micro_batch * micro_steps * self.ranks
         scaled = phase.model_copy(update={"batch_size": batch, "micro_batch_size": micro_batch})
-        output = phase.outputs[0]
-        return self._job(number, scaled, start_of(phase, output), [output])
+        outputs = phase.trainings[0]
+        starts = tuple(map(phase.start_of, outputs))
+        return self._job(number, scaled, starts, [training_name(outputs)])
 
     def _needs_bf16(self) -> bool:
         config = deepspeed_config(self._deepspeed, None, 1)
@@ -136,7 +138,7 @@ class Planner:
         for earlier, output in reversed(list(self.recipe.trained_models())):
             if earlier < number and output == name:
                 phase = self.recipe.phases[earlier]
-                return self._origin(start_of(phase, output), earlier)
+                return self._origin(phase.start_of(output), earlier)
         return name
 
     def _classes(self, task: TaskSettings) -> int:
@@ -165,31 +167,35 @@ class Planner:
 
     # -------------------------------------------------------------------------------- phases
 
-    def _job(self, number: int, phase: TrainingPhase, start: str, outputs: list[str]) -> JobPlan:
+    def _job(
+        self, number: int, phase: TrainingPhase, starts: Sequence[str], trainings: list[str]
+    ) -> JobPlan:
+        """Of trainings that differ in what they learn from alone. starts: of the models of each."""
         recipe, task = self.recipe, self.recipe.task_of(phase)
-        student = self.model(start, number)
+        students = [self.model(start, number) for start in starts]
         names = list(recipe.teachers) if isinstance(phase, Distil) else []
         teachers = {name: self.model(name, number) for name in names}
         config = deepspeed_config(self._deepspeed, phase, self.ranks)
         micro_batch, micro_steps = batch_shape(phase, self.ranks)
         split = self.split(number, phase.split)
-        parts = _Parts(self, number, phase, student, teachers, config)
+        parts = _Parts(self, number, phase, students, teachers, config)
         own = Choice(
             int(config.get("zero_optimization", {}).get("stage", 0)),
             phase.teachers if isinstance(phase, Distil) else None,
             phase.activation_checkpointing,
         )
+        unable = [student for student in students if not student.can_checkpoint]
         others = [
             parts.placement(Choice(stage, kind, checkpointing), micro_batch, micro_steps)
             for kind in (("live", "cached") if teachers else (None,))
             for stage in stages_of(config)
-            for checkpointing in ((False, True) if student.can_checkpoint else (False,))
+            for checkpointing in ((False,) if unable else (False, True))
         ]
-        if own.checkpointing and not student.can_checkpoint:
+        if own.checkpointing and unable:
             at = f"phases.{recipe.phase_names()[number]}.activation_checkpointing=true"
             raise UserError(
-                f"{at}: transformers cannot do it with {student.reference} "
-                f"({student.config.model_type}). Take it out."
+                f"{at}: transformers cannot do it with {unable[0].reference} "
+                f"({unable[0].config.model_type}). Take it out."
             )
         chosen = next(other for other in others if other.choice == own)
         steps = phase.steps
@@ -197,7 +203,7 @@ class Planner:
             steps = -(-split.examples // phase.batch_size) * phase.epochs
         return JobPlan(
             recipe.phase_names()[number],
-            outputs,
+            trainings,
             micro_batch,
             micro_steps,
             task.max_length,
@@ -245,12 +251,6 @@ class Planner:
         return Cache(splits=[phase.split], task=phase.task)
 
 
-def start_of(phase: PhaseSettings, output: str) -> str:
-    """The model that one of a phase's models starts from."""
-    each = len(phase.starts) == len(phase.outputs)
-    return phase.starts[phase.outputs.index(output) if each else 0]
-
-
 class _Parts:
     """What a job's placements share."""
 
@@ -259,15 +259,22 @@ class _Parts:
         planner: Planner,
         number: int,
         phase: TrainingPhase,
-        student: PlannedModel,
+        students: Sequence[PlannedModel],
         teachers: dict[str, PlannedModel],
         config: dict[str, Any],
     ) -> None:
         self._planner, self._number, self._phase = planner, number, phase
-        self._student, self._teachers, self._config = student, teachers, config
+        self._students, self._teachers, self._config = students, teachers, config
+        self._student = students[0]
         self._dtype = model_dtype(config)
-        trained, self._frozen = student.weights(freeze=phase.freeze_embeddings)
-        self._trained = [*trained, *self._terms()]
+        of_each = [student.weights(freeze=phase.freeze_embeddings) for student in students]
+        self._frozen = sum(frozen for _, frozen in of_each)
+        self._trained = [*self._terms(), *(one for weights, _ in of_each for one in weights)]
+        for student in students[1:]:  # of a shared head there is one
+            width, classes = student.config.hidden_size, student.classes or 0
+            for numel in (width, classes):
+                self._trained.remove(Weight(numel * width, True))
+                self._trained.remove(Weight(numel, False))
         self._numels = {
             name: [weight.numel for weight in teacher.weights()[0]]
             for name, teacher in teachers.items()
@@ -307,15 +314,21 @@ class _Parts:
     def _work(self, choice: Choice, length: int, examples: int) -> Work:
         planner, live = self._planner, choice.teachers == "live"
         shape, head = planner.shape(self._number, length, self._dtype), self._head(live)
-        student, at_head, own_pass, beside = student_work(
-            self._student,
-            shape,
-            examples,
-            head,
-            checkpointing=choice.checkpointing,
-            freeze=self._phase.freeze_embeddings,
-            dropout=self._phase.dropout,
-        )
+        works = [
+            student_work(
+                student,
+                shape,
+                examples,
+                head,
+                checkpointing=choice.checkpointing,
+                freeze=self._phase.freeze_embeddings,
+                dropout=self._phase.dropout,
+            )
+            for student in self._students
+        ]
+        _, at_head, _, beside = works[0]
+        # Models that are trained together keep what the backward pass needs of all of them.
+        student = sum((activations for activations, *_ in works), Growth())
         most, passes = teacher_work({}, shape, examples, head)
         if live:
             # See phases/distil.py.
@@ -323,7 +336,7 @@ class _Parts:
             autocast = shape.on_gpu and full and planner.device.has_bf16
             of_teachers = replace(shape, dtype=torch.bfloat16) if autocast else shape
             most, passes = teacher_work(self._teachers, of_teachers, examples, head)
-        return Work(student, at_head, most, own_pass, beside, passes)
+        return Work(student, at_head, most, [own for _, _, own, _ in works], beside, passes)
 
     def placement(self, choice: Choice, micro_batch: int, micro_steps: int) -> Placement:
         planner, device = self._planner, self._planner.device
@@ -344,7 +357,10 @@ class _Parts:
         usual = self._work(choice, round(split.tokens), micro_batch)
         trained = sum(weight.numel for weight in self._trained)
         sharded = sum(map(sum, teachers.values()))
-        of_student = pass_seconds(self._student, usual.student_pass, device)
+        of_student = sum(
+            pass_seconds(student, own, device)
+            for student, own in zip(self._students, usual.student_passes, strict=True)
+        )
         of_student += seconds(usual.head_cost, device, self._dtype)
         of_teachers = (
             pass_seconds(self._teachers[name], one, device)

@@ -14,10 +14,10 @@ import torch
 from ds_distill.engine.precision import model_dtype
 from ds_distill.errors import UserError
 from ds_distill.parts.phases import Distil
-from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.parts.phases.base import TrainingPhase, training_name
 from ds_distill.planning.gpus import GPUS, Device, find_device, gpu_named
 from ds_distill.planning.plan import Placement
-from ds_distill.planning.planner import Planner, start_of
+from ds_distill.planning.planner import Planner
 from ds_distill.profiling.collectives import timed_collectives
 from ds_distill.profiling.flops import ModelFlops
 from ds_distill.profiling.profiler import Profiler
@@ -132,15 +132,16 @@ def _trainings(run: Run, profiler: Profiler, device: Device | None) -> Iterator[
     for number, phase in enumerate(short.phases):
         if not isinstance(phase, TrainingPhase):
             continue
-        for output in phase.outputs:
-            timing = timings[number, output]
-            observed = profiler.trainings[number, output]
+        for outputs in phase.trainings:
+            training = training_name(outputs)
+            timing = timings[number, training]
+            observed = profiler.trainings[number, training]
             steps = [n for n in observed.amounts if n >= WARM_UP_STEPS]
             beside = timing.beside
             for part in BESIDE:
                 if part in observed.last:
                     beside[part] = beside.get(part, 0.0) + observed.last[part]
-            models = _model_flops(planner, number, phase, output)
+            models = _model_flops(planner, number, phase, outputs)
             tokens: dict[str, float] = {}
             flops: dict[str, float] = {}
             for name, count in models.items():
@@ -149,7 +150,7 @@ def _trainings(run: Run, profiler: Profiler, device: Device | None) -> Iterator[
                 flops[name] = sum(count(amount) for amount in amounts) / len(steps)
             yield Profiled(
                 names[number],
-                output,
+                training,
                 timing.steps,
                 timing.seconds,
                 timing.quartiles,
@@ -158,15 +159,19 @@ def _trainings(run: Run, profiler: Profiler, device: Device | None) -> Iterator[
                 flops,
                 observed.peaks,
                 observed.resident,
-                planned.get((names[number], output)),
+                planned.get((names[number], training)),
                 None if device is None else device.flops(model_dtype(run.deepspeed(phase))),
             )
 
 
 def _model_flops(
-    planner: Planner, number: int, phase: TrainingPhase, output: str
+    planner: Planner, number: int, phase: TrainingPhase, outputs: list[str]
 ) -> dict[str, ModelFlops]:
-    found = {"student": ModelFlops.of(planner.model(start_of(phase, output), number), trains=True)}
+    names = outputs if len(outputs) > 1 else ["student"]
+    found = {
+        name: ModelFlops.of(planner.model(phase.start_of(output), number), trains=True)
+        for name, output in zip(names, outputs, strict=True)
+    }
     if isinstance(phase, Distil) and phase.teachers == "live":
         for name in planner.recipe.teachers:
             found[name] = ModelFlops.of(planner.model(name, number), trains=False)

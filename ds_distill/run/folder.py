@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -204,8 +204,8 @@ class RunFolder:
         """The folder of the model `output` that phase `number` trains."""
         return self.path / "models" / f"{number:02d}-{output}"
 
-    def checkpoints(self, number: int, output: str) -> Path:
-        return self.path / "checkpoints" / f"{number:02d}-{output}"
+    def checkpoints(self, number: int, training: str) -> Path:
+        return self.path / "checkpoints" / f"{number:02d}-{training}"
 
     def cache(self, number: int, name: str) -> Path:
         """The folder of cache phase `number`, unless the recipe names another one."""
@@ -228,31 +228,49 @@ class RunFolder:
         return read_json(path) if path.is_file() else None
 
     @contextmanager
-    def new_model(self, number: int, output: str) -> Iterator[Path]:
+    def new_model(self, number: int, training: str, output: str) -> Iterator[Path]:
         """A folder for the best model so far; a later, better one replaces it."""
-        with new_folder(self.checkpoints(number, output) / "kept") as folder:
+        with new_folder(self._kept(number, training, output)) as folder:
             yield folder
 
-    def publish_model(self, number: int, output: str, record: dict[str, Any]) -> None:
-        """Make the best model the training's result, beside its record, and remove the
-        checkpoints. Main process."""
-        model = self.model(number, output)
-        best = self.checkpoints(number, output) / "kept"
-        write_json(best / TRAINING_RECORD, record)
-        model.parent.mkdir(exist_ok=True)
-        publish_folder(best, model)
-        self._remove_checkpoints(number, output)
+    def publish_models(
+        self, number: int, training: str, records: Mapping[str, dict[str, Any]]
+    ) -> None:
+        """Make the best models the training's results, beside their records, and remove the
+        checkpoints. Main process.
 
-    def finished_training(self, number: int, output: str) -> dict[str, Any] | None:
-        """The record of a training that ended before a kill, or None."""
-        record = self.model(number, output) / TRAINING_RECORD
-        if not record.is_file():
+        records: by output.
+        """
+        # All records first: one model in its place tells that the training has ended.
+        for output, record in records.items():
+            write_json(self._kept(number, training, output) / TRAINING_RECORD, record)
+        self._publish(number, training, list(records))
+
+    def end_publishing(self, number: int, training: str, outputs: Sequence[str]) -> None:
+        """Go on where a kill came while models were published. Main process."""
+        if any(self._training_record(number, output).is_file() for output in outputs):
+            self._publish(number, training, outputs)
+
+    def finished_training(self, number: int, outputs: Sequence[str]) -> list[dict[str, Any]] | None:
+        """The records of a training that ended before a kill, or None."""
+        records = [self._training_record(number, output) for output in outputs]
+        if not all(record.is_file() for record in records):
             return None
-        self._remove_checkpoints(number, output)
-        return dict(read_json(record))
+        return [dict(read_json(record)) for record in records]
 
-    def _remove_checkpoints(self, number: int, output: str) -> None:
-        shutil.rmtree(self.checkpoints(number, output), ignore_errors=True)
+    def _training_record(self, number: int, output: str) -> Path:
+        return self.model(number, output) / TRAINING_RECORD
+
+    def _kept(self, number: int, training: str, output: str) -> Path:
+        return self.checkpoints(number, training) / "kept" / output
+
+    def _publish(self, number: int, training: str, outputs: Sequence[str]) -> None:
+        for output in outputs:
+            model = self.model(number, output)
+            if not self._training_record(number, output).is_file():
+                model.parent.mkdir(exist_ok=True)
+                publish_folder(self._kept(number, training, output), model)
+        shutil.rmtree(self.checkpoints(number, training), ignore_errors=True)
         parent = self.path / "checkpoints"
         if parent.is_dir() and not any(parent.iterdir()):
             parent.rmdir()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,30 +14,37 @@ from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config
 from ds_distill.models.load import freeze_embeddings, set_dropout
-from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.parts.phases.base import TrainingPhase, training_name
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.validation import Validation
 
 
 @dataclass(frozen=True)
 class Job:
-    """One model to train."""
+    """One training: of one model, or of several in one engine."""
 
     number: int
-    output: str
+    outputs: Mapping[str, str]
+    """What the bundle's students will be called, by their names there."""
     settings: TrainingPhase
     bundle: Bundle
-    start: ModelReference
-    """Where the student comes from: its tokenizer goes with the trained model."""
+    starts: Mapping[str, ModelReference]
+    """Where each student comes from, by its name in the bundle: its tokenizer goes with the
+    trained model."""
     examples: Examples
     collate: Collator
     validation: Validation | None
     """None where the data have no validation split."""
 
     @property
+    def name(self) -> str:
+        """As events, checkpoints and messages call it."""
+        return training_name(self.outputs.values())
+
+    @property
     def key(self) -> tuple[int, str]:
         """What tells it from the run's other trainings."""
-        return self.number, self.output
+        return self.number, self.name
 
 
 def trainable_model(

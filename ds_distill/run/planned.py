@@ -9,6 +9,7 @@ import torch
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
+from ds_distill.parts.phases.base import training_name
 from ds_distill.planning.gpus import GIB, Device, gpu_named
 from ds_distill.planning.plan import JobPlan
 from ds_distill.planning.planner import Planner
@@ -83,7 +84,10 @@ def plan_and_truth(recipe: Recipe, folder: RunFolder, records: list[Any]) -> dic
     for planned in plan["trainings"]:
         number, model = names.index(planned["phase"]), planned["model"]
         timing = timings.get((number, model), Timings())
-        trained = {one["output"]: one for one in records[number].get("trained", [])}
+        trained = {
+            training_name(one.get("together", [one["output"]])): one
+            for one in records[number].get("trained", [])
+        }
         planned["step_seconds"] = sum(timing.seconds.values()) if timing.steps else None
         planned["peak_bytes"] = trained.get(model, {}).get("peak_bytes")
     return plan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ds_distill.engine.config import batch_shape
 from ds_distill.errors import UserError, located
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import save_model
+from ds_distill.parts.phases.base import training_name
 from ds_distill.progress import mark_step
 from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.run.context import Run
@@ -27,6 +28,7 @@ from ds_distill.run.job import Job, start_engine
 from ds_distill.run.meter import Meter
 from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal, save_examples
 from ds_distill.run.stopping import Stopped, saves_on_sigterm
+from ds_distill.run.training_progress import Progress, choosing, mean_score
 from ds_distill.timers import Timers, timed, timed_each, timing
 from ds_distill.types import Batch
 
@@ -39,44 +41,33 @@ SKIPPED_IN_A_ROW = 50
 loss scale, 2^32, DeepSpeed finds one that fits within 34."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where a training stands; with DeepSpeed's checkpoint it is all that a resume needs."""
-
-    step: int = 0
-    best_score: float | None = None
-    best_epoch: int | None = None
-    measures: Mapping[str, float] = field(default_factory=dict)
-    """What terms measured, as last reported."""
-    left_out: int = 0
-    """Micro-batches whose loss was not finite."""
-    left_out_in_a_row: int = 0
-    skipped: int = 0
-    """Steps that changed no weight, because a gradient was not finite in fp16."""
-    skipped_in_a_row: int = 0
-
-
 def train_each(
-    number: int, outputs: Iterable[str], job_of: Callable[[str], Job], run: Run
+    number: int,
+    trainings: Iterable[Sequence[str]],
+    job_of: Callable[[Sequence[str]], Job],
+    run: Run,
 ) -> dict[str, Any]:
-    """Train a phase's models, one after the other, without those that are done. Returns the phase's
-    record.
+    """Run a phase's trainings, one after the other, without those that are done. Returns the
+    phase's record.
 
-    job_of: a model's job by its name, made when its turn comes.
+    trainings: the names of each one's models. job_of: a training's job, made when its turn comes.
     """
     trained = []
-    for output in outputs:
-        done = run.folder.finished_training(number, output)
-        trained.append(train(job_of(output), run) if done is None else done)
+    for outputs in trainings:
+        if run.world.is_main:
+            run.folder.end_publishing(number, training_name(outputs), outputs)
+        run.world.barrier()
+        done = run.folder.finished_training(number, outputs)
+        trained += train(job_of(outputs), run) if done is None else done
         gc.collect()  # DeepSpeed's engines are cycles, and the next model wants their memory
     return {"trained": trained}
 
 
-def train(job: Job, run: Run) -> dict[str, Any]:
-    """Train a bundle's student and put it into the run's folder; continues from the last
-    whole checkpoint. Returns what the phase's record says of it."""
+def train(job: Job, run: Run) -> list[dict[str, Any]]:
+    """Train a bundle's students and put them into the run's folder; continues from the last
+    whole checkpoint. Returns what the phase's record says of each."""
     training = _Training(job, run)
-    bar_of = run.log.bar(job.output, training.total_steps)
+    bar_of = run.log.bar(job.name, training.total_steps)
     with saves_on_sigterm(), timing(training.timers), bar_of as bar:
         bar.advance(training.progress.step)
         for epoch in training.epochs_left():
@@ -97,13 +88,14 @@ class _Training:
         self.total_steps = settings.steps or self.steps_per_epoch * settings.epochs
         _, self._micro_steps = batch_shape(settings, run.world.size)
         self.engine = start_engine(job, run, self.total_steps)
-        self._checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.output), run.world)
+        self._checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.name), run.world)
         saved = self._checkpoints.load(self.engine, Progress)
         self.progress = saved or Progress()
-        run.log.forget_after(job.output, self.progress.step)
+        for name in {job.name, *job.outputs.values()}:
+            run.log.forget_after(name, self.progress.step)
         if saved:
             at = f"step {self.progress.step} of {self.total_steps}"
-            run.log.info(f"  {job.output}: continues at {at}")
+            run.log.info(f"  {job.name}: continues at {at}")
         if run.profiler is None:
             self.timers = Timers(run.world.device)
         else:
@@ -121,7 +113,7 @@ class _Training:
             best = self.progress.best_epoch
             if patience is not None and best is not None and epoch - 1 - best >= patience:
                 self.run.log.info(
-                    f"  {self.job.output}: ends at step {self.progress.step} of "
+                    f"  {self.job.name}: ends at step {self.progress.step} of "
                     f"{self.total_steps}, after {patience} epochs without a better score"
                 )
                 return
@@ -159,9 +151,7 @@ class _Training:
         if done == 0:  # an epoch that a kill interrupted is announced once
             share = padding_share(lengths, plan, self._micro_steps * self.run.world.size)
             share = round(share, 4)
-            self.run.log.event(
-                "epoch", phase=job.output, step=step, epoch=epoch, padding_share=share
-            )
+            self.run.log.event("epoch", phase=job.name, step=step, epoch=epoch, padding_share=share)
         return plan[done:]
 
     def _collate(self, epoch: int, step: tuple[int, np.ndarray]) -> list[Batch]:
@@ -199,7 +189,7 @@ class _Training:
                 self._checkpoints.save(self.engine, step, asdict(self.progress))
         if stops:
             raise Stopped(
-                f"stopped by SIGTERM, with a checkpoint of {self.job.output} at step {step}"
+                f"stopped by SIGTERM, with a checkpoint of {self.job.name} at step {step}"
             )
 
     def _report(self, epoch: int, bar: Bar) -> None:
@@ -215,7 +205,7 @@ class _Training:
         values = {**values, **self._meter.timing()}
         if scale := self.engine.loss_scale:
             values |= {"loss_scale": scale.value, "skipped": self.progress.skipped}
-        self.run.log.event("train", phase=self.job.output, step=step, learning_rate=rate, **values)
+        self.run.log.event("train", phase=self.job.name, step=step, learning_rate=rate, **values)
         bar.advance(0, f"loss {values['loss']:.4f}")
 
     def _astray(self, epoch: int, loss: float) -> UserError:
@@ -224,13 +214,14 @@ class _Training:
         batches = (micro for step in self._unreported for micro in self._collate(epoch, step))
         if found := find_in_batches(self.engine, batches):
             return refusal(run, [job.settings.split], found)
-        if damaged := damaged_weights(run, job.start):
-            return damaged
+        for start in job.starts.values():
+            if damaged := damaged_weights(run, start):
+                return damaged
         at, terms = self._meter.first_not_finite(run.world)
         number, batch = self._unreported[at]
         file = self._save_examples(number, batch)
         return UserError(
-            f"{job.output}: the loss is {loss} at step {number + 1} ({', '.join(terms)}). {file} "
+            f"{job.name}: the loss is {loss} at step {number + 1} ({', '.join(terms)}). {file} "
             "has the examples of that step. Training went astray: set a lower learning_rate than "
             f"{job.settings.learning_rate}, or a longer warmup"
             + (", or compute in bf16 or fp32 (deepspeed)." if self.engine.loss_scale else ".")
@@ -249,7 +240,7 @@ class _Training:
         # At its least DeepSpeed would raise an error of its own in the next such step.
         if scale.value == scale.least or in_a_row == SKIPPED_IN_A_ROW:
             raise UserError(
-                f"{self.job.output}: gradients are not finite in fp16, {in_a_row} steps one after "
+                f"{self.job.name}: gradients are not finite in fp16, {in_a_row} steps one after "
                 f"the other, the last of them step {progress.step} with a loss scale of "
                 f"{scale.value:g}. Compute in bf16 or fp32 (deepspeed), or set a lower "
                 f"learning_rate than {self.job.settings.learning_rate}."
@@ -261,7 +252,7 @@ class _Training:
         """What takes the place of a micro-batch whose loss is not finite. Raises UserError where
         that has become the rule."""
         number, batch = step
-        done, output, what = self.progress, self.job.output, ", ".join(losses)
+        done, output, what = self.progress, self.job.name, ", ".join(losses)
         done = replace(
             done, left_out=done.left_out + 1, left_out_in_a_row=done.left_out_in_a_row + 1
         )
@@ -286,37 +277,41 @@ class _Training:
     def _save_examples(self, number: int, batch: np.ndarray) -> Path:
         """Write the examples of a step's global batch into a file. Every rank may call it."""
         job, run = self.job, self.run
-        file = run.folder.path / f"not-finite-{job.output}-step-{number + 1}.jsonl"
+        file = run.folder.path / f"not-finite-{job.name}-step-{number + 1}.jsonl"
         save_examples(run, job.settings.split, job.examples.keys[torch.from_numpy(batch)], file)
         return file
 
     def _validate(self, epoch: int) -> None:
         """Validation at the end of an epoch; the weights of the epoch with the best score in the
-        task's metric are kept."""
+        task's metric are kept, of several models those with the best mean."""
         job, run, progress = self.job, self.run, self.progress
         if job.validation is None:
             return
         phase = run.recipe.phase_names()[job.number]
         with located(f"phase {phase}, split {job.validation.split}"):
-            scores = job.validation.score(self.engine)
-        run.log.event("validation", phase=job.output, step=progress.step, epoch=epoch, **scores)
+            of_all = job.validation.score(self.engine)
         metric, best = job.validation.metric, progress.best_score
-        result = scores[metric.name]
+        found = {}
+        for name, scores in of_all.items():
+            output = job.outputs[name]
+            run.log.event("validation", phase=output, step=progress.step, epoch=epoch, **scores)
+            found[output] = scores[metric.name]
         if job.settings.keep != "last":
-            if best is not None and not metric.is_better(result, best):
+            if best is not None and not metric.is_better(mean_score(found), best):
                 return
             self._keep_weights()
-        self.progress = replace(progress, best_score=result, best_epoch=epoch)
+        self.progress = replace(progress, best_scores=found, best_epoch=epoch)
 
     def _keep_weights(self) -> None:
-        """Write the student as transformers would, aside, to be published when training ends."""
+        """Write the students as transformers would, aside, to be published when training ends."""
         job, run = self.job, self.run
-        weights = self.engine.student_weights()
-        if run.world.is_main:
-            assert job.bundle.student is not None
-            with run.folder.new_model(job.number, job.output) as folder:
-                save_model(job.bundle.student, weights, folder)
-                start, of_words = job.start, run.task.of_words
+        for name, output in job.outputs.items():
+            weights = self.engine.student_weights(name)
+            if not run.world.is_main:
+                continue
+            with run.folder.new_model(job.number, job.name, output) as folder:
+                save_model(job.bundle.students[name], weights, folder)
+                start, of_words = job.starts[name], run.task.of_words
                 tokenizer = load_tokenizer(start.model, start.revision, of_words=of_words)
                 tokenizer.save_pretrained(folder)
         run.world.barrier()
@@ -327,43 +322,33 @@ class _Training:
             return {}
         return {"peak_bytes": torch.cuda.max_memory_allocated()}
 
-    def finish(self) -> dict[str, Any]:
-        """Publish the trained model and close the engine. Returns the phase's record of it."""
+    def finish(self) -> list[dict[str, Any]]:
+        """Publish the trained models and close the engine. Returns the phase's record of each."""
         job, run = self.job, self.run
         if job.validation is None or job.settings.keep == "last":
             self._keep_weights()
-        record = {
-            "output": job.output,
-            "split": job.settings.split,
-            "examples": len(job.examples),
-            **({"pairs": True} if job.examples.pairs else {}),
-            "steps": self.progress.step,
-            "choosing": _choosing(job, self.progress),
-            **({"measures": self.progress.measures} if self.progress.measures else {}),
-            **({"left_out": self.progress.left_out} if self.progress.left_out else {}),
-            **({"skipped": self.progress.skipped} if self.progress.skipped else {}),
-            **self._peak(),
+        together, peak = list(job.outputs.values()), self._peak()
+        records = {
+            output: {
+                "output": output,
+                **({"together": together} if len(together) > 1 else {}),
+                "split": job.settings.split,
+                "examples": len(job.examples),
+                **({"pairs": True} if job.examples.pairs else {}),
+                "steps": self.progress.step,
+                "choosing": choosing(job, self.progress, output),
+                **({"measures": self.progress.measures} if self.progress.measures else {}),
+                **({"left_out": self.progress.left_out} if self.progress.left_out else {}),
+                **({"skipped": self.progress.skipped} if self.progress.skipped else {}),
+                **peak,
+            }
+            for output in together
         }
         if run.world.is_main:
-            run.folder.publish_model(job.number, job.output, record)
+            run.folder.publish_models(job.number, job.name, records)
         run.world.barrier()
         self.engine.close()
         if run.profiler is not None:
             run.profiler.end()
         mark_step(None)
-        return record
-
-
-def _choosing(job: Job, progress: Progress) -> dict[str, Any] | None:
-    """The examples that chose the epoch, and will choose the student to ship, with the score on
-    them: of what was chosen by it, so no measure of the model."""
-    if job.validation is None:
-        return None
-    return {
-        "split": job.validation.split,
-        "examples": job.validation.examples,
-        "keep": job.settings.keep,
-        "metric": job.validation.metric.name,
-        "score": progress.best_score,
-        "epoch": progress.best_epoch,
-    }
+        return list(records.values())

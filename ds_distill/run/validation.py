@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT, choosing_part
@@ -24,13 +24,17 @@ class Validation:
     examples: int
     metric: MetricEntry
     """The task's, which chooses the epoch."""
-    score: Callable[[Engine], dict[str, float | None]]
-    """All metrics of the student of an engine; see `metric_values`. Every rank must call it."""
+    score: Callable[[Engine], dict[str, dict[str, float | None]]]
+    """All metrics of each student of an engine, by its name there; see `metric_values`. Every rank
+    must call it."""
 
 
-def validation_of(run: Run, reference: ModelReference) -> Validation | None:
+def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation | None:
     """The examples by which a training chooses its epoch: those of the validation split that no
-    expertise phase of the recipe fits on. None without such a split."""
+    expertise phase of the recipe fits on. None without such a split.
+
+    starts: where the engine's students come from, by their names there.
+    """
     if not run.has_split(CHOOSING_SPLIT):
         return None
     every = run.examples(CHOOSING_SPLIT)
@@ -38,11 +42,17 @@ def validation_of(run: Run, reference: ModelReference) -> Validation | None:
     fitted = {split: run.examples(split).group_keys.numpy() for split in splits}
     chosen = choosing_part(every.labelled, every.group_keys.numpy(), fitted, run.recipe.seed)
     examples = every.at(chosen)
-    tables = {"student": run.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)}
+    tables = {
+        name: run.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)
+        for name, reference in starts.items()
+    }
     collate = run.collator(examples, tables)
 
-    def score(engine: Engine) -> dict[str, float | None]:
-        predictions = run.kind.predict(engine, collate, examples, ["student"], BATCH)["student"]
-        return metric_values(run.kind.scored(predictions, examples), run.kind.metrics)
+    def score(engine: Engine) -> dict[str, dict[str, float | None]]:
+        predictions = run.kind.predict(engine, collate, examples, list(starts), BATCH)
+        return {
+            name: metric_values(run.kind.scored(one, examples), run.kind.metrics)
+            for name, one in predictions.items()
+        }
 
     return Validation(CHOOSING_SPLIT, len(examples), metric_of(run.task), score)

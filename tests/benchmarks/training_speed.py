@@ -119,7 +119,7 @@ def jobs(run: Run) -> dict[str, Job]:
     made: dict[str, Job] = {}
     for number, phase in enumerate(run.recipe.phases):
         if isinstance(phase, FineTune):
-            made["labels"] = fine_tune.job_of(phase, number, "student", "labels", run)
+            made["labels"] = fine_tune.job_of(phase, number, ["labels"], run)
         elif isinstance(phase, Distil):
             output = phase.outputs[0]
             made[output] = distil.job_of(phase, number, phase.routing[0], output, run)

@@ -23,7 +23,7 @@ from ds_distill.models.load import load_classifier
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.training import Progress
+from ds_distill.run.training_progress import Progress
 
 Change = Callable[[bytes, random.Random], bytes]
 
@@ -125,7 +125,7 @@ def checkpoint_target(folder: Path) -> Target:
     world = World.start()
     engine = make_engine(world, "zero0_fp32")
     engine.train_step([make_batch()])
-    Checkpoints(folder, world).save(engine, 1, asdict(Progress(1, 0.5, 0, {"a": 1.0})))
+    Checkpoints(folder, world).save(engine, 1, asdict(Progress(1, {"a": 0.5}, 0, {"a": 1.0})))
 
     def resized(content: bytes, draw: random.Random) -> bytes:
         header = damaged(content[:4000], draw)

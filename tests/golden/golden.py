@@ -28,7 +28,15 @@ from readings import Reading, read_run, run
 HERE = Path(__file__).parent
 TREE = HERE.parents[1]
 FILE = TREE / "tests" / "results" / "golden.json"
-SCENARIOS = ("single-label", "masked-lm", "words", "regression", "questions", "spans")
+SCENARIOS = (
+    "single-label",
+    "masked-lm",
+    "words",
+    "regression",
+    "questions",
+    "spans",
+    "shared-head",
+)
 
 Numbers = dict[str, dict[str, Any]]
 """Kind -> name -> number, or a list of them."""

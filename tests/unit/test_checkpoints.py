@@ -19,7 +19,7 @@ from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.parts.terms import losses_of
 from ds_distill.run.checkpoints import Checkpoints
-from ds_distill.run.training import Progress
+from ds_distill.run.training_progress import Progress
 from ds_distill.types import Signals
 
 
@@ -177,7 +177,7 @@ def test_a_strangers_checkpoint_can_do_no_more_than_fail(
     """Nothing in it is unpickled."""
     engine.train_step([make_batch()])
     whole = tmp_path / "whole"
-    progress = Progress(1, 0.5, 0, {"a": 1.0})
+    progress = Progress(1, {"student": 0.5}, 0, {"a": 1.0})
     Checkpoints(whole, world).save(engine, 1, asdict(progress))
     assert Checkpoints(whole, world).load(engine, Progress) == progress
     refused = 0

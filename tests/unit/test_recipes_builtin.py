@@ -204,6 +204,30 @@ def test_distilbert_is_as_published() -> None:
         assert getattr(distil, key) == getattr(control, key), "the control differs in losses alone"
 
 
+def test_mt_bert_is_as_published() -> None:
+    recipe = load_recipe("mt-bert")
+    steps = phases(recipe)
+    teach, control, distil = (steps[name] for name in ("teach", "control", "distil"))
+    assert teach.shared_head and teach.trainings == [list(recipe.teachers)]
+    assert list(teach.losses) == ["cross_entropy"]
+    assert set(distil.losses) == {"cross_entropy", "kl", "hidden_mse"}
+    assert {term.weight for term in distil.losses.values()} == {1.0}, "a plain sum"
+    assert distil.losses["kl"].temperature == 1
+    [routing] = distil.routing
+    assert (routing.policy, routing.mix) == ("mt-bert", None)  # its own: losses
+    for key in ("epochs", "batch_size", "learning_rate", "warmup", "weight_decay"):
+        assert getattr(distil, key) == getattr(control, key), "the control differs in losses alone"
+
+
+def test_ca_mkd_is_compared_with_the_average() -> None:
+    steps = phases(load_recipe("ca-mkd"))
+    distil, control = steps["distil"], steps["control"]
+    assert [routing.policy for routing in distil.routing] == ["ca-mkd", "average"]
+    assert set(distil.losses) == {"cross_entropy", "kl", "hidden_mse"}
+    for key in ("epochs", "batch_size", "learning_rate", "warmup", "weight_decay"):
+        assert getattr(distil, key) == getattr(control, key), "the control differs in losses alone"
+
+
 @pytest.mark.parametrize("name", ["transfer-general", "transfer-random", "transfer-domain"])
 def test_a_transfer_set_is_as_in_the_study(name: str) -> None:
     recipe = load_recipe(name)

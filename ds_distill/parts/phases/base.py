@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
@@ -38,6 +38,11 @@ class PhaseSettings(Section):
     def outputs(self) -> list[str]:
         """Names of the models that it trains."""
         return []
+
+    def start_of(self, output: str) -> str:
+        """The model that one of its outputs starts from."""
+        each = len(self.starts) == len(self.outputs)
+        return self.starts[self.outputs.index(output) if each else 0]
 
     @property
     def learns_from(self) -> list[str]:
@@ -134,6 +139,11 @@ class TrainingPhase(Training, PhaseSettings):
     losses: Losses
 
     @property
+    def trainings(self) -> list[list[str]]:
+        """Its outputs, those together that one engine trains."""
+        return [[output] for output in self.outputs]
+
+    @property
     def learns_from(self) -> list[str]:
         return [self.split]
 
@@ -147,6 +157,11 @@ class TrainingPhase(Training, PhaseSettings):
             for name, settings in self.losses.items()
             for key, named in settings.labels_named().items()
         }
+
+
+def training_name(outputs: Iterable[str]) -> str:
+    """The name of the training of models: of one its own, of several in one engine `A+B`."""
+    return "+".join(outputs)
 
 
 def training_mistakes(settings: TrainingPhase, context: Context) -> Iterator[str]:

@@ -33,6 +33,10 @@ class FineTune(TrainingPhase):
     kind: Literal["fine-tune"] = "fine-tune"
     models: list[Name]
     """Teachers' names or `student`; one after the other with the same settings."""
+    shared_head: bool = False
+    """Train the teachers in `models` together, in one engine, each on its own text but all through
+    one pooling layer and one prediction layer, so that their states come to mean the same (MT-BERT,
+    Wu et al. 2021). The loss is the sum of theirs."""
     focus: Focus | None = None
     losses: Losses = Field(default_factory=_on_labels)
     """Default: cross_entropy, and mse where labels are numbers."""
@@ -67,6 +71,10 @@ class FineTune(TrainingPhase):
         return [self.save_as] if self.save_as else list(self.models)
 
     @property
+    def trainings(self) -> list[list[str]]:
+        return [self.outputs] if self.shared_head else super().trainings
+
+    @property
     def reads(self) -> list[tuple[str, bool]]:
         return [(self.split, True)]
 
@@ -89,6 +97,8 @@ def mistakes(settings: FineTune, context: Context) -> Iterator[str]:
                 f"{context.location}.models: no model {model!r} here. There are: "
                 f"{', '.join(sorted(context.models))}."
             )
+    if settings.shared_head:
+        yield from _shared_head_mistakes(settings, context)
     task = context.task
     if not task.has_classes or task.of_words:
         has = "has no classes" if not task.has_classes else "has a class for each word"
@@ -98,6 +108,27 @@ def mistakes(settings: FineTune, context: Context) -> Iterator[str]:
                     f"{context.location}.{key}: chooses examples by class, and "
                     f"{task.location}.type={task.type} {has}. Take the key out."
                 )
+
+
+def _shared_head_mistakes(settings: FineTune, context: Context) -> Iterator[str]:
+    location, task = context.location, context.task
+    others = [name for name in settings.models if name not in context.recipe.teachers]
+    if len(settings.models) == 1:
+        yield (
+            f"{location}.shared_head=true: `models` names {settings.models[0]} alone, which shares "
+            "its head with nobody. Name two teachers or more, or take shared_head out."
+        )
+    elif others and others[0] in context.models:
+        yield (
+            f"{location}.models: {others[0]!r} is none of the recipe's teachers, and with "
+            "shared_head=true teachers are trained together. There are: "
+            f"{', '.join(context.recipe.teachers) or 'none'}."
+        )
+    if not task.of_texts:
+        yield (
+            f"{location}.shared_head=true: shares the layers that classify a text, and "
+            f"{task.location}.type={task.type} has no such layers. Take shared_head out."
+        )
 
 
 ENTRY = PhaseEntry(

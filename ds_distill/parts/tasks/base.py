@@ -47,6 +47,11 @@ class TaskSettings(Section):
         return self.has_classes or self.has_numbers or self.of_questions
 
     @property
+    def of_texts(self) -> bool:
+        """Whether what is predicted is of a whole text: models are sequence classifiers."""
+        return not (self.of_words or self.of_questions or self.over_vocabulary)
+
+    @property
     def given_labels(self) -> list[str] | None:
         """Label names in the order of the class ids, where the recipe gives them."""
         return None
