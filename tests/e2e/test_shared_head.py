@@ -22,6 +22,8 @@ from transformers import (
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.models.configuration import CLASSIFIER_HEADS
+from ds_distill.planning.gpus import GPUS
+from ds_distill.planning.planner import Planner
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.training import _Training
 from tests.toys import TINY, save_tiny
@@ -161,6 +163,24 @@ def test_the_epoch_with_the_best_mean_is_kept(folders: dict[int, Path]) -> None:
     for record in results(folders[1])[0]["trained"]:
         assert record["choosing"]["mean"] == pytest.approx(max(means))
         assert record["choosing"]["epoch"] == means.index(max(means))
+
+
+def test_the_plan_counts_each_weight_once(
+    folders: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folders[1].parent)
+    labels = "task.labels=[animal, food, weather]"
+    plan = Planner(load_recipe("together.yaml", [labels]), GPUS["h100"], 1).plan()
+    [job, of_student] = plan.jobs
+    assert (job.models, of_student.models) == ([TOGETHER], ["student"])
+    numel = -sum(weight.numel() for weight in head(folders[1], "reads").values())
+    for name in HEADS:
+        weights = load_file(folders[1] / "models" / f"00-{name}" / "model.safetensors")
+        numel += sum(weight.numel() for weight in weights.values())
+    assert job.chosen.states.optimizer == 8 * numel, "Adam's two moments"
+    alone = load_recipe("together.yaml", [labels, "phases.fine-tune.shared_head=false"])
+    each = Planner(alone, GPUS["h100"], 1).plan().jobs[:2]
+    assert job.chosen.activations == sum(one.chosen.activations for one in each)
 
 
 class Killed(Exception):
