@@ -30,9 +30,14 @@ from ds_distill.cli.shared import (
     text_output,
 )
 from ds_distill.cli.suite import suite
-from ds_distill.cli.sweep import run_settings, sweep
+from ds_distill.cli.sweep import HowToRun, run_settings, sweep
 from ds_distill.launch.options import LaunchOptions, with_launch_options
 from ds_distill.run.stopping import is_rank
+
+UntilOption = Annotated[
+    str | None,
+    typer.Option(metavar="PHASE", help="End after this phase; --resume does the others."),
+]
 
 app = typer.Typer(
     name="ds-distill",
@@ -70,10 +75,7 @@ def run(
     small: SmallOption = False,
     folder: FolderOption = None,
     resume: ResumeOption = False,
-    until: Annotated[
-        str | None,
-        typer.Option(metavar="PHASE", help="End after this phase; --resume does the others."),
-    ] = None,
+    until: UntilOption = None,
 ) -> None:
     """Run a recipe: all its phases, in this process (or as one rank of a launched run).
 
@@ -81,7 +83,9 @@ def run(
     """
     loaded = load(recipe, overrides, small)
     if loaded.seeds is not None and not is_rank():
-        _run_seeds(loaded, recipe, overrides or [], small, folder, resume, until)
+        if until is not None:
+            loaded.refuse_seeds(f"--until {until}")
+        _run_seeds(loaded, recipe, overrides, small, folder, HowToRun(resume=resume))
         return
     first = None if until is None else phases_until(loaded, until)
     path = folder or Path("runs") / loaded.name
@@ -91,19 +95,16 @@ def run(
 def _run_seeds(  # type: ignore[no-untyped-def]
     loaded,
     recipe: str,
-    overrides: list[str],
+    overrides: list[str] | None,
     small: bool,
     folder: Path | None,
-    resume: bool,
-    until: str | None,
+    how: HowToRun,
 ) -> None:
     from ds_distill.sweep.grid import Variant
 
-    if until is not None:
-        loaded.refuse_seeds(f"--until {until}")
     typer.echo("Models of a seed go when it has ended; `ds-distill sweep` has --keep, and --jobs.")
     path = folder or Path("runs") / loaded.name
-    run_settings(recipe, overrides, [Variant(())], small, path, resume=resume, jobs=1, keep=False)
+    run_settings(recipe, overrides or [], [Variant(())], small, path, how)
 
 
 app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")(quickstart)
@@ -124,19 +125,30 @@ def launch(
     small: SmallOption = False,
     folder: FolderOption = None,
     resume: ResumeOption = False,
+    until: UntilOption = None,
     *,
     options: LaunchOptions,
 ) -> None:
     """Run a recipe on many ranks: of this machine, of several, or of a Slurm job.
 
-    On several machines the folder must be on a file system that all of them see.
+    On several machines the folder must be on a file system that all of them see. A recipe with
+    `seeds` runs once with each, on this machine; FOLDER is as of `sweep`.
     """
     from ds_distill.launch.launch import launch_run
     from ds_distill.run.folder import RunFolder
 
     loaded = load(recipe, overrides, small)
+    if until is not None:
+        loaded.refuse_seeds(f"--until {until}")
+        phases_until(loaded, until)
+    here = options.num_gpus is not None and options == LaunchOptions(num_gpus=options.num_gpus)
+    if loaded.seeds is not None and here:
+        how = HowToRun(num_gpus=options.num_gpus, resume=resume)
+        _run_seeds(loaded, recipe, overrides, small, folder, how)
+        return
     run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
-    launch_run(as_given(recipe, overrides, small), loaded, run_folder, options, resume=resume)
+    given = as_given(recipe, overrides, small) + (["--until", until] if until else [])
+    launch_run(given, loaded, run_folder, options, resume=resume, until=until)
 
 
 @app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")

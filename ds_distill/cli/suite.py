@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ds_distill.cli.shared import quiet_libraries
-from ds_distill.cli.sweep import JobsOption, KeepOption, run_sweep
+from ds_distill.cli.sweep import HowToRun, JobsOption, KeepOption, RanksOption, run_sweep
 from ds_distill.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def suite(
         bool, typer.Option("--resume", help="Continue the suite in the folder.")
     ] = False,
     jobs: JobsOption = 1,
+    num_gpus: RanksOption = None,
     keep: KeepOption = False,
 ) -> None:
     """Fine-tune checkpoints on the tasks of a suite, and compare them.
@@ -87,4 +88,4 @@ def suite(
         write_text(path / "report.html", text)
         return "\n\n".join(map(table_text, tables))
 
-    run_sweep(asked, report, jobs=jobs, keep=keep, resume=resume)
+    run_sweep(asked, report, HowToRun(jobs, num_gpus, keep, resume))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,15 @@ JobsOption = Annotated[
     int,
     typer.Option(
         min=1, help="Runs at once. They share the cores; each has a GPU where there are some."
+    ),
+]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Ranks of each run, on this machine; without GPUs, CPU processes. Runs at once are "
+        "then no more than have a GPU, or a core, for each rank.",
+        show_default="runs are not launched",
     ),
 ]
 KeepOption = Annotated[
@@ -44,6 +54,7 @@ def sweep(
         bool, typer.Option("--resume", help="Continue the sweep in the folder.")
     ] = False,
     jobs: JobsOption = 1,
+    num_gpus: RanksOption = None,
     keep: KeepOption = False,
 ) -> None:
     """Run a recipe under several settings and seeds, and compare the students.
@@ -57,11 +68,22 @@ def sweep(
 
     fixed, found = variants(settings or [])
     path = folder or Path("runs") / f"{Path(recipe).stem}-sweep"
-    run_settings(recipe, fixed, found, small, path, resume=resume, jobs=jobs, keep=keep)
+    how = HowToRun(jobs, num_gpus, keep, resume)
+    run_settings(recipe, fixed, found, small, path, how)
+
+
+@dataclass(frozen=True)
+class HowToRun:
+    """What the command line says of a sweep's processes."""
+
+    jobs: int = 1
+    num_gpus: int | None = None
+    keep: bool = False
+    resume: bool = False
 
 
 def run_settings(  # type: ignore[no-untyped-def]
-    recipe: str, fixed, found, small: bool, path: Path, *, resume: bool, jobs: int, keep: bool
+    recipe: str, fixed, found, small: bool, path: Path, how: HowToRun
 ) -> None:
     """Run a recipe under each variant, and report; see `runs_of`."""
     quiet_libraries()
@@ -71,32 +93,36 @@ def run_settings(  # type: ignore[no-untyped-def]
 
     runs = runs_of(recipe, fixed, found, small, path)
     asked = Sweep(
-        path, runs, {"recipe": recipe, "small": small, "fixed": list(fixed)}, resume=resume
+        path, runs, {"recipe": recipe, "small": small, "fixed": list(fixed)}, resume=how.resume
     )
-    if not resume:  # data and models, once: what one run lacks all lack
+    if not how.resume:  # data and models, once: what one run lacks all lack
         for note in check_all(runs[0].recipe, print_reading):
             typer.echo(f"Note: {note}")
-    run_sweep(asked, write_report, jobs=jobs, keep=keep, resume=resume)
+    run_sweep(asked, write_report, how)
 
 
-def run_sweep(
-    asked: Sweep, report: Callable[[Sweep], str], *, jobs: int, keep: bool, resume: bool
-) -> None:
+def run_sweep(asked: Sweep, report: Callable[[Sweep], str], how: HowToRun) -> None:
     """Run what is left, and report what was found. Exits with 1 where a run failed.
 
     report: writes what the runs found, and returns it as text.
     """
-    from ds_distill.sweep.children import Pool, visible_gpus
+    from ds_distill.sweep.children import Pool, launches_at_once, visible_gpus
     from ds_distill.sweep.disk import check_disk
 
-    disk = check_disk(asked.path, asked.most_bytes(jobs, keep), resume=resume)
+    gpus, jobs, ranks = visible_gpus(), how.jobs, how.num_gpus
+    lines = asked.what_it_does()
+    if ranks is not None:
+        asked.check_ranks(ranks)
+        jobs = launches_at_once(jobs, ranks, gpus)
+        lines.append(f"Each has {ranks} ranks; at once: {jobs}")
+    disk = check_disk(asked.path, asked.most_bytes(jobs, how.keep), resume=how.resume)
     asked.begin()
-    for line in [*asked.what_it_does(), disk]:
+    for line in [*lines, disk]:
         typer.echo(line)
-    pool = Pool(jobs, visible_gpus())
+    pool = Pool(jobs, gpus, ranks)
     message = f"{asked.path} keeps what is done. Continue with: {same_command('--resume')}"
     with exit_on_signal(lambda: message, pool.end):
-        failed = asked.run(pool, keep, lambda text: print(text, flush=True))
+        failed = asked.run(pool, how.keep, lambda text: print(text, flush=True))
     typer.echo(f"\n{report(asked)}\n\nReport   {asked.path / 'report.html'}")
     typer.echo(f"Results  {asked.path / 'results.json'}")
     if failed:

@@ -55,15 +55,24 @@ class Work:
 
 
 def launch_run(
-    given: list[str], recipe: Recipe, folder: RunFolder, options: LaunchOptions, *, resume: bool
+    given: list[str],
+    recipe: Recipe,
+    folder: RunFolder,
+    options: LaunchOptions,
+    *,
+    resume: bool,
+    until: str | None = None,
 ) -> None:
     """Run a recipe on many ranks. Raises as `launch` does.
 
-    given: the recipe as the command line has it, with overrides and options.
+    given: the recipe as the command line has it, with overrides and options, `until` among them.
+    until: the phase after which it ends.
     """
     ranks = ["run", *given, "--folder", str(folder.path), *(["--resume"] if resume else [])]
-    results = folder.results
-    launch(Work(recipe, given, folder, ["launch"], ranks, resume, ["--resume"], results), options)
+    result = folder.results
+    if until is not None:
+        result = folder.record(recipe.phase_names().index(until), until)
+    launch(Work(recipe, given, folder, ["launch"], ranks, resume, ["--resume"], result), options)
 
 
 def launch_build(

@@ -202,8 +202,8 @@ class Recipe(Section):
         if self.seeds is not None:
             raise UserError(
                 f"{command}: seeds={self.seeds} stands for a run of each seed, and this is one "
-                "run. `ds-distill run` and `ds-distill sweep` do them all, on one GPU each; for "
-                f"one of them set seeds=null seed={self.seeds[0]}."
+                "run. `ds-distill run` and `ds-distill sweep` do them all, on one GPU each or with "
+                f"--num-gpus; for one of them set seeds=null seed={self.seeds[0]}."
             )
 
     def phase_names(self) -> list[str]:

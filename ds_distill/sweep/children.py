@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ds_distill.errors import UserError
 from ds_distill.launch.group import Command, Group
 
 GRACE = 20
@@ -30,12 +31,13 @@ class Child:
 class Pool:
     """Runs children side by side. They end when this process does."""
 
-    def __init__(self, jobs: int, gpus: Sequence[str] = ()) -> None:
+    def __init__(self, jobs: int, gpus: Sequence[str] = (), ranks: int | None = None) -> None:
         """
         jobs: how many at once. They share the cores; where there are GPUs each has one.
         gpus: as CUDA_VISIBLE_DEVICES names them.
+        ranks: of each child, which is a launch then; see `launches_at_once`.
         """
-        self.jobs, self.gpus = jobs, gpus
+        self.jobs, self.gpus, self.ranks = jobs, gpus, ranks
         self._running: dict[int, tuple[Child, Group, float]] = {}
 
     def run(
@@ -57,14 +59,20 @@ class Pool:
             waiting([child for child, _, _ in self._running.values()])
 
     def _start(self, child: Child, slot: int) -> Group:
-        environment = dict(os.environ)
-        if self.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
-        if self.jobs > 1:
-            threads = max(1, len(os.sched_getaffinity(0)) // self.jobs)
-            environment.setdefault("OMP_NUM_THREADS", str(threads))
         arguments = [sys.executable, "-m", "ds_distill", *child.arguments]
-        return Group([Command(arguments, environment, str(child.log))], GRACE)
+        return Group([Command(arguments, self.environment(slot), str(child.log))], GRACE)
+
+    def environment(self, slot: int) -> dict[str, str]:
+        """Of the child that runs in a slot, from 0 to `jobs` - 1."""
+        environment = dict(os.environ)
+        each = self.ranks or 1
+        if self.gpus:
+            first = slot * each % len(self.gpus)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[first : first + each])
+        if self.jobs > 1:
+            threads = max(1, len(os.sched_getaffinity(0)) // (self.jobs * each))
+            environment.setdefault("OMP_NUM_THREADS", str(threads))
+        return environment
 
     def end(self, at_once: bool) -> bool:
         """End what runs; see `exit_on_signal`."""
@@ -81,6 +89,20 @@ def visible_gpus() -> list[str]:
     import torch  # seconds
 
     return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def launches_at_once(jobs: int, ranks: int, gpus: Sequence[str]) -> int:
+    """How many launches of so many ranks run side by side: up to `jobs`, no more than have a GPU
+    for each rank, or without GPUs a core.
+
+    Raises UserError where there are GPUs, and too few for one.
+    """
+    if gpus and ranks > len(gpus):
+        raise UserError(
+            f"--num-gpus {ranks}: each run would have so many ranks, and this machine has "
+            f"{len(gpus)} GPUs. Give a smaller number."
+        )
+    return max(1, min(jobs, len(gpus or os.sched_getaffinity(0)) // ranks))
 
 
 def last_phase(log: Path) -> str:

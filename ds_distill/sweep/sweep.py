@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json, write_text
+from ds_distill.parts.phases import Training
 from ds_distill.planning.table import duration
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.run.folder import RunFolder
@@ -139,6 +141,13 @@ class Sweep:
                 f"{self.path} exists and holds no sweep. Give --folder for another one."
             )
 
+    def check_ranks(self, ranks: int) -> None:
+        """Raises UserError where the DeepSpeed config fixes what so many ranks would change."""
+        for run in self.runs:
+            for phase in run.recipe.phases:
+                if isinstance(phase, Training):
+                    deepspeed_config(run.recipe.deepspeed, phase, ranks, for_device=False)
+
     def begin(self) -> None:
         """Make the sweep's folder."""
         (self.path / "logs").mkdir(parents=True, exist_ok=True)
@@ -169,8 +178,9 @@ class Sweep:
 
         keep: the weights of models, and caches.
         """
+        ranks = pool.ranks
         failed = self._run(
-            [self._child_of(one) for one in self.shared if not one.is_done], pool, say
+            [self._child_of(one, ranks) for one in self.shared if not one.is_done], pool, say
         )
         for shared in self.shared:
             for run in shared.runs:
@@ -183,7 +193,9 @@ class Sweep:
             if _name(shared) in failed
         }
         runs = [run for run in self.runs if not run.is_done and run.variant.name not in lost]
-        failed += self._run([self._child(run) for run in runs], pool, say, self._end_of(keep))
+        failed += self._run(
+            [self._child(run, ranks) for run in runs], pool, say, self._end_of(keep)
+        )
         if not keep and not failed:
             shutil.rmtree(self.path / "shared", ignore_errors=True)
         return failed
@@ -218,18 +230,25 @@ class Sweep:
             say(text + (f" (about {duration(left)} left)" if left else ""))
         return failed
 
-    def _child_of(self, shared: Shared) -> Child:
+    def _child_of(self, shared: Shared, ranks: int | None) -> Child:
         last = shared.runs[0].recipe.phase_names()[shared.phases - 1]
-        return self._made(_name(shared), shared.runs[0].arguments, shared.folder, "--until", last)
+        first = shared.runs[0].arguments
+        return self._made(_name(shared), first, shared.folder, ranks, "--until", last)
 
-    def _child(self, run: SweepRun) -> Child:
-        return self._made(run.variant.name, run.arguments, run.folder)
+    def _child(self, run: SweepRun, ranks: int | None) -> Child:
+        return self._made(run.variant.name, run.arguments, run.folder, ranks)
 
     def _made(
-        self, name: str, arguments: tuple[str, ...], folder: RunFolder, *options: str
+        self,
+        name: str,
+        arguments: tuple[str, ...],
+        folder: RunFolder,
+        ranks: int | None,
+        *options: str,
     ) -> Child:
         resume = ["--resume"] if folder.holds_run() else []
-        whole = ("run", *arguments, "--folder", str(folder.path), *options, *resume)
+        command = ["run"] if ranks is None else ["launch", "--num-gpus", str(ranks)]
+        whole = (*command, *arguments, "--folder", str(folder.path), *options, *resume)
         return Child(name, whole, self.path / "logs" / f"{name}.txt")
 
     def _end_of(self, keep: bool) -> Callable[[str], str]:

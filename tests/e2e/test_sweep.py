@@ -27,6 +27,7 @@ GOOD = ["learning_rate=1e-2,seed=1", "learning_rate=1e-2,seed=2"]
 @pytest.fixture
 def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
     settings = copy.deepcopy(toy_settings)
+    settings["training"]["dropout"] = 0.0  # ranks draw their own
     del settings["teachers"]["second"]
     distil = {"split": "transfer", "teachers": "cached", "losses": {"kl": {}}, "epochs": 2}
     teach = {"models": "first", "epochs": 2}
@@ -98,6 +99,20 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
     shown = " ".join(alone.output.split())
     assert f"{row['score']['mean']:.1%} ({low:.1%} to {high:.1%}) {values}" in shown
 
+    # Each run, and what two have in common, on two ranks.
+    ranks = tmp_path / "ranks"
+    rates = ["seeds=null", "seed=1", "phases.distil.learning_rate=1e-2,2e-2"]
+    launched = command_line("sweep", recipe, *rates, "--num-gpus", "2", "--folder", ranks)
+    assert launched.exit_code == 0, launched.output
+    assert "2 of them share, and run once: fine-tune, cache" in launched.output
+    assert "Each has 2 ranks; at once: 1" in launched.output
+    one, two = events(folder / "runs" / GOOD[0]), events(ranks / "runs" / "learning_rate=1e-2")
+    assert [event[:2] for event in two] == [event[:2] for event in one] and len(one) > 40
+    assert [event[2] for event in two] == pytest.approx([event[2] for event in one], rel=1e-2)
+    for name in ("learning_rate=1e-2", "learning_rate=2e-2"):
+        told = json.loads((ranks / "runs" / name / "results.json").read_text())
+        assert told["environment"]["ranks"] == 2
+
 
 def command_line(*arguments: str | Path) -> Result:
     """In this process; the runs are in others."""
@@ -110,13 +125,19 @@ def command_line(*arguments: str | Path) -> Result:
 def test_one_run_of_several_seeds_is_refused(recipe: Path, tmp_path: Path) -> None:
     folder = ["--folder", tmp_path / "run"]
     for command in (
-        ["launch", recipe, "--num-gpus", "2", *folder],
+        ["launch", recipe, "--hostfile", "hosts", *folder],
+        ["launch", recipe, "--num-gpus", "2", "--until", "cache", *folder],
         ["run", recipe, "--until", "cache", *folder],
         ["cache", "build", recipe, *folder],
         ["route", recipe, *folder],
     ):
         with pytest.raises(UserError, match=r"seeds=\[1, 2\] stands for a run of each"):
             command_line(*command)
+    # A launch on this machine is of all seeds: the check of their ranks finds what one would not.
+    (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 16}))
+    own = f"deepspeed={tmp_path / 'ds.json'}"
+    with pytest.raises(UserError, match="sets train_micro_batch_size_per_gpu=16"):
+        command_line("launch", recipe, own, "--num-gpus", "2", *folder)
     assert not (tmp_path / "run").exists()
 
 

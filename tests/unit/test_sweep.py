@@ -16,6 +16,7 @@ from ds_distill.evaluation.seeds import t_interval
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.tables import page, table_text
+from ds_distill.sweep.children import Pool, launches_at_once
 from ds_distill.sweep.disk import Taken, check_disk, most_at_a_time, taken
 from ds_distill.sweep.grid import Variant, split, variants
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
@@ -230,6 +231,35 @@ def test_the_interval_is_students():
 
 
 # ------------------------------------------------------------------------------- disk and page
+
+
+@pytest.mark.parametrize(
+    ("jobs", "ranks", "gpus", "cores", "expected"),
+    [
+        (4, 2, 8, 1, 4),
+        (4, 4, 8, 64, 2),
+        (4, 3, 8, 64, 2),
+        (1, 4, 8, 64, 1),
+        (4, 8, 8, 64, 1),
+        (4, 2, 0, 5, 2),
+        (4, 2, 0, 1, 1),
+    ],
+)
+def test_launches_at_once_have_a_gpu_or_a_core_for_each_rank(
+    jobs, ranks, gpus, cores, expected, monkeypatch
+):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)))
+    assert launches_at_once(jobs, ranks, list(map(str, range(gpus)))) == expected
+
+
+def test_each_launch_has_gpus_of_its_own():
+    pool = Pool(2, ["4", "5", "6", "7"], 2)
+    given = [pool.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)]
+    assert given == ["4,5", "6,7"]
+    with pytest.raises(UserError, match=r"--num-gpus 3: .*has 2 GPUs"):
+        launches_at_once(1, 3, ["0", "1"])
+    alone = Pool(3, ["0", "1"])
+    assert [alone.environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == list("010")
 
 
 def test_the_disk_is_what_runs_hold_at_once():
