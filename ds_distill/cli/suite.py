@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ from ds_distill.cli.sweep import HowToRun, JobsOption, KeepOption, RanksOption, 
 from ds_distill.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
+    from ds_distill.suite.runs import SuiteRun
+    from ds_distill.suite.schema import Suite
     from ds_distill.sweep.sweep import Sweep
 
 
@@ -49,10 +52,7 @@ def suite(
     setting is chosen for each task and checkpoint on the validation split; the test split judges.
     """
     quiet_libraries()
-    from ds_distill.files import write_json, write_text
-    from ds_distill.reporting.tables import page, table_text
     from ds_distill.suite.load import load_suite
-    from ds_distill.suite.results import suite_results, suite_tables
     from ds_distill.suite.runs import check_suite, checkpoints_of, suite_runs
     from ds_distill.sweep.sweep import Sweep
 
@@ -77,15 +77,24 @@ def suite(
         typer.echo(f"The suite lacks: {' '.join(loaded.lacks.split())}")
 
     def report(done: Sweep) -> str:
-        found = suite_results(runs, done.ended(), reference or names[0])
-        about = {"suite": loaded.name, "lacks": loaded.lacks, "missing": done.missing}
-        write_json(path / "results.json", {**about, **found})
-        tables = list(suite_tables(found))
-        sentences = [loaded.description, loaded.lacks and f"It lacks: {loaded.lacks}"]
-        if done.missing:
-            sentences.append(f"Not finished, and not counted: {', '.join(done.missing)}.")
-        text = page(f"Suite {loaded.name}", [s for s in sentences if s], tables)
-        write_text(path / "report.html", text)
-        return "\n\n".join(map(table_text, tables))
+        return _report(loaded, runs, reference or names[0], done)
 
     run_sweep(asked, report, HowToRun(jobs, num_gpus, keep, resume))
+
+
+def _report(suite: Suite, runs: Sequence[SuiteRun], reference: str, done: Sweep) -> str:
+    """Write what the runs found; see `run_sweep`."""
+    from ds_distill.files import write_json, write_text
+    from ds_distill.reporting.tables import page, table_text
+    from ds_distill.suite.results import suite_results, suite_tables
+
+    found = suite_results(runs, done.ended(), reference)
+    about = {"suite": suite.name, "lacks": suite.lacks, "missing": done.missing}
+    write_json(done.path / "results.json", {**about, **found})
+    tables = list(suite_tables(found))
+    sentences = [suite.description, suite.lacks and f"It lacks: {suite.lacks}"]
+    if done.missing:
+        sentences.append(f"Not finished, and not counted: {', '.join(done.missing)}.")
+    text = page(f"Suite {suite.name}", [s for s in sentences if s], tables)
+    write_text(done.path / "report.html", text)
+    return "\n\n".join(map(table_text, tables))

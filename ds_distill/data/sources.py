@@ -24,7 +24,7 @@ from ds_distill.data.examples import build_once, convert, keep_per_class
 from ds_distill.data.keys import content_keys
 from ds_distill.data.labels import distinct_labels, is_labelled
 from ds_distill.data.readers import BATCH, Reader, open_file
-from ds_distill.data.splits import folder_splits, hub_splits, wrong_split
+from ds_distill.data.splits import folder_splits, hub_splits
 from ds_distill.data.words import WordColumns
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.parts.data import Columns
@@ -32,12 +32,6 @@ from ds_distill.parts.tasks import Task
 
 VERSION = 1
 """Part of the converted files' names: raise it when the same input gives other rows."""
-
-
-def open_docstrings(
-    task: Task, cache_folder: Path | None, progress: docstrings.Progress | None
-) -> Source:
-    return DocstringSource(task, cache_folder, progress)
 
 
 def open_files(
@@ -124,7 +118,7 @@ class Source(ABC):
                     f"task.type={self.task.type} an example {has}. Set "
                     f"task.data.limit.{split} instead."
                 )
-            classes = _numpy(data, "class" if hidden else "label")
+            classes = as_numpy(data, "class" if hidden else "label")
             if not hidden and not self.task.has_classes:
                 raise UserError(
                     f"task.data.per_class.{split}: caps the examples of each class, and "
@@ -132,11 +126,11 @@ class Source(ABC):
                 )
             if classes[0] < 0:
                 raise self._no_labels(split)
-            keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)
+            keys = np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)
             data = data.select(keep_per_class(classes, keys, cap))
         limit = self.task.data.limit.get(split)
         if limit is not None:
-            keys = np.stack([_numpy(data, "key_hi"), _numpy(data, "key_lo")], axis=1)
+            keys = np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)
             one_class = np.zeros(len(data), dtype=np.int64)
             data = data.select(keep_per_class(one_class, keys, limit))
         names = ("text", "text_b", "words", "answers", "label", "key_hi", "key_lo", "group")
@@ -325,73 +319,6 @@ class ReaderSource(Source):
         )
 
 
-class DocstringSource(Source):
-    """Paragraphs of docstrings, labelled with their package."""
-
-    def __init__(
-        self, task: Task, cache_folder: Path | None, progress: docstrings.Progress | None
-    ) -> None:
-        super().__init__(task, cache_folder)
-        data = task.data
-        packages = docstrings.parse_packages(data.path)
-        if task.many_labels or task.of_words or task.has_numbers or task.of_questions:
-            raise UserError(
-                f"task.type={task.type}: a docstring has one label, its package. Take "
-                "task.type=single-label, or other data."
-            )
-        labels = task.given_labels
-        if labels is not None and set(labels) != set(packages):
-            odd = sorted(set(labels) ^ set(packages))[0]
-            raise UserError(
-                f"task.labels: {odd!r} must stand both in task.labels and in "
-                f"task.data.path={data.path}: the labels are the packages. Leave task.labels out "
-                "or list the same names."
-            )
-        for key, value in (("config", data.config), ("columns.text_b", data.columns.text_b)):
-            if value is not None:
-                raise UserError(f"task.data.{key}={value}: docstrings have none. Take the key out.")
-        self._packages = labels or packages
-        self._progress = progress
-        self._names = data.own_splits() or {name: name for name in docstrings.SHARES}
-        for split, name in self._names.items():
-            if name not in docstrings.SHARES:
-                raise wrong_split(split, name, list(docstrings.SHARES))
-        self.splits = list(self._names)
-        self._check_named_splits()
-
-    @property
-    def labels(self) -> list[str]:
-        return list(self._packages) if self.task.has_classes else []
-
-    @cached_property
-    def _corpus(self) -> Path:
-        """Found once: it looks at every file of the packages, a tenth of a second each time."""
-        return docstrings.docstring_corpus(self._packages, self.cache_folder, self._progress)
-
-    def _examples(self, split: str) -> datasets.Dataset:
-        data = datasets.Dataset.from_file(str(self._corpus))
-        number = list(docstrings.SHARES).index(self._names[split])
-        rows = np.flatnonzero(_numpy(data, "split") == number)
-        if len(rows) == 0:
-            raise UserError(
-                f"task.data.path={self.task.data.path}: split {split!r} got no files; the packages "
-                "are too small for four splits. Add larger ones."
-            )
-        # The split's rows stand together, so this is a slice without an index.
-        data = data.select(range(rows[0], rows[-1] + 1)).remove_columns("split")
-        if self._names[split] in docstrings.UNLABELLED:
-            data = data.rename_column("label", "class")
-            data = data.add_column("label", np.full(len(data), -1, dtype=np.int64))
-        return data
-
-    def _no_labels(self, split: str) -> UserError:
-        labelled = [s for s, name in self._names.items() if name not in docstrings.UNLABELLED]
-        return UserError(
-            f"task.data.path={self.task.data.path}: split {split!r} has no labels, and they are "
-            f"needed here. With labels: {', '.join(labelled)}."
-        )
-
-
 def _missing_column(reader: Reader, key: str, name: str) -> UserError:
     present = reader.columns()
     return UserError(
@@ -420,8 +347,9 @@ def _read_labels(path: Path) -> list[str]:
 
 def has_labels(data: datasets.Dataset) -> bool:
     """Whether a split has labels: all of its rows have, or none."""
-    return bool(is_labelled(_numpy(data.select(range(1)), "label"))[0])
+    return bool(is_labelled(as_numpy(data.select(range(1)), "label"))[0])
 
 
-def _numpy(data: datasets.Dataset, column: str) -> np.ndarray:
+def as_numpy(data: datasets.Dataset, column: str) -> np.ndarray:
+    """A column's values: [N]."""
     return np.asarray(data.with_format("numpy")[column][:])

@@ -21,7 +21,8 @@ from ds_distill.evaluation.predictions import (
     confusion_matrix,
 )
 from ds_distill.parts.entry import MetricEntry, Over
-from ds_distill.parts.metrics import METRICS, MetricSettings, reported_metrics
+from ds_distill.parts.metric_settings import MetricSettings
+from ds_distill.parts.metrics import METRICS, reported_metrics
 
 RELIABILITY_BINS = 15
 """Of the figure of reliability: as many as the calibration error has by default."""

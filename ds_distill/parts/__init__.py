@@ -17,7 +17,7 @@ from ds_distill.parts.entry import (
     SourceEntry,
     TermEntry,
 )
-from ds_distill.parts.metrics import MetricSettings
+from ds_distill.parts.metric_settings import MetricSettings
 from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase, training_mistakes
 from ds_distill.parts.policies import Routing, Weighted
 from ds_distill.parts.section import Count, Name, Section, Share

@@ -16,7 +16,8 @@ from ds_distill.parts.entry import (
     TaskEntry,
     TermEntry,
 )
-from ds_distill.parts.metrics import METRICS, MetricSettings
+from ds_distill.parts.metric_settings import MetricSettings
+from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
 from ds_distill.parts.phases.base import PhaseSettings
 from ds_distill.parts.policies import POLICIES, Routing

@@ -14,7 +14,8 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.report import build_metric, difference
 from ds_distill.evaluation.saved import SavedPredictions
 from ds_distill.files import read_json
-from ds_distill.parts.metrics import METRICS, MetricSettings
+from ds_distill.parts.metric_settings import MetricSettings
+from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
 from ds_distill.planning.table import duration
 from ds_distill.reporting.evaluated import difference_cell, outcome_of

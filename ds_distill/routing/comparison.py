@@ -24,14 +24,14 @@ from ds_distill.evaluation.report import build_metric, metric_values
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.parts.entry import MetricEntry, Over
-from ds_distill.parts.metrics import (
-    METRICS,
+from ds_distill.parts.metric_settings import (
     Accuracy,
     CharacterF1,
     EntityF1,
     MetricSettings,
     MicroF1,
 )
+from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.policies import BASELINE, POLICIES, Routing, baseline_of, candidates
 from ds_distill.routing.by_label import TWO, fit_label, of_label
 from ds_distill.routing.calibration import log_probabilities
@@ -124,8 +124,7 @@ def compare(
 
     Raises UserError where the metric has no value on the examples.
     """
-    many = truth.ndim > 1
-    over = _over(words, many=many)
+    over = _over(words, many=truth.ndim > 1)
     judge = judge or _JUDGES[over]
     metric = build_metric(over, judge, labels)
     group_keys = keys if group_keys is None else group_keys

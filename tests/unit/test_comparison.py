@@ -17,7 +17,13 @@ from ds_distill.data.words import Words
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import build_metric
-from ds_distill.parts.metrics import ECE, F1, METRICS, MacroF1, MicroF1
+from ds_distill.parts.metric_settings import (
+    ECE,
+    F1,
+    MacroF1,
+    MicroF1,
+)
+from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.policies import candidates
 from ds_distill.phases.expertise import check_signals
 from ds_distill.reporting.routing_table import routing_table

@@ -41,7 +41,8 @@ from ds_distill.parts import (
 )
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.entry import ConfiguredEntry
-from ds_distill.parts.metrics import METRICS, MetricSettings, one_metric
+from ds_distill.parts.metric_settings import MetricSettings
+from ds_distill.parts.metrics import METRICS, one_metric
 from ds_distill.parts.phases.distil import Policy
 from ds_distill.parts.policies import POLICIES, candidates
 from ds_distill.parts.registry import KINDS

@@ -43,7 +43,7 @@ from ds_distill.losses import KL, CrossEntropy
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packed import packed_attention
-from ds_distill.parts.metrics import MetricSettings
+from ds_distill.parts.metric_settings import MetricSettings
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import ExtractiveQA
 from ds_distill.planning.cached import example_bytes

@@ -21,11 +21,10 @@ from ds_distill.evaluation.report import (
     metric_values,
     to_teacher,
 )
-from ds_distill.parts.metrics import (
+from ds_distill.parts.metric_settings import (
     AUC,
     ECE,
     F1,
-    METRICS,
     Accuracy,
     MacroF1,
     MacroPrecision,
@@ -36,6 +35,7 @@ from ds_distill.parts.metrics import (
     Precision,
     Recall,
 )
+from ds_distill.parts.metrics import METRICS
 
 NAMES = ["a", "b", "c", "d"]
 

@@ -46,7 +46,7 @@ from ds_distill.evaluation.words import (
 )
 from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.encoder import read_signals
-from ds_distill.parts.metrics import EntityF1 as EntityF1Settings
+from ds_distill.parts.metric_settings import EntityF1 as EntityF1Settings
 from ds_distill.parts.tags import are_entities, entity_types
 from ds_distill.parts.tasks import TokenClassification
 from ds_distill.prediction import load_predictor

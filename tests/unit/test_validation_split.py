@@ -17,7 +17,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import build_metric
-from ds_distill.parts.metrics import Accuracy
+from ds_distill.parts.metric_settings import Accuracy
 from ds_distill.parts.policies import routing_of
 from ds_distill.recipe.schema import LONE_TASK, Recipe
 from ds_distill.routing import PolicyInputs, fit

@@ -7,7 +7,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PrivateAttr, field_validator
 
 from ds_distill.parts.data import Data
-from ds_distill.parts.metrics import Accuracy, MetricSettings
+from ds_distill.parts.metric_settings import (
+    Accuracy,
+    MetricSettings,
+)
 from ds_distill.parts.section import Section
 
 

@@ -7,7 +7,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from ds_distill.parts.entry import TaskEntry
-from ds_distill.parts.metrics import CharacterF1, MetricSettings, one_metric
+from ds_distill.parts.metric_settings import (
+    CharacterF1,
+    MetricSettings,
+)
+from ds_distill.parts.metrics import one_metric
 from ds_distill.parts.tags import SPAN_TAGS
 from ds_distill.parts.tasks.base import TaskSettings
 

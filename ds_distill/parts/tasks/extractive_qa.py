@@ -7,7 +7,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from ds_distill.parts.entry import Needs, TaskEntry
-from ds_distill.parts.metrics import MetricSettings, SquadF1, one_metric
+from ds_distill.parts.metric_settings import (
+    MetricSettings,
+    SquadF1,
+)
+from ds_distill.parts.metrics import one_metric
 from ds_distill.parts.section import Count
 from ds_distill.parts.tasks.base import TaskSettings
 

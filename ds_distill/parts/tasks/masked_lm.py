@@ -7,7 +7,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from ds_distill.parts.entry import Needs, TaskEntry
-from ds_distill.parts.metrics import Accuracy, MetricSettings, one_metric
+from ds_distill.parts.metric_settings import (
+    Accuracy,
+    MetricSettings,
+)
+from ds_distill.parts.metrics import one_metric
 from ds_distill.parts.section import Count, Section
 from ds_distill.parts.tasks.base import TaskSettings
 

@@ -6,7 +6,11 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from ds_distill.parts.entry import TaskEntry
-from ds_distill.parts.metrics import MetricSettings, MicroF1, one_metric
+from ds_distill.parts.metric_settings import (
+    MetricSettings,
+    MicroF1,
+)
+from ds_distill.parts.metrics import one_metric
 from ds_distill.parts.tasks.labelled import LabelledTask, classifier_usage
 
 

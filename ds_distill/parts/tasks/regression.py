@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from ds_distill.parts.entry import TaskEntry
-from ds_distill.parts.metrics import MetricSettings, Pearson, one_metric
+from ds_distill.parts.metric_settings import (
+    MetricSettings,
+    Pearson,
+)
+from ds_distill.parts.metrics import one_metric
 from ds_distill.parts.tasks.base import TaskSettings
 from ds_distill.parts.tasks.labelled import example_text
 

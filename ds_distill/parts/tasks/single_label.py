@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from ds_distill.parts.entry import TaskEntry
-from ds_distill.parts.metrics import Accuracy, MetricSettings, one_metric
+from ds_distill.parts.metric_settings import (
+    Accuracy,
+    MetricSettings,
+)
+from ds_distill.parts.metrics import one_metric
 from ds_distill.parts.tasks.labelled import LabelledTask, classifier_usage
 
 
