@@ -191,6 +191,9 @@ def test_windows_of_words_share_the_tokens_of_the_overlap(tiny_models: dict[str,
     assert split[0]["label"] == [2, 2], "the second word of the context"
     assert split[1]["label"] == [NO_ANSWER, NO_ANSWER]
     assert list(split["answers"]) == [["dog", context[24:27]]] * len(split)
+    crossing = [(ends[0] - 3, ends[0] + 5)]
+    split = prepare(rows_of("we saw", context, crossing), tokenizer, 32, 9)
+    assert split[0]["label"] == [NO_ANSWER, NO_ANSWER] != split[1]["label"]
     [lone] = prepare(rows_of("we saw", "a cat", None), tokenizer, 32, 9)
     key = content_keys(["we saw"], ["a cat"])[0].tolist()
     assert [lone["key_hi"], lone["key_lo"]] == key, "a context that fits is found by its own key"
@@ -318,6 +321,8 @@ def test_two_rows_per_window(tmp_path: Path, tiny_models: dict[str, Path]) -> No
     examples, collate = collator(tmp_path / "data", tiny_models["toy"])
     assert examples.windows is not None and examples.windows.firsts.tolist() == [0, 1]
     last = len(examples) - 1
+    counted = ExtractiveQAKind(ExtractiveQA(data={"path": "data"}), []).counted(examples)
+    assert np.flatnonzero(counted).tolist() == [0, 1], "metrics are of questions"
     batch = collate(np.array([last, 0, 1]))
     view = batch.views["student"]
     assert isinstance(view, PaddedView) and view.candidates is not None
