@@ -49,18 +49,21 @@ class Toys:
         self.folder = folder
         self.draw = random.Random(0)
         self.models: dict[str, Path] = {}
+        self.widths = WIDTHS
 
     def recipe(self, whole: Recipe) -> Recipe:
         settings = yaml.safe_load(dump_recipe(whole))
+        phases = [next(iter(phase.values())) for phase in settings["phases"]]
+        if any(phase.get("shared_head") for phase in phases):
+            self.widths = WIDTHS[:1]
         for model in [settings["student"], *settings["teachers"].values()]:
             model |= {"model": str(self.model(model["model"])), "revision": None}
         if settings["student"]["layers"] is not None:
             settings["student"]["layers"] = [0]
-        phases = [next(iter(phase.values())) for phase in settings["phases"]]
         for phase in phases:
             shorten(phase)
         for name, task in (settings.get("tasks") or {"task": settings["task"]}).items():
-            task["max_length"] = 24
+            task["max_length"] = 32 if task["type"] == "character-spans" else 24
             self.replace_data(name, task, phases)
         settings |= {"deepspeed": "zero0_fp32", "models_folder": None, "logging": {"every": 1}}
         path = self.folder / f"{whole.name}.yaml"
@@ -71,7 +74,7 @@ class Toys:
         """One toy for each model that a recipe names: masked-LMs, as the published ones are; all
         have the same vocabulary."""
         if reference not in self.models:
-            width = WIDTHS[len(self.models) % len(WIDTHS)]
+            width = self.widths[len(self.models) % len(self.widths)]
             folder = self.folder / f"model-{len(self.models)}"
             make_tiny_bert(folder, toy_vocabulary(), hidden_size=width)
             BertForMaskedLM.from_pretrained(folder).save_pretrained(folder)
@@ -84,14 +87,14 @@ class Toys:
         labels = task.get("labels") or TOY_LABELS
         if task["type"] == "regression":
             labels = [0.0, 0.3, 0.8]
-        of_words = task["type"] == "token-classification"
+        kind = task["type"]
         sections = {key: s for key, s in data["splits"].items() if not isinstance(s, str)}
         read = {phase["split"] for phase in phases if phase.get("split")}
         read |= {split for phase in phases for split in phase.get("splits", [])}
         own = {*ROWS, *read} - {*sections}
         folder = self.folder / f"data-{name}"
         for split in own:
-            self.write(folder / f"{split}.jsonl", data["columns"], labels, of_words)
+            self.write(folder / f"{split}.jsonl", data["columns"], labels, kind)
         data |= {"path": str(folder), "config": None, "splits": sections, "per_class": {}}
         data |= {key: empty for key, empty in (("limit", {}), ("folds", None)) if key in data}
         for split, given in sections.items():
@@ -99,10 +102,10 @@ class Toys:
                 there = self.folder / f"data-{name}-{split}-{part}"
                 mapped = section["labels"]
                 names = list(mapped) if isinstance(mapped, dict) else labels
-                self.write(there / "train.jsonl", section["columns"], names, of_words)
+                self.write(there / "train.jsonl", section["columns"], names, kind)
                 section |= {"path": str(there), "config": None, "split": "train", "limit": None}
 
-    def write(self, file: Path, columns: Section, labels: list[Any], of_words: bool) -> None:
+    def write(self, file: Path, columns: Section, labels: list[Any], kind: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file, "w", encoding="utf-8") as lines:
             for number in range(ROWS.get(file.stem, OTHERS)):
@@ -111,10 +114,15 @@ class Toys:
                     toy_text(TOY_LABELS[label % len(TOY_LABELS)], self.draw)
                     for _ in filter(None, (columns["text"], columns["text_b"]))
                 ]
-                if of_words:
+                if kind == "character-spans":
+                    end = texts[0].index(" ")
+                    answers = [{"start": 0, "end": end}] if number % 2 else []
+                    names = [columns[name] for name in ("question", "context", "answers")]
+                    row: Section = dict(zip(names, ["we saw", texts[0], answers], strict=True))
+                elif kind == "token-classification":
                     words = texts[0].split()
                     tags = [self.draw.choice(labels) for _ in words]
-                    row: Section = {columns["tokens"]: words, columns["tags"]: tags}
+                    row = {columns["tokens"]: words, columns["tags"]: tags}
                 else:
                     names = [columns["label"], columns["text"], columns["text_b"]]
                     row = dict(zip(names, [labels[label], *texts], strict=False))
