@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import Words
 from ds_distill.errors import UserError
 from ds_distill.evaluation.answers import AnswerPredictions
@@ -17,8 +18,10 @@ from ds_distill.evaluation.predictions import (
 )
 from ds_distill.evaluation.report import build_metric
 from ds_distill.evaluation.saved import PREDICTIONS, SavedPredictions, examples_mark
+from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.parts.metrics import METRICS, reported_metrics
+from ds_distill.parts.tags import SPAN_TAGS
 
 TAGS = ["O", "B-a", "I-a"]
 OVER = list(METRICS)
@@ -41,14 +44,29 @@ def made(over: str, seed: int) -> object:
         right = [["a"], ["b", "a"], ["a"], ["a"], ["a"], ["y"]]
         return AnswerPredictions([said[at] for at in draw.permutation(6)], right, 9)
     offsets = np.array([0, 3, 4, 7, 9, 10, 12])
-    words = Words(offsets, np.arange(12) != 5)
+    counted = np.arange(12) != 5
+    words = Words(offsets, counted)
+    if over == "characters":
+        starts = 4 * (np.arange(12) - np.repeat(offsets[:-1], np.diff(offsets)))
+        answers = np.array([[0, 4, 11], [2, 0, 3], [3, 4, 7], [5, 0, 7]])
+        context = ContextWords(
+            offsets,
+            counted,
+            question=np.arange(6),
+            first=np.zeros(6, dtype=np.int64),
+            spans=np.stack([starts, starts + 3], axis=1),
+            answers=answers,
+        )
+        labels = same.integers(0, 2, 12)
+        return SpanPredictions(draw.normal(size=(12, 2)), labels, context, list(SPAN_TAGS))
     return TagPredictions(draw.normal(size=(12, 3)), same.integers(0, 3, 12), words, TAGS)
 
 
 @pytest.mark.parametrize("over", OVER)
 def test_what_is_read_is_what_was_written(over, tmp_path):
     assert set(PREDICTIONS) == set(OVER)
-    labels = {"classes": ["x", "y", "z"], "labels": ["x", "y"], "words": TAGS}.get(over, [])
+    names = {"classes": ["x", "y", "z"], "labels": ["x", "y"], "words": TAGS}
+    labels = {**names, "characters": list(SPAN_TAGS)}.get(over, [])
     models = {"first": made(over, 1), "second/third": made(over, 2)}
     groups = np.array([0, 0, 1, 2, 3, 3])
     file = tmp_path / "new" / "predictions.safetensors"
