@@ -223,3 +223,15 @@ def check_same(folder: Path, whole: Path) -> None:
     builds = [read_json(run / "phases" / "03-cache.json") for run in (folder, whole)]
     assert all(set(build["fidelity"]) == {"first", "second"} for build in builds)
     assert {**builds[0], "seconds": 0} == {**builds[1], "seconds": 0}
+
+
+def losses(folder: Path, training: str) -> list[float]:
+    """Of each logged step of a run's training."""
+    return [e["loss"] for e in events(folder) if e["event"] == "train" and e["phase"] == training]
+
+
+def evaluation(folder: Path) -> dict[str, Any]:
+    """The record of a run's only evaluate phase."""
+    found = read_json(folder / "results.json")
+    [record] = (r for r in found["phases"] if r["kind"] == "evaluate")
+    return dict(record)

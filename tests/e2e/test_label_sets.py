@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from runs import losses
 
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
@@ -75,11 +76,6 @@ def run(bench: Bench) -> Path:
     recipe = load_recipe(str(bench.recipe("run", {"first": FIRST, "second": SECOND}, LEARN)))
     execute(recipe, bench.root / "run")
     return bench.root / "run"
-
-
-def losses(run: Path, model: str) -> list[float]:
-    events = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [e["loss"] for e in events if e["event"] == "train" and e["phase"] == model]
 
 
 def test_the_cache_has_a_column_for_each_known_class(run: Path, toy_task: Path) -> None:

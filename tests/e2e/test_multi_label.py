@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from runs import losses
 from transformers import AutoModelForSequenceClassification
 
 from ds_distill.routing.by_label import FittedByLabel, load_fitted
@@ -111,11 +112,6 @@ def folders(
 def results(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "results.json").read_text())
     return found
-
-
-def losses(folder: Path, phase: str) -> list[float]:
-    events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [e["loss"] for e in events if e["event"] == "train" and e["phase"] == phase]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from runs import losses
 from toys import make_toy_classifier
 
 from ds_distill.routing.by_label import load_fitted
@@ -62,11 +63,6 @@ def record_of(folder: Path, name: str) -> dict[str, Any]:
     [path] = (folder / "phases").glob(f"*-{name}.json")
     found: dict[str, Any] = json.loads(path.read_text())
     return found
-
-
-def losses(folder: Path, student: str) -> list[float]:
-    events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [e["loss"] for e in events if e["event"] == "train" and e["phase"] == student]
 
 
 def test_who_left_and_why_is_recorded_and_shown(one: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from runs import losses
 from safetensors import safe_open
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -35,11 +36,6 @@ def finished(
     done = ds_distill("run", "toy.yaml", "--folder", "run", cwd=here)
     assert done.returncode == 0, done.stderr
     return here
-
-
-def losses(folder: Path, student: str) -> list[float]:
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [e["loss"] for e in events if e["event"] == "train" and e["phase"] == student]
 
 
 def test_the_choice_is_recorded_shown_and_followed(finished):

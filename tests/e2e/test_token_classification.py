@@ -13,6 +13,7 @@ import pytest
 import seqeval.metrics
 import torch
 import yaml
+from runs import evaluation, losses
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
 from ds_distill import predict
@@ -98,17 +99,6 @@ def folders(
         done = ds_distill(*command, "--folder", root / str(ranks), cwd=root)
         assert done.returncode == 0, done.stdout + done.stderr
     return {ranks: root / str(ranks) for ranks in commands}
-
-
-def losses(folder: Path, phase: str) -> list[float]:
-    events = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [e["loss"] for e in events if e["event"] == "train" and e["phase"] == phase]
-
-
-def evaluation(folder: Path) -> dict[str, Any]:
-    found = json.loads((folder / "results.json").read_text())
-    [record] = (r for r in found["phases"] if r["kind"] == "evaluate")
-    return dict(record)
 
 
 def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[int, Path]) -> None:
