@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -63,6 +65,33 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made["roberta"] = make_tiny_roberta(root / "roberta", vocabularies / "roberta-base")
     made["deberta"] = make_tiny_deberta(root / "deberta", vocabularies / "deberta-v3-base")
     return made
+
+
+@pytest.fixture(scope="session")
+def vocabularies(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of tokenizers with real vocabularies."""
+    from transformers import AutoTokenizer, RobertaTokenizer
+
+    kinds = {
+        "bert-base-cased": "bert",
+        "pubmedbert-uncased": "bert",
+        "deberta-v3-base": "deberta-v2",
+        "roberta-base": "roberta",
+        "albert-base": "albert",
+    }
+    root = tmp_path_factory.mktemp("vocabularies")
+    for name, kind in kinds.items():
+        folder = root / name
+        shutil.copytree(shared_data / "vocabs" / name, folder, copy_function=shutil.copyfile)
+        folder.chmod(0o755)
+        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+        if kind == "roberta":
+            files = (str(folder / "vocab.json"), str(folder / "merges.txt"))
+            RobertaTokenizer(*files).save_pretrained(folder)
+        else:
+            lower = {"do_lower_case": "uncased" in name} if kind == "bert" else {}
+            AutoTokenizer.from_pretrained(folder, **lower).save_pretrained(folder)
+    return {name: root / name for name in kinds}
 
 
 @pytest.fixture(scope="session")

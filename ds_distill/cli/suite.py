@@ -56,8 +56,7 @@ def suite(
     from ds_distill.suite.runs import check_suite, checkpoints_of, suite_runs
     from ds_distill.sweep.sweep import Sweep
 
-    overrides = [word for word in checkpoints if "=" in word]
-    loaded = load_suite(suite, overrides)
+    loaded = load_suite(suite, [word for word in checkpoints if "=" in word])
     given = checkpoints_of([word for word in checkpoints if "=" not in word])
     names = [one.name for one in given]
     if reference is not None and reference not in names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,30 +63,13 @@ pieces = st.one_of(
 contexts = st.lists(pieces, min_size=1, max_size=40).map("".join)
 
 
-@pytest.fixture(scope="module")
-def real(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Tokenizers of real vocabularies."""
-    root, found = tmp_path_factory.mktemp("vocabularies"), {}
-    for name, kind in {
-        "bert-base-cased": "bert",
-        "pubmedbert-uncased": "bert",
-        "deberta-v3-base": "deberta-v2",
-        "roberta-base": "roberta",
-    }.items():
-        folder = root / name
-        shutil.copytree(shared_data / "vocabs" / name, folder, copy_function=shutil.copyfile)
-        folder.chmod(0o755)
-        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
-        lower = {"do_lower_case": "uncased" in name} if kind == "bert" else {}
-        if kind == "roberta":
-            from transformers import RobertaTokenizer
+FOUR = ("bert-base-cased", "pubmedbert-uncased", "deberta-v3-base", "roberta-base")
 
-            files = (str(folder / "vocab.json"), str(folder / "merges.txt"))
-            RobertaTokenizer(*files).save_pretrained(folder)
-        else:
-            AutoTokenizer.from_pretrained(folder, **lower).save_pretrained(folder)
-        found[name] = load_tokenizer(str(folder))
-    return found
+
+@pytest.fixture(scope="module")
+def real(vocabularies: dict[str, Path]) -> dict[str, Any]:
+    """Tokenizers of real vocabularies."""
+    return {name: load_tokenizer(str(vocabularies[name])) for name in FOUR}
 
 
 def rows_of(question: str, context: str, spans: list[tuple[int, int]] | None) -> datasets.Dataset:

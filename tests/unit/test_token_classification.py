@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from seqeval.scheme import IOB2
 from sklearn.metrics import f1_score
-from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForTokenClassification
 
 from ds_distill.data.batches import Examples, WordCollator, WordTokenCollator, stored_rows
 from ds_distill.data.combined import open_source
@@ -78,31 +77,9 @@ words_strategy = st.lists(
 
 
 @pytest.fixture(scope="module")
-def real(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def real(vocabularies: dict[str, Path]) -> dict[str, Any]:
     """Tokenizers of real vocabularies, for lists of words."""
-    kinds = {
-        "bert-base-cased": "bert",
-        "pubmedbert-uncased": "bert",
-        "deberta-v3-base": "deberta-v2",
-        "roberta-base": "roberta",
-        "albert-base": "albert",
-    }
-    root, found = tmp_path_factory.mktemp("vocabularies"), {}
-    for name, kind in kinds.items():
-        folder = root / name
-        shutil.copytree(shared_data / "vocabs" / name, folder, copy_function=shutil.copyfile)
-        folder.chmod(0o755)
-        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
-        lower = {"do_lower_case": "uncased" in name} if kind == "bert" else {}
-        if kind == "roberta":
-            from transformers import RobertaTokenizer
-
-            files = (str(folder / "vocab.json"), str(folder / "merges.txt"))
-            RobertaTokenizer(*files).save_pretrained(folder)
-        else:
-            AutoTokenizer.from_pretrained(folder, **lower).save_pretrained(folder)
-        found[name] = load_tokenizer(str(folder), of_words=True)
-    return found
+    return {name: load_tokenizer(str(at), of_words=True) for name, at in vocabularies.items()}
 
 
 # ------------------------------------------------------------------------------- words in views
