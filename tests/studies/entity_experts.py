@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=2 python tests/studies/entity_experts.py --work FOLDER [--data FOLDER]
         [--seeds 1 2 3]
 
-Each seed is `ds-distill run entity-experts --small seed=SEED`. Run it again after a stop: finished
-runs are read, the stopped one continues. At the end it writes docs/results/entity-experts.json and
-the tables in docs/routing.md.
+Each seed is `ds-distill run entity-experts --small seed=SEED`, and after it a run in which its
+experts are teachers of all tags, so that the average takes an expert's O for evidence. Run it again
+after a stop: finished runs are read, the stopped one continues. At the end it writes
+docs/results/entity-experts.json and the tables in docs/routing.md.
 
 Intervals: of a seed's difference, the paired bootstrap over the test sentences; of the mean over
 seeds, Student's t.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,11 +24,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import torch
+import yaml
 from pages import row, show
 from routing import ROOT
+from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from ds_distill.evaluation.seeds import t_interval
-from ds_distill.files import read_json, write_json
+from ds_distill.files import new_folder, read_json, write_json, write_text
 
 RECIPE = "entity-experts"
 RESULTS = ROOT / "docs" / "results" / "entity-experts.json"
@@ -34,15 +39,52 @@ PAGE = ROOT / "docs" / "routing.md"
 MARK = "experts of entity types"
 SETS = {"genes": "BC2GM", "diseases": "NCBI-disease", "chemicals": "BC5CDR-chemical"}
 METRIC = "entity_f1"
+NEVER = -30.0
+"""Logit of a tag that an expert does not know: a probability below 1e-9 beside those of its own."""
 
 
-def run(seed: int, data: Path, folder: Path) -> None:
+def run(recipe: list[str], folder: Path) -> None:
     if (folder / "report.html").is_file():
         return
-    settings = [f"seed={seed}", f"data_folder={data}"]
-    command = [sys.executable, "-m", "ds_distill", "run", RECIPE, "--small", *settings]
+    command = [sys.executable, "-m", "ds_distill", "run", *recipe]
     resume = ["--resume"] if (folder / "recipe.yaml").is_file() else []
     subprocess.run([*command, "--folder", str(folder), *resume], check=True)
+
+
+def with_all_tags(expert: PreTrainedModel, labels: list[str]) -> PreTrainedModel:
+    """The expert as a teacher of all tags: those that its set does not annotate have the logit
+    NEVER, so that what it takes for O is O to whoever learns from it."""
+    config = type(expert.config).from_dict(
+        {**expert.config.to_dict(), "id2label": dict(enumerate(labels))}
+    )
+    places = [labels.index(expert.config.id2label[n]) for n in range(expert.config.num_labels)]
+    weight, bias = (parameter.detach().clone() for parameter in expert.classifier.parameters())
+    with torch.no_grad():
+        expert.classifier = torch.nn.Linear(weight.shape[1], len(labels))
+        expert.classifier.weight.zero_()[places] = weight
+        expert.classifier.bias.fill_(NEVER)[places] = bias
+    config.label2id = {label: place for place, label in enumerate(labels)}
+    expert.config, expert.num_labels = config, len(labels)
+    return expert
+
+
+def average_of_every_o(folder: Path) -> list[str]:
+    """The recipe of a finished run's student alone, with its experts as teachers of all tags."""
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
+    for name, teacher in recipe["teachers"].items():
+        [trained] = (folder / "models").glob(f"*-{name}")
+        teacher["model"] = str(folder.with_name(f"{folder.name}-experts") / name)
+        if not Path(teacher["model"]).is_dir():
+            expert = AutoModelForTokenClassification.from_pretrained(trained)
+            with new_folder(Path(teacher["model"])) as aside:
+                for file in trained.glob("*token*"):
+                    shutil.copy(file, aside)
+                with_all_tags(expert, recipe["tasks"]["all"]["labels"]).save_pretrained(aside)
+    kept = ("cache", "distil", "evaluate")
+    recipe["phases"] = [phase for phase in recipe["phases"] if next(iter(phase)) in kept]
+    file = folder.with_name(f"{folder.name}-average.yaml")
+    write_text(file, yaml.safe_dump(recipe, sort_keys=False))
+    return [str(file)]
 
 
 def record_of(seed: int, folder: Path) -> dict[str, Any]:
@@ -119,10 +161,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     arguments = parser.parse_args()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    for seed in arguments.seeds:
-        run(seed, arguments.data, arguments.work / f"seed-{seed}")
+    folders = {seed: arguments.work / f"seed-{seed}" for seed in arguments.seeds}
+    averages = {seed: arguments.work / f"seed-{seed}-average" for seed in arguments.seeds}
+    for seed, folder in folders.items():
+        run([RECIPE, "--small", f"seed={seed}", f"data_folder={arguments.data}"], folder)
+        run(average_of_every_o(folder), averages[seed])
     # Only now: until here the checkout is as its commit has it.
-    runs = [record_of(seed, arguments.work / f"seed-{seed}") for seed in arguments.seeds]
+    runs = [record_of(seed, folders[seed]) for seed in arguments.seeds]
     write_json(RESULTS, {"runs": runs})
     show(PAGE, MARK, tables(runs))
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers as tr
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
 
@@ -45,3 +47,21 @@ def test_only_what_is_between_the_marks_is_replaced(tmp_path: Path) -> None:
     assert page.read_text() == "a\n<!-- one -->\nnew\nlines\n<!-- end of one -->\nz\n"
     with pytest.raises(SystemExit, match="no place for two"):
         show(page, "two", "")
+
+
+def test_an_expert_of_all_tags_is_sure_that_what_it_does_not_know_is_o() -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    own, labels = ["O", "B-b", "I-b"], ["O", "B-a", "I-a", "B-b", "I-b"]
+    config = tr.BertConfig(
+        vocab_size=20, intermediate_size=8, id2label=dict(enumerate(own)), **sizes
+    )
+    expert = tr.BertForTokenClassification(config).eval()
+    ids = torch.arange(12).reshape(2, 6)
+    with torch.no_grad():
+        before = expert(ids).logits.softmax(-1)
+        wide = entity_experts.with_all_tags(expert, labels)
+        after = wide(ids).logits.softmax(-1)
+    torch.testing.assert_close(after[..., [0, 3, 4]], before)
+    assert after[..., [1, 2]].max() < 1e-9
+    assert list(wide.config.id2label.values()) == labels
+    assert wide.config.label2id == {label: n for n, label in enumerate(labels)}
