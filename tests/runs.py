@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+import yaml
 from processes import Process, events, kill_all, left_of, marked, prepare, read_all
 
 from ds_distill.files import read_json
@@ -235,3 +237,29 @@ def evaluation(folder: Path) -> dict[str, Any]:
     found = read_json(folder / "results.json")
     [record] = (r for r in found["phases"] if r["kind"] == "evaluate")
     return dict(record)
+
+
+# --------------------------------------------------------------------------- one rank and two
+
+
+def alone_and_on_two_ranks(
+    settings: dict[str, Any], ds_distill: Any, root: Path
+) -> dict[int, Path]:
+    """Ranks -> the folder of a run: of a recipe at stage 0 in one process, and at stage 3 on two
+    ranks. ds_distill: the fixture."""
+    (root / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    commands = {
+        1: ["run", "recipe.yaml"],
+        2: ["launch", "recipe.yaml", "--num-gpus", "2", "deepspeed=zero3_fp32"],
+    }
+    for ranks, command in commands.items():
+        done = ds_distill(*command, "--folder", root / str(ranks), cwd=root)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return {ranks: root / str(ranks) for ranks in commands}
+
+
+def check_same_losses_on_two_ranks(folders: dict[int, Path], training: str) -> None:
+    """Of the first steps: later ones carry each rounding on."""
+    one, two = losses(folders[1], training), losses(folders[2], training)
+    assert len(one) == len(two) > 10
+    assert two[:5] == pytest.approx(one[:5], rel=1e-3)

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import seqeval.metrics
 import torch
-import yaml
-from runs import evaluation, losses
+from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluation, losses
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
 from ds_distill import predict
@@ -88,17 +87,8 @@ def settings(
 def folders(
     settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, Path]:
-    """Ranks -> the folder of a run."""
     root = tmp_path_factory.mktemp("token-classification")
-    (root / "words.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    commands = {
-        1: ["run", "words.yaml"],
-        2: ["launch", "words.yaml", "--num-gpus", "2", "deepspeed=zero3_fp32"],
-    }
-    for ranks, command in commands.items():
-        done = ds_distill(*command, "--folder", root / str(ranks), cwd=root)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return {ranks: root / str(ranks) for ranks in commands}
+    return alone_and_on_two_ranks(settings, ds_distill, root)
 
 
 def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[int, Path]) -> None:
@@ -111,9 +101,7 @@ def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[int, Path]) 
 def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
     folders: dict[int, Path], phase: str
 ) -> None:
-    one, two = losses(folders[1], phase), losses(folders[2], phase)
-    assert len(one) == len(two) > 10
-    assert two[:5] == pytest.approx(one[:5], rel=1e-3)
+    check_same_losses_on_two_ranks(folders, phase)
 
 
 def rows_of_test(settings: dict[str, Any]) -> list[dict[str, Any]]:
