@@ -63,7 +63,8 @@ class Toys:
         for phase in phases:
             shorten(phase)
         for name, task in (settings.get("tasks") or {"task": settings["task"]}).items():
-            task["max_length"] = 32 if task["type"] == "character-spans" else 24
+            asks = task["type"] in ("character-spans", "extractive-qa")
+            task["max_length"] = 32 if asks else 24
             self.replace_data(name, task, phases)
         settings |= {"deepspeed": "zero0_fp32", "models_folder": None, "logging": {"every": 1}}
         path = self.folder / f"{whole.name}.yaml"
@@ -114,9 +115,13 @@ class Toys:
                     toy_text(TOY_LABELS[label % len(TOY_LABELS)], self.draw)
                     for _ in filter(None, (columns["text"], columns["text_b"]))
                 ]
-                if kind == "character-spans":
+                if kind in ("character-spans", "extractive-qa"):
                     end = texts[0].index(" ")
-                    answers = [{"start": 0, "end": end}] if number % 2 else []
+                    answer: Section = {"start": 0}
+                    answer |= (
+                        {"end": end} if kind == "character-spans" else {"text": texts[0][:end]}
+                    )
+                    answers = [answer] if number % 2 or kind == "extractive-qa" else []
                     names = [columns[name] for name in ("question", "context", "answers")]
                     row: Section = dict(zip(names, ["we saw", texts[0], answers], strict=True))
                 elif kind == "token-classification":

@@ -14,8 +14,7 @@ import pytest
 from ds_distill.recipe import builtin_recipes
 from ds_distill.recipe.load import small_form
 
-PAIRS = Path(__file__).parents[1] / "studies" / "docstring_pairs.py"
-"""Writes the data that are not among the shared ones."""
+STUDIES = Path(__file__).parents[1] / "studies"
 SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]
 
 
@@ -25,9 +24,13 @@ def test_a_small_form_runs_whole(
     name: str, ds_distill: Any, shared_data: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
+    data = tmp_path / "data"  # what is not among the shared data is written there
     if name == "similarity":
-        shared_data = tmp_path / "data"
-        subprocess.run([sys.executable, PAIRS, shared_data], check=True)
+        subprocess.run([sys.executable, STUDIES / "docstring_pairs.py", data], check=True)
+    if name == "clinical-notes":
+        writer = STUDIES / "span_questions.py"
+        subprocess.run([sys.executable, writer, shared_data, data], check=True)
+    shared_data = data if data.is_dir() else shared_data
     command = ["run", name, "--small", f"data_folder={shared_data}", "--folder", folder]
     threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     done = ds_distill(*command, cwd=tmp_path, env=threads, timeout=3600)
