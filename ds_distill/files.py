@@ -73,11 +73,15 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A temporary path to write; it is renamed to `path` when the block ends without an error."""
+    """A temporary path to write; it is renamed to `path` when the block ends without an error. It
+    gets the mode of a new file there: safetensors makes its own readable only by the owner."""
     temporary = path.with_name(f".{path.name}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.unlink(missing_ok=True)  # of a process that was killed
+    mode = _mode_of_new_file(temporary)
     try:
         yield temporary
+        temporary.chmod(mode)
         publish_file(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -106,7 +110,8 @@ def new_folder(path: Path) -> Iterator[Path]:
 def publish_folder(temporary: Path, path: Path) -> None:
     """Sync a finished folder and rename it to `path`, replacing an older one. Its files get the
     mode of new files there: safetensors makes its own readable only by the owner."""
-    mode = _mode_of_new_files(temporary)
+    mode = _mode_of_new_file(temporary / ".mode")
+    (temporary / ".mode").unlink()
     for path_within in temporary.rglob("*"):
         if path_within.is_file():
             path_within.chmod(mode)
@@ -123,13 +128,11 @@ def publish_folder(temporary: Path, path: Path) -> None:
     sync(path.parent)
 
 
-def _mode_of_new_files(folder: Path) -> int:
-    """The mode by the umask, which a process can only read by changing it for all its threads."""
-    probe = folder / ".mode"
-    probe.touch()
-    mode = stat.S_IMODE(probe.stat().st_mode)
-    probe.unlink()
-    return mode
+def _mode_of_new_file(path: Path) -> int:
+    """Make an empty file. Its mode is by the umask, which a process can only read by changing it
+    for all its threads."""
+    path.touch()
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def sync(path: Path) -> None:

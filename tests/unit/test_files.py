@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from ds_distill.files import (
     is_disk_full,
+    new_file,
     new_folder,
     publish_folder,
     read_json,
@@ -163,3 +165,18 @@ def test_files_of_a_folder_get_the_rights_of_new_files(tmp_path, umask):
     assert names(tmp_path / "model") == ["copied", "model.safetensors"]
     for path in (tmp_path / "model").iterdir():
         assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_a_file_of_safetensors_gets_the_rights_of_a_new_file(tmp_path, umask):
+    """Colleagues read predictions and fitted routing; what a killed process left changes nothing."""
+    path = tmp_path / "routing.safetensors"
+    (tmp_path / ".routing.safetensors.tmp").touch(0o600)
+    before = os.umask(umask)
+    try:
+        with new_file(path) as temporary:
+            save_file({"a": np.zeros(2)}, temporary)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
