@@ -169,7 +169,7 @@ def test_files_of_a_folder_get_the_rights_of_new_files(tmp_path, umask):
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
 def test_a_file_of_safetensors_gets_the_rights_of_a_new_file(tmp_path, umask):
-    """Colleagues read predictions and fitted routing; what a killed process left changes nothing."""
+    """Colleagues read predictions and fitted routing; what a killed process left does not count."""
     path = tmp_path / "routing.safetensors"
     (tmp_path / ".routing.safetensors.tmp").touch(0o600)
     before = os.umask(umask)
