@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from processes import prepare
 from typer.testing import CliRunner, Result
 
 from ds_distill.cli import app
@@ -53,6 +54,7 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
         env=command_environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=prepare,  # it heeds SIGINT, also where the tests run in the background
         text=True,
     ) as stopped:
         until = time.monotonic() + 120

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from processes import left_of, marked
+from processes import left_of, marked, prepare
 
 RATES = ["1e-2", "1e30"]
 """Under the second one the loss is not finite."""
@@ -50,6 +50,7 @@ def test_a_sweep_of_launches_ends_with_all_ranks_and_goes_on(
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=prepare,  # it heeds SIGINT, also where the tests run in the background
         text=True,
     ) as stopped:
         until = time.monotonic() + 240
