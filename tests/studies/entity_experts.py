@@ -32,6 +32,7 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from ds_distill.evaluation.seeds import t_interval
 from ds_distill.files import new_folder, read_json, write_json, write_text
+from ds_distill.reporting.side_by_side import side_by_side
 
 RECIPE = "entity-experts"
 RESULTS = ROOT / "docs" / "results" / "entity-experts.json"
@@ -39,6 +40,8 @@ PAGE = ROOT / "docs" / "routing.md"
 MARK = "experts of entity types"
 SETS = {"genes": "BC2GM", "diseases": "NCBI-disease", "chemicals": "BC5CDR-chemical"}
 METRIC = "entity_f1"
+AVERAGE = "student-of-every-o"
+"""In the record: the student of the average that takes an expert's O for evidence."""
 NEVER = -30.0
 """Logit of a tag that an expert does not know: a probability below 1e-9 beside those of its own."""
 
@@ -87,9 +90,12 @@ def average_of_every_o(folder: Path) -> list[str]:
     return [str(file)]
 
 
-def record_of(seed: int, folder: Path) -> dict[str, Any]:
-    """What the study publishes of a finished run."""
-    results = read_json(folder / "results.json")
+def record_of(seed: int, folder: Path, average: Path) -> dict[str, Any]:
+    """What the study publishes of a seed's two runs."""
+    results, others = read_json(folder / "results.json"), read_json(average / "results.json")
+    evaluated = {record["task"]: record for record in others["phases"] if "comparisons" in record}
+    # In the order of the evaluate phases, which is that of the sets.
+    less = dict(zip(SETS, side_by_side([average, folder]), strict=True))
     found = {}
     for record in results["phases"]:
         if record["kind"] == "evaluate":
@@ -98,18 +104,24 @@ def record_of(seed: int, folder: Path) -> dict[str, Any]:
                 for pair in record["comparisons"]
                 if pair["student"] == results["student"]
             }
-            found[record["task"]] = {
+            task = record["task"]
+            other = evaluated[task]["models"][others["student"]]
+            [pair] = less[task]["pairs"]
+            pairs[AVERAGE] = {key: pair[key] for key in ("difference", "interval")}
+            found[task] = {
                 "examples": record["baseline"]["examples"],
                 "words_without_token": record["baseline"]["words_without_token"],
                 "majority": record["baseline"][METRIC],
-                "models": {name: model[METRIC] for name, model in record["models"].items()},
+                "models": {name: model[METRIC] for name, model in record["models"].items()}
+                | {AVERAGE: other[METRIC]},
                 "student_less": pairs,
             }
     environment = read_json(folder / "environment.json")
     return {
         "seed": seed,
         "environment": environment,
-        "seconds": results["seconds"],
+        "environment_of_the_average": read_json(average / "environment.json"),
+        "seconds": results["seconds"] + others["seconds"],
         "student": results["student"],
         "sets": found,
     }
@@ -117,7 +129,11 @@ def record_of(seed: int, folder: Path) -> dict[str, Any]:
 
 def tables(runs: list[dict[str, Any]]) -> str:
     """Scores, then the student's differences, as Markdown."""
-    models = {"student of the experts": runs[0]["student"], "labels of all sets": "labels-only"}
+    models = {
+        "student of the experts": runs[0]["student"],
+        "student of the average, an O as evidence": AVERAGE,
+        "labels of all sets": "labels-only",
+    }
 
     def scores(task: str, model: str) -> list[float]:
         return [100 * one["sets"][task]["models"][model] for one in runs]
@@ -135,6 +151,7 @@ def tables(runs: list[dict[str, Any]]) -> str:
     text += "\n" + row(["student less", *SETS.values()]) + row(["---"] * (1 + len(SETS)))
     for name, other in (
         ("its expert", "{}"),
+        ("the average, an O as evidence", AVERAGE),
         ("labels of all sets", "labels-only"),
         ("labels of this set alone", "{}-only"),
     ):
@@ -167,7 +184,7 @@ def main() -> None:
         run([RECIPE, "--small", f"seed={seed}", f"data_folder={arguments.data}"], folder)
         run(average_of_every_o(folder), averages[seed])
     # Only now: until here the checkout is as its commit has it.
-    runs = [record_of(seed, folders[seed]) for seed in arguments.seeds]
+    runs = [record_of(seed, folders[seed], averages[seed]) for seed in arguments.seeds]
     write_json(RESULTS, {"runs": runs})
     show(PAGE, MARK, tables(runs))
 
