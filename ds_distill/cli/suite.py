@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,9 +76,7 @@ def suite(
     if loaded.lacks:
         typer.echo(f"The suite lacks: {' '.join(loaded.lacks.split())}")
 
-    def report(done: Sweep) -> str:
-        return _report(loaded, runs, reference or names[0], done)
-
+    report = partial(_report, loaded, runs, reference or names[0])
     run_sweep(asked, report, HowToRun(jobs, num_gpus, keep, resume))
 
 

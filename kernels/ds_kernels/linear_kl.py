@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ._divergences import KL, MSE
+from ._rows import forward_rows, gradient_factor
 from ._shared import (
     FLOATS,
     above_tolerance,
@@ -28,7 +29,6 @@ from ._shared import (
     row_indices,
     use_triton,
 )
-from .masked_kl import forward_rows, gradient_factor
 
 # Bytes of float32 logits (both models) alive at a time, and of stored derivatives. Every further
 # chunk reads both weights again, so on a GPU a chunk is a thousand rows or more.

@@ -1,0 +1,320 @@
+"""Divergences between teacher and student logits, row by row.
+
+The Triton kernels run one program per row: a first loop over the columns finds both log-sum-exps
+online, a second one sums the divergence; only three numbers per row are stored, and the backward
+pass reads the logits again. So any upstream gradient, per row too, is exact. Shapes: N rows,
+V columns.
+"""
+
+# Triton kernels have no Python types.
+# mypy: disallow-untyped-defs=False
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._divergences import (
+    KL,
+    MSE,
+    elements,
+    online,
+    reference_elements,
+    reference_softmax,
+)
+from ._shared import (
+    above_tolerance,
+    accumulator,
+    hinge,
+    jit,
+    register_limit,
+    row_mask,
+    row_tile,
+    tl,
+    use_triton,
+)
+
+_REFERENCE_ELEMENTS = 1 << 19  # logits of one model at a time; smaller: threads wait for each other
+
+
+@jit
+def _load(
+    pointer, bias, columns, inverse_t, V: tl.constexpr, BIAS: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
+    x = tl.load(pointer + columns, mask=columns < V, other=-float("inf")).to(ACC)
+    if BIAS:
+        x += tl.load(bias + columns, mask=columns < V, other=0.0).to(ACC)
+    return x * inverse_t
+
+
+@jit
+def _forward_kernel(
+    student, teacher, bias_s, bias_t, counted, losses, stats, unit_gradient,
+    stride_s, stride_t, stride_g, num_rows, inverse_t, factor, tolerance,
+    V: tl.constexpr, BLOCK: tl.constexpr, DIVERGENCE: tl.constexpr,
+    BIAS_S: tl.constexpr, BIAS_T: tl.constexpr, MASKED: tl.constexpr, GRADIENT: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)  # row * stride passes 2^31
+    lse_s = tl.zeros([], ACC)
+    lse_t = tl.zeros([], ACC)
+    loss = tl.zeros([], ACC)
+    slope = tl.zeros([], ACC)
+    keep = True
+    if MASKED:
+        keep = tl.load(counted + row) != 0
+    if keep:
+        student += row * stride_s
+        teacher += row * stride_t
+        tile = tl.arange(0, BLOCK)
+        if DIVERGENCE != 4:
+            max_s = tl.full([], -float("inf"), ACC)
+            max_t = tl.full([], -float("inf"), ACC)
+            sum_s = tl.zeros([BLOCK], ACC)
+            sum_t = tl.zeros([BLOCK], ACC)
+            for start in range(0, V, BLOCK):
+                s = _load(student, bias_s, start + tile, inverse_t, V, BIAS_S, ACC)
+                t = _load(teacher, bias_t, start + tile, inverse_t, V, BIAS_T, ACC)
+                max_s, sum_s = online(s, max_s, sum_s)
+                max_t, sum_t = online(t, max_t, sum_t)
+            lse_s = max_s + tl.log(tl.sum(sum_s, 0))
+            lse_t = max_t + tl.log(tl.sum(sum_t, 0))
+        value = tl.zeros([BLOCK], ACC)
+        slopes = tl.zeros([BLOCK], ACC)
+        # Last tile first: it is the one still in the cache.
+        for back in range(0, V, BLOCK):
+            columns = ((V - 1) // BLOCK) * BLOCK - back + tile
+            inside = columns < V
+            s = _load(student, bias_s, columns, inverse_t, V, BIAS_S, ACC)
+            t = _load(teacher, bias_t, columns, inverse_t, V, BIAS_T, ACC)
+            element, q, derivative = elements(s, t, lse_s, lse_t, DIVERGENCE)
+            value += tl.where(inside, element, 0.0)
+            if (DIVERGENCE != 0) & (DIVERGENCE != 4):
+                slopes += tl.where(inside & (q != 0), q * derivative, 0.0)
+            if GRADIENT:
+                target = unit_gradient + row * stride_g + columns
+                tl.store(target, derivative.to(unit_gradient.dtype.element_ty), mask=inside)
+        loss = tl.sum(value, 0) * factor
+        loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
+        slope = tl.sum(slopes, 0)
+    tl.store(losses + row, loss)
+    tl.store(stats + row, lse_s)
+    tl.store(stats + num_rows + row, lse_t)
+    tl.store(stats + 2 * num_rows + row, slope)
+
+
+@jit
+def _backward_kernel(
+    upstream, student, teacher, losses, stats, gradient,
+    stride_s, stride_t, num_rows, inverse_t, factor,
+    V: tl.constexpr, BLOCK: tl.constexpr, DIVERGENCE: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.arange(0, BLOCK)
+    gradient += row * V
+    element_type = gradient.dtype.element_ty
+    if tl.load(losses + row) <= 0:  # not counted, or below the tolerance: nothing is read
+        for start in range(0, V, BLOCK):
+            columns = start + tile
+            tl.store(gradient + columns, tl.zeros([BLOCK], element_type), mask=columns < V)
+    else:
+        student += row * stride_s
+        teacher += row * stride_t
+        lse_s = tl.load(stats + row)
+        lse_t = tl.load(stats + num_rows + row)
+        slope = tl.load(stats + 2 * num_rows + row)
+        scale = tl.load(upstream + row).to(ACC) * factor
+        for start in range(0, V, BLOCK):
+            columns = start + tile
+            s = _load(student, student, columns, inverse_t, V, False, ACC)
+            t = _load(teacher, teacher, columns, inverse_t, V, False, ACC)
+            _, q, derivative = elements(s, t, lse_s, lse_t, DIVERGENCE)
+            if (DIVERGENCE != 0) & (DIVERGENCE != 4):
+                derivative = tl.where(q != 0, q * (derivative - slope), 0.0)
+            tl.store(gradient + columns, (derivative * scale).to(element_type), mask=columns < V)
+
+
+def _reference_rows(
+    student: Tensor,
+    teacher: Tensor,
+    inverse_t: float,
+    factor: float,
+    tolerance: float,
+    divergence: int,
+    bias_s: Tensor | None,
+    bias_t: Tensor | None,
+    acc: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses [n], stats [3, n] and derivatives [n, V] of these rows."""
+    s, t = _tempered(student, bias_s, inverse_t, acc), _tempered(teacher, bias_t, inverse_t, acc)
+    if divergence == MSE:
+        gap = s - t
+        losses = hinge(gap.square().sum(-1).mul_(factor), tolerance)
+        return losses, losses.new_zeros(3, len(losses)), gap.mul_(2)
+    (q, lse_s), (p, lse_t) = reference_softmax(s), reference_softmax(t)
+    value, derivative = reference_elements(s, t, lse_s, lse_t, p, q, divergence)
+    losses = hinge(value.sum(-1).mul_(factor), tolerance)
+    if divergence == KL:
+        slope = torch.zeros_like(losses)
+    else:
+        slope = torch.where(q != 0, q * derivative, 0.0).sum(-1)
+    return losses, torch.stack((lse_s[:, 0], lse_t[:, 0], slope)), derivative
+
+
+def _tempered(x: Tensor, bias: Tensor | None, inverse_t: float, acc: torch.dtype) -> Tensor:
+    x = x.to(acc)
+    x = x if bias is None else x + bias
+    return x if inverse_t == 1.0 else x * inverse_t
+
+
+def _reference_forward(
+    student: Tensor,
+    teacher: Tensor,
+    rows: Tensor | None,
+    inverse_t: float,
+    factor: float,
+    tolerance: float,
+    divergence: int,
+    bias_s: Tensor | None,
+    bias_t: Tensor | None,
+    unit_gradient: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    acc = accumulator(student, teacher)
+    num_rows, width = student.shape
+    options = (inverse_t, factor, tolerance, divergence, bias_s, bias_t, acc)
+    size = max(1, _REFERENCE_ELEMENTS // width)
+    if rows is None and unit_gradient is None and num_rows <= size:
+        return _reference_rows(student, teacher, *options)[:2]
+    losses = torch.zeros(num_rows, dtype=acc, device=student.device)
+    stats = torch.zeros(3, num_rows, dtype=acc, device=student.device)
+    if rows is not None and rows.dtype == torch.bool:
+        rows = rows.nonzero().squeeze(1)
+    chunks = (
+        [slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size)]
+        if rows is None
+        else rows.split(size)
+    )
+    for chunk in chunks:
+        losses[chunk], stats[:, chunk], derivative = _reference_rows(
+            student[chunk], teacher[chunk], *options
+        )
+        if unit_gradient is not None:
+            unit_gradient[chunk] = derivative.to(unit_gradient.dtype)
+    return losses, stats
+
+
+def _reference_backward(
+    upstream: Tensor,
+    student: Tensor,
+    teacher: Tensor,
+    losses: Tensor,
+    stats: Tensor,
+    inverse_t: float,
+    factor: float,
+    divergence: int,
+) -> Tensor:
+    num_rows, width = student.shape
+    gate, size = above_tolerance(losses), max(1, _REFERENCE_ELEMENTS // width)
+    whole = num_rows <= size and bool(gate.all())
+    if not whole:
+        gradient = torch.zeros(student.shape, dtype=student.dtype, device=student.device)
+    for chunk in [slice(None)] if whole else gate.nonzero().squeeze(1).split(size):
+        s = _tempered(student[chunk], None, inverse_t, losses.dtype)
+        t = _tempered(teacher[chunk], None, inverse_t, losses.dtype)
+        lse_s, lse_t, slope = stats[:, chunk, None]
+        p, q = (t - lse_t).exp_(), (s - lse_s).exp_()
+        if divergence == KL:
+            derivative = q.sub_(p)
+        else:
+            _, derivative = reference_elements(s, t, lse_s, lse_t, p, q, divergence)
+            derivative = torch.where(q != 0, q * (derivative - slope), 0.0)
+        derivative.mul_((upstream[chunk] * factor)[:, None])
+        if whole:
+            return derivative.to(student.dtype)
+        gradient[chunk] = derivative.to(student.dtype)
+    return gradient
+
+
+def loss_factor(temperature: float, weight: float, divergence: int) -> float:
+    return weight if divergence == MSE else weight * temperature * temperature
+
+
+def gradient_factor(temperature: float, weight: float, divergence: int) -> float:
+    """Derivative of the row loss by a logit, over the divergence's by a tempered logit."""
+    return weight if divergence == MSE else weight * temperature
+
+
+def forward_rows(
+    student: Tensor,
+    teacher: Tensor,
+    rows: Tensor | None,
+    temperature: float,
+    weight: float,
+    tolerance: float,
+    divergence: int,
+    bias_s: Tensor | None = None,
+    bias_t: Tensor | None = None,
+    unit_gradient: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Row losses [N] and what the backward pass needs [3, N]: both log-sum-exps, mean slope.
+
+    The biases [V] are added to the logits as they are read. `unit_gradient` [N, V] receives the
+    divergence's derivative by the tempered student logits (KL and MSE only: the others' needs a
+    row statistic that comes later).
+    """
+    inverse_t, factor = 1.0 / temperature, loss_factor(temperature, weight, divergence)
+    if not use_triton(student):
+        return _reference_forward(
+            student, teacher, rows, inverse_t, factor, tolerance, divergence,
+            bias_s, bias_t, unit_gradient,
+        )  # fmt: skip
+    acc = accumulator(student, teacher)
+    num_rows, width = student.shape
+    losses = torch.empty(num_rows, dtype=acc, device=student.device)
+    stats = torch.empty(3, num_rows, dtype=acc, device=student.device)
+    counted = row_mask(rows, num_rows)
+    block, warps = row_tile(width)
+    if num_rows:
+        _forward_kernel[(num_rows,)](
+            student, teacher,
+            losses if bias_s is None else bias_s, losses if bias_t is None else bias_t,
+            losses if counted is None else counted, losses, stats,
+            losses if unit_gradient is None else unit_gradient,
+            student.stride(0), teacher.stride(0),
+            0 if unit_gradient is None else unit_gradient.stride(0),
+            num_rows, inverse_t, factor, tolerance,
+            V=width, BLOCK=block, DIVERGENCE=divergence,
+            BIAS_S=bias_s is not None, BIAS_T=bias_t is not None,
+            MASKED=counted is not None, GRADIENT=unit_gradient is not None,
+            ACC=tl.float64 if acc == torch.float64 else tl.float32, num_warps=warps,
+            **register_limit(128),
+        )  # fmt: skip
+    return losses, stats
+
+
+def backward_rows(
+    upstream: Tensor,
+    student: Tensor,
+    teacher: Tensor,
+    losses: Tensor,
+    stats: Tensor,
+    temperature: float,
+    weight: float,
+    divergence: int,
+) -> Tensor:
+    """The gradient [N, V] of the student logits. losses and stats: as `forward_rows` gave them."""
+    inverse_t, factor = 1.0 / temperature, gradient_factor(temperature, weight, divergence)
+    if not use_triton(student):
+        return _reference_backward(
+            upstream, student, teacher, losses, stats, inverse_t, factor, divergence
+        )
+    num_rows, width = student.shape
+    gradient = torch.empty((num_rows, width), dtype=student.dtype, device=student.device)
+    block, warps = row_tile(width)
+    if num_rows:
+        _backward_kernel[(num_rows,)](
+            upstream.contiguous(), student, teacher, losses, stats, gradient,
+            student.stride(0), teacher.stride(0), num_rows, inverse_t, factor,
+            V=width, BLOCK=block, DIVERGENCE=divergence,
+            ACC=tl.float64 if losses.dtype == torch.float64 else tl.float32, num_warps=warps,
+        )  # fmt: skip
+    return gradient
