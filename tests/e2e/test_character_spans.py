@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluation, losses
+from runs import (
+    alone_and_on_two_ranks,
+    check_same_losses_on_two_ranks,
+    evaluation,
+    losses,
+    run_here,
+)
 from sklearn.metrics import f1_score
 from transformers import AutoModelForTokenClassification
 
@@ -95,28 +101,32 @@ def settings(
 
 
 @pytest.fixture(scope="module")
-def folders(
+def run(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_here(settings, tmp_path_factory.mktemp("character-spans"))
+
+
+@pytest.fixture(scope="module")
+def short_runs(
     settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, Path]:
-    root = tmp_path_factory.mktemp("character-spans")
-    return alone_and_on_two_ranks(settings, ds_distill, root)
+    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
 
 
-def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[int, Path]) -> None:
-    cached, live = (losses(folders[1], phase) for phase in ("average", "live"))
+def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:
+    cached, live = (losses(run, phase) for phase in ("average", "live"))
     assert len(cached) == len(live) > 10
     assert live == pytest.approx(cached, rel=1e-4)
 
 
 @pytest.mark.parametrize("phase", ["reads", "spells", "average", "expertise", "live"])
 def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
-    folders: dict[int, Path], phase: str
+    short_runs: dict[int, Path], phase: str
 ) -> None:
-    check_same_losses_on_two_ranks(folders, phase)
+    check_same_losses_on_two_ranks(short_runs, phase)
 
 
-def test_scores_are_of_characters(folders: dict[int, Path]) -> None:
-    record = evaluation(folders[1])
+def test_scores_are_of_characters(run: Path) -> None:
+    record = evaluation(run)
     models = record["models"]
     assert (record["over"], record["metric"]) == ("characters", "character_f1")
     assert set(models) == {"reads", "spells", "average", "expertise", "live"}
@@ -126,20 +136,20 @@ def test_scores_are_of_characters(folders: dict[int, Path]) -> None:
     baseline = record["baseline"]  # every word
     assert baseline["character_recall"] > 0.99 and 0.1 < baseline["character_f1"] < 0.3
     assert models["reads"]["character_f1"] > 0.5 and models["expertise"]["character_f1"] > 0.4
-    page = (folders[1] / "report.html").read_text()
+    page = (run / "report.html").read_text()
     assert "character F1" in page and "span F1" in page
     assert "read in" in page and "have no token that all models read" in page
-    routing = json.loads((folders[1] / "routing.json").read_text())
+    routing = json.loads((run / "routing.json").read_text())
     assert (routing["over"], routing["metric"]) == ("characters", "character_f1")
 
 
 def test_the_student_scores_the_same_in_transformers(
-    folders: dict[int, Path], settings: dict[str, Any], tmp_path: Path
+    run: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """Character by character, by scikit-learn."""
-    record = evaluation(folders[1])
-    shipped = json.loads((folders[1] / "results.json").read_text())["student"]
-    model = AutoModelForTokenClassification.from_pretrained(folders[1] / "student")
+    record = evaluation(run)
+    shipped = json.loads((run / "results.json").read_text())["student"]
+    model = AutoModelForTokenClassification.from_pretrained(run / "student")
     tokenizers = [
         load_tokenizer(teacher["model"], of_words=True) for teacher in settings["teachers"].values()
     ]
@@ -174,20 +184,20 @@ def test_the_student_scores_the_same_in_transformers(
 
 
 def test_the_student_finds_spans_in_a_context(
-    folders: dict[int, Path],
+    run: Path,
     ds_distill: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     context = "the day and " * 30 + "tiger again"
-    [found] = predict(folders[1], [("we saw", context)])
+    [found] = predict(run, [("we saw", context)])
     assert "tiger" in {span["text"] for span in found["predicted"]}
     for span in found["predicted"]:
         assert context[span["start"] : span["end"]] == span["text"]
-    card = (folders[1] / "student" / "README.md").read_text()
+    card = (run / "student" / "README.md").read_text()
     code = card.split("```python\n")[1].split("```")[0]
     code = code.replace("Who wrote it?", "we saw").replace('"Somebody wrote it. " * 1000', "text")
-    monkeypatch.chdir(folders[1] / "student")
+    monkeypatch.chdir(run / "student")
     exec(code, {"text": context})
     assert "tiger" in capsys.readouterr().out

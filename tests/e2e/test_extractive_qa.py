@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluation, losses
+from runs import (
+    alone_and_on_two_ranks,
+    check_same_losses_on_two_ranks,
+    evaluation,
+    losses,
+    run_here,
+)
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from ds_distill.data.batches import Examples
@@ -77,28 +83,32 @@ def settings(
 
 
 @pytest.fixture(scope="module")
-def folders(
+def run(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_here(settings, tmp_path_factory.mktemp("extractive-qa"))
+
+
+@pytest.fixture(scope="module")
+def short_runs(
     settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, Path]:
-    root = tmp_path_factory.mktemp("extractive-qa")
-    return alone_and_on_two_ranks(settings, ds_distill, root)
+    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
 
 
-def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[int, Path]) -> None:
-    cached, live = (losses(folders[1], phase) for phase in ("student", "live"))
+def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:
+    cached, live = (losses(run, phase) for phase in ("student", "live"))
     assert len(cached) == len(live) > 10
     assert live == pytest.approx(cached, rel=1e-4)
 
 
 @pytest.mark.parametrize("phase", ["first", "student", "live"])
 def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
-    folders: dict[int, Path], phase: str
+    short_runs: dict[int, Path], phase: str
 ) -> None:
-    check_same_losses_on_two_ranks(folders, phase)
+    check_same_losses_on_two_ranks(short_runs, phase)
 
 
-def test_scores_are_of_questions(folders: dict[int, Path]) -> None:
-    record = evaluation(folders[1])
+def test_scores_are_of_questions(run: Path) -> None:
+    record = evaluation(run)
     models = record["models"]
     assert record["metric"] == "squad_f1" and set(models) == {"first", "second", "student", "live"}
     assert {model["examples"] for model in models.values()} == {60}
@@ -108,15 +118,15 @@ def test_scores_are_of_questions(folders: dict[int, Path]) -> None:
     assert models["student"]["squad_f1"] > 0.4
     for model in models.values():
         assert model["strict_accuracy"] <= model["mrr"] <= model["lenient_accuracy"]
-    page = (folders[1] / "report.html").read_text()
+    page = (run / "report.html").read_text()
     assert "SQuAD F1" in page and "exact match" in page
 
 
 def test_the_student_answers_the_same_in_transformers(
-    folders: dict[int, Path], settings: dict[str, Any], tmp_path: Path
+    run: Path, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """Every span of every window, one after the other."""
-    folder = folders[1] / "student"
+    folder = run / "student"
     model = AutoModelForQuestionAnswering.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     task = ExtractiveQA.model_validate(settings["task"])
@@ -142,21 +152,21 @@ def test_the_student_answers_the_same_in_transformers(
         max(word_f1(best[number][1], right["text"]) for right in row["answers"])
         for number, row in enumerate(split)
     ]
-    expected = evaluation(folders[1])["models"]["student"]["squad_f1"]
+    expected = evaluation(run)["models"]["student"]["squad_f1"]
     assert sum(values) / len(values) == pytest.approx(expected)
 
 
 def test_the_lines_of_the_model_card_and_predict_answer_a_question(
-    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    card = (folders[1] / "student" / "README.md").read_text()
+    card = (run / "student" / "README.md").read_text()
     code = card.split("```python\n")[1].split("```")[0]
     code = code.replace("Who wrote it?", "we saw").replace("Somebody wrote it. ", "the day ")
     code = code.replace('" * 1000', '" * 60 + "tiger again"')
-    monkeypatch.chdir(folders[1] / "student")
+    monkeypatch.chdir(run / "student")
     exec(code, {})
     assert "tiger" in capsys.readouterr().out
     context = "the day " * 60 + "tiger again"
-    [found] = predict(folders[1], [("we saw", context)])
+    [found] = predict(run, [("we saw", context)])
     best = found["answers"][0]
     assert "tiger" in found["predicted"] == context[best["start"] : best["end"]]

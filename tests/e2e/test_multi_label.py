@@ -1,5 +1,5 @@
-"""A multi-label recipe: two experts of different labels, by command, in one process and on two
-ranks, with cached and with live teachers."""
+"""A multi-label recipe: two experts of different labels, in one process and on two ranks, with
+cached and with live teachers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from runs import losses
+from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, losses, run_here
 from transformers import AutoModelForSequenceClassification
 
 from ds_distill.routing.by_label import FittedByLabel, load_fitted
@@ -93,20 +92,15 @@ def settings(
 
 
 @pytest.fixture(scope="module")
-def folders(
+def run(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_here(settings, tmp_path_factory.mktemp("multi-label"))
+
+
+@pytest.fixture(scope="module")
+def short_runs(
     settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, Path]:
-    """Ranks -> the folder of a run."""
-    root = tmp_path_factory.mktemp("multi-label")
-    (root / "labels.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
-    commands = {
-        1: ["run", "labels.yaml"],
-        2: ["launch", "labels.yaml", "--num-gpus", "2", "deepspeed=zero3_fp32"],
-    }
-    for ranks, command in commands.items():
-        done = ds_distill(*command, "--folder", root / str(ranks), cwd=root)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return {ranks: root / str(ranks) for ranks in commands}
+    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -114,17 +108,16 @@ def results(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_table_names_the_expert_of_each_label(folders: dict[int, Path], ranks: int) -> None:
-    [record] = (r for r in results(folders[ranks])["phases"] if r["kind"] == "expertise")
+def test_the_table_names_the_expert_of_each_label(run: Path) -> None:
+    [record] = (r for r in results(run)["phases"] if r["kind"] == "expertise")
     assert record["experts"] == {"animal": "first", "food": "second", "weather": "second"}
     assert record["f1"]["first"]["animal"] > 0.7 > 0.1 > record["f1"]["second"]["animal"]
-    fitted = load_fitted(folders[ranks] / "routing.safetensors")
+    fitted = load_fitted(run / "routing.safetensors")
     assert isinstance(fitted, FittedByLabel) and fitted.experts == record["experts"]
 
 
-def test_scores_are_over_labels(folders: dict[int, Path]) -> None:
-    found = results(folders[1])
+def test_scores_are_over_labels(run: Path) -> None:
+    found = results(run)
     [record] = (r for r in found["phases"] if r["kind"] == "evaluate")
     assert record["metric"] == "micro_f1"
     models = record["models"]
@@ -133,24 +126,30 @@ def test_scores_are_over_labels(folders: dict[int, Path]) -> None:
     assert models["labels-only"]["micro_f1"] > record["baseline"]["micro_f1"]
     assert models["second"]["per_class"]["food"] > 0.7 > models["first"]["per_class"]["food"]
     assert "micro F1" in found["verdict"]
-    html = (folders[1] / "report.html").read_text()
+    html = (run / "report.html").read_text()
     assert "micro F1" in html
 
 
-def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[int, Path]) -> None:
-    cached, live = (losses(folders[1], phase) for phase in ("average", "live"))
+def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:
+    cached, live = (losses(run, phase) for phase in ("average", "live"))
     assert len(cached) == len(live) > 10
     assert live == pytest.approx(cached, rel=1e-4)
 
 
 @pytest.mark.parametrize("phase", ["first", "average", "expertise", "live", "labels-only"])
-def test_losses_on_two_ranks_are_those_on_one(folders: dict[int, Path], phase: str) -> None:
-    one, two = losses(folders[1], phase), losses(folders[2], phase)
-    assert len(one) == len(two) > 10
-    assert two[:5] == pytest.approx(one[:5], rel=1e-3)
+def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
+    short_runs: dict[int, Path], phase: str
+) -> None:
+    check_same_losses_on_two_ranks(short_runs, phase)
 
 
-def test_the_student_is_one_for_transformers(folders: dict[int, Path]) -> None:
-    student = AutoModelForSequenceClassification.from_pretrained(folders[1] / "student")
+def test_two_ranks_fit_what_one_does(short_runs: dict[int, Path]) -> None:
+    one, two = (load_fitted(folder / "routing.safetensors") for folder in short_runs.values())
+    assert isinstance(one, FittedByLabel) and isinstance(two, FittedByLabel)
+    assert one.experts == two.experts
+
+
+def test_the_student_is_one_for_transformers(run: Path) -> None:
+    student = AutoModelForSequenceClassification.from_pretrained(run / "student")
     assert student.config.problem_type == "multi_label_classification"
     assert list(student.config.id2label.values()) == LABELS

@@ -167,7 +167,9 @@ def intermediate(recipe: Recipe) -> set[str]:
     return {start for phase in recipe.phases for start in phase.starts}
 
 
-@pytest.mark.parametrize("name", ["large-teachers", "large-masked-lm"])
+@pytest.mark.parametrize(
+    "name", ["large-teachers", pytest.param("large-masked-lm", marks=pytest.mark.slow)]
+)
 def test_large_teachers_are_live_or_cached_by_one_override(
     name: str, tmp_path: Path, command_environment: dict[str, str]
 ) -> None:

@@ -101,19 +101,6 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
     shown = " ".join(alone.output.split())
     assert f"{row['score']['mean']:.1%} ({low:.1%} to {high:.1%}) {values}" in shown
 
-    # The same on two ranks each.
-    ranks = tmp_path / "ranks"
-    launched = command_line("launch", recipe, "--num-gpus", "2", "--folder", ranks)
-    assert launched.exit_code == 0, launched.output
-    assert "Each has 2 ranks; at once: 1" in launched.output
-    for seed in row["seeds"]:
-        one, two = (of / "runs" / f"seed={seed}" for of in (seeds, ranks))
-        assert [event[:2] for event in events(two)] == [event[:2] for event in events(one)]
-        losses = [event[2] for event in events(one)]
-        assert [event[2] for event in events(two)] == pytest.approx(losses, rel=1e-3)
-        told = json.loads((two / "results.json").read_text())
-        assert told["environment"]["ranks"] == 2
-
 
 def command_line(*arguments: str | Path) -> Result:
     """In this process; the runs are in others."""

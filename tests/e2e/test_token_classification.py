@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 import seqeval.metrics
 import torch
-from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluation, losses
+from runs import (
+    alone_and_on_two_ranks,
+    check_same_losses_on_two_ranks,
+    evaluation,
+    losses,
+    run_here,
+)
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
 from ds_distill import predict
@@ -84,24 +90,28 @@ def settings(
 
 
 @pytest.fixture(scope="module")
-def folders(
+def run(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_here(settings, tmp_path_factory.mktemp("token-classification"))
+
+
+@pytest.fixture(scope="module")
+def short_runs(
     settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, Path]:
-    root = tmp_path_factory.mktemp("token-classification")
-    return alone_and_on_two_ranks(settings, ds_distill, root)
+    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
 
 
-def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[int, Path]) -> None:
-    cached, live = (losses(folders[1], phase) for phase in ("average", "live"))
+def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:
+    cached, live = (losses(run, phase) for phase in ("average", "live"))
     assert len(cached) == len(live) > 10
     assert live == pytest.approx(cached, rel=1e-4)
 
 
 @pytest.mark.parametrize("phase", ["reads", "spells", "average", "gate", "live"])
 def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
-    folders: dict[int, Path], phase: str
+    short_runs: dict[int, Path], phase: str
 ) -> None:
-    check_same_losses_on_two_ranks(folders, phase)
+    check_same_losses_on_two_ranks(short_runs, phase)
 
 
 def rows_of_test(settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -116,8 +126,8 @@ def lost_words(settings: dict[str, Any]) -> list[list[int]]:
     return [[at for at, before in enumerate(of_one[:-1]) if 1 + before >= 63] for of_one in ends]
 
 
-def test_scores_are_of_entities(folders: dict[int, Path], settings: dict[str, Any]) -> None:
-    record = evaluation(folders[1])
+def test_scores_are_of_entities(run: Path, settings: dict[str, Any]) -> None:
+    record = evaluation(run)
     models = record["models"]
     assert record["metric"] == "entity_f1" and {"reads", "average", "gate", "live"} <= set(models)
     assert set(models["reads"]["per_class"]) == {"animal", "food"}
@@ -125,17 +135,15 @@ def test_scores_are_of_entities(folders: dict[int, Path], settings: dict[str, An
     assert models["average"]["entity_f1"] > 0.3
     lost = sum(map(len, lost_words(settings)))
     assert {model["words_without_token"] for model in models.values()} == {lost} and lost > 0
-    page = (folders[1] / "report.html").read_text()
+    page = (run / "report.html").read_text()
     assert "entity F1" in page and f"{lost} of the words have no token that all models" in page
 
 
-def test_the_student_scores_the_same_in_transformers(
-    folders: dict[int, Path], settings: dict[str, Any]
-) -> None:
+def test_the_student_scores_the_same_in_transformers(run: Path, settings: dict[str, Any]) -> None:
     """Words that not every model reads count as O, also of one that reads them."""
-    folder = folders[1] / "student"
-    found = json.loads((folders[1] / "results.json").read_text())
-    expected = evaluation(folders[1])["models"][found["student"]]
+    folder = run / "student"
+    found = json.loads((run / "results.json").read_text())
+    expected = evaluation(run)["models"][found["student"]]
     model = AutoModelForTokenClassification.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert [model.config.id2label[number] for number in range(len(TAGS))] == TAGS
@@ -151,11 +159,11 @@ def test_the_student_scores_the_same_in_transformers(
     assert seqeval.metrics.f1_score(truth, predicted) == pytest.approx(expected["entity_f1"])
 
 
-def test_the_student_finds_entities_in_text(folders: dict[int, Path]) -> None:
+def test_the_student_finds_entities_in_text(run: Path) -> None:
     text = "we saw a tiger, and some soup"
-    [found] = predict(folders[1], [text])
+    [found] = predict(run, [text])
     for entity in found["predicted"]:
         assert text[entity["start"] : entity["end"]] == entity["text"]
     assert {"tiger", "soup"} & {entity["text"] for entity in found["predicted"]}
-    tag = pipeline("token-classification", str(folders[1] / "student"))
+    tag = pipeline("token-classification", str(run / "student"))
     assert {one["start"] for one in tag(text)} >= {one["start"] for one in found["predicted"]}
