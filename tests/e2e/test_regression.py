@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from ranks import run_ranks
+from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, losses
 from scipy import stats
 from transformers import AutoModelForSequenceClassification, pipeline
 from typer.testing import CliRunner
@@ -22,11 +22,7 @@ from ds_distill.prediction import predict
 from tests.toys import TOY_FILLERS, TOY_WORDS
 
 VALUES = {"animal": 1.0, "food": 0.0, "weather": -1.0}
-RANK = """
-from ds_distill import load_recipe, run_recipe
-
-run_recipe(load_recipe("numbers.yaml", ["deepspeed=zero3_fp32"]), "two")
-"""
+TRAININGS = ["first", "second", "cached", "live", "control"]
 
 
 def write_task(folder: Path) -> Path:
@@ -49,16 +45,13 @@ def write_task(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(
-    tiny_models: dict[str, Path],
-    ds_distill: Any,
-    command_environment: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Path]:
+def settings(
+    tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("regression")
     model = str(tiny_models["toy"])
     distil = {"split": "transfer", "losses": {"logit_mse": {}}}
-    recipe = {
+    return {
         "name": "numbers",
         "task": {
             "type": "regression",
@@ -80,13 +73,26 @@ def folders(
         "logging": {"every": 1},
         "deepspeed": "zero0_fp32",
     }
-    (root / "numbers.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    (root / "rank.py").write_text(RANK)
+
+
+@pytest.fixture(scope="module")
+def run(
+    settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder of the whole recipe; beside it `one.txt`, what it printed."""
+    root = tmp_path_factory.mktemp("numbers")
+    (root / "numbers.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     done = ds_distill("run", "numbers.yaml", "--folder", "one", cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
     (root / "one.txt").write_text(done.stdout)
-    run_ranks(["rank.py"], 2, command_environment, root)
-    return {name: root / name for name in ("one", "two")}
+    return root / "one"
+
+
+@pytest.fixture(scope="module")
+def short_runs(
+    settings: dict[str, Any], ds_distill: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, Path]:
+    return alone_and_on_two_ranks(settings, ds_distill, tmp_path_factory.mktemp("short"))
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -98,51 +104,47 @@ def read(folder: Path) -> dict[str, Any]:
     return found
 
 
-def rows_of(folder: Path, split: str) -> list[dict[str, Any]]:
-    lines = (folder.parent / "data" / f"{split}.jsonl").read_text().splitlines()
+@pytest.fixture(scope="module")
+def data(settings: dict[str, Any]) -> Path:
+    return Path(settings["task"]["data"]["path"])
+
+
+def rows_of(data: Path, split: str) -> list[dict[str, Any]]:
+    lines = (data / f"{split}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
-def losses(folder: Path) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for event in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
-        if event["event"] == "train":
-            found.setdefault(event["phase"], []).append(event["loss"])
-    return found
+def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:
+    cached, live = losses(run, "cached"), losses(run, "live")
+    assert len(cached) == 50
+    assert live == pytest.approx(cached, rel=1e-4)
 
 
-def test_live_teachers_give_the_losses_of_cached_ones(folders: dict[str, Path]) -> None:
-    found = losses(folders["one"])
-    assert len(found["cached"]) == 50
-    assert found["live"] == pytest.approx(found["cached"], rel=1e-4)
+@pytest.mark.parametrize("training", TRAININGS)
+def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
+    short_runs: dict[int, Path], training: str
+) -> None:
+    check_same_losses_on_two_ranks(short_runs, training)
 
 
-def test_losses_on_two_ranks_in_stage_3_are_those_on_one(folders: dict[str, Path]) -> None:
-    one, two = losses(folders["one"]), losses(folders["two"])
-    assert one.keys() == two.keys() == {"first", "second", "cached", "live", "control"}
-    for phase, curve in one.items():
-        assert two[phase][:20] == pytest.approx(curve[:20], rel=1e-3), phase
-
-
-def test_the_cache_holds_a_number_per_example(folders: dict[str, Path]) -> None:
-    [folder] = (folders["one"] / "cache").iterdir()
+def test_the_cache_holds_a_number_per_example(run: Path) -> None:
+    [folder] = (run / "cache").iterdir()
     reader = CacheReader(folder)
     signals = reader.read("first", np.arange(160))
     assert signals.logits.shape == (160, 1) and not signals.hidden
-    record = read(folders["one"])["phases"][2]["fidelity"]["first"]
+    record = read(run)["phases"][2]["fidelity"]["first"]
     assert record["rows"] == 32 and record["cached"] < 1e-4 < 0.1 < record["spread"]
-    assert "its numbers differ by at most" in (folders["one"].parent / "one.txt").read_text()
+    assert "its numbers differ by at most" in (run.parent / "one.txt").read_text()
 
 
-def test_scores_are_those_of_scipy_on_what_predict_says(folders: dict[str, Path]) -> None:
-    folder = folders["one"]
-    rows = rows_of(folder, "test")
+def test_scores_are_those_of_scipy_on_what_predict_says(run: Path, data: Path) -> None:
+    rows = rows_of(data, "test")
     pairs = [(row["text_a"], row["text_b"]) for row in rows]
     labels = [row["label"] for row in rows]
-    found = list(predict(folder, pairs))
+    found = list(predict(run, pairs))
     assert all(each.keys() == {"predicted"} for each in found)
     numbers = [each["predicted"] for each in found]
-    results = read(folder)
+    results = read(run)
     evaluation = results["phases"][-1]
     own = evaluation["models"][results["student"]]
     assert own["examples"] == 80
@@ -150,16 +152,16 @@ def test_scores_are_those_of_scipy_on_what_predict_says(folders: dict[str, Path]
     assert own["spearman"] == pytest.approx(stats.spearmanr(numbers, labels).statistic, abs=1e-3)
     assert own["mse"] == pytest.approx(np.mean(np.square(np.subtract(numbers, labels))), rel=1e-4)
     assert own["pearson"] > 0.6 and evaluation["models"]["first"]["pearson"] > 0.7
-    theirs = pipeline("text-classification", model=str(folder / "student"))(
+    theirs = pipeline("text-classification", model=str(run / "student"))(
         [{"text": one, "text_pair": other} for one, other in pairs]
     )
     assert [each["score"] for each in theirs] == pytest.approx(numbers, abs=1e-5)
 
 
-def test_the_baseline_is_the_mean_and_has_no_correlation(folders: dict[str, Path]) -> None:
-    results = read(folders["one"])
+def test_the_baseline_is_the_mean_and_has_no_correlation(run: Path, data: Path) -> None:
+    results = read(run)
     evaluation = results["phases"][-1]
-    mean = np.mean([row["label"] for row in rows_of(folders["one"], "train")])
+    mean = np.mean([row["label"] for row in rows_of(data, "train")])
     baseline = evaluation["baseline"]
     assert baseline["answer"] == f"{mean:.4g}" and baseline["rule"] == "the mean label"
     assert baseline["pearson"] is None and baseline["spearman"] is None
@@ -173,8 +175,8 @@ def test_the_baseline_is_the_mean_and_has_no_correlation(folders: dict[str, Path
     )
 
 
-def test_what_is_said_of_the_student_is_of_numbers(folders: dict[str, Path]) -> None:
-    folder = folders["one"]
+def test_what_is_said_of_the_student_is_of_numbers(run: Path) -> None:
+    folder = run
     html, card = (
         (folder / "report.html").read_text(),
         (folder / "student" / "README.md").read_text(),
@@ -191,9 +193,9 @@ def test_what_is_said_of_the_student_is_of_numbers(folders: dict[str, Path]) -> 
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_profile_and_predict_by_command(folders: dict[str, Path]) -> None:
-    folder, command = folders["one"], CliRunner()
-    done = command.invoke(app, ["predict", str(folder), str(folder.parent / "data" / "test.jsonl")])
+def test_profile_and_predict_by_command(run: Path, data: Path) -> None:
+    folder, command = run, CliRunner()
+    done = command.invoke(app, ["predict", str(folder), str(data / "test.jsonl")])
     assert done.exit_code == 0, done.output
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == 80 and all(type(row["predicted"]) is float for row in rows)
