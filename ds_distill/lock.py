@@ -110,7 +110,7 @@ class FolderLock:
                         raise self._refusal(owner) from None
                     time.sleep(0.05)
                     continue
-                self._remove(owner)
+                self._remove(owner, own)
                 continue
             try:
                 with open(descriptor, "w", encoding="utf-8") as file:
@@ -152,7 +152,8 @@ class FolderLock:
                 self.path.parent.rmdir()
 
     def _sweep(self) -> None:
-        """Remove what a kill in `_remove` has left: locks aside, of processes that have ended."""
+        """Remove what a kill in `_remove` has left: records and claims of processes that have
+        ended."""
         for aside in self.path.parent.glob(f".{NAME}.*"):
             if aside.suffix != ".tmp":
                 owner = _owner_in(aside)
@@ -201,24 +202,52 @@ class FolderLock:
             "it, or name another folder with --folder."
         )
 
-    def _remove(self, owner: Owner | None) -> None:
-        """Remove the file of an owner that has ended. Where another process was faster and has
-        the lock by now, it gets it back."""
-        aside = self.path.with_name(f".{NAME}.{uuid.uuid4().hex}")
-        now = self._read()
-        if owner is not None and now is not None and now.nonce != owner.nonce:
-            return
+    def _remove(self, owner: Owner | None, own: Owner) -> None:
+        """Remove the file of an owner that has ended, unless another process is about to.
+
+        Only who has the claim on that owner's file may, so that what it has found there is there
+        still: of two that both found it, the second one would remove the lock of whoever has taken
+        it since.
+        """
+        record = self.path.with_name(f".{NAME}.{uuid.uuid4().hex}")
+        claim = None
         try:
-            os.rename(self.path, aside)
-        except FileNotFoundError:
-            return
-        try:
-            now = _owner_in(aside)
-            if now is not None and (owner is None or now.nonce != owner.nonce):
-                with suppress(FileExistsError):
-                    os.link(aside, self.path)
+            record.write_text(json.dumps(asdict(own)) + "\n", encoding="utf-8")
+            claim = self._claim(record, _nonce(owner))
+            if claim is None:
+                time.sleep(0.01)
+            elif self._is_still(owner):
+                self.path.unlink(missing_ok=True)
         finally:
-            aside.unlink(missing_ok=True)
+            if claim is not None:
+                claim.unlink(missing_ok=True)
+            record.unlink(missing_ok=True)
+
+    def _is_still(self, owner: Owner | None) -> bool:
+        """Whether the file is that of an owner; of none: one that was never written to the end."""
+        if owner is None:  # a file that is gone has no age
+            return self._read() is None and _age(self.path) > WRITE_SECONDS
+        return _nonce(self._read()) == owner.nonce
+
+    def _claim(self, record: Path, nonce: str) -> Path | None:
+        """The claim on the file of an owner, which one living process has at a time; None where
+        another one has it. The claim of one that was killed is claimed in turn."""
+        while True:
+            claim = self.path.with_name(f".{NAME}.after-{nonce}")
+            try:
+                os.link(record, claim)
+            except FileExistsError:
+                other = _owner_in(claim)
+                if other is None or not self._is_over(other):
+                    return None
+                nonce = other.nonce
+            else:
+                return claim
+
+
+def _nonce(owner: Owner | None) -> str:
+    """Of a file that was never written to the end as well."""
+    return "unwritten" if owner is None else owner.nonce
 
 
 _taken: list[FolderLock] = []

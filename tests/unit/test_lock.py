@@ -179,7 +179,7 @@ from pathlib import Path
 from ds_distill.lock import FolderLock, Locked
 folder, inside = Path(sys.argv[1]), Path(sys.argv[2])
 turns = 0
-while turns < 6:
+while turns < 40:
     if (child := os.fork()) == 0:
         try:
             FolderLock(folder).take()
@@ -200,7 +200,7 @@ while turns < 6:
 
 def test_of_many_that_find_a_dead_owner_one_has_the_lock(tmp_path):
     command = [sys.executable, "-c", LEAVE, str(tmp_path / "run"), str(tmp_path / "inside")]
-    several = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    several = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(5)]
     for process in several:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
