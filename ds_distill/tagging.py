@@ -17,7 +17,7 @@ from ds_distill.evaluation.words import entities
 from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import load_token_classifier
-from ds_distill.parts.tags import OUTSIDE, SPAN_TAGS
+from ds_distill.parts.tags import OUTSIDE, SPAN_TAGS, are_entities
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,10 @@ class Tagger:
     ) -> list[dict[str, Any]]:
         """Of each text, list of words, or pair of a question and its context: `predicted`, what it
         found. Of a text entities: their `type`, `start` and `end` (characters, the end exclusive),
-        `text`, and `probability`, the mean of their words' tags. Of a question the answers: the
-        same without a type. Of a list of words a tag for each; O of one without a token.
+        `text`, and `probability`, the mean of their words' tags; where the model's tags are none of
+        entities, each word with a tag other than O, its type. Of a question the answers: the same
+        without a type. Of a list of words a tag for each; O of one without a token, None where
+        there is no O.
 
         Raises UserError for a text where questions are answered, and for a pair where not."""
         questions = [text[0] if isinstance(text, tuple) else None for text in texts]
@@ -83,7 +85,7 @@ class Tagger:
         for text, of_text, (tags, shares) in zip(contents, spans, tagged, strict=True):
             predicted: list[Any] = list(tags)
             if of_text is not None:
-                predicted = _entities(str(text), of_text, tags, shares)
+                predicted = self._found(str(text), of_text, tags, shares)
             if self.answers_questions:
                 predicted = [{k: v for k, v in one.items() if k != "type"} for one in predicted]
             found.append({"predicted": predicted})
@@ -91,10 +93,10 @@ class Tagger:
 
     def _tag(
         self, texts: list[list[str]], questions: Sequence[str | None], batch_size: int
-    ) -> list[tuple[list[str], np.ndarray]]:
+    ) -> list[tuple[list[str | None], np.ndarray]]:
         """Each text's tags, and their probabilities."""
-        outside = self.labels.index(OUTSIDE) if OUTSIDE in self.labels else 0
-        found = [np.full(len(words), outside) for words in texts]
+        names = [*self.labels, OUTSIDE if OUTSIDE in self.labels else None]
+        found = [np.full(len(words), len(self.labels)) for words in texts]
         shares = [np.ones(len(words)) for words in texts]
         rooms = [np.full(len(words), -1) for words in texts]
         windows = sorted(self._windows(texts, questions), key=lambda window: len(window.words))
@@ -109,8 +111,32 @@ class Tagger:
                 found[window.text][own][better] = probabilities.argmax(axis=1)[better]
                 shares[window.text][own][better] = probabilities.max(axis=1)[better]
         return [
-            ([self.labels[number] for number in numbers], of_text)
+            ([names[number] for number in numbers], of_text)
             for numbers, of_text in zip(found, shares, strict=True)
+        ]
+
+    def _found(
+        self,
+        text: str,
+        spans: list[tuple[int, int]],
+        tags: list[str | None],
+        shares: np.ndarray,
+    ) -> list[dict[str, Any]]:
+        """Entities, or words with tags; see `predictions`."""
+        known = [OUTSIDE if tag is None else tag for tag in tags]
+        if are_entities(self.labels):
+            [found] = entities([known], strict=False)
+        else:
+            found = {(tag, at, at) for at, tag in enumerate(known) if tag != OUTSIDE}
+        return [
+            {
+                "type": kind,
+                "start": spans[first][0],
+                "end": spans[last][1],
+                "text": text[spans[first][0] : spans[last][1]],
+                "probability": float(shares[first : last + 1].mean()),
+            }
+            for kind, first, last in sorted(found, key=lambda entity: entity[1])
         ]
 
     @torch.no_grad()
@@ -137,19 +163,3 @@ class Tagger:
                 asked, rooms = question_words([self.tokenizer], question, self.max_length)
             for first, end in ranges(token_counts(self.tokenizer, [words]), rooms):
                 yield _Window(text, first, words[first:end], asked)
-
-
-def _entities(
-    text: str, spans: list[tuple[int, int]], tags: list[str], shares: np.ndarray
-) -> list[dict[str, Any]]:
-    [found] = entities([tags], strict=False)
-    return [
-        {
-            "type": kind,
-            "start": spans[first][0],
-            "end": spans[last][1],
-            "text": text[spans[first][0] : spans[last][1]],
-            "probability": float(shares[first : last + 1].mean()),
-        }
-        for kind, first, last in sorted(found, key=lambda entity: entity[1])
-    ]

@@ -130,8 +130,7 @@ class Data:
 
     def _metric(self, labels: list[str]) -> Iterator[str]:
         """A metric that names labels which the task has not, or has no label to be about."""
-        mistakes = metric_of(self.task).label_mistakes
-        for mistake in mistakes(self.task.metric, labels) if mistakes else ():
+        for mistake in metric_of(self.task).mistakes_on(self.task.metric, labels):
             yield f"{self.task.location}.metric{mistake}"
 
     def _pairs(self) -> Iterator[str]:

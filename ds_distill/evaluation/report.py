@@ -40,7 +40,7 @@ def build_metrics(
     """What an evaluation reports, by name; the task's metric, `judge`, first."""
     return {
         name: build_metric(over, settings, labels)
-        for name, settings in reported_metrics(over, judge).items()
+        for name, settings in reported_metrics(over, judge, labels).items()
     }
 
 

@@ -226,6 +226,10 @@ class MetricEntry(ConfiguredEntry):
     label_mistakes: LabelRule | None = None
     """What can be wrong with the settings on a task with these labels."""
 
+    def mistakes_on(self, settings: Any, labels: Sequence[str]) -> list[str]:
+        """What is wrong with settings on a task with these labels; see `LabelRule`."""
+        return [] if self.label_mistakes is None else list(self.label_mistakes(settings, labels))
+
     @property
     def heading(self) -> str:
         """The title at the start of a line: `Micro F1`, `AUC`."""

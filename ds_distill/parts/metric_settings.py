@@ -134,7 +134,8 @@ class EntityRecall(OfEntities):
 
 class WordF1(MetricSettings):
     """Mean over the entity types of the F1 of their words, B- and I- alike (how BLURB scores EBM
-    PICO). A type that is neither there nor predicted is not part of it."""
+    PICO); over the tags but O, where they are none of entities. A type that is neither there nor
+    predicted is not part of it."""
 
     name: Literal["word_f1"] = "word_f1"
 

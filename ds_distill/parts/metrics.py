@@ -321,16 +321,21 @@ def one_metric(over: Over) -> OneOf:
     )
 
 
-def reported_metrics(over: Over, judge: MetricSettings | None = None) -> dict[str, MetricSettings]:
+def reported_metrics(
+    over: Over, judge: MetricSettings | None = None, labels: Sequence[str] | None = None
+) -> dict[str, MetricSettings]:
     """Settings of the metrics that an evaluation reports, by name: the task's first, then those
     that every evaluation reports.
 
     judge: the task's metric, by which its models are compared and chosen.
+    labels: the task's. Metrics that cannot be of them are left out, as those of entities where tags
+        are none of entities. None: any.
     """
     found = {} if judge is None else {judge.name: judge}
     for name, entry in METRICS[over].items():
         if entry.reported and name not in found:
             settings = entry.settings()
             assert isinstance(settings, MetricSettings)
-            found[name] = settings
+            if labels is None or not entry.mistakes_on(settings, labels):
+                found[name] = settings
     return found

@@ -16,7 +16,14 @@ from ds_distill.parts.sources import source_of
 from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe
-from ds_distill.reporting.verdict import NOUNS, PER_CLASS, left_out, metrics_of, settings_note
+from ds_distill.reporting.verdict import (
+    NOUNS,
+    PER_CLASS,
+    judge_of,
+    left_out,
+    metrics_of,
+    settings_note,
+)
 
 _INHERITED = ("license", "license_name", "license_link", "language")
 """Metadata that a student inherits from the model that it starts from."""
@@ -63,8 +70,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         for teacher, why in left_out(results).items():
             lines += ["", f"Left out: {teacher}, which {_escaped(why)}."]
     if evaluation is not None:
-        judge = next(iter(metrics_of(evaluation).values()))
-        title = f"## {judge.heading} on {evaluation['split']}"
+        title = f"## {judge_of(evaluation).heading} on {evaluation['split']}"
         lines += ["", title, "", *_table(evaluation)]
     environment = results["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
@@ -207,8 +213,7 @@ def _table(evaluation: dict[str, Any]) -> list[str]:
         )
         if labels:
             noun = NOUNS[evaluation["over"]]
-            noun = "label" if noun == "class" else noun
-            about += f" The column of {'an' if noun[0] == 'e' else 'a'} {noun} is its {measure}."
+            about += f" The column of a {'label' if noun == 'class' else noun} is its {measure}."
         if note := settings_note(evaluation):
             about += f" {_escaped(note)}"
     columns = ["model", "role", *(entry.title for entry in metrics.values())]

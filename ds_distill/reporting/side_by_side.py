@@ -20,7 +20,7 @@ from ds_distill.parts.phases import PHASES
 from ds_distill.planning.table import duration
 from ds_distill.reporting.evaluated import difference_cell, outcome_of
 from ds_distill.reporting.tables import Cell, Table
-from ds_distill.reporting.verdict import metrics_of, settings_note
+from ds_distill.reporting.verdict import judge_of, settings_note
 from ds_distill.run.folder import RunFolder
 
 
@@ -158,7 +158,7 @@ def paired(one: Evaluation, model: str, other: Evaluation, others: str) -> dict[
 def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
     """Of what `side_by_side` found: one each."""
     for group in groups:
-        entry = next(iter(metrics_of(group).values()))
+        entry = judge_of(group)
         run, model = group["first"]
         rows: list[list[str | Cell]] = []
         for row in group["rows"]:
@@ -184,7 +184,7 @@ def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
 
 
 def _notes(group: dict[str, Any]) -> Iterator[str]:
-    entry = next(iter(metrics_of(group).values()))
+    entry = judge_of(group)
     baseline = group["baseline"]
     if note := settings_note(group):
         yield note

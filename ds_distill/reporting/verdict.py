@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ds_distill.parts.entry import MetricEntry, Over
-from ds_distill.parts.metrics import METRICS, reported_metrics
+from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
 
 PER_CLASS: dict[Over, str] = {"classes": "accuracy", "labels": "F1", "words": "F1"}
 """What `per_class` of an evaluation is, by what its metrics are over; masked tokens, answers,
 characters of spans and numbers have none."""
 
-NOUNS: dict[Over, str] = {"classes": "class", "labels": "label", "words": "entity type"}
-"""What `per_class` has a value for."""
+NOUNS: dict[Over, str] = {"classes": "class", "labels": "label", "words": "type"}
+"""What `per_class` has a value for; of words the type of their entities, or else their tag."""
 
 _OUTCOMES = ("better than", "level with", "worse than")
 
@@ -58,9 +59,17 @@ def left_out(results: dict[str, Any]) -> dict[str, str]:
 
 def metrics_of(evaluation: dict[str, Any]) -> dict[str, MetricEntry]:
     """Entries of the metrics that an evaluation's record holds, by name: the task's first."""
-    over = evaluation["over"]
-    names = dict.fromkeys([evaluation["metric"], *reported_metrics(over)])
-    return {name: METRICS[over][name] for name in names}
+    judge, entries = judge_of(evaluation), METRICS[evaluation["over"]]
+    reported = (name for name, entry in entries.items() if entry.reported)
+    names = dict.fromkeys([judge.name, *reported])
+    held = next(iter(evaluation["models"].values()))
+    return {name: entries[name] for name in names if name in held}
+
+
+def judge_of(evaluation: Mapping[str, Any]) -> MetricEntry:
+    """The entry of the metric that models were compared by: of an evaluation's record, or of what
+    else has its `over` and `metric`."""
+    return METRICS[evaluation["over"]][evaluation["metric"]]
 
 
 def settings_note(evaluation: dict[str, Any]) -> str:
@@ -72,14 +81,14 @@ def settings_note(evaluation: dict[str, Any]) -> str:
         f"{key.replace('_', ' ')} {', '.join(value) if isinstance(value, list) else value}"
         for key, value in settings.items()
     )
-    return f"{next(iter(metrics_of(evaluation).values())).heading}: {'; '.join(shown)}."
+    return f"{judge_of(evaluation).heading}: {'; '.join(shown)}."
 
 
 class _Verdict:
     """On one student in one evaluation."""
 
     def __init__(self, evaluation: dict[str, Any], student: str) -> None:
-        self._entry = next(iter(metrics_of(evaluation).values()))
+        self._entry = judge_of(evaluation)
         self._evaluation = evaluation
         self._models = evaluation["models"]
         self._student = student

@@ -10,7 +10,7 @@ from ds_distill.evaluation.seeds import t_interval
 from ds_distill.parts.entry import MetricEntry
 from ds_distill.reporting.evaluated import outcome_of
 from ds_distill.reporting.tables import Cell, Table
-from ds_distill.reporting.verdict import metrics_of
+from ds_distill.reporting.verdict import judge_of
 from ds_distill.sweep.grid import Variant
 
 
@@ -70,8 +70,7 @@ def summary(runs: Mapping[Variant, dict[str, Any]]) -> dict[str, Any]:
 
 def metric_entry(of: Mapping[str, Any]) -> MetricEntry:
     """Of a run's result, or a summary."""
-    about = {"over": of["metric"]["over"], "metric": of["metric"]["name"]}
-    return next(iter(metrics_of(about).values()))
+    return judge_of({"over": of["metric"]["over"], "metric": of["metric"]["name"]})
 
 
 def _row(

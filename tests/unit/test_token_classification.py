@@ -49,7 +49,9 @@ from ds_distill.parts.metric_settings import EntityF1 as EntityF1Settings
 from ds_distill.parts.tags import are_entities, entity_types
 from ds_distill.parts.tasks import TokenClassification
 from ds_distill.prediction import load_predictor
+from ds_distill.reporting.verdict import metrics_of
 from ds_distill.tagging import Tagger
+from ds_distill.tasks.token_classification import TokenClassificationKind
 from ds_distill.views import PaddedView
 
 TAGS = ["O", "B-gene", "I-gene", "B-disease", "I-disease"]
@@ -480,10 +482,52 @@ def test_intervals_are_over_examples() -> None:
     assert low == 0.0 and high > 0.9
 
 
+NO_ENTITIES = [
+    ["X", "NOUN", "VERB", "ADJ", "ADP"],
+    ["O", "B", "I"],
+    ["B-gene", "I-gene"],
+    ["O", "B-gene", "I-gene", "NOUN"],
+]
+
+
 def test_tags_that_are_no_entities_have_no_types() -> None:
     assert are_entities(TAGS) and entity_types(TAGS) == ["gene", "disease"]
-    assert not are_entities(["NOUN", "VERB"]) and not are_entities(["O", "B-"])
-    assert not are_entities(["B-gene", "I-gene"])
+    assert not any(map(are_entities, NO_ENTITIES)) and not are_entities(["O", "B-"])
+    assert entity_types(NO_ENTITIES[0]) == NO_ENTITIES[0]
+    assert entity_types(NO_ENTITIES[1]) == ["B", "I"]
+
+
+@pytest.mark.parametrize("tags", NO_ENTITIES)
+@pytest.mark.parametrize("metric", ["accuracy", "word_f1"])
+def test_tags_that_are_no_entities_are_scored_by_word(tags: list[str], metric: str) -> None:
+    """An evaluation reports no F1 of entities then, and tables have what it reports."""
+    draw = np.random.default_rng(0)
+    labels, rows = draw.integers(0, len(tags), 40), np.arange(40)
+    logits = draw.normal(size=(40, len(tags)))
+    logits[rows[::2], labels[::2]] += 9.0
+    counted = rows % 8 != 7
+    words = Words(np.arange(0, 41, 4), counted)
+    examples = Examples(torch.zeros(10, 2, dtype=torch.long), labels, words=words)
+    task = TokenClassification(data={"path": "x"}, metric=metric)
+    kind = TokenClassificationKind(task, tags)
+    found = kind.report(kind.scored(logits, examples))
+    predicted = [tags[at] for at in logits.argmax(axis=1)]
+    seen = [
+        tag if there else "O" if "O" in tags else ""
+        for tag, there in zip(predicted, counted, strict=True)
+    ]
+    truth = [tags[at] for at in labels]
+    assert found["accuracy"] == pytest.approx(np.mean(np.array(seen) == np.array(truth)))
+    types = {tag: tag[2:] if tag[:2] in ("B-", "I-") else tag for tag in [*tags, "", "O"]}
+    names = list(dict.fromkeys(types[tag] for tag in tags if tag != "O"))
+    of_truth, of_seen = ([types[tag] for tag in of] for of in (truth, seen))
+    each = f1_score(of_truth, of_seen, labels=names, average=None, zero_division=0)
+    assert found["per_class"] == pytest.approx(dict(zip(names, each, strict=True)))
+    if metric == "word_f1":
+        assert found["word_f1"] == pytest.approx(each.mean())
+    assert list(kind.metrics) == list(dict.fromkeys([metric, "accuracy"]))
+    record = {"over": "words", "metric": metric, "models": {"any": found}}
+    assert list(metrics_of(record)) == list(kind.metrics)
 
 
 # ------------------------------------------------------------------------------ entities in texts
@@ -501,22 +545,25 @@ def test_words_of_a_text_are_all_that_is_no_white_space(text: str, data: st.Data
     assert rest.strip() == "", "what is in no word is white space"
 
 
-@pytest.fixture(scope="module")
-def tagger(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Tagger:
+def tagger_of(toy: Path, folder: Path, tags: list[str]) -> Tagger:
     """Of random weights, which find entities everywhere."""
-    folder = tmp_path_factory.mktemp("tagger")
     torch.manual_seed(0)
-    names = dict(enumerate(TAGS))
+    names = dict(enumerate(tags))
     model = AutoModelForTokenClassification.from_pretrained(
-        tiny_models["toy"], num_labels=5, id2label=names, label2id={v: k for k, v in names.items()}
+        toy, num_labels=len(tags), id2label=names, label2id={v: k for k, v in names.items()}
     )
     model.save_pretrained(folder)
-    tokenizer = load_tokenizer(str(tiny_models["toy"]))
+    tokenizer = load_tokenizer(str(toy))
     tokenizer.model_max_length = 16
     tokenizer.save_pretrained(folder)
     found = load_predictor(folder)
     assert isinstance(found, Tagger)
     return found
+
+
+@pytest.fixture(scope="module")
+def tagger(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Tagger:
+    return tagger_of(tiny_models["toy"], tmp_path_factory.mktemp("tagger"), TAGS)
 
 
 def test_entities_of_a_text_are_those_of_its_words(tagger: Tagger) -> None:
@@ -533,6 +580,24 @@ def test_entities_of_a_text_are_those_of_its_words(tagger: Tagger) -> None:
             assert one["text"].startswith(words[first]) and one["text"].endswith(words[last])
             assert 0 < one["probability"] <= 1
     assert of_texts[0] and of_texts[1] == of_texts[2] == []
+
+
+@pytest.mark.parametrize("tags", NO_ENTITIES)
+def test_words_of_a_text_have_tags_that_are_no_entities(
+    tags: list[str], tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Each word is found alone, with its whole tag; one that no token reads has none."""
+    tagger = tagger_of(tiny_models["toy"], tmp_path, tags)
+    text = "the cat, a dog \u200b saw snow"
+    words = [text[start:end] for start, end in words_of(text)]
+    [of_words], [of_text] = tagger.predictions([words]), tagger.predictions([text])
+    lost = words.index("\u200b")
+    assert of_words["predicted"][lost] == ("O" if "O" in tags else None)
+    found = [tag for tag in of_words["predicted"] if tag not in ("O", None)]
+    assert found and set(found) <= set(tags)
+    assert [one["type"] for one in of_text["predicted"]] == found
+    assert all(text[one["start"] : one["end"]] == one["text"] for one in of_text["predicted"])
+    assert {one["text"] for one in of_text["predicted"]} <= set(words)
 
 
 def test_tags_are_those_of_the_model(tagger: Tagger) -> None:
