@@ -19,6 +19,7 @@ from ds_distill.parts.phases.evaluate import START
 from ds_distill.parts.tags import OUTSIDE
 from ds_distill.parts.tasks import TASKS, metric_of
 from ds_distill.recipe.schema import Recipe
+from ds_distill.reporting.verdict import answer_of
 from ds_distill.routing.comparison import numbered
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.inference import predictions_of
@@ -98,6 +99,7 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         saved = SavedPredictions(run.labels, groups, of_models)
         saved.write(run.folder.predictions(number, name))
     entry = metric_of(run.task)
+    baseline = {**baseline, **reports[BASELINE]}
     _log(run, name, phase.split, roles, reports, baseline)
     return {
         "split": phase.split,
@@ -114,7 +116,7 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
             }
             for model, role in roles.items()
         },
-        "baseline": {**baseline, **reports[BASELINE]},
+        "baseline": baseline,
         "comparisons": comparisons(scored, roles, reports, kind.judge, entry, groups),
         "warnings": warnings,
     }
@@ -151,9 +153,9 @@ def _log(
         numbers = {metric: reports[model][metric] for metric in run.kind.metrics}
         run.log.event("evaluation", phase=phase, model=model, split=split, **numbers)
         run.log.info(f"  {model:<16} {role:<8} {score(model)}")
+    answer = answer_of({"over": entry.over, "baseline": baseline})
     run.log.info(
-        f"  always {baseline['answer']!r} ({baseline['rule']} of {baseline['split']}): "
-        f"{score(BASELINE)}"
+        f"  always {answer} ({baseline['rule']} of {baseline['split']}): {score(BASELINE)}"
     )
 
 

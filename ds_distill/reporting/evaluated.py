@@ -7,7 +7,14 @@ from typing import Any
 
 from ds_distill.parts.entry import MetricEntry
 from ds_distill.reporting.tables import Cell, Outcome, Table
-from ds_distill.reporting.verdict import NOUNS, PER_CLASS, metrics_of, settings_note
+from ds_distill.reporting.verdict import (
+    NOUNS,
+    PER_CLASS,
+    answer_of,
+    metrics_of,
+    settings_note,
+    undefined_note,
+)
 
 
 def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
@@ -17,7 +24,7 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
     """
     judge, *others = metrics_of(record).values()
     baseline, models = record["baseline"], record["models"]
-    always = f"always {baseline['answer']!r}"
+    always = f"always {answer_of(record)}"
     rows: list[list[str | Cell]] = [
         [
             name,
@@ -40,6 +47,11 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
             *([note] if note else []),
             f"The baseline predicts {baseline['rule']} of {baseline['split']}. In brackets: "
             "95% interval, paired bootstrap; *: beyond chance.",
+            *undefined_note(
+                scores[metric.name]
+                for scores in (baseline, *models.values())
+                for metric in (judge, *others)
+            ),
         ],
     )
     if record["over"] in PER_CLASS:
@@ -56,14 +68,16 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
 
 def difference_cell(entry: MetricEntry, numbers: dict[str, Any]) -> Cell:
     """A difference with its interval, and whether it is beyond chance. numbers: `difference` and
-    `interval`."""
+    `interval`, None both where it is not defined."""
+    if numbers["interval"] is None:
+        return Cell(entry.difference_as(None))
     shown, low, high = map(entry.difference_as, (numbers["difference"], *numbers["interval"]))
     outcome = outcome_of(entry, numbers["interval"])
     return Cell(f"{shown} ({low} to {high})", outcome)
 
 
-def outcome_of(entry: MetricEntry, interval: list[float]) -> Outcome:
-    """Whether a difference is beyond chance, by its interval."""
+def outcome_of(entry: MetricEntry, interval: list[float] | None) -> Outcome:
+    """Whether a difference is beyond chance, by its interval. None: of one that is not defined."""
     return "better" if entry.better(interval) else "worse" if entry.worse(interval) else ""
 
 

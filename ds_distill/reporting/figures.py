@@ -47,7 +47,7 @@ def plot_codecs(scores: Sequence[CodecScore], path: Path, title: str) -> None:
 
 def plot_settings(found: dict[str, Any], entry: MetricEntry, path: Path) -> None:
     """Scores of a sweep: a dot for each seed, the mean of each setting with its interval, and a
-    line where the most frequent class is.
+    line where the baseline is. Of a setting whose scores are undefined it says so.
 
     found: as `sweep.table.summary` makes it, with settings. entry: of its metric.
     """
@@ -61,8 +61,10 @@ def plot_settings(found: dict[str, Any], entry: MetricEntry, path: Path) -> None
     figure, axis = pyplot.subplots(figsize=(8, 1.2 + 0.45 * len(rows)), layout="constrained")
     for number, row in enumerate(rows):
         scores, mean = row["score"]["values"], row["score"]["mean"]
-        dots = [factor * score for score in scores]
+        dots = [factor * score for score in scores if score is not None]
         axis.scatter(dots, [number] * len(dots), s=14, alpha=0.5, color="C0")
+        if not dots:
+            axis.text(0.01, number, "undefined", transform=axis.get_yaxis_transform(), va="center")
         if row["score"]["interval"] is None:
             continue
         low, high = row["score"]["interval"]

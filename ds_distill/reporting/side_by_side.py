@@ -20,7 +20,7 @@ from ds_distill.parts.phases import PHASES
 from ds_distill.planning.table import duration
 from ds_distill.reporting.evaluated import difference_cell, outcome_of
 from ds_distill.reporting.tables import Cell, Table
-from ds_distill.reporting.verdict import judge_of, settings_note
+from ds_distill.reporting.verdict import answer_of, judge_of, settings_note, undefined_note
 from ds_distill.run.folder import RunFolder
 
 
@@ -189,10 +189,12 @@ def _notes(group: dict[str, Any]) -> Iterator[str]:
     if note := settings_note(group):
         yield note
     yield (
-        f"The baseline, always {baseline['answer']!r}, has {entry.shown_as(baseline[entry.name])}. "
+        f"The baseline is always {answer_of(group)}: {entry.title} "
+        f"{entry.shown_as(baseline[entry.name])}. "
         "In brackets: 95% intervals on the same examples, paired bootstrap; beyond chance where "
         "they exclude 0 (*). They do not include the effect of another seed."
     )
+    yield from undefined_note([baseline[entry.name], *(row["score"] for row in group["rows"])])
     if any(row["to_first"] is None and [row["run"], row["model"]] != group["first"]
            for row in group["rows"]):  # fmt: skip
         yield "Not comparable: the folder `predictions` of a run is gone."
@@ -202,7 +204,9 @@ def _notes(group: dict[str, Any]) -> Iterator[str]:
         ]
         shown = difference_cell(entry, pair).text
         outcome = outcome_of(entry, pair["interval"])
-        if outcome:
+        if pair["interval"] is None:
+            yield f"The difference of {names[1]} and {names[0]} is undefined."
+        elif outcome:
             yield f"{names[1]} is {outcome} than {names[0]}: {shown}."
         else:
             yield f"{names[1]} and {names[0]} differ within chance: {shown}."

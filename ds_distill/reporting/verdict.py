@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ds_distill.parts.entry import MetricEntry, Over
@@ -16,7 +16,7 @@ characters of spans and numbers have none."""
 NOUNS: dict[Over, str] = {"classes": "class", "labels": "label", "words": "type"}
 """What `per_class` has a value for; of words the type of their entities, or else their tag."""
 
-_OUTCOMES = ("better than", "level with", "worse than")
+_OUTCOMES = ("better than", "level with", "worse than", "not comparable with")
 
 
 def verdict(results: dict[str, Any]) -> str:
@@ -70,6 +70,22 @@ def judge_of(evaluation: Mapping[str, Any]) -> MetricEntry:
     """The entry of the metric that models were compared by: of an evaluation's record, or of what
     else has its `over` and `metric`."""
     return METRICS[evaluation["over"]][evaluation["metric"]]
+
+
+def answer_of(evaluation: Mapping[str, Any]) -> str:
+    """What the baseline of an evaluation's record predicts: a class in quotes, a number without."""
+    answer: str = evaluation["baseline"]["answer"]
+    return answer if evaluation["over"] == "numbers" else repr(answer)
+
+
+def undefined_note(scores: Iterable[float | None]) -> list[str]:
+    """One sentence where a score is undefined."""
+    if None not in scores:
+        return []
+    return [
+        "Undefined: not defined for what the model predicts, as a correlation where that is always "
+        "the same number."
+    ]
 
 
 def settings_note(evaluation: dict[str, Any]) -> str:
@@ -138,7 +154,7 @@ class _Verdict:
 
     def _constant(self) -> str:
         baseline = self._evaluation["baseline"]
-        return f"always predicting {baseline['answer']!r} ({self._score(baseline)})"
+        return f"always predicting {answer_of(self._evaluation)} ({self._score(baseline)})"
 
     def _to_baseline(self, model: dict[str, Any]) -> str:
         worse = self._entry.worse(model["to_baseline"]["interval"])
@@ -185,8 +201,8 @@ class _Verdict:
         if baseline[self._entry.name] is not None:
             return []
         return [
-            f"Always predicting {baseline['answer']!r}, {baseline['rule']} of {baseline['split']}, "
-            f"has no {self._entry.title}: no model is compared with that."
+            f"Always predicting {answer_of(self._evaluation)}, {baseline['rule']} of "
+            f"{baseline['split']}, has no {self._entry.title}: no model is compared with that."
         ]
 
     def _clauses(self, others: dict[str, dict[str, Any]], noun: str, addition: str) -> list[str]:
@@ -212,6 +228,8 @@ class _Verdict:
 
     def _outcome(self, row: dict[str, Any]) -> str:
         interval = row["interval"]
+        if interval is None:
+            return "not comparable with"
         if self._entry.better(interval):
             return "better than"
         return "worse than" if self._entry.worse(interval) else "level with"

@@ -18,6 +18,7 @@ from ds_distill.sweep.table import (
     shown,
     summary,
     to_first,
+    undefined_settings,
 )
 
 
@@ -43,17 +44,19 @@ def _task(
 ) -> dict[str, Any]:
     seeds = len({run.variant.seed for run in runs})
     found: dict[str, dict[str, Any]] = {}
+    undefined: dict[str, list[str]] = {}
     for name in dict.fromkeys(run.checkpoint for run in runs):
         own = {run.grid: ended[run.variant]
                for run in runs if run.checkpoint == name and run.variant in ended}  # fmt: skip
         counts = [variant.setting for variant in own]
         whole = {v: result for v, result in own.items() if counts.count(v.setting) == seeds}
         summed = summary(whole)
+        undefined[name] = undefined_settings(summed["settings"])
         if summed["chosen"] is not None:
             row = summed["settings"][summed["chosen"]]
             found[name] = {**summed, "row": row}
     if not found:
-        return {"metric": None, "checkpoints": {}}
+        return {"metric": None, "undefined": undefined, "checkpoints": {}}
     first = next(iter(found.values()))
     entry = metric_entry(first)
     rows = {name: each.pop("row") for name, each in found.items()}
@@ -65,7 +68,8 @@ def _task(
             if name != reference:
                 found[name]["to_reference"] = _difference(runs, name, row, reference, other)
     about = {key: first[key] for key in ("metric", "split")}
-    return {**about, "majority": rows[next(iter(rows))]["majority"]["mean"], "checkpoints": found}
+    majority = rows[next(iter(rows))]["majority"]["mean"]
+    return {**about, "majority": majority, "undefined": undefined, "checkpoints": found}
 
 
 def _difference(
@@ -89,13 +93,14 @@ def _difference(
 
 
 def _retention(entry: MetricEntry, own: dict[str, Any], other: dict[str, Any]) -> float | None:
-    known = entry.higher_is_better and other["mean"] > 0
+    whole = entry.higher_is_better and None not in (own["mean"], other["mean"])
+    known = whole and other["mean"] > 0
     return float(own["mean"] / other["mean"]) if known else None
 
 
 def _macro(name: str, tasks: Mapping[str, dict[str, Any]], reference: str) -> dict[str, Any]:
-    """The mean over the tasks, seed by seed; None where a task has no score of the checkpoint, or
-    one that is no share."""
+    """The mean over the tasks, seed by seed; None where a task has no score of the checkpoint, one
+    that is undefined, or one that is no share."""
     own, other = _by_seed(name, tasks), _by_seed(reference, tasks)
     mean = over_seeds(own) if own else None
     known = mean is not None and bool(other) and statistics.fmean(other) > 0
@@ -113,6 +118,8 @@ def _by_seed(name: str, tasks: Mapping[str, dict[str, Any]]) -> list[float]:
         if name not in task["checkpoints"] or not metric_entry(task).is_share:
             return []
         scores.append(task["checkpoints"][name]["score"]["values"])
+        if None in scores[-1]:
+            return []
     return [statistics.fmean(of_seed) for of_seed in zip(*scores, strict=True)]
 
 
@@ -130,14 +137,15 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
         [
             *(_scores(name, of, entries, tasks) for name, of in found["checkpoints"].items()),
             [
-                "always the most frequent class",
+                "the baseline",
                 *(entry.shown_as(tasks[task]["majority"]) for task, entry in entries.items()),
                 "",
                 "",
             ],
         ],
         ["In brackets: 95% intervals of the mean over seeds, by Student's t. The setting was "
-         "chosen by task and checkpoint, on the examples that choose."],
+         "chosen by task and checkpoint, on the examples that choose. The baseline is the best that "
+         "can be answered without reading a text, as the most frequent class."],
     )  # fmt: skip
     others = [name for name in found["checkpoints"] if name != reference]
     if others:
@@ -163,6 +171,12 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
             for task, entry in entries.items()
             for name, of in tasks[task]["checkpoints"].items()
         ],
+        [
+            f"Undefined, and ranked last, {task}, {name}: {'; '.join(settings)}."
+            for task in entries
+            for name, settings in tasks[task]["undefined"].items()
+            if settings
+        ],
     )
 
 
@@ -175,6 +189,8 @@ def _scores(
     scores = [
         shown(tasks[task]["checkpoints"][name]["score"], entry.shown_as)
         if name in tasks[task]["checkpoints"]
+        else entry.shown_as(None)
+        if tasks[task]["undefined"][name]
         else "-"
         for task, entry in entries.items()
     ]

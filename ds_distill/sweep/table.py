@@ -10,7 +10,7 @@ from ds_distill.evaluation.seeds import t_interval
 from ds_distill.parts.entry import MetricEntry
 from ds_distill.reporting.evaluated import outcome_of
 from ds_distill.reporting.tables import Cell, Table
-from ds_distill.reporting.verdict import judge_of
+from ds_distill.reporting.verdict import judge_of, undefined_note
 from ds_distill.sweep.grid import Variant
 
 
@@ -25,7 +25,7 @@ def run_result(results: dict[str, Any]) -> dict[str, Any]:
     if not evaluated:
         return {"student": None, "seconds": results["seconds"]}
     record = evaluated[-1]
-    name = record["metric"]
+    name, baseline = record["metric"], record["baseline"]
     trained = [one for phase in results["phases"] for one in phase.get("trained", [])]
     choosing = [one["choosing"] for one in trained if one["output"] == results["student"]][-1]
     return {
@@ -36,7 +36,9 @@ def run_result(results: dict[str, Any]) -> dict[str, Any]:
             model: {"role": numbers["role"], "score": numbers[name]}
             for model, numbers in record["models"].items()
         },
-        "majority": record["baseline"][name],
+        "majority": baseline[name],
+        "rule": baseline["rule"],
+        "chooses": choosing is not None,
         "choosing": None if choosing is None else choosing["score"],
         "seconds": results["seconds"],
     }
@@ -45,7 +47,9 @@ def run_result(results: dict[str, Any]) -> dict[str, Any]:
 def summary(runs: Mapping[Variant, dict[str, Any]]) -> dict[str, Any]:
     """Settings in the order of the runs: scores by seed, their mean and its interval, and the
     difference to the first setting over the seeds that both have. `chosen` is the setting with the
-    best mean on the examples that choose, not on those that judge; None where those are missing."""
+    best mean on the examples that choose, not on those that judge; None where those are missing. A
+    setting without a mean there, because a score is undefined, is ranked last: it is chosen by no
+    means."""
     found = {variant: run for variant, run in runs.items() if run["student"] is not None}
     settings: dict[tuple[str, ...], list[tuple[Variant, dict[str, Any]]]] = {}
     for variant, run in found.items():
@@ -59,10 +63,10 @@ def summary(runs: Mapping[Variant, dict[str, Any]]) -> dict[str, Any]:
         for number, row in enumerate(rows)
         if row["choosing"]["mean"] is not None
     }
-    complete = entry is not None and len(choosing) == len(rows)
+    complete = bool(choosing) and all(row["chooses"] for row in rows)
+    first = next(iter(found.values()), {})
     return {
-        "metric": next(iter(found.values()))["metric"] if found else None,
-        "split": next(iter(found.values()))["split"] if found else None,
+        **{key: first.get(key) for key in ("metric", "split", "rule")},
         "settings": rows,
         "chosen": entry.best(choosing) if entry is not None and complete else None,
     }
@@ -82,6 +86,7 @@ def _row(
         "seeds": [variant.seed for variant, _ in runs],
         "students": [run["student"] for _, run in runs],
         "score": over_seeds([run["models"][run["student"]]["score"] for _, run in runs]),
+        "chooses": all(run["chooses"] for _, run in runs),
         "choosing": over_seeds([run["choosing"] for _, run in runs]),
         "majority": over_seeds([run["majority"] for _, run in runs]),
         "models": {
@@ -107,11 +112,12 @@ def over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def difference(row: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-    """Over the seeds that both have: a seed's runs share what the seed decides."""
+    """Over the seeds that both have: a seed's runs share what the seed decides. None for a seed
+    where a score is undefined."""
     theirs = dict(zip(first["seeds"], first["score"]["values"], strict=True))
     ours = dict(zip(row["seeds"], row["score"]["values"], strict=True))
-    both = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
-    return over_seeds(both)
+    both = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    return over_seeds([None if None in pair else pair[0] - pair[1] for pair in both])
 
 
 # ---------------------------------------------------------------------------------- as a table
@@ -131,7 +137,7 @@ def sweep_table(found: dict[str, Any]) -> Table:
             str(len(row["seeds"])),
             shown(row["score"], entry.shown_as),
             " ".join(map(entry.shown_as, row["score"]["values"])),
-            shown({**row["choosing"], "interval": None}, entry.shown_as),
+            shown({**row["choosing"], "interval": None}, entry.shown_as) if row["chooses"] else "-",
         ]
         if len(heads) > 5:
             line.append(to_first(entry, row["to_first"]) if number else "")
@@ -145,15 +151,22 @@ def to_first(entry: MetricEntry, numbers: dict[str, Any]) -> Cell:
     return Cell(shown(numbers, entry.difference_as), outcome)
 
 
-def shown(numbers: dict[str, Any], form: Callable[[float], str]) -> str:
-    """A mean, with its interval where there is one."""
-    if numbers["mean"] is None:
+def shown(numbers: dict[str, Any], form: Callable[[float | None], str]) -> str:
+    """A mean, with its interval where there is one; `undefined` where a value is."""
+    if not numbers["values"]:
         return "-"
     text = form(numbers["mean"])
     if numbers["interval"] is not None:
         low, high = map(form, numbers["interval"])
         text += f" ({low} to {high})"
     return text
+
+
+def undefined_settings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings that are ranked last: the score of a student of theirs on the examples that
+    choose is undefined."""
+    last = [row for row in rows if row["chooses"] and row["choosing"]["mean"] is None]
+    return [", ".join(row["setting"]) or "the recipe's" for row in last]
 
 
 def _notes(found: dict[str, Any], entry: MetricEntry) -> list[str]:
@@ -169,16 +182,22 @@ def _notes(found: dict[str, Any], entry: MetricEntry) -> list[str]:
         notes.append(f"{name}: {' to '.join(ends)}")
     majority = [row["majority"]["mean"] for row in rows if row["majority"]["mean"] is not None]
     if majority:
-        notes.append(f"always the most frequent class: {entry.shown_as(majority[0])}")
+        notes.append(f"always {found['rule']}: {entry.shown_as(majority[0])}")
     if len(rows) > 1:
         if found["chosen"] is None:
-            notes.append("No setting is chosen: some runs have no examples that choose.")
+            none = all(row["chooses"] for row in rows)
+            why = f"none has a {entry.title} on the" if none else "some runs have no"
+            notes.append(f"No setting is chosen: {why} examples that choose.")
         else:
             row = rows[found["chosen"]]
             notes.append(
                 f"Chosen, on the examples that choose: {', '.join(row['setting'])}. Its score on "
                 f"{found['split']}: {shown(row['score'], entry.shown_as)}."
             )
+        if last := undefined_settings(rows):
+            notes.append(f"Undefined, and ranked last: {'; '.join(last)}.")
+    judged = [row["score"] for row in rows] + [row["choosing"] for row in rows if row["chooses"]]
+    notes += undefined_note([score for numbers in judged for score in numbers["values"]])
     if all(row["score"]["interval"] is None for row in rows):
         notes.append("With one seed nothing is known about chance: add seed=1,2,3.")
     else:

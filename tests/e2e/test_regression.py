@@ -170,7 +170,7 @@ def test_the_baseline_is_the_mean_and_has_no_correlation(run: Path, data: Path) 
     against = {row["other"]: row for row in evaluation["comparisons"] if row["student"] == "cached"}
     assert against["start"]["interval"][0] > 0, "better than before it was trained"
     assert (
-        f"Always predicting '{mean:.4g}', the mean label of train, has no Pearson"
+        f"Always predicting {mean:.4g}, the mean label of train, has no Pearson"
         in results["verdict"]
     )
 

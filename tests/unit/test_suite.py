@@ -155,6 +155,8 @@ def ended(runs: list[SuiteRun], score: Any, choosing: Any) -> dict[Any, dict[str
             "split": "test",
             "models": {"student": {"role": "control", "score": score(run)}},
             "majority": 0.3,
+            "rule": "the most frequent class",
+            "chooses": True,
             "choosing": choosing(run),
             "seconds": 1.0,
         }

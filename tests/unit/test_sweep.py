@@ -179,7 +179,7 @@ def results(score: float, choosing: float | None, teacher: float = 0.8) -> dict[
             "one": {"role": "teacher", "accuracy": teacher},
             "average": {"role": "student", "accuracy": score},
         },
-        "baseline": {"accuracy": 0.5},
+        "baseline": {"accuracy": 0.5, "rule": "the most frequent class"},
     }
     trained = {"kind": "distil", "trained": [{"output": "average", "choosing": chosen}]}
     return {"student": "average", "seconds": 1.0, "phases": [trained, judged]}
@@ -204,6 +204,7 @@ def test_a_setting_is_chosen_by_what_chooses_and_not_by_what_judges():
     text = table(found)
     assert "Chosen, on the examples that choose: rate=1. Its score on test: 71.0%" in text
     assert "+10.0 (+10.0 to +10.0)" in text and "one: 80.0%" in text
+    assert "always the most frequent class: 50.0%" in text
 
 
 def test_one_seed_knows_nothing_of_chance_and_a_missing_choice_chooses_nothing():

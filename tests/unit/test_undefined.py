@@ -1,0 +1,176 @@
+"""A score that is not defined, as the correlation of a constant, in all that is said of a run."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ds_distill.evaluation.predictions import NumberPredictions
+from ds_distill.evaluation.report import build_metrics, comparisons, difference, regression_report
+from ds_distill.evaluation.saved import SavedPredictions
+from ds_distill.parts.metrics import METRICS
+from ds_distill.reporting.evaluated import evaluation_tables
+from ds_distill.reporting.figures import plot_settings
+from ds_distill.reporting.report import render_report
+from ds_distill.reporting.side_by_side import side_by_side, side_tables
+from ds_distill.reporting.tables import table_text
+from ds_distill.reporting.verdict import verdict
+from ds_distill.run.folder import RunFolder
+from ds_distill.suite.results import suite_results, suite_tables
+from ds_distill.sweep.grid import Variant
+from ds_distill.sweep.table import metric_entry, run_result, summary, sweep_table
+
+METRICS_OF_NUMBERS = build_metrics("numbers")
+
+
+def results_of(predicted: dict[str, tuple[str, np.ndarray]]) -> dict[str, Any]:
+    """What results.json has of a run that evaluated models, by name their role and predictions.
+    `one` is the student to ship."""
+    truth = np.random.default_rng(0).normal(size=60)
+    metric, entry = METRICS_OF_NUMBERS["pearson"], METRICS["numbers"]["pearson"]
+    scored = {name: NumberPredictions(each, truth) for name, (_, each) in predicted.items()}
+    baseline = NumberPredictions(np.full(60, 0.5), truth)
+    reports = {name: regression_report(one, METRICS_OF_NUMBERS) for name, one in scored.items()}
+    roles = {name: role for name, (role, _) in predicted.items()}
+    record = {
+        "phase": "evaluate",
+        "kind": "evaluate",
+        "task": "task",
+        "seconds": 1.0,
+        "split": "test",
+        "over": "numbers",
+        "metric": "pearson",
+        "metric_settings": {},
+        "examples_mark": "the same",
+        "models": {
+            name: {
+                "role": role,
+                "parameters": 10,
+                **reports[name],
+                "to_baseline": difference(scored[name], baseline, metric),
+            }
+            for name, role in roles.items()
+        },
+        "baseline": {
+            "answer": "0.5",
+            "rule": "the mean label",
+            "split": "train",
+            **regression_report(baseline, METRICS_OF_NUMBERS),
+        },
+        "comparisons": comparisons(scored, roles, reports, metric, entry),
+    }
+    trained = [{"output": "one", "choosing": {"score": reports["one"]["pearson"]}}]
+    packages = dict.fromkeys(("torch", "deepspeed", "transformers"), "1")
+    environment = {"ranks": 1, "gpus": [], "processor": "one", "cores": 1, "packages": packages}
+    phases = [{"phase": "distil", "kind": "distil", "task": "task", "seconds": 1.0}, record]
+    phases[0]["trained"] = trained
+    found = {"run": "run", "description": "", "student": "one", "task": "task", "seconds": 2.0}
+    found |= {"uses": [], "phases": phases, "environment": environment}
+    return {**found, "verdict": verdict(found)}
+
+
+NOISE = np.random.default_rng(1).normal(size=60)
+GOOD = np.random.default_rng(0).normal(size=60) + NOISE
+CONSTANT = np.full(60, 3.0)
+
+
+@pytest.mark.parametrize("one", [GOOD, CONSTANT], ids=["defined", "undefined"])
+@pytest.mark.parametrize("other", [GOOD + NOISE, CONSTANT], ids=["defined", "undefined"])
+def test_an_undefined_score_is_shown_as_one(
+    one: np.ndarray, other: np.ndarray, tmp_path: Path
+) -> None:
+    """In tables, verdict, page and side by side: as undefined, and never as level."""
+    models = {
+        "bert": ("teacher", other),
+        "one": ("student", one),
+        "other": ("student", other),
+        "labels": ("control", other),
+    }
+    found = results_of(models)
+    record = found["phases"][-1]
+    text = "\n".join(map(table_text, evaluation_tables(record)))
+    assert "undefined" in text and "the same number" in text and "always 0.5 " in text
+    page = render_report(found)
+    assert "What always predicts one number has no Pearson" in page and "always 0.5<" in page
+    said = found["verdict"]
+    undefined = one is CONSTANT or other is CONSTANT
+    assert ("undefined" in said) == undefined
+    if undefined:
+        assert "within chance" not in said and "level with" not in said
+    if one is not CONSTANT and other is CONSTANT:
+        assert "it is not comparable with `other` (undefined)" in said
+        assert "`bert` (undefined), `other` (undefined) and `labels` (undefined) are no better" in (
+            said
+        )
+    if one is CONSTANT:
+        assert "no better than always predicting 0.5 (undefined)" in said
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps(found))
+        truth = np.random.default_rng(0).normal(size=60)
+        saved = {model: NumberPredictions(each, truth) for model, (_, each) in models.items()}
+        file = RunFolder(folder).predictions(1, "evaluate")
+        SavedPredictions([], np.arange(60), saved).write(file)
+    [group] = side_by_side([tmp_path / "a", tmp_path / "b"])
+    shown = "\n".join(map(table_text, side_tables([group])))
+    sentence = "The difference of b (one) and a (one) is undefined."
+    assert (sentence in shown) == (one is CONSTANT)
+    assert ("differ within chance" in shown) == (one is not CONSTANT)
+
+
+def test_a_setting_that_diverged_is_ranked_last_and_named(tmp_path: Path) -> None:
+    scores = {("1e-5", 1): GOOD, ("1e-5", 2): GOOD + NOISE, ("1", 1): GOOD, ("1", 2): CONSTANT}
+    ended = {
+        Variant((f"rate={rate}", f"seed={seed}")): run_result(results_of({"one": ("student", x)}))
+        for (rate, seed), x in scores.items()
+    }
+    found = summary(ended)
+    assert found["chosen"] == 0
+    assert found["settings"][1]["score"]["mean"] is None
+    text = table_text(sweep_table(found))
+    assert "Undefined, and ranked last: rate=1." in text and "rate=1e-5" in text
+    [line] = [line for line in text.splitlines() if line.startswith("rate=1 ")]
+    assert line.count("undefined") == 4, "score, one of the seeds, choosing, to the first"
+    assert "the mean label: undefined" not in text
+    plot_settings(found, metric_entry(found), tmp_path / "scores.svg")
+    alone = summary({variant: each for variant, each in ended.items() if variant.seed == "2"})
+    assert alone["chosen"] == 0
+    nothing = {v: run_result(results_of({"one": ("student", CONSTANT)})) for v in ended}
+    found = summary(nothing)
+    assert found["chosen"] is None
+    assert "No setting is chosen: none has a Pearson on the examples that choose." in table_text(
+        sweep_table(found)
+    )
+    plot_settings(found, metric_entry(found), tmp_path / "scores.svg")
+    assert (tmp_path / "scores.svg").read_text().count("undefined") == 2
+
+
+def test_a_suite_goes_on_where_a_checkpoint_has_no_score() -> None:
+    settings = ("1e-5", "1")
+    runs: list[Any] = []
+    ended = {}
+    for name, diverged in {"good": "1", "bad": settings, "partly": "1"}.items():
+        for rate, seed in product(settings, ("1", "2")):
+            grid = Variant((f"rate={rate}", f"seed={seed}"))
+            variant = Variant((f"checkpoint={name}", *grid.overrides))
+            runs.append(
+                SimpleNamespace(task="numbers", checkpoint=name, grid=grid, variant=variant)
+            )
+            one = CONSTANT if rate in diverged else GOOD
+            ended[variant] = run_result(results_of({"one": ("student", one)}))
+    for reference in ("good", "bad"):
+        found = suite_results(runs, ended, reference)
+        tables = {table.title: table_text(table) for table in suite_tables(found)}
+        [line] = [line for line in tables["Scores"].splitlines() if line.startswith("bad ")]
+        assert line.split() == ["bad", "undefined", "-", "-"]
+        assert "\nthe baseline  undefined" in tables["Scores"]
+        chosen = tables["Settings that were chosen"]
+        assert "rate=1e-5" in chosen and "numbers, bad: rate=1e-5; rate=1." in chosen
+        assert "numbers, good: rate=1." in chosen
