@@ -41,11 +41,10 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
         run.world.barrier()
         return {}
     references = [run.reference(teacher, number) for teacher in signals]
-    count = len(run.labels)
-    logits = {teacher: of.over_all(count).numpy() for teacher, of in signals.items()}
+    logits = _of_all_classes(signals, run)
     warnings = warn_of_teachers(run, name, phase.split, references, logits, examples)
     where = f"phase {name}, split {phase.split}"
-    left_out, of_all = _left_out(phase, logits, examples, run), None
+    left_out, of_all = _left_out(phase, signals, examples, run), None
     if left_out:
         of_all = _compare(where, signals, examples, run)
         run.log.show(routing_table(of_all, phase.split))
@@ -76,13 +75,19 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     }
 
 
+def _of_all_classes(signals: Mapping[str, Signals], run: Run) -> dict[str, np.ndarray]:
+    """float32 [R, C] by teacher, also of one that knows some of the classes."""
+    count = len(run.labels)
+    return {teacher: of.over_all(count).numpy() for teacher, of in signals.items()}
+
+
 def _left_out(
-    phase: Expertise, logits: Mapping[str, np.ndarray], examples: Examples, run: Run
+    phase: Expertise, signals: Mapping[str, Signals], examples: Examples, run: Run
 ) -> dict[str, str]:
     """The teachers that the phases after this do without, and why."""
     if not phase.leaves_out_teachers:
         return {}
-    return unqualified(logits, examples.counted_labels, run.labels)
+    return unqualified(_of_all_classes(signals, run), examples.counted_labels, run.labels)
 
 
 def _compare(where: str, signals: dict[str, Signals], examples: Examples, run: Run) -> Comparison:
@@ -135,8 +140,7 @@ def route(recipe: Recipe, path: Path) -> Comparison:
             f"cache build` with the same recipe, overrides and folder first, then this again."
         )
     examples, signals = _fitting_signals(settings, after[-1], run)
-    logits = {teacher: outputs.logits.numpy() for teacher, outputs in signals.items()}
-    console, left_out = open_console(), _left_out(settings, logits, examples, run)
+    console, left_out = open_console(), _left_out(settings, signals, examples, run)
     for teacher, why in left_out.items():
         console.print(f"Left out: {teacher}, which {why}.", soft_wrap=True)
     signals = {name: of for name, of in signals.items() if name not in left_out}

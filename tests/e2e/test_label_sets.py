@@ -22,6 +22,7 @@ from ds_distill.data.keys import content_keys
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
+from ds_distill.phases.expertise import route
 from ds_distill.recipe import load_recipe
 from ds_distill.run.execute import execute
 
@@ -102,6 +103,16 @@ def test_the_comparison_has_what_can_be_trained(run: Path) -> None:
     chosen = {"gate": "gate", "average, losses": "average"}[comparison["choice"]]
     assert losses(run, "chosen") == losses(run, chosen)
     assert "average, losses" in (run / "report.html").read_text()
+
+
+def test_route_judges_teachers_on_all_classes(
+    bench: Bench, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is best at the class that the other lacks, so both stay."""
+    recipe = load_recipe(bench.root / "run.yaml", ["phases.expertise.leave_out=unqualified"])
+    comparison = route(recipe, run)
+    assert set(comparison.teachers) == {"first", "second"}
+    assert "Left out" not in capsys.readouterr().out
 
 
 def test_a_teacher_is_never_right_on_a_class_that_it_lacks(run: Path) -> None:
