@@ -21,21 +21,24 @@ from ds_distill.parts.tasks import TASKS, metric_of
 from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.verdict import answer_of
 from ds_distill.routing.comparison import numbered
+from ds_distill.run.checkpoint import CHECKPOINT
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import warn_of_teachers
 
 
 def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
-    """Model name -> role (`teacher`, `student` or `control`) of what phase `number` finds with a
-    head of its task: last trained on it, or a teacher that no phase before has trained. Of tasks of
-    words those trained on another one too, which may have some of its tags.
+    """Model name -> role (`teacher`, `student`, `control` or `checkpoint`) of what phase `number`
+    finds with a head of its task: last trained on it, or a teacher that no phase before has
+    trained. Of tasks of words those trained on another one too, which may have some of its tags.
 
-    A control is a student trained without teachers.
+    A control is a student trained without teachers. Where a recipe does nothing but evaluate, its
+    teachers teach nobody: each is a checkpoint.
     """
     tasks = recipe.tasks_by_name
     task = recipe.task_name(recipe.phases[number])
-    roles = dict.fromkeys(recipe.teachers, "teacher")
+    alone = all(PHASES[phase.kind].makes == "evaluation" for phase in recipe.phases)
+    roles = dict.fromkeys(recipe.teachers, CHECKPOINT if alone else "teacher")
     heads = dict.fromkeys(recipe.teachers, task)
     for phase in recipe.phases[:number]:
         if PHASES[phase.kind].makes == "student":
@@ -80,14 +83,13 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     references = [run.reference(model, number) for model in roles]
     references = [reference for reference in references if _with_head(run, reference)]
     if phase.start:
-        given = replace(run.reference("student", 0), name=START, new_head=True)
-        references.append(given)
+        references.append(replace(run.reference("student", 0), name=START, new_head=True))
         roles[START] = START
     roles = {reference.name: roles[reference.name] for reference in references}
     examples, kind = run.examples(phase.split), run.kind
     predictions, sizes = predictions_of(run, references, phase.split, phase.batch_size)
-    teachers = [reference for reference in references if roles[reference.name] == "teacher"]
-    warnings = warn_of_teachers(run, name, phase.split, teachers, predictions, examples)
+    given = [each for each in references if roles[each.name] in ("teacher", CHECKPOINT)]
+    warnings = warn_of_teachers(run, name, phase.split, given, predictions, examples)
     predictions[BASELINE], baseline = kind.baseline(run, phase.split, examples, references)
     scored = {model: kind.scored(of_model, examples) for model, of_model in predictions.items()}
     with located(f"phase {name}, split {phase.split}"):

@@ -13,7 +13,7 @@ from ds_distill.recipe.load import validated
 from ds_distill.recipe.references import resolve_model
 
 CHECKPOINT = "checkpoint"
-"""Name of the model in the recipe."""
+"""Name of the model in the recipe, and its role in the evaluation."""
 
 KEPT = ("seed", "padding", "models_folder", "data_folder")
 """What an evaluation takes of the recipe beside its task."""

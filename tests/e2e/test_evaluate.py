@@ -68,6 +68,7 @@ def test_a_checkpoint_is_scored_as_in_its_run(place: Path) -> None:
     assert done.exit_code == 0, done.output
     ours, runs = evaluated(place / "judged"), evaluated(place / "long")
     checkpoint = ours["models"]["checkpoint"]
+    assert checkpoint["role"] == "checkpoint", "it teaches nobody"
     student = runs["models"]["student"]
     assert student["accuracy"] > runs["baseline"]["accuracy"]
     for key in student.keys() - {"role"}:
