@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,8 +70,7 @@ class Checkpoints:
         newest = complete[-1]
         try:
             engine.load(newest)
-            content = json.dumps(read_json(newest / "progress.json")["progress"])
-            return TypeAdapter(progress).validate_json(content, strict=True)
+            return _progress(newest, progress)
         except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
             if is_out_of_memory(error):
                 raise
@@ -79,6 +79,14 @@ class Checkpoints:
                 "that folder: the training then goes on from the checkpoint before it, or begins "
                 "again."
             ) from error
+
+    def progress_of_each(self, progress: type[T]) -> list[T]:
+        """What all complete checkpoints hold, oldest first, without those that cannot be read."""
+        found = []
+        for folder in self._complete():
+            with suppress(KeyError, TypeError, ValueError):
+                found.append(_progress(folder, progress))
+        return found
 
     def _complete(self) -> list[Path]:
         """Checkpoints whose files all exist at their full size, oldest first."""
@@ -94,3 +102,8 @@ class Checkpoints:
             if whole:
                 found.append(folder)
         return found
+
+
+def _progress(folder: Path, progress: type[T]) -> T:
+    content = json.dumps(read_json(folder / "progress.json")["progress"])
+    return TypeAdapter(progress).validate_json(content, strict=True)

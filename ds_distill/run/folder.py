@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -228,27 +228,46 @@ class RunFolder:
         return read_json(path) if path.is_file() else None
 
     @contextmanager
-    def new_model(self, number: int, training: str, output: str) -> Iterator[Path]:
-        """A folder for the best model so far; a later, better one replaces it."""
-        with new_folder(self._kept(number, training, output)) as folder:
+    def new_model(self, number: int, training: str, epoch: int, output: str) -> Iterator[Path]:
+        """A folder for a model after an epoch that may be the best. Which one is, a checkpoint
+        says: a kill before it leaves the weights that the last one names."""
+        with new_folder(self._kept(number, training, epoch) / output) as folder:
             yield folder
 
+    def check_kept(self, number: int, training: str, epoch: int) -> None:
+        """Raises UserError where the models of the best epoch by a checkpoint are not there."""
+        kept = self._kept(number, training, epoch)
+        if not kept.is_dir():
+            raise UserError(
+                f"--resume: {kept} is not there, where the checkpoint of {training} has its best "
+                f"weights so far, those of epoch {epoch + 1}. Remove "
+                f"{self.checkpoints(number, training)}: the training then begins again."
+            )
+
+    def forget_models(self, number: int, training: str, but: Collection[int]) -> None:
+        """Remove the models of all epochs but those that checkpoints name. Main process."""
+        wanted = {self._kept(number, training, epoch).name for epoch in but}
+        for folder in (self.checkpoints(number, training) / "kept").glob("*"):
+            if folder.name not in wanted:
+                shutil.rmtree(folder, ignore_errors=True)
+
     def publish_models(
-        self, number: int, training: str, records: Mapping[str, dict[str, Any]]
+        self, number: int, training: str, epoch: int, records: Mapping[str, dict[str, Any]]
     ) -> None:
-        """Make the best models the training's results, beside their records, and remove the
+        """Make the models of an epoch the training's results, beside their records, and remove the
         checkpoints. Main process.
 
         records: by output.
         """
-        # All records first: one model in its place tells that the training has ended.
+        kept = self._kept(number, training, epoch)
         for output, record in records.items():
-            write_json(self._kept(number, training, output) / TRAINING_RECORD, record)
+            write_json(kept / output / TRAINING_RECORD, record)
+        publish_folder(kept, self._trained(number, training))  # now the training has ended
         self._publish(number, training, list(records))
 
     def end_publishing(self, number: int, training: str, outputs: Sequence[str]) -> None:
         """Go on where a kill came while models were published. Main process."""
-        if any(self._training_record(number, output).is_file() for output in outputs):
+        if self._trained(number, training).is_dir() or self.finished_training(number, outputs):
             self._publish(number, training, outputs)
 
     def finished_training(self, number: int, outputs: Sequence[str]) -> list[dict[str, Any]] | None:
@@ -261,15 +280,20 @@ class RunFolder:
     def _training_record(self, number: int, output: str) -> Path:
         return self.model(number, output) / TRAINING_RECORD
 
-    def _kept(self, number: int, training: str, output: str) -> Path:
-        return self.checkpoints(number, training) / "kept" / output
+    def _kept(self, number: int, training: str, epoch: int) -> Path:
+        """The folder of an epoch's models. epoch: from 0."""
+        return self.checkpoints(number, training) / "kept" / f"epoch-{epoch + 1:04d}"
+
+    def _trained(self, number: int, training: str) -> Path:
+        """The folder of a training's results, from its end until they are in their places."""
+        return self.checkpoints(number, training) / "trained"
 
     def _publish(self, number: int, training: str, outputs: Sequence[str]) -> None:
         for output in outputs:
             model = self.model(number, output)
             if not self._training_record(number, output).is_file():
                 model.parent.mkdir(exist_ok=True)
-                publish_folder(self._kept(number, training, output), model)
+                publish_folder(self._trained(number, training) / output, model)
         shutil.rmtree(self.checkpoints(number, training), ignore_errors=True)
         parent = self.path / "checkpoints"
         if parent.is_dir() and not any(parent.iterdir()):

@@ -91,6 +91,9 @@ class _Training:
         self._checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.name), run.world)
         saved = self._checkpoints.load(self.engine, Progress)
         self.progress = saved or Progress()
+        if (best := self.progress.best_epoch) is not None and settings.keep != "last":
+            run.folder.check_kept(job.number, job.name, best)
+        self._forget_models()
         for name in {job.name, *job.outputs.values()}:
             run.log.forget_after(name, self.progress.step)
         if saved:
@@ -187,6 +190,7 @@ class _Training:
         if saves or stops:
             with timed("checkpoint"):
                 self._checkpoints.save(self.engine, step, asdict(self.progress))
+                self._forget_models()
         if stops:
             raise Stopped(
                 f"stopped by SIGTERM, with a checkpoint of {self.job.name} at step {step}"
@@ -299,17 +303,25 @@ class _Training:
         if job.settings.keep != "last":
             if best is not None and not metric.is_better(mean_score(found), best):
                 return
-            self._keep_weights()
+            self._keep_weights(epoch)
         self.progress = replace(progress, best_scores=found, best_epoch=epoch)
 
-    def _keep_weights(self) -> None:
+    def _forget_models(self) -> None:
+        """Remove kept models that no checkpoint names: of epochs that were bettered, or that a kill
+        cut off."""
+        if self.run.world.is_main:
+            named = [one.best_epoch for one in self._checkpoints.progress_of_each(Progress)]
+            best = [epoch for epoch in named if epoch is not None]
+            self.run.folder.forget_models(self.job.number, self.job.name, best)
+
+    def _keep_weights(self, epoch: int) -> None:
         """Write the students as transformers would, aside, to be published when training ends."""
         job, run = self.job, self.run
         for name, output in job.outputs.items():
             weights = self.engine.student_weights(name)
             if not run.world.is_main:
                 continue
-            with run.folder.new_model(job.number, job.name, output) as folder:
+            with run.folder.new_model(job.number, job.name, epoch, output) as folder:
                 save_model(job.bundle.students[name], weights, folder)
                 start, of_words = job.starts[name], run.task.of_words
                 tokenizer = load_tokenizer(start.model, start.revision, of_words=of_words)
@@ -325,8 +337,10 @@ class _Training:
     def finish(self) -> list[dict[str, Any]]:
         """Publish the trained models and close the engine. Returns the phase's record of each."""
         job, run = self.job, self.run
-        if job.validation is None or job.settings.keep == "last":
-            self._keep_weights()
+        epoch = self.progress.best_epoch
+        if epoch is None or job.settings.keep == "last":
+            epoch = (self.progress.step - 1) // self.steps_per_epoch
+            self._keep_weights(epoch)
         together, peak = list(job.outputs.values()), self._peak()
         records = {
             output: {
@@ -345,7 +359,7 @@ class _Training:
             for output in together
         }
         if run.world.is_main:
-            run.folder.publish_models(job.number, job.name, records)
+            run.folder.publish_models(job.number, job.name, epoch, records)
         run.world.barrier()
         self.engine.close()
         if run.profiler is not None:

@@ -103,10 +103,40 @@ def test_a_killed_writer_leaves_whole_files(milliseconds, tmp_path):
     writer.send_signal(signal.SIGKILL)
     writer.communicate()
     assert len(read_json(tmp_path / "a.json")["filler"]) == 100
-    # Between two renames the folder may be away, never mixed or in part.
-    folder = tmp_path / ("folder" if (tmp_path / "folder").exists() else ".folder.old")
-    numbers = [read_json(folder / f"{part}.json")["number"] for part in range(5)]
+    numbers = [read_json(tmp_path / "folder" / f"{part}.json")["number"] for part in range(5)]
     assert len(set(numbers)) == 1
+
+
+def test_a_folder_that_is_replaced_is_there_at_every_moment(tmp_path):
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    while not (tmp_path / "folder").exists():
+        time.sleep(0.001)
+    first, folder = read_json(tmp_path / "a.json")["number"], os.fspath(tmp_path / "folder")
+    deadline = time.monotonic() + 1
+    away = sum(not os.path.exists(folder) for _ in iter(lambda: time.monotonic() < deadline, False))
+    writer.kill()
+    writer.communicate()
+    assert read_json(tmp_path / "a.json")["number"] > first + 10
+    assert away == 0
+
+
+def test_a_file_system_without_exchange_keeps_the_old_folder_until_the_new_one_stands(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("ds_distill.files._exchange", lambda one, other: False)
+    for number in range(2):
+        with new_folder(tmp_path / "model") as aside:
+            (aside / f"{number}").write_text("1")
+    assert names(tmp_path) == ["model"]
+    assert names(tmp_path / "model") == ["1"]
+    rename, seen = os.rename, []
+    monkeypatch.setattr(os, "rename", lambda *given: seen.append(names(tmp_path)) or rename(*given))
+    with new_folder(tmp_path / "model") as aside:
+        (aside / "2").write_text("1")
+    assert seen == [[".model.tmp", "model"], [".model.old", ".model.tmp"]]
 
 
 @pytest.fixture

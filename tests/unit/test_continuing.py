@@ -1,0 +1,134 @@
+"""A training that was stopped goes on with the weights and scores that belong together, and says
+where."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from processes import events
+from runs import evaluation
+
+from ds_distill import load_recipe, run_recipe
+from ds_distill.errors import UserError
+from ds_distill.files import read_json
+from ds_distill.run.folder import RunFolder
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
+STOPPED_BY_A_KILL = """
+import os, signal, sys
+from ds_distill import load_recipe, run_recipe
+from ds_distill.run.checkpoints import Checkpoints
+
+save = Checkpoints.save
+
+def killed(self, engine, step, progress):
+    if step == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    save(self, engine, step, progress)
+
+Checkpoints.save = killed
+run_recipe(load_recipe(sys.argv[1]), sys.argv[2])
+"""
+"""Runs a recipe until the checkpoint of a step is to be written."""
+
+
+@pytest.fixture
+def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
+    """One training of three epochs of 13 steps, judged on the examples that choose its epoch."""
+    settings = copy.deepcopy(toy_settings)
+    settings["teachers"] = {}
+    settings["training"] |= {"epochs": 3, "dropout": 0.0, "learning_rate": 3e-3}
+    settings["phases"] = [
+        {"fine-tune": {"models": "student"}},
+        {"evaluate": {"split": "validation"}},
+    ]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return path
+
+
+def stop_before(step: int, recipe: Path, folder: Path, environment: dict[str, str]) -> None:
+    arguments = [sys.executable, "-c", STOPPED_BY_A_KILL, str(recipe), str(folder), str(step)]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def test_a_kill_between_the_best_weights_and_the_checkpoint(
+    recipe: Path, tmp_path: Path, command_environment: dict[str, str], capsys: Any
+) -> None:
+    """The second epoch is better and its weights are kept; the run goes on from the first one's end
+    so that none betters that."""
+    folder = tmp_path / "run"
+    stop_before(26, recipe, folder, command_environment)
+    assert [path.name for path in folder.glob("checkpoints/*/step-*")] == ["step-00000013"]
+    scores = [event["accuracy"] for event in events(folder) if event["event"] == "validation"]
+    assert scores[1] > scores[0]
+    resumed = load_recipe(recipe, ["training.learning_rate=1e-12"])
+    run_recipe(resumed, folder, resume=True)
+    assert "student: continues at step 13 of 39" in capsys.readouterr().out
+    [record] = read_json(folder / "phases" / "00-fine-tune.json")["trained"]
+    assert (record["choosing"]["epoch"], record["choosing"]["score"]) == (0, scores[0])
+    assert evaluation(folder)["models"]["student"]["accuracy"] == scores[0]
+    assert not (folder / "checkpoints").exists()
+
+
+def keep(folder: RunFolder, epoch: int, *outputs: str) -> None:
+    for output in outputs:
+        with folder.new_model(0, "both", epoch, output) as aside:
+            (aside / "weights").write_text(f"{output} {epoch}")
+
+
+def test_models_that_no_checkpoint_names_go(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    for epoch in range(4):
+        keep(folder, epoch, "student")
+    folder.forget_models(0, "both", [0, 2])
+    kept = folder.checkpoints(0, "both") / "kept"
+    assert sorted(path.name for path in kept.iterdir()) == ["epoch-0001", "epoch-0003"]
+    folder.check_kept(0, "both", 2)
+    with pytest.raises(UserError, match=r"epoch-0002 is not there.* then begins again"):
+        folder.check_kept(0, "both", 1)
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_a_kill_while_models_are_published(
+    renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first rename the training has not ended; after it, it has, with all its models."""
+    path, both = tmp_path / "run", ("one", "other")
+    folder = RunFolder(path)
+    path.mkdir()
+    keep(folder, 0, *both)
+    keep(folder, 1, *both)
+    rename, left = os.rename, [renames]
+
+    def killed(*given: Any) -> None:
+        if not left[0]:
+            raise InterruptedError
+        left[0] -= 1
+        rename(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", killed)
+        with contextlib.suppress(InterruptedError):
+            folder.publish_models(0, "both", 0, {output: {"output": output} for output in both})
+    folder.end_publishing(0, "both", both)
+    found = folder.finished_training(0, both)
+    if not renames:
+        assert found is None
+        folder.publish_models(0, "both", 1, {output: {"output": output} for output in both})
+    assert folder.finished_training(0, both) == [{"output": output} for output in both]
+    for output in both:
+        weights = (folder.model(0, output) / "weights").read_text()
+        assert weights == f"{output} {0 if renames else 1}"
+    assert sorted(file.name for file in path.iterdir()) == ["models"]
