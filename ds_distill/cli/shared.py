@@ -14,7 +14,7 @@ import typer
 from ds_distill.collection import without_collection
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full, new_file
-from ds_distill.run.stopping import STOPPED, Stopped, exit_on_signal, is_rank, print_error
+from ds_distill.run.stopping import Stopped, exit_on_signal, is_rank, print_error
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a built-in recipe.")
@@ -83,7 +83,7 @@ def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise
         print_error(f"{error}. {message()}")
-        sys.exit(STOPPED)
+        sys.exit(error.exit_code)
     except Exception as error:
         if isinstance(error, UserError) or not is_disk_full(error):
             raise

@@ -7,7 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +34,31 @@ LOG_FILE_WIDTH = 140
 class Bar:
     """Progress of one piece of work."""
 
-    def __init__(self, console: Console, label: str, total: int, progress: Progress | None) -> None:
+    def __init__(
+        self, console: Console, label: str, total: int, progress: Progress | None, done: int = 0
+    ) -> None:
         self._console, self._label, self._total, self._progress = console, label, total, progress
-        self._task = progress.add_task(label, total=total, note="") if progress else None
-        self._done = 0
+        self._task = None
+        if progress is not None:
+            self._task = progress.add_task(label, total=total, completed=done, note="")
+        self._first = self._done = done
+        self._note = ""
         self._started = self._printed = time.monotonic()
 
     def advance(self, amount: int = 1, note: str = "") -> None:
+        """note: what stands beside it from now on, unless it is empty."""
         self._done += amount
+        self._note = note or self._note
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=self._done)
-            if note:
-                self._progress.update(self._task, note=note)
+            self._progress.update(self._task, completed=self._done, note=self._note)
             return
         now = time.monotonic()
-        if now - self._printed > PLAIN_LINE_SECONDS and 0 < self._done < self._total:
+        if now - self._printed > PLAIN_LINE_SECONDS and self._first < self._done < self._total:
             self._printed = now
-            left = (now - self._started) / self._done * (self._total - self._done)
-            self._console.print(
-                f"  {self._label}: {self._done}/{self._total}, {_clock(left)} left. {note}",
-                markup=False,
-            )
+            each = (now - self._started) / (self._done - self._first)
+            left = _clock(each * (self._total - self._done))
+            parts = [f"{self._done}/{self._total}", *filter(None, [self._note]), f"{left} left"]
+            self._console.print(f"  {self._label}: {', '.join(parts)}", markup=False)
 
 
 def open_console(*, quiet: bool = False) -> Console:
@@ -129,38 +133,40 @@ class RunLog:
             for key, value in numbers.items():
                 self._tensorboard.add_scalar(key, value, step or 0)
 
-    def forget_after(self, phase: str, step: int) -> None:
-        """Drop a training's events after `step`: it repeats these steps from its checkpoint."""
+    def forget_after(self, phase: str, step: int) -> list[int]:
+        """Drop a training's events after `step`: it repeats these steps from its checkpoint.
+        Returns the steps of what was dropped."""
+        dropped = []
 
         def keep(event: dict[str, Any]) -> bool:
             if (event["number"], event["phase"]) != (self._number, phase):
                 return True
             at = event.get("step", 0)
             # The event `epoch` belongs to the steps that follow it.
-            return at < step or (at == step and event["event"] != "epoch")
+            if at < step or (at == step and event["event"] != "epoch"):
+                return True
+            dropped.append(at)
+            return False
 
         if self._resumed:
             self._rewrite(keep)
+        return dropped
 
     def _rewrite(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Rewrite metrics.jsonl with some of its events; drops a line that a kill cut off."""
         if not self._enabled or not self._file.exists():
             return
-        lines = []
-        for line in self._file.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                event = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if keep(event):
-                lines.append(line)
+        lines = [line for line, event in read_events(self._file) if keep(event)]
         write_text(self._file, "".join(line + "\n" for line in lines))
 
     @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Bar]:
-        """A progress bar with the time left; on a pipe or in a log file, a line at intervals."""
+    def bar(self, label: str, total: int, done: int = 0) -> Iterator[Bar]:
+        """A progress bar with the time left; on a pipe or in a log file, a line at intervals.
+
+        done: of the total, before this start.
+        """
         if not (self._enabled and sys.stdout.isatty()):
-            yield Bar(self._console, label, total, None)
+            yield Bar(self._console, label, total, None, done)
             return
         columns = (
             TextColumn("  {task.description}"),
@@ -172,13 +178,21 @@ class RunLog:
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=self._console, transient=True) as progress:
-            yield Bar(self._console, label, total, progress)
+            yield Bar(self._console, label, total, progress, done)
 
     def close(self) -> None:
         if self._tensorboard is not None:
             self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def read_events(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a metrics.jsonl, each with its event, without one that a kill cut off."""
+    # Not `splitlines`: JSON leaves Unicode's line separators in a text as they are.
+    for line in file.read_text(encoding="utf-8", errors="replace").split("\n"):
+        with suppress(json.JSONDecodeError):
+            yield line, json.loads(line)
 
 
 def _start_wandb(folder: Path, recipe: Recipe) -> Any:

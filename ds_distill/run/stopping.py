@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM: the process ends at once and prints how to continue.
+"""Ctrl-C and SIGTERM: a training saves a checkpoint, anything else ends at once; the process prints
+how to continue.
 
 No cleanup is needed: at every moment each file of a run is complete or absent, as after SIGKILL.
 """
@@ -18,7 +19,7 @@ from typing import Any
 from ds_distill.lock import release_all
 
 STOPPED = 75
-"""Exit code after SIGTERM, where a checkpoint was saved: a launcher may start the run again."""
+"""Exit code after SIGTERM, where work was saved: a launcher may start the run again."""
 
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
@@ -32,7 +33,8 @@ def exit_on_signal(
     message: Callable[[], str], end: Callable[[bool], bool] | None = None
 ) -> Iterator[None]:
     """Inside this block a signal ends the process with one line on standard error and exit code
-    128 + its number. A rank ends silently: the process that started it prints the line.
+    128 + its number; in a training the first one is a request (see `saves_when_asked`). A rank ends
+    silently: the process that started it prints the line.
 
     message: the text after `stopped by Ctrl-C.`
     end: ends the processes that this one started; called with True on a second signal. Returns
@@ -46,8 +48,10 @@ def exit_on_signal(
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal stopping
         is_second, stopping = stopping, True
-        if number == signal.SIGTERM and not is_second and end is None and _request_stop():
-            print_error("SIGTERM: ends at the next report, with a checkpoint")
+        if not is_second and end is None and _request_stop(number):
+            once_more = "; once more ends at once" if number == signal.SIGINT else ""
+            name = SIGNALS[signal.Signals(number)]
+            print_error(f"{name}: ends at the next report, with a checkpoint{once_more}")
             return
         saved = end is not None and end(is_second)
         text = ""
@@ -94,18 +98,25 @@ def is_rank() -> bool:
 
 
 class Stopped(Exception):
-    """A training has ended on SIGTERM, with a checkpoint."""
+    """A training has ended on a signal, and its work is saved."""
+
+    def __init__(self, saved: str) -> None:
+        """saved: what is."""
+        number = _requested or signal.SIGTERM  # of another rank
+        super().__init__(f"stopped by {SIGNALS[signal.Signals(number)]}, with {saved}")
+        self.exit_code = STOPPED if number == signal.SIGTERM else 128 + number
 
 
-_requested = threading.Event()
+_requested: int | None = None
+"""The signal that asked a training to stop."""
 _savers = 0
 """Trainings that run: they see a request."""
 
 
 @contextmanager
-def saves_on_sigterm() -> Iterator[None]:
-    """Inside this block SIGTERM is a request, which the code there must look for, as long as the
-    command line has its handlers set."""
+def saves_when_asked() -> Iterator[None]:
+    """Inside this block the first Ctrl-C or SIGTERM is a request, which the code there must look
+    for, as long as the command line has its handlers set."""
     global _savers
     _savers += 1
     try:
@@ -115,14 +126,15 @@ def saves_on_sigterm() -> Iterator[None]:
 
 
 def stop_requested() -> bool:
-    """Whether SIGTERM came to this process while it could save."""
-    return _requested.is_set()
+    """Whether a signal came to this process while it could save."""
+    return _requested is not None
 
 
-def _request_stop() -> bool:
+def _request_stop(number: int) -> bool:
     """Ask the training that runs to stop; False where none does."""
+    global _requested
     if _savers:
-        _requested.set()
+        _requested = number
     return _savers > 0
 
 
@@ -179,7 +191,7 @@ os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_for
 
 def _heed_sigterm(reader: int) -> None:
     while number := os.read(reader, 1):
-        if number[0] == signal.SIGTERM and not _request_stop():
+        if number[0] == signal.SIGTERM and not _request_stop(signal.SIGTERM):
             release_all()
             os._exit(128 + signal.SIGTERM)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from ds_distill.run.events import read_events
 from ds_distill.timers import REST
 
 BESIDE = ("report", "validation", "checkpoint")
@@ -58,8 +58,7 @@ class Timings:
 def read_timings(metrics: Path) -> dict[tuple[int, str], Timings]:
     """By the phase's number and the model that is trained; of metrics.jsonl."""
     found: dict[tuple[int, str], Timings] = {}
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
+    for _, event in read_events(metrics):
         if event["event"] == "train" and "timing" in event:
             training = found.setdefault((event["number"], event["phase"]), Timings())
             training.samples.append(event["timing"])

@@ -27,7 +27,7 @@ from ds_distill.run.events import Bar
 from ds_distill.run.job import Job, start_engine
 from ds_distill.run.meter import Meter
 from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal, save_examples
-from ds_distill.run.stopping import Stopped, saves_on_sigterm
+from ds_distill.run.stopping import Stopped, saves_when_asked, stop_requested
 from ds_distill.run.training_progress import Progress, choosing, mean_score
 from ds_distill.timers import Timers, timed, timed_each, timing
 from ds_distill.types import Batch
@@ -67,12 +67,17 @@ def train(job: Job, run: Run) -> list[dict[str, Any]]:
     """Train a bundle's students and put them into the run's folder; continues from the last
     whole checkpoint. Returns what the phase's record says of each."""
     training = _Training(job, run)
-    bar_of = run.log.bar(job.name, training.total_steps)
-    with saves_on_sigterm(), timing(training.timers), bar_of as bar:
-        bar.advance(training.progress.step)
-        for epoch in training.epochs_left():
-            training.run_epoch(epoch, bar)
-    return training.finish()
+    bar_of = run.log.bar(job.name, training.total_steps, training.progress.step)
+    with saves_when_asked():
+        with timing(training.timers), bar_of as bar:
+            for epoch in training.epochs_left():
+                training.run_epoch(epoch, bar)
+        records = training.finish()
+    # Since the last report: nothing that follows would look for it.
+    asked = torch.tensor(float(stop_requested()), device=run.world.device)
+    if run.world.sum(asked) > 0:
+        raise Stopped(f"{job.name} trained")
+    return records
 
 
 class _Training:
@@ -94,11 +99,7 @@ class _Training:
         if (best := self.progress.best_epoch) is not None and settings.keep != "last":
             run.folder.check_kept(job.number, job.name, best)
         self._forget_models()
-        for name in {job.name, *job.outputs.values()}:
-            run.log.forget_after(name, self.progress.step)
-        if saved:
-            at = f"step {self.progress.step} of {self.total_steps}"
-            run.log.info(f"  {job.name}: continues at {at}")
+        self._say_where_it_begins()
         if run.profiler is None:
             self.timers = Timers(run.world.device)
         else:
@@ -106,6 +107,22 @@ class _Training:
         self._meter = Meter(self.timers)
         self._unreported: list[tuple[int, np.ndarray]] = []
         """Steps and their global batches since the last reading of the meter, all of one epoch."""
+
+    def _say_where_it_begins(self) -> None:
+        """Of a training that had begun before, whose events after that it drops."""
+        job, step = self.job, self.progress.step
+        names = {job.name, *job.outputs.values()}
+        dropped = [at for name in names for at in self.run.log.forget_after(name, step)]
+        last = max(dropped, default=-1)
+        if step:
+            begins = f"{job.name}: continues at step {step} of {self.total_steps}"
+            again = f"; it had come to step {last}" if last > step else ""
+            self.run.log.info(f"  {begins}{again}")
+        elif dropped:
+            self.run.log.info(
+                f"  {job.name}: starts anew, because it was stopped before its first checkpoint, "
+                f"at step {last} or soon after. save_every makes them more often."
+            )
 
     def epochs_left(self) -> Iterator[int]:
         """The epochs that are still to do, the last of which may be a part; fewer where patience
@@ -178,11 +195,11 @@ class _Training:
         saves = (epoch_ends and step < self.total_steps) or (
             every is not None and step % every == 0
         )
+        bar.advance()
         # Also before a checkpoint: a resumed run then takes its means over the same steps.
         if step % self.run.recipe.logging.every == 0 or epoch_ends or saves:
             with timed("report"):
                 self._report(epoch, bar)
-        bar.advance()
         if epoch_ends:
             with timed("validation"):
                 self._validate(epoch)
@@ -192,9 +209,7 @@ class _Training:
                 self._checkpoints.save(self.engine, step, asdict(self.progress))
                 self._forget_models()
         if stops:
-            raise Stopped(
-                f"stopped by SIGTERM, with a checkpoint of {self.job.name} at step {step}"
-            )
+            raise Stopped(f"a checkpoint of {self.job.name} at step {step}")
 
     def _report(self, epoch: int, bar: Bar) -> None:
         """Means since the last report. Raises UserError where the loss is not finite."""
@@ -210,7 +225,7 @@ class _Training:
         if scale := self.engine.loss_scale:
             values |= {"loss_scale": scale.value, "skipped": self.progress.skipped}
         self.run.log.event("train", phase=self.job.name, step=step, learning_rate=rate, **values)
-        bar.advance(0, f"loss {values['loss']:.4f}")
+        bar.advance(0, f"loss {values['loss']:.4f}, lr {rate:.2g}")
 
     def _astray(self, epoch: int, loss: float) -> UserError:
         """Why a loss is not finite: looks at the batches since the last one that was."""
@@ -300,8 +315,15 @@ class _Training:
             output = job.outputs[name]
             run.log.event("validation", phase=output, step=progress.step, epoch=epoch, **scores)
             found[output] = scores[metric.name]
+        is_best = best is None or metric.is_better(mean_score(found), best)
+        for output, score in found.items():
+            of_kept = ", the best so far" if is_best and best is not None else ""
+            run.log.info(
+                f"  {output}: {metric.title} {metric.shown_as(score)} on {job.validation.split} "
+                f"after epoch {epoch + 1}{of_kept}"
+            )
         if job.settings.keep != "last":
-            if best is not None and not metric.is_better(mean_score(found), best):
+            if not is_best:
                 return
             self._keep_weights(epoch)
         self.progress = replace(progress, best_scores=found, best_epoch=epoch)

@@ -94,23 +94,21 @@ def kill_series(runs: Runs, folder: Path, kinds: list[str], total: int, seed: in
 def test_two_kills_and_ctrl_c_change_nothing(make_runs, whole, tmp_path):
     runs, folder = make_runs(None), tmp_path / "run"
     kill_series(runs, folder, ["checkpoint", "phase"], len(curves(whole)), seed=1)
-    moment = after_steps(10, 0.0)
-    code, output = runs.stop(folder, moment, True, lambda run: run.send_signal(signal.SIGINT))
-    assert code == 130, output
-    line = output.splitlines(keepends=True)[-1]
-    assert line.startswith(f"ds-distill: stopped by Ctrl-C. {folder} keeps the phases teach-first")
-    assert line.endswith(runs.continue_with(folder)) and "Traceback" not in output
-    assert runs.left() == []
-    # SIGTERM in a training: a checkpoint at the step that it came in, and an exit code of its own.
-    moment = after_steps(5, 0.0)
-    code, output = runs.stop(folder, moment, True, lambda run: run.send_signal(signal.SIGTERM))
-    assert code == 75, output
-    line = output.splitlines(keepends=True)[-1]
-    [(model, step)] = re.findall(r"SIGTERM, with a checkpoint of (\S+) at step (\d+)\. ", line)
-    assert line.endswith(runs.continue_with(folder)) and "Traceback" not in output
-    assert curves(folder)[-1][1:3] == (model, int(step))
-    saved = [int(path.name[5:]) for path in (folder / "checkpoints").glob("*/step-*")]
-    assert max(saved) == int(step)
+    # A signal in a training: a checkpoint at the step that it came in.
+    for sign, name, expected in ((signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 75)):
+        moment = after_steps(5, 0.0)
+        code, output = runs.stop(folder, moment, True, lambda run, s=sign: run.send_signal(s))
+        assert code == expected, output
+        *_, asked, line = output.splitlines(keepends=True)
+        assert f"ds-distill: {name}: ends at the next report, with a checkpoint" in asked
+        saved = rf"^ds-distill: stopped by {name}, with a checkpoint of (\S+) at step (\d+)\. "
+        [(model, step)] = re.findall(saved, line)
+        assert f"{folder} keeps the phases teach-first" in line
+        assert line.endswith(runs.continue_with(folder)) and "Traceback" not in output
+        assert curves(folder)[-1][1:3] == (model, int(step))
+        found = [int(path.name[5:]) for path in (folder / "checkpoints").glob("*/step-*")]
+        assert max(found) == int(step)
+        assert runs.left() == []
     for _ in range(3):  # it is some hundredths of a second
         runs.stop(folder, cache_without_record, True, lambda run: run.kill())
         if "03-cache.json" not in records(folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import os
 import signal
 import subprocess
@@ -15,12 +16,17 @@ from typing import Any
 import pytest
 import yaml
 from processes import events
+from rich.console import Console
 from runs import evaluation
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
+from ds_distill.run import stopping
+from ds_distill.run.events import LOG_FILE_WIDTH, Bar, RunLog, read_events
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.stopping import Stopped
+from ds_distill.run.timings import read_timings
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 
@@ -75,11 +81,44 @@ def test_a_kill_between_the_best_weights_and_the_checkpoint(
     assert scores[1] > scores[0]
     resumed = load_recipe(recipe, ["training.learning_rate=1e-12"])
     run_recipe(resumed, folder, resume=True)
-    assert "student: continues at step 13 of 39" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "student: continues at step 13 of 39; it had come to step 26\n" in said
+    shown = f"student: accuracy {scores[0]:.1%} on validation after epoch"
+    assert f"{shown} 2\n" in said and f"{shown} 3\n" in said
     [record] = read_json(folder / "phases" / "00-fine-tune.json")["trained"]
     assert (record["choosing"]["epoch"], record["choosing"]["score"]) == (0, scores[0])
     assert evaluation(folder)["models"]["student"]["accuracy"] == scores[0]
     assert not (folder / "checkpoints").exists()
+
+
+def test_a_training_without_a_checkpoint_starts_anew_and_says_so(
+    recipe: Path, tmp_path: Path, command_environment: dict[str, str], capsys: Any
+) -> None:
+    folder = tmp_path / "run"
+    stop_before(13, recipe, folder, command_environment)
+    run_recipe(load_recipe(recipe), folder, resume=True)
+    said = capsys.readouterr().out
+    assert "student: starts anew, because it was stopped before its first checkpoint, at" in said
+    assert "step 13 or soon after. save_every makes them more often." in said
+    assert "accuracy" in said and "after epoch 2, the best so far\n" in said
+
+
+def test_a_request_after_the_last_report_of_a_training(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The phases after it would not look for one."""
+    monkeypatch.setattr(stopping, "_requested", None)
+    publish = RunFolder.publish_models
+
+    def asked(*given: Any) -> None:
+        assert stopping._request_stop(signal.SIGINT)
+        publish(*given)
+
+    monkeypatch.setattr(RunFolder, "publish_models", asked)
+    with pytest.raises(Stopped, match=r"^stopped by Ctrl-C, with student trained$") as stopped:
+        run_recipe(load_recipe(recipe, ["training.epochs=1"]), tmp_path / "run")
+    assert stopped.value.exit_code == 130
+    assert RunFolder(tmp_path / "run").finished_training(0, ["student"])
 
 
 def keep(folder: RunFolder, epoch: int, *outputs: str) -> None:
@@ -132,3 +171,33 @@ def test_a_kill_while_models_are_published(
         weights = (folder.model(0, output) / "weights").read_text()
         assert weights == f"{output} {0 if renames else 1}"
     assert sorted(file.name for file in path.iterdir()) == ["models"]
+
+
+def test_events_with_a_line_separator_of_unicode_stay(tmp_path: Path, recipe: Path) -> None:
+    loaded = load_recipe(recipe)
+    RunLog(tmp_path, loaded, enabled=True, resumed=False).event(
+        "warning", phase="a", text="a\u2028b"
+    )
+    log = RunLog(tmp_path, loaded, enabled=True, resumed=True)
+    for step in (1, 2):
+        log.event("train", phase="student", step=step, timing={"steps": 1, "seconds": {}})
+    assert log.forget_after("student", 1) == [2]
+    [(_, warning), (_, train)] = read_events(tmp_path / "metrics.jsonl")
+    assert (warning["text"], train["step"]) == ("a\u2028b", 1)
+    assert read_timings(tmp_path / "metrics.jsonl").keys() == {(0, "student")}
+
+
+def test_a_log_file_has_loss_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a report said stands in the lines of the steps after it; a resumed training's speed is
+    that of its own steps."""
+    now, file = [100.0], io.StringIO()
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    bar = Bar(Console(file=file, width=LOG_FILE_WIDTH), "student", 100, None, done=40)
+    for step in range(41, 51):
+        now[0] += 8.0
+        bar.advance()
+        bar.advance(0, "loss 0.5000, lr 0.001" if step == 43 else "")
+    assert file.getvalue().splitlines() == [
+        "  student: 44/100, loss 0.5000, lr 0.001, 7:28 left",
+        "  student: 48/100, loss 0.5000, lr 0.001, 6:56 left",
+    ]
