@@ -5,7 +5,11 @@ Code that takes long calls `mark` at its steps; a watchdog reads `activity` in a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,13 @@ def mark(what: str, *, everywhere: bool = False) -> None:
     _activity = replace(
         now, marks=now.marks + 1, position=now.position + everywhere, what=what, waits=False
     )
+
+
+def marked(what: str, items: Iterable[Item]) -> Iterator[Item]:
+    """The items, each of which is a sign of progress: for loops that one rank does alone."""
+    for item in items:
+        mark(what)
+        yield item
 
 
 def mark_phase(phase: str | None) -> None:

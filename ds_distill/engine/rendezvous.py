@@ -107,8 +107,20 @@ class Meeting:
                     told = waited
                     report(self.names(self.behind(number)))
             if self.rank == 0 and number > 1:  # all have left the one before
-                for key in ("", "/done"):
-                    self.store.delete_key(f"barrier/{number - 1}{key}")
+                for key in (f"barrier/{number - 1}", f"barrier/{number - 1}/done"):
+                    self.store.delete_key(key)
+                self.store.delete_key(f"from-main/{number - 1}")
+        except (DistNetworkError, DistStoreError) as error:
+            raise StoreLost(str(error)) from error
+
+    def from_main(self, text: str | None, report: Callable[[str], None] | None = None) -> str:
+        """A text of rank 0 on every rank; a barrier. text: None on the others. Raises as it."""
+        key = f"from-main/{self._barriers + 1}"
+        try:
+            if text is not None:
+                self.store.set(key, text)
+            self.barrier(report)
+            return self.store.get(key).decode()
         except (DistNetworkError, DistStoreError) as error:
             raise StoreLost(str(error)) from error
 

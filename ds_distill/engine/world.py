@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import ds_distill.engine.accelerator  # noqa: F401  # isort: skip  (before deepspeed)
 import deepspeed
@@ -20,6 +22,8 @@ from deepspeed.accelerator import get_accelerator
 from ds_distill.engine.ports import free_port
 from ds_distill.engine.rendezvous import Meeting
 from ds_distill.progress import mark_waiting
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,18 @@ class World:
             mark_waiting(True)
             self.meeting.barrier(_announce if self.is_main else None)
             mark_waiting(False)
+
+    def from_main(self, work: Callable[[], T]) -> T:
+        """What `work` returns, JSON values, on every rank. The main process alone does it, and the
+        others wait for as long as it goes on, as at a barrier."""
+        if self.meeting is None:
+            return work()
+        text = json.dumps(work()) if self.is_main else None
+        mark_waiting(True)
+        text = self.meeting.from_main(text, _announce if self.is_main else None)
+        mark_waiting(False)
+        found: T = json.loads(text)
+        return found
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a tensor on the device over ranks, in place."""

@@ -20,6 +20,7 @@ import torch
 from ds_distill.data.question_windows import NO_ANSWER, Windows
 from ds_distill.evaluation.metric import MeanMetric
 from ds_distill.evaluation.predictions import Predictions
+from ds_distill.progress import marked
 from ds_distill.types import LACKING
 
 BEST = 20
@@ -78,7 +79,7 @@ def ranked_answers(spans: np.ndarray, windows: Windows) -> list[list[Answer]]:
     an answer once, with its best score.
     """
     found: dict[int, dict[tuple[int, int], Answer]] = {int(n): {} for n in windows.question}
-    for number, row in enumerate(windows.table):
+    for number, row in enumerate(marked("ranks answers", windows.table)):
         of_question = found[int(windows.question[number])]
         for start, end, score in spans[number].tolist():
             if score <= LACKING / 2 or not np.isfinite(score):
@@ -161,7 +162,8 @@ class _MeanOfQuestions(MeanMetric[AnswerPredictions]):
         """answers: those to one question, the best first. right: the right ones."""
 
     def counts(self, predictions: AnswerPredictions) -> np.ndarray:
-        pairs = zip(predictions.ranked, predictions.right, strict=True)
+        both = zip(predictions.ranked, predictions.right, strict=True)
+        pairs = marked("compares answers", both)
         values = np.array([self.of(*pair) for pair in pairs], dtype=np.float64)
         return np.stack([values, np.ones_like(values)], axis=1)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ds_distill.evaluation.metric import CountMetric, Metric
+from ds_distill.progress import marked
 
 _AT_ONCE = 2**22
 """Numbers that a part of the resamples holds at most: 32 MB."""
@@ -88,7 +89,7 @@ def _draws(
     """
     total = int(sizes.sum())
     step = max(1, _AT_ONCE // max(1, len(sizes)))
-    for start in range(0, resamples, step):
+    for start in marked("resamples examples", range(0, resamples, step)):
         count = min(step, resamples - start)
         yield generator.multinomial(total, sizes / max(1, total), size=count)
 

@@ -23,6 +23,7 @@ from ds_distill.evaluation.predictions import (
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metric_settings import MetricSettings
 from ds_distill.parts.metrics import METRICS, reported_metrics
+from ds_distill.progress import marked
 
 RELIABILITY_BINS = 15
 """Of the figure of reliability: as many as the calibration error has by default."""
@@ -48,7 +49,7 @@ def metric_values(predictions: Any, metrics: Mapping[str, Metric[Any]]) -> dict[
     """By metric; None where it is not defined for what the model predicts, as a correlation where
     that is always the same number. Raises UserError where it is not defined for these examples."""
     values: dict[str, float | None] = {}
-    for name, metric in metrics.items():
+    for name, metric in marked("computes metrics", metrics.items()):
         values[name] = value = metric.value(predictions)
         if math.isnan(value) and metric.excludes(predictions):
             values[name] = None

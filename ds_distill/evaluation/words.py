@@ -20,6 +20,7 @@ from ds_distill.evaluation.metric import CountMetric, MeanMetric, ratio
 from ds_distill.evaluation.metrics import f1, precision, recall
 from ds_distill.evaluation.predictions import Predictions
 from ds_distill.parts.tags import OUTSIDE, are_entities, entity_types, type_of
+from ds_distill.progress import marked
 
 Entity = tuple[str, int, int]
 """Type, first word and last word, in its example."""
@@ -89,7 +90,8 @@ class TagPredictions(Predictions):
         numbers = {name: number for number, name in enumerate(self.types)}
         counts = np.zeros((len(self), 3, len(self.types)))
         found = (self._entities(values, strict) for values in (self.predicted, self.labels))
-        for example, (predicted, there) in enumerate(zip(*found, strict=True)):
+        pairs = marked("counts entities", zip(*found, strict=True))
+        for example, (predicted, there) in enumerate(pairs):
             for sort, some in enumerate((predicted & there, predicted, there)):
                 for entity in some:
                     counts[example, sort, numbers[entity[0]]] += 1

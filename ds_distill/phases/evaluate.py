@@ -74,7 +74,8 @@ def _with_head(run: Run, reference: ModelReference) -> bool:
 
 def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any]:
     """All models on a split, and on the same examples each of them against the baseline and each
-    student against each other model.
+    student against each other model. The main process judges them: its record, on other ranks
+    nothing.
 
     Models compute in fp32, the dtype that finished ones are written in: what is loaded from the
     run's folder by `from_pretrained` predicts what is counted here.
@@ -88,18 +89,20 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     roles = {reference.name: roles[reference.name] for reference in references}
     examples, kind = run.examples(phase.split), run.kind
     predictions, sizes = predictions_of(run, references, phase.split, phase.batch_size)
+    of_baseline, baseline = kind.baseline(run, phase.split, examples, references)
+    if not run.world.is_main:
+        return {}
     given = [each for each in references if roles[each.name] in ("teacher", CHECKPOINT)]
     warnings = warn_of_teachers(run, name, phase.split, given, predictions, examples)
-    predictions[BASELINE], baseline = kind.baseline(run, phase.split, examples, references)
+    predictions[BASELINE] = of_baseline
     scored = {model: kind.scored(of_model, examples) for model, of_model in predictions.items()}
     with located(f"phase {name}, split {phase.split}"):
         reports = {model: kind.report(of_model) for model, of_model in scored.items()}
     counted = kind.counted(examples)
     groups = numbered(examples.group_keys[torch.from_numpy(counted)])
-    if run.world.is_main:
-        of_models = {model: scored[model] for model in roles}
-        saved = SavedPredictions(run.labels, groups, of_models)
-        saved.write(run.folder.predictions(number, name))
+    of_models = {model: scored[model] for model in roles}
+    saved = SavedPredictions(run.labels, groups, of_models)
+    saved.write(run.folder.predictions(number, name))
     entry = metric_of(run.task)
     baseline = {**baseline, **reports[BASELINE]}
     _log(run, name, phase.split, roles, reports, baseline)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from ds_distill.progress import marked
+
 HOTTEST = 20.0
 """Temperatures lie in [1 / HOTTEST, HOTTEST]: a teacher that is always right would get 0, one
 that knows nothing would get infinity."""
@@ -34,7 +36,7 @@ def fit_temperature(logits: torch.Tensor, truth: torch.Tensor) -> float:
     scores = (scores - scores.amax(dim=1, keepdim=True)).clamp(min=-1e4)
     own = scores.gather(1, truth[:, None])[:, 0]
     cold, hot = 1.0 / HOTTEST, HOTTEST
-    for _ in range(60):
+    for _ in marked("fits a temperature", range(60)):
         middle = (cold * hot) ** 0.5
         expected = (torch.softmax(scores / middle, dim=1) * scores).sum(dim=1)
         if (own - expected).mean() > 0:  # sharper is likelier still

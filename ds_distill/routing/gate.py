@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from ds_distill.progress import mark
 from ds_distill.routing.calibration import log_probabilities
 from ds_distill.routing.partial import Classes, knowing_average
 
@@ -198,6 +199,7 @@ def _fit(
     )
 
     def closure() -> float:
+        mark("fits a gate")
         loss = F.cross_entropy(offset + x @ v + bias, truth)
         # A class without examples would push its bias to minus infinity.
         size = penalty * (unit * v).square().sum() + BIAS_PENALTY * bias.square().sum()

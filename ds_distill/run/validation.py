@@ -50,9 +50,12 @@ def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation 
 
     def score(engine: Engine) -> dict[str, dict[str, float | None]]:
         predictions = run.kind.predict(engine, collate, examples, list(starts), BATCH)
-        return {
-            name: metric_values(run.kind.scored(one, examples), run.kind.metrics)
-            for name, one in predictions.items()
-        }
+        # By one rank: all must choose the same epoch.
+        return run.world.from_main(
+            lambda: {
+                name: metric_values(run.kind.scored(one, examples), run.kind.metrics)
+                for name, one in predictions.items()
+            }
+        )
 
     return Validation(CHOOSING_SPLIT, len(examples), metric_of(run.task), score)

@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ds_distill.progress import activity
 from ds_distill.routing import gate as gate_module
+from ds_distill.routing.calibration import fit_temperature
 from ds_distill.routing.gate import Gate, calibrated_average, features, fit_gate
 
 PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03)
@@ -139,3 +141,13 @@ def test_an_absurd_logit_moves_the_target_no_further_than_a_large_one():
         assert (target(sign * 90.0) - edge).abs().max() > 1
     # float32's largest numbers
     assert torch.isfinite(target(3e38)).all() and torch.isfinite(target(-3e38)).all()
+
+
+def test_fits_show_signs_of_progress():
+    """Other ranks wait for them, and a run ends where there is none for long."""
+    logits, truth, folds = saying(200, 1.0, seed=0)
+    before = activity().marks
+    fit_temperature(logits["ann"], truth)
+    assert activity().marks - before == 60
+    fit_gate(logits, {}, TEMPERATURES, truth, folds)
+    assert activity().marks - before > 60 + 5 * len(PENALTIES)

@@ -19,6 +19,7 @@ HOST = socket.gethostname()
 
 RANKS = """
 import json, os, sys, time
+import numpy as np
 import torch
 from ds_distill.engine import rendezvous
 from ds_distill.engine.rendezvous import Meeting, RanksMissing, StoreLost
@@ -37,6 +38,8 @@ def work(rank):
             meeting.store.set(rendezvous.FAILURE, "it")
             time.sleep(2)
             return
+        if what == "judge":
+            judge(meeting)
         for _ in range(20):
             meeting.barrier(lambda missing: print("waiting for", missing, flush=True))
         if rank == 0:
@@ -45,6 +48,36 @@ def work(rank):
         print(rank, type(error).__name__, error, flush=True)
         if rank == 0:
             time.sleep(2)
+
+def judge(meeting):
+    # Rank 0 takes an interval, which lasts longer than a rank may go without a sign of progress;
+    # each of its parts is far shorter.
+    from ds_distill.evaluation import bootstrap
+    from ds_distill.evaluation.metric import MeanMetric
+    from ds_distill.run.watchdog import Watchdog
+
+    class Slow(MeanMetric):
+        def counts(self, values):
+            return np.stack([values, np.ones_like(values)], axis=1)
+
+        def difference(self, sums):
+            time.sleep(0.15)
+            return super().difference(sums)
+
+    def ended(failure, where):
+        print(failure, flush=True)
+        os._exit(1)
+
+    watchdog = Watchdog(meeting, 1.5, ended)
+    watchdog.start()
+    text = None
+    if meeting.rank == 0:
+        bootstrap._AT_ONCE = 1
+        one, other = np.array([1.0, 1.0]), np.zeros(2)
+        found = bootstrap.paired_interval(one, other, Slow(None, ()), resamples=20)
+        text = json.dumps(found)
+    print(meeting.rank, meeting.from_main(text), flush=True)
+    watchdog.stop()
 
 children = []
 for rank in ranks:
@@ -90,6 +123,15 @@ def test_ranks_meet_and_wait_for_each_other() -> None:
 def test_a_failure_ends_a_wait() -> None:
     lines = run_ranks([0, 1, 2], 3, 60, "failure")
     assert {f"{rank} StoreLost another rank has failed" for rank in (0, 1)} <= set(lines)
+
+
+def test_a_long_interval_of_one_rank_is_no_end_of_the_run() -> None:
+    """All learn what it found."""
+    lines = run_ranks([0, 1], 2, 60, "judge")
+    assert sorted(line for line in lines if "waiting" not in line) == [
+        "0 [1.0, 1.0]",
+        "1 [1.0, 1.0]",
+    ]
 
 
 def test_those_that_do_not_come_are_named_with_their_hosts() -> None:
