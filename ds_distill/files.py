@@ -13,9 +13,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ds_distill.errors import UserError
+
 _NO_SPACE = ("no space left on device", "os error 28", "disk quota exceeded", "os error 122")
 _WRITE_FAILED = ("pytorchstreamwriter", "inline_container", "requested and")
 """Messages of torch and numpy when a write ends early; they set no errno."""
+
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -69,13 +81,62 @@ def write_json(path: Path, data: Any, indent: int | None = 2) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return json.loads(read_text(path))
+
+
+def read_text(path: Path) -> str:
+    """A file's text. Raises OSError for a pipe or a device, which may have no end."""
+    if stat.S_IFMT(path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path.read_text(encoding="utf-8")
+
+
+def kind_of_node(path: Path) -> str | None:
+    """What a path is, in words: of a link not what it points to. None where nothing is there."""
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _KINDS.get(stat.S_IFMT(mode), "a node of an unknown kind")
+
+
+def refuse_links_out(folder: Path) -> None:
+    """Raises UserError where anything in a folder is a link to outside of it, or is neither a file
+    nor a folder. What is written or removed there would be elsewhere, and a pipe is waited for
+    without end. The folder itself may be a link, such as to another disk."""
+    root = os.path.realpath(folder)
+    waiting = [root]
+    while waiting:
+        try:
+            within = list(os.scandir(waiting.pop()))
+        except OSError:  # removed by another process, or not for this one to read or write
+            continue
+        for entry in within:
+            if entry.is_symlink():
+                target = os.path.realpath(entry.path)
+                if os.path.commonpath([root, target]) != root:
+                    raise UserError(
+                        f"{entry.path}: is a link to {target}, which is outside of {folder}: "
+                        "nothing there is written or removed through it. Remove the link, and put "
+                        "the files themselves in its place."
+                    )
+            elif entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
+                raise UserError(
+                    f"{entry.path}: is {kind_of_node(Path(entry.path))}, and {folder} holds files "
+                    "and folders alone. Remove it."
+                )
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A temporary path to write; it is renamed to `path` when the block ends without an error. It
-    gets the mode of a new file there: safetensors makes its own readable only by the owner."""
+    gets the mode of a new file there: safetensors makes its own readable only by the owner.
+
+    Raises UserError where `path` is anything but a regular file, which a rename would replace.
+    """
+    _refuse_others(path, "a file")
     temporary = path.with_name(f".{path.name}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.unlink(missing_ok=True)  # of a process that was killed
@@ -89,7 +150,9 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def publish_file(temporary: Path, path: Path) -> None:
-    """Sync a finished file and rename it to `path`, replacing an older one."""
+    """Sync a finished file and rename it to `path`, replacing an older one. Raises UserError where
+    `path` is anything but a regular file."""
+    _refuse_others(path, "a file")
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
@@ -111,11 +174,12 @@ def new_folder(path: Path) -> Iterator[Path]:
 def publish_folder(temporary: Path, path: Path) -> None:
     """Sync a finished folder and rename it to `path`, replacing an older one: at every moment the
     name has the old folder or the new. Its files get the mode of new files there: safetensors makes
-    its own readable only by the owner.
+    its own readable only by the owner. Raises UserError where `path` is anything but a folder.
 
     A file system that cannot exchange two names, such as NFS, has neither for a moment: a process
     that is killed in it leaves the old one as `.NAME.old`, whole.
     """
+    _refuse_others(path, "a folder")
     mode = _mode_of_new_file(temporary / ".mode")
     (temporary / ".mode").unlink()
     for path_within in temporary.rglob("*"):
@@ -149,6 +213,12 @@ def _exchange(one: Path, other: Path) -> bool:
     if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
         return False
     raise OSError(code, os.strerror(code), str(other))
+
+
+def _refuse_others(path: Path, kind: str) -> None:
+    """Raises UserError where a rename to `path` would replace what is not of this kind."""
+    if (found := kind_of_node(path)) not in (None, kind):
+        raise UserError(f"{path}: is {found}, and only {kind} is replaced. Name another path.")
 
 
 def _mode_of_new_file(path: Path) -> int:

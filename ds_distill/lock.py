@@ -16,10 +16,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from ds_distill.errors import UserError
-from ds_distill.files import write_text
+from ds_distill.files import kind_of_node, read_text, write_text
 from ds_distill.process_id import ProcessId
 
 NAME = "lock.json"
@@ -38,15 +40,20 @@ WRITE_SECONDS = 2.0
 """Time of an owner to write its name into the file that it has made."""
 
 
+Time = Annotated[float, Field(ge=0, lt=2**37)]
+"""Seconds since 1970, of a year that has four digits."""
+
+
 @dataclass(frozen=True)
 class Owner:
     """The process that has a lock."""
 
     process: ProcessId
-    since: float
+    since: Time
     """When it took the lock, in seconds since 1970."""
-    nonce: str
-    beat: float
+    nonce: Annotated[str, Field(pattern=r"^[0-9A-Za-z_-]{1,64}$")]
+    """A part of a file's name, see `FolderLock._claim`."""
+    beat: Time
     """When it was last renewed, in seconds since 1970 by the owner's clock."""
 
     @staticmethod
@@ -265,15 +272,20 @@ def release_all() -> None:
             taken.release(wait=False)
 
 
+_OWNER = TypeAdapter(Owner)
+
+
 def _owner_in(path: Path) -> Owner | None:
-    """The owner by a file; None without one, or where it was never written to the end."""
+    """The owner by a file; None without one, or where it was never written to the end. Raises
+    UserError for what is no file."""
     for _ in range(20):
+        if (kind := kind_of_node(path)) not in (None, "a file"):
+            raise UserError(f"{path}: is {kind}, and a lock is a file. Remove it.")
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-            return Owner(**{**fields, "process": ProcessId(**fields["process"])})
+            return _OWNER.validate_json(read_text(path), strict=True)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError):
+        except ValueError:
             if _age(path) > WRITE_SECONDS:
                 return None
             time.sleep(WRITE_SECONDS / 20)  # made, and about to be written

@@ -6,6 +6,13 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from ds_distill.files import read_text
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -13,8 +20,8 @@ class ProcessId:
     """A process."""
 
     host: str
-    pid: int
-    born: int | None
+    pid: Count
+    born: Count | None
     """When it began, in the system's own count; None where that does not tell."""
     machine: str
     """What the process id belongs to: the same on all hosts that share them, see `_machine`."""
@@ -22,6 +29,11 @@ class ProcessId:
     @staticmethod
     def of_this() -> ProcessId:
         return ProcessId(socket.gethostname(), os.getpid(), _born(os.getpid()), _machine())
+
+    @staticmethod
+    def read(file: Path) -> ProcessId:
+        """As JSON of its fields. Raises ValueError where it is damaged."""
+        return TypeAdapter(ProcessId).validate_json(read_text(file), strict=True)
 
     def is_alive(self) -> bool | None:
         """Whether it runs; None where only its own host could tell."""

@@ -30,7 +30,7 @@ from ds_distill.cache.plan import BUILDING, Plan, check_same_plan, read_plan, wr
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import close_shard, written
 from ds_distill.cache.workers import CLAIMS, WORKERS, Worker, writing
-from ds_distill.files import sync
+from ds_distill.files import refuse_links_out, sync
 from ds_distill.lock import FolderLock
 
 Teachers = Mapping[str, tuple[Fingerprint, SignalSchema]]
@@ -43,8 +43,9 @@ def join_build(cache: Path, plan: Plan, teachers: Teachers) -> tuple[Worker, int
     Returns this process as a worker, and how many blocks, of all teachers together, are already
     written; None where the cache is no longer what the plan was made from, because another build
     of it has finished. Raises UserError when an unfinished build has another plan, or its plan is
-    damaged.
+    damaged, and for a folder with a link out of it.
     """
+    refuse_links_out(cache)
     with _lock(cache):
         manifest = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
         if (manifest.blocks if manifest else 0) != plan.first_block:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ds_distill.cache.plan import BUILDING, PLAN, Plan
 from ds_distill.cache.shards import blocks_to_write
-from ds_distill.files import read_json, write_json
+from ds_distill.files import write_json
 from ds_distill.lock import BEAT_SECONDS, STALE_SECONDS
 from ds_distill.process_id import ProcessId
 
@@ -212,10 +212,10 @@ def _numbers(cache: Path) -> list[int]:
 def _may_write(cache: Path, number: int) -> bool:
     """Whether a worker is not known to have ended."""
     try:
-        return ProcessId(**read_json(_file(cache, number))).is_alive() is not False
+        return ProcessId.read(_file(cache, number)).is_alive() is not False
     except FileNotFoundError:
         return False
-    except (ValueError, TypeError):  # damaged: it may still be renewed
+    except ValueError:  # damaged: it may still be renewed
         return True
 
 
@@ -227,7 +227,7 @@ def _is_silent(cache: Path, number: int) -> bool:
 
 
 def _describe(cache: Path, number: int) -> str:
-    with suppress(FileNotFoundError, ValueError, TypeError):
-        process = ProcessId(**read_json(_file(cache, number)))
+    with suppress(FileNotFoundError, ValueError):
+        process = ProcessId.read(_file(cache, number))
         return f"process {process.pid} on host {process.host}"
     return f"worker {number}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -13,7 +13,7 @@ import typer
 
 from ds_distill.collection import without_collection
 from ds_distill.errors import UserError
-from ds_distill.files import is_disk_full, new_file
+from ds_distill.files import is_disk_full, kind_of_node, new_file
 from ds_distill.run.stopping import Stopped, exit_on_signal, is_rank, print_error
 
 RecipeArgument = Annotated[
@@ -130,9 +130,21 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def text_output(file: Path | None) -> Iterator[TextIO]:
-    """A new file, which is there once the block has ended well; standard output for None."""
+    """A new file, which is there once the block has ended well; standard output for None. A device,
+    a pipe or a link, such as /dev/stdout, is written into.
+
+    Raises UserError where it cannot be opened.
+    """
     if file is None:
         yield sys.stdout
         return
-    with new_file(file) as aside, open(aside, "w", encoding="utf-8") as lines:
+    with ExitStack() as opened:
+        try:
+            whole = kind_of_node(file) in (None, "a file", "a folder")
+            aside = opened.enter_context(new_file(file)) if whole else file
+            lines = opened.enter_context(open(aside, "w", encoding="utf-8"))
+        except OSError as error:
+            raise UserError(
+                f"{file}: cannot be written: {error.strerror or error}. Name another file."
+            ) from error
         yield lines

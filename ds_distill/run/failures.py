@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from ds_distill.files import sync
+from pydantic import TypeAdapter
+
+from ds_distill.files import read_text, sync
 from ds_distill.run.stopping import STOPPED
 
 FOLDER = "failures"
@@ -40,10 +42,15 @@ class Failure:
         return f"rank {self.rank} on {self.host}: {self.message}"
 
 
+_RECORD = TypeAdapter(Failure)
+
+
 def record_failure(folder: Path, failure: Failure) -> bool:
     """Write a rank's record into the run's folder, which need not exist. Its first one stays: what
     follows is a consequence. Returns whether this is it."""
     path = folder / FOLDER / f"rank-{failure.rank:05d}.json"
+    if path.parent.is_symlink():  # a start that is refused for it has a failure to record, too
+        return False
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with open(path, "x", encoding="utf-8") as file:
@@ -57,8 +64,8 @@ def failures(folder: Path) -> list[Failure]:
     """All records, the oldest first; a damaged one counts for none."""
     found = []
     for path in sorted((folder / FOLDER).glob("rank-*.json")):
-        with suppress(OSError, ValueError, TypeError):
-            found.append(Failure(**json.loads(path.read_text(encoding="utf-8"))))
+        with suppress(OSError, ValueError):
+            found.append(_RECORD.validate_json(read_text(path)))
     return sorted(found, key=lambda failure: failure.time)
 
 
@@ -78,8 +85,8 @@ def clear_failures(folder: Path, before: float | None = None) -> None:
     limit = float("inf") if before is None else before
     for path in (folder / FOLDER).glob("rank-*.json"):
         try:
-            at = float(json.loads(path.read_text(encoding="utf-8"))["time"])
-        except (OSError, ValueError, TypeError, KeyError):
+            at = _RECORD.validate_json(read_text(path)).time
+        except (OSError, ValueError):
             at = 0.0
         if at < limit:
             path.unlink(missing_ok=True)

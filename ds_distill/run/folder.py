@@ -13,7 +13,14 @@ from typing import Any
 
 from ds_distill import lock
 from ds_distill.errors import UserError
-from ds_distill.files import new_folder, publish_folder, read_json, write_json, write_text
+from ds_distill.files import (
+    new_folder,
+    publish_folder,
+    read_json,
+    refuse_links_out,
+    write_json,
+    write_text,
+)
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.run import failures
 from ds_distill.run.changes import Change, changes
@@ -56,10 +63,11 @@ class RunFolder:
         return (self.path / "recipe.yaml").is_file()
 
     def check_new_or_same(self, recipe: Recipe, resume: bool) -> None:
-        """Raises UserError for a folder of another run, for one that a run has at the moment, and
-        for a resume with another recipe."""
+        """Raises UserError for a folder of another run, for one that a run has at the moment, for
+        one with a link out of it, and for a resume with another recipe."""
         written = self.path / "recipe.yaml"
         if self.path.is_dir():
+            refuse_links_out(self.path)
             lock.FolderLock(self.path).check()
         if self.path.exists() and not self.path.is_dir():
             raise UserError(
@@ -129,7 +137,7 @@ class RunFolder:
         newest = [
             (folder.name[3:], max(int(step.name.removeprefix("step-")) for step in steps))
             for folder in sorted((self.path / "checkpoints").glob("*"))
-            if (steps := list(folder.glob("step-*")))
+            if (steps := list(folder.glob(f"step-{'[0-9]' * 8}")))
         ]
         steps_saved = ", ".join(f"{output} at step {step}" for output, step in newest)
         saved = [

@@ -18,7 +18,7 @@ from typing import Any
 
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
-from ds_distill.files import read_json, write_json, write_text
+from ds_distill.files import read_json, refuse_links_out, write_json, write_text
 from ds_distill.parts.phases import Training
 from ds_distill.planning.table import duration
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
@@ -126,6 +126,7 @@ class Sweep:
 
     def _check_folder(self, *, resume: bool) -> None:
         file = self.path / "sweep.json"
+        refuse_links_out(self.path)
         if file.is_file():
             if not resume:
                 raise UserError(

@@ -10,6 +10,7 @@ import yaml
 from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
 from ds_distill.recipe import load_recipe
+from ds_distill.run.failures import Failure, record_failure
 from ds_distill.run.folder import RunFolder
 
 
@@ -88,3 +89,26 @@ def test_phases_keep_their_environments(folder, recipe):
 
 def test_without_a_run_nothing_has_changed(tmp_path: Path, recipe) -> None:
     assert RunFolder(tmp_path / "run").changes(recipe()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "models", "metrics.jsonl", "lock.json", "failures"]
+)
+def test_a_link_out_of_the_folder_is_refused_before_anything_is_done(
+    name: str, folder, recipe, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    (victim / "rank-00000.json").parent.mkdir()
+    (victim / "rank-00000.json").touch()
+    target = victim / "not there" if "." in name else victim
+    (folder.path / name).symlink_to(target)
+    for resume in (True, False):
+        with pytest.raises(UserError, match=rf"{name}: is a link to .*victim.* Remove the link"):
+            folder.check_new_or_same(recipe(), resume=resume)
+    record_failure(folder.path, Failure(0, "host", 0.0, "mistake", "a link"))
+    assert [path.name for path in victim.iterdir()] == ["rank-00000.json"]
+
+
+def test_a_folder_that_is_a_link_itself_is_continued(folder, recipe, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").symlink_to(folder.path)
+    RunFolder(tmp_path / "elsewhere").check_new_or_same(recipe(), resume=True)

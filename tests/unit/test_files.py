@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -16,12 +17,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from ds_distill.cli.shared import text_output
+from ds_distill.errors import UserError
 from ds_distill.files import (
     is_disk_full,
     new_file,
     new_folder,
     publish_folder,
     read_json,
+    refuse_links_out,
     write_json,
     write_text,
 )
@@ -210,3 +214,74 @@ def test_a_file_of_safetensors_gets_the_rights_of_a_new_file(tmp_path, umask):
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o666 & ~umask
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def make_node(kind: str, path: Path) -> None:
+    """A node like those of /dev, in a folder of the test's own."""
+    if kind == "device":
+        try:
+            os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # of the null device
+            path.open("wb").close()
+        except PermissionError:
+            pytest.skip("only root makes devices, and not everywhere")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        (path.parent / "elsewhere").write_text("kept")
+        path.symlink_to("elsewhere")
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "link", "folder"])
+def test_only_a_regular_file_is_replaced_by_a_rename(kind, tmp_path):
+    make_node(kind, tmp_path / "there")
+    before = os.lstat(tmp_path / "there").st_mode
+    with pytest.raises(UserError, match=f"is a {kind}, and only a file is replaced"):
+        write_text(tmp_path / "there", "new")
+    assert os.lstat(tmp_path / "there").st_mode == before
+    if kind != "folder":
+        (tmp_path / "aside").mkdir()
+        with pytest.raises(UserError, match=f"is a {kind}, and only a folder is replaced"):
+            publish_folder(tmp_path / "aside", tmp_path / "there")
+        assert os.lstat(tmp_path / "there").st_mode == before
+
+
+@pytest.mark.parametrize("kind", ["device", "link"])
+def test_an_output_that_is_no_regular_file_is_written_into(kind, tmp_path):
+    """A command's --output: /dev/null and /dev/stdout stay what they are."""
+    make_node(kind, tmp_path / "there")
+    before = os.lstat(tmp_path / "there").st_mode
+    with text_output(tmp_path / "there") as lines:
+        lines.write("new")
+    assert os.lstat(tmp_path / "there").st_mode == before
+    if kind == "link":
+        assert (tmp_path / "elsewhere").read_text() == "new"
+
+
+def test_an_output_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    for output in (tmp_path, tmp_path / "file" / "within"):
+        with pytest.raises(UserError, match=str(output)), text_output(output):
+            pass
+
+
+def test_links_out_of_a_folder_are_refused_and_within_it_are_not(tmp_path):
+    folder, victim = tmp_path / "disk" / "run", tmp_path / "victim"
+    for each in (folder / "deep", victim):
+        each.mkdir(parents=True)
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    (folder / "latest").symlink_to("deep")
+    (folder / "claim").symlink_to("3")  # as a cache's: nothing of that name is there
+    (folder / "loop").symlink_to("loop")
+    refuse_links_out(folder)
+    refuse_links_out(tmp_path / "runs" / "run")  # a folder may be reached by a link
+    refuse_links_out(tmp_path / "not there")
+    for target in (victim, victim / "not there", "../../../victim", "/"):
+        (folder / "deep" / "out").symlink_to(target)
+        with pytest.raises(UserError, match=r"deep/out: is a link to .*outside of"):
+            refuse_links_out(tmp_path / "runs" / "run")
+        (folder / "deep" / "out").unlink()
+    os.mkfifo(folder / "deep" / "metrics.jsonl")
+    with pytest.raises(UserError, match=r"metrics\.jsonl: is a pipe"):
+        refuse_links_out(folder)

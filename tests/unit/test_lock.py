@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,40 @@ def test_one_that_was_left_empty_long_ago_is_not_waited_for(tmp_path, monkeypatc
     with FolderLock(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"since": odd} for odd in (1e300, -1e20, math.nan, "x", None)),
+        *({"nonce": odd} for odd in ("../../x", "a\0", 3, "a" * 300, "")),
+        *({"process": odd} for odd in (None, [], {}, {"host": 1, "pid": "1/../2"})),
+        {"beat": 10**400},
+        {"beat": []},
+    ],
+)
+def test_odd_fields_are_no_owner(change, tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "WRITE_SECONDS", 0.0)
+    content = {**asdict(lock.Owner.this_process()), **change}
+    (tmp_path / lock.NAME).write_text(json.dumps(content))
+    FolderLock(tmp_path).check()
+    with FolderLock(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "a folder"])
+def test_what_is_no_file_is_refused_at_once(kind, tmp_path):
+    file = tmp_path / lock.NAME
+    if kind == "a pipe":
+        os.mkfifo(file)
+    elif kind == "a link":
+        file.symlink_to("not there")
+    else:
+        file.mkdir()
+    for act in (FolderLock(tmp_path).check, FolderLock(tmp_path).take):
+        with pytest.raises(UserError, match=rf"lock\.json: is {kind}"):
+            act()
 
 
 def test_one_that_waits_has_the_lock_after_the_first(hold, tmp_path):

@@ -35,6 +35,7 @@ KNOWN = {
     ("cache/shards.py", "ShardWriter.__init__"): "shards and journals are appended to and synced",
     ("cache/shards.py", "close_shard"): "ends a shard, and syncs it",
     ("cache/workers.py", "Worker._take_over"): "a symbolic link, made whole",
+    ("cli/shared.py", "text_output"): "aside by new_file; only a device, a pipe or a link is not",
     ("data/docstrings.py", "docstring_corpus.write"): "a file aside, given by build_once",
     ("data/examples.py", "write_examples"): "a file aside, given by build_once",
     ("data/questions.py", "convert"): "a file aside, given by build_once",
