@@ -15,7 +15,7 @@ from ds_distill.data.question_windows import Windows, prepare
 from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
 from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
 from ds_distill.models.encoder import read_signals
-from ds_distill.models.load import load_question_answerer
+from ds_distill.models.load import finite, load_question_answerer
 from ds_distill.parts.tasks import ExtractiveQA
 from ds_distill.views import PaddedView
 
@@ -100,5 +100,5 @@ class Answerer:
             encoded.get("token_type_ids"),
             candidates=torch.from_numpy(windows.candidates),
         ).to(self._model.device)
-        logits = read_signals(self._model, view).logits
+        logits = finite(self._model, read_signals(self._model, view).logits)
         return best_spans(logits, _LONGEST).cpu().numpy()

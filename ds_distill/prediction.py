@@ -16,14 +16,16 @@ import numpy as np
 import torch
 
 from ds_distill.answering import Answerer
-from ds_distill.data.readers import kind_of, open_file
+from ds_distill.data.readers import check_text, kind_of, open_file
+from ds_distill.data.readers.text import lines_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
 from ds_distill.models.labels import class_names
-from ds_distill.models.load import load_classifier
+from ds_distill.models.load import finite, load_classifier
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.checkpoint import student_of
 from ds_distill.tagging import Tagger
+from ds_distill.terminal import escaped
 
 Text = str | tuple[str, str]
 """A text, or two."""
@@ -92,7 +94,9 @@ class Classifier:
                 if name in encoded
             }
             inputs = self.tokenizer.pad(batch, return_tensors="pt").to(self._model.device)
-            found[torch.from_numpy(these)] = self._model(**inputs).logits.float().cpu()
+            found[torch.from_numpy(these)] = finite(
+                self._model, self._model(**inputs).logits.float().cpu()
+            )
         return found
 
     def predictions(self, texts: list[Text], batch_size: int = 32) -> list[dict[str, Any]]:
@@ -187,7 +191,7 @@ def predict_file(
         found = predictor.predictions(texts, batch_size)
         for (_, row), prediction in zip(chunk, found, strict=True):
             made = {**row, **prediction}
-            output.write(json.dumps(made, ensure_ascii=False, default=str) + "\n")
+            output.write(escaped(json.dumps(made, ensure_ascii=False, default=str)) + "\n")
         output.flush()
         done += len(chunk)
         if time.monotonic() - shown > SECONDS:
@@ -223,7 +227,7 @@ def _rows(file: Path) -> tuple[Iterator[tuple[str, dict[str, Any]]], list[str]]:
 
 def _standard_input() -> Iterator[tuple[str, dict[str, Any]]]:
     objects: bool | None = None
-    for number, line in enumerate(sys.stdin, start=1):
+    for number, line in lines_of(sys.stdin.buffer, "standard input"):
         content = line.strip()
         if not content:
             continue
@@ -271,11 +275,12 @@ def _columns(
 def _text(location: str, row: dict[str, Any], names: tuple[str, ...], of_words: bool) -> Any:
     """A text, a pair of two, or a list of words."""
     words = row.get(names[0])
-    if of_words and isinstance(words, list) and all(isinstance(word, str) for word in words):
+    if of_words and isinstance(words, list):
+        for word in words:
+            check_text(word, f"{location}: a word of {names[0]!r}")
         return words
     values = [row.get(name) for name in names]
     for name, value in zip(names, values, strict=True):
-        if not isinstance(value, str):
-            raise UserError(f"{location}: {name!r} is {kind_of(value)}, not a text.")
+        check_text(value, f"{location}: {name!r}")
     first, *others = values
     return (first, others[0]) if others else first

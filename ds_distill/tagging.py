@@ -16,7 +16,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.words import entities
 from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
 from ds_distill.models.labels import class_names
-from ds_distill.models.load import load_token_classifier
+from ds_distill.models.load import finite, load_token_classifier
 from ds_distill.parts.tags import OUTSIDE, SPAN_TAGS, are_entities
 
 
@@ -145,7 +145,7 @@ class Tagger:
         asked = [window.question for window in windows] if self.answers_questions else None
         encoded = encode_words(self.tokenizer, [w.words for w in windows], self.max_length, asked)
         inputs = self.tokenizer.pad(dict(encoded), return_tensors="pt").to(self._model.device)
-        logits = self._model(**inputs).logits.float().cpu()
+        logits = finite(self._model, self._model(**inputs).logits.float().cpu())
         for number, window in enumerate(windows):
             first = first_tokens(encoded, number, len(window.words), of_pair=asked is not None)
             yield first, logits[number][torch.from_numpy(np.maximum(first, 0)).long()]

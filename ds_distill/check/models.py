@@ -13,13 +13,13 @@ from ds_distill.models.configuration import (
     CLASSIFIER_HEADS,
     check_encoder,
     check_vocabulary,
-    check_weights,
     load_config,
     load_tokenizer,
     same_tokens,
     takes_packed,
     usable_length,
 )
+from ds_distill.models.weights import check_weights
 from ds_distill.parts.entry import imported
 from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.parts.tasks import TASKS
@@ -84,7 +84,7 @@ class Models:
 
         def weights() -> Iterator[str]:
             if Path(reference).is_dir():
-                check_weights(Path(reference), config)
+                check_weights(reference, config)
             yield from ()
 
         yield from _reported(vocabulary)

@@ -9,6 +9,7 @@ import sys
 from ds_distill.cli.commands import app
 from ds_distill.errors import UserError
 from ds_distill.run.stopping import end_as_rank, exit_on_signal, is_rank
+from ds_distill.terminal import say
 
 __all__ = ["app", "main"]
 
@@ -37,9 +38,9 @@ def main() -> None:
 
             report_and_exit(error)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            print("ds-distill: a path of the command line is too long", file=sys.stderr, flush=True)
+            say("ds-distill: a path of the command line is too long", error=True)
             sys.exit(2)
         if not isinstance(error, UserError):
             raise
-        print(f"ds-distill: {error}", file=sys.stderr, flush=True)
+        say(f"ds-distill: {error}", error=True)
         sys.exit(2)

@@ -22,6 +22,7 @@ from ds_distill.cli.shared import (
 )
 from ds_distill.errors import UserError
 from ds_distill.launch.options import LaunchOptions, with_launch_options
+from ds_distill.terminal import say
 
 cache_app = typer.Typer(
     help="Cache teacher signals: run the teachers once, train any number of students from it.",
@@ -105,9 +106,9 @@ def cache_compare(
     from ds_distill.run.codecs import compare
 
     for teacher, scores in compare(done, number, examples).items():
-        typer.echo(f"\n{teacher}, KL(true || decoded) in nats, {scores[0].rows} tokens\n")
-        typer.echo(markdown_table(scores), nl=False)
-        typer.echo(f"\nPlot     {run_folder.path / 'figures' / f'codecs-{teacher}.svg'}")
+        say(f"\n{teacher}, KL(true || decoded) in nats, {scores[0].rows} tokens\n")
+        say(markdown_table(scores), end="")
+        say(f"\nPlot     {run_folder.path / 'figures' / f'codecs-{teacher}.svg'}")
 
 
 @cache_app.command("verify", epilog="Example: ds-distill cache verify runs/quickstart")
@@ -118,7 +119,7 @@ def cache_verify(folder: CacheArgument) -> None:
 
     for path in caches_in(folder):
         CacheReader(path).verify()
-        typer.echo(f"{path}: all checksums match")
+        say(f"{path}: all checksums match")
 
 
 @cache_app.command("info", epilog="Example: ds-distill cache info runs/quickstart")
@@ -127,7 +128,7 @@ def cache_info(folder: CacheArgument) -> None:
     from ds_distill.cache.inspect import caches_in, describe
 
     for path in caches_in(folder):
-        typer.echo(describe(path))
+        say(describe(path))
 
 
 def _check_workers(recipe, last: int) -> None:  # type: ignore[no-untyped-def]

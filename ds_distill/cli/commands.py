@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +32,7 @@ from ds_distill.cli.suite import suite
 from ds_distill.cli.sweep import HowToRun, run_settings, sweep
 from ds_distill.launch.options import LaunchOptions, with_launch_options
 from ds_distill.run.stopping import is_rank
+from ds_distill.terminal import say
 
 UntilOption = Annotated[
     str | None,
@@ -52,7 +52,7 @@ app.add_typer(cache_app, name="cache")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"ds-distill {__version__}")
+        say(f"ds-distill {__version__}")
         raise typer.Exit
 
 
@@ -102,7 +102,7 @@ def _run_seeds(  # type: ignore[no-untyped-def]
 ) -> None:
     from ds_distill.sweep.grid import Variant
 
-    typer.echo("Models of a seed go when it has ended; `ds-distill sweep` has --keep, and --jobs.")
+    say("Models of a seed go when it has ended; `ds-distill sweep` has --keep, and --jobs.")
     path = folder or Path("runs") / loaded.name
     run_settings(recipe, overrides or [], [Variant(())], small, path, how)
 
@@ -160,10 +160,10 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, small: SmallOptio
     from ds_distill.check.recipe import check_all
 
     notes = check_all(loaded, print_reading)
-    typer.echo(f"{recipe}: no mistakes found. {len(loaded.phases)} phases: ", nl=False)
-    typer.echo(", ".join(loaded.phase_names()) + ".")
+    say(f"{recipe}: no mistakes found. {len(loaded.phases)} phases: ", end="")
+    say(", ".join(loaded.phase_names()) + ".")
     for note in notes:
-        typer.echo(f"Note: {note}")
+        say(f"Note: {note}")
 
 
 @app.command(epilog="Example: ds-distill recipes quickstart > my.yaml")
@@ -180,17 +180,17 @@ def recipes(
     if schema:
         from ds_distill.recipe.json_schema import schema_text
 
-        typer.echo(schema_text(), nl=False)
+        say(schema_text(), end="")
         return
     from ds_distill.recipe import builtin_recipes, load_recipe, recipe_path, small_form
 
     if name is not None:
-        typer.echo(recipe_path(name).read_text(encoding="utf-8"), nl=False)
+        say(recipe_path(name).read_text(encoding="utf-8"), end="")
         return
     width = max(len(name) for name in builtin_recipes())
     for name, path in builtin_recipes().items():
         small = "  [--small]" if small_form(path).is_file() else ""
-        typer.echo(f"{name:<{width}}  {load_recipe(name).description}{small}")
+        say(f"{name:<{width}}  {load_recipe(name).description}{small}")
 
 
 @app.command(epilog="Example: ds-distill route my.yaml --folder runs/my-run")
@@ -253,7 +253,7 @@ def predict(
     from ds_distill.prediction import predict_file
 
     def progress(sentence: str) -> None:
-        print(sentence, file=sys.stderr, flush=True)
+        say(sentence, error=True)
 
     quiet_libraries()
     with text_output(output) as target:
@@ -302,7 +302,7 @@ def plan(
 
     planner = Planner(loaded, find_device(gpu, gpus), gpus)
     made = planner.plan()
-    typer.echo(plan_text(made), nl=False)
+    say(plan_text(made), end="")
     if json is not None:
         write_json(json, made.to_json())
     if figure is not None:

@@ -10,6 +10,7 @@ import typer
 
 from ds_distill.cli.shared import Overrides, SmallOption, load, quiet_libraries
 from ds_distill.errors import UserError
+from ds_distill.terminal import say
 
 
 def evaluate(
@@ -60,6 +61,6 @@ def evaluate(
         execute(recipe, folder)
         [record] = read_json(folder / "results.json")["phases"]
     for table in evaluation_tables(record):
-        typer.echo(f"\n{table_text(table)}")
+        say(f"\n{table_text(table)}")
     if output is not None:
-        typer.echo(f"\nReport   {output / 'report.html'}\nResults  {output / 'results.json'}")
+        say(f"\nReport   {output / 'report.html'}\nResults  {output / 'results.json'}")

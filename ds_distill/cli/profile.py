@@ -11,6 +11,7 @@ import typer
 
 from ds_distill.cli.shared import Overrides, SmallOption, load, quiet_libraries
 from ds_distill.run.stopping import Stopped
+from ds_distill.terminal import say
 
 
 def profile(
@@ -93,7 +94,7 @@ def _trainings(
             f"A short run: {total_steps(steps)} steps of each training, the first of which warm "
             "up, on few examples. What it says of their quality means nothing."
         )
-        print(sentence, file=sys.stderr, flush=True)
+        say(sentence, error=True)
     try:
         found, device = profile_trainings(
             short, folder or Path("runs") / f"{short.name}-profile", trace
@@ -102,7 +103,7 @@ def _trainings(
         sys.exit(143)
     if not found:  # another rank than the first
         return
-    typer.echo("\n" + trainings_text(found, device, ranks), nl=False)
+    say("\n" + trainings_text(found, device, ranks), end="")
     if json is not None:
         environment = describe_environment(ranks, "cpu" if device is None else device.name)
         trainings = [one.to_json() for one in found]
@@ -122,10 +123,10 @@ def _models(run: Path, json: Path | None, figure: Path | None) -> None:
     from ds_distill.run.environment import describe_environment
 
     def progress(sentence: str) -> None:
-        print(sentence, file=sys.stderr, flush=True)
+        say(sentence, error=True)
 
     found = profile_models(run, progress)
-    typer.echo("\n" + models_text(found), nl=False)
+    say("\n" + models_text(found), end="")
     if json is not None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         models = [one.to_json() for one in found]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ds_distill.cli.shared import FolderOption, Overrides, ResumeOption, execute_recipe, load
+from ds_distill.terminal import say
 
 SMALL_BELOW = 0.3e12
 """Operations a second of matrix products below which the small form is taken. Two cores with
@@ -55,7 +56,7 @@ def _is_slow() -> bool:
     if flops >= SMALL_BELOW:
         return False
     kind = "bf16" if half else "fp32"
-    typer.echo(
+    say(
         f"This CPU does {flops / 1e12:.2f} TFLOP/s in {kind}: the quickstart's small form, with "
         "half of the examples, about ten minutes on two cores. --whole takes all."
     )

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ds_distill.terminal import say
+
 
 def report(
     runs: Annotated[
@@ -31,10 +33,10 @@ def report(
         raise UserError(f"--output {output}: name a file that ends in .html.")
     groups = side_by_side(runs)
     tables = list(side_tables(groups))
-    typer.echo("\n\n".join(map(table_text, tables)))
+    say("\n\n".join(map(table_text, tables)))
     write_json(output.with_suffix(".json"), groups)
     sentences = [] if len(tables) == 1 else [
         "The runs were judged on different examples, tasks or metrics: a table for each."
     ]  # fmt: skip
     write_text(output, page("Runs side by side", sentences, tables))
-    typer.echo(f"\nReport   {output}\nResults  {output.with_suffix('.json')}")
+    say(f"\nReport   {output}\nResults  {output.with_suffix('.json')}")

@@ -15,6 +15,7 @@ from ds_distill.collection import without_collection
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full, kind_of_node, new_file
 from ds_distill.run.stopping import Stopped, exit_on_signal, is_rank, print_error
+from ds_distill.terminal import say
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a built-in recipe.")
@@ -50,7 +51,7 @@ def load(recipe: str, overrides: list[str] | None, small: bool):  # type: ignore
     loaded = load_recipe(recipe, overrides or [], small)
     note = go_offline_without_hub(loaded)
     if note is not None and not is_rank():
-        print(note, file=sys.stderr, flush=True)
+        say(note, error=True)
     return loaded
 
 
@@ -94,15 +95,15 @@ def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None
             f"some space, then run the same command{option}."
         ) from error
     if os.environ.get("RANK", "0") == "0" and first is None:
-        typer.echo(f"\nReport   {path / 'report.html'}")
-        typer.echo(f"Results  {path / 'results.json'}")
-        typer.echo(f"Student  {path / 'student'}")
+        say(f"\nReport   {path / 'report.html'}")
+        say(f"Results  {path / 'results.json'}")
+        say(f"Student  {path / 'student'}")
     return runs
 
 
 def print_reading(done: int, files: int) -> None:
     if done == 50:  # extracting docstrings for the first time takes half a minute
-        print(f"Reading the docstrings of {files:,} files, once ...", file=sys.stderr, flush=True)
+        say(f"Reading the docstrings of {files:,} files, once ...", error=True)
 
 
 def import_without_torch() -> None:

@@ -12,6 +12,7 @@ import typer
 from ds_distill.cli.shared import quiet_libraries
 from ds_distill.cli.sweep import HowToRun, JobsOption, KeepOption, RanksOption, run_sweep
 from ds_distill.errors import UserError, did_you_mean
+from ds_distill.terminal import say
 
 if TYPE_CHECKING:
     from ds_distill.suite.runs import SuiteRun
@@ -72,9 +73,9 @@ def suite(
     asked = Sweep(path, [*runs], {"suite": content, "checkpoints": models}, resume=resume)
     if not resume:
         for note in check_suite(runs):
-            typer.echo(f"Note: {note}")
+            say(f"Note: {note}")
     if loaded.lacks:
-        typer.echo(f"The suite lacks: {' '.join(loaded.lacks.split())}")
+        say(f"The suite lacks: {' '.join(loaded.lacks.split())}")
 
     report = partial(_report, loaded, runs, reference or names[0])
     run_sweep(asked, report, HowToRun(jobs, num_gpus, keep, resume))

@@ -12,6 +12,7 @@ import typer
 
 from ds_distill.cli.shared import SmallOption, print_reading, quiet_libraries
 from ds_distill.run.stopping import exit_on_signal, same_command
+from ds_distill.terminal import say
 
 if TYPE_CHECKING:
     from ds_distill.sweep.sweep import Sweep
@@ -97,7 +98,7 @@ def run_settings(  # type: ignore[no-untyped-def]
     )
     if not how.resume:  # data and models, once: what one run lacks all lack
         for note in check_all(runs[0].recipe, print_reading):
-            typer.echo(f"Note: {note}")
+            say(f"Note: {note}")
     run_sweep(asked, write_report, how)
 
 
@@ -118,15 +119,13 @@ def run_sweep(asked: Sweep, report: Callable[[Sweep], str], how: HowToRun) -> No
     disk = check_disk(asked.path, asked.most_bytes(jobs, how.keep), resume=how.resume)
     asked.begin()
     for line in [*lines, disk]:
-        typer.echo(line)
+        say(line)
     pool = Pool(jobs, gpus, ranks)
     message = f"{asked.path} keeps what is done. Continue with: {same_command('--resume')}"
     with exit_on_signal(lambda: message, pool.end):
-        failed = asked.run(pool, how.keep, lambda text: print(text, flush=True))
-    typer.echo(f"\n{report(asked)}\n\nReport   {asked.path / 'report.html'}")
-    typer.echo(f"Results  {asked.path / 'results.json'}")
+        failed = asked.run(pool, how.keep, say)
+    say(f"\n{report(asked)}\n\nReport   {asked.path / 'report.html'}")
+    say(f"Results  {asked.path / 'results.json'}")
     if failed:
-        typer.echo(
-            f"{len(failed)} of the runs failed: {', '.join(failed)}. --resume tries them again."
-        )
+        say(f"{len(failed)} of the runs failed: {', '.join(failed)}. --resume tries them again.")
         sys.exit(1)

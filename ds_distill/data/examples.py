@@ -27,7 +27,7 @@ from ds_distill.data.labels import (
     label_array,
     plain,
 )
-from ds_distill.data.readers import BATCH, Reader, kind_of
+from ds_distill.data.readers import BATCH, Reader, check_text
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import new_file
 from ds_distill.parts.data import Columns
@@ -218,16 +218,5 @@ def _text(row: dict[str, Any], name: str, location: str) -> str:
             f"{did_you_mean(name, row)} Every row needs it."
         )
     value = row[name]
-    if not isinstance(value, str):
-        raise UserError(
-            f"{location}: {name!r} must be a text, got {kind_of(value)}. Write the text in quotes, "
-            "or take the row out."
-        )
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{location}: {name!r} holds half of a surrogate pair ({value[error.start]!r}), which "
-            "is no character. Correct the text or take the row out."
-        ) from error
-    return value
+    check_text(value, f"{location}: {name!r}")
+    return str(value)

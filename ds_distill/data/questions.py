@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from ds_distill.data.keys import content_keys, hash_keys
-from ds_distill.data.readers import BATCH, Reader, kind_of
+from ds_distill.data.readers import BATCH, Reader, check_text, kind_of
 from ds_distill.data.words import words_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.parts.data import Columns
@@ -94,19 +94,8 @@ def _text(row: dict[str, Any], name: str, location: str) -> str:
             f"{location}: no {name!r}; it has {present}.{did_you_mean(name, row)} Every row needs "
             "it."
         )
-    text = row[name]
-    if not isinstance(text, str):
-        raise UserError(
-            f"{location}: {name!r} must be a text, got {kind_of(text)}. Write it in quotes."
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{location}: {name!r} holds half of a surrogate pair ({text[error.start]!r}), which "
-            "is no character. Correct the text or take the row out."
-        ) from error
-    return text
+    check_text(row[name], f"{location}: {name!r}")
+    return str(row[name])
 
 
 def _answers(given: Any, context: str, what: str) -> list[dict[str, Any]]:

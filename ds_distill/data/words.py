@@ -17,7 +17,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ds_distill.data.keys import content_keys
 from ds_distill.data.labels import LabelIds
-from ds_distill.data.readers import BATCH, Reader, kind_of
+from ds_distill.data.readers import BATCH, Reader, check_text, kind_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.parts.data import Columns
 from ds_distill.parts.tags import OUTSIDE
@@ -209,27 +209,14 @@ def _words(row: dict[str, Any], name: str, location: str) -> list[str]:
             "texts, or take the row out."
         )
     for number, word in enumerate(words):
-        _check_text(word, f"{location}: word {number} of {name!r}")
+        check_text(word, f"{location}: word {number} of {name!r}")
     return words
 
 
 def _text(row: dict[str, Any], name: str, location: str) -> str:
     text = _present(row, name, location)
-    _check_text(text, f"{location}: {name!r}")
+    check_text(text, f"{location}: {name!r}")
     return str(text)
-
-
-def _check_text(text: Any, what: str) -> None:
-    """what: it is, at the start of a message."""
-    if not isinstance(text, str):
-        raise UserError(f"{what} must be a text, got {kind_of(text)}. Write it in quotes.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{what} holds half of a surrogate pair ({text[error.start]!r}), which is no "
-            "character. Correct it or take the row out."
-        ) from error
 
 
 def _spans(

@@ -6,11 +6,10 @@ Nothing here imports torch, so that `ds-distill check` is fast.
 from __future__ import annotations
 
 import json
-from math import prod
-from pathlib import Path
+import math
+import os
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -19,9 +18,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
 )
+from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
 from ds_distill.errors import UserError
-from ds_distill.files import read_json
 from ds_distill.parts.entry import TaskEntry
 
 # Code in a model's folder is never run.
@@ -61,19 +60,78 @@ _POSITIONS_BEHIND_PADDING = ("roberta", "camembert", "longformer", "data2vec-tex
 """Model types, or parts of them, whose first position is the padding id + 1, like RoBERTa."""
 
 
+_MOST = {
+    "num_labels": 1_000_000,
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers"), 1_000),
+    **dict.fromkeys(("num_attention_heads", "n_heads"), 1_000),
+}
+"""Bounds of what transformers makes lists of, or objects, when it only reads a configuration."""
+
+_REFUSED = {
+    "transformers_weights": "and weights are read from model.safetensors alone. Remove the key.",
+    "quantization_config": "and quantised weights are not read. Use the model as it was before.",
+    "chunk_size_feed_forward": "and inputs are not cut into such chunks. Set it to 0.",
+}
+
+
 def load_config(reference: str, revision: str | None = None) -> PreTrainedConfig:
-    """The configuration of a resolved reference. Raises UserError when it cannot be read."""
+    """The configuration of a resolved reference. Raises UserError when it cannot be read, or says
+    what no encoder can be."""
+    check_nodes(reference)
+    try:
+        given, _ = PreTrainedConfig.get_config_dict(reference, revision=revision)
+    except Exception as error:  # as below
+        raise _unreadable(reference, "configuration", error) from error
+    check_fields(reference, given)
     try:
         config = AutoConfig.from_pretrained(reference, revision=revision, **SAFE)
     except Exception as error:  # each model type validates its fields with its own errors
         raise _unreadable(reference, "configuration", error) from error
-    attention = str(getattr(config, "_attn_implementation", None))
-    if "/" in attention:  # transformers would download and run a kernel of that name
-        raise UserError(
-            f"model {reference!r}: its config.json requires external attention code "
-            f"({attention}), which is never run. Remove _attn_implementation from it."
-        )
     return config
+
+
+def check_nodes(reference: str) -> None:
+    """Raises UserError where something in a model's folder is neither a file nor a folder, such as
+    a pipe, which would be waited for without end. Links are followed: the hub's cache is of
+    them."""
+    if not os.path.isdir(reference):
+        return
+    for entry in os.scandir(reference):
+        if not (entry.is_file() or entry.is_dir()):
+            what = "a link to nothing" if entry.is_symlink() else "no regular file"
+            raise UserError(f"{entry.path}: is {what}. Remove it, or copy the model again.")
+
+
+def check_fields(reference: str, given: dict[str, Any]) -> None:
+    """Raises UserError for the content of a config.json that no encoder of transformers can be made
+    from, or that would take all memory or time before anything is compared with the weights."""
+
+    def refuse(key: str, rule: str) -> None:
+        raise UserError(
+            f"model {reference!r}: its config.json has {key}={str(given.get(key))[:80]}, {rule}"
+        )
+
+    for key in ("attn_implementation", "_attn_implementation"):  # it may name a kernel of the hub
+        if given.get(key) not in (None, "eager", "sdpa"):
+            refuse(key, "external attention code, which is never run. Remove the key.")
+    kinds = given.get("architectures") or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        refuse("architectures", "which is no list of names.")
+    for key, why in _REFUSED.items():
+        if given.get(key):
+            refuse(key, why)
+    for key, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            refuse(key, "which is no number.")
+        if "dropout" in key and isinstance(value, int | float) and not 0 <= value <= 1:
+            refuse(key, "and a rate of dropout is from 0 to 1.")
+    for key, most in _MOST.items():
+        value = given.get(key)
+        if isinstance(value, int | float) and not 0 < value <= most:
+            refuse(key, f"and from 1 to {most:,} are possible.")
+    vocabulary, padding = given.get("vocab_size"), given.get("pad_token_id")
+    if isinstance(padding, int) and isinstance(vocabulary, int) and not -1 <= padding < vocabulary:
+        refuse("pad_token_id", f"which is none of its {vocabulary:,} tokens.")
 
 
 def load_tokenizer(
@@ -94,7 +152,15 @@ def load_tokenizer(
         except Exception as error:  # tokenizers raises plain Exception
             raise _unreadable(reference, "tokenizer", error) from error
 
+    check_nodes(reference)
     tokenizer = load()
+    limit, least = tokenizer.model_max_length, tokenizer.num_special_tokens_to_add(pair=True) + 1
+    if not isinstance(limit, int | float) or not limit >= least:
+        raise UserError(
+            f"model {reference!r}: its tokenizer_config.json has model_max_length={limit}, and a "
+            f"number of tokens from {least} is possible. Correct it, or take it out."
+        )
+    tokenizer.model_max_length = int(min(limit, VERY_LARGE_INTEGER))
     if of_words and not _cuts_as_in_text(tokenizer):
         tokenizer = load(add_prefix_space=True)
         if not _cuts_as_in_text(tokenizer):
@@ -289,57 +355,6 @@ def check_head(reference: str, config: PreTrainedConfig, task: TaskEntry) -> Non
             f"{task.outputs}. Fine-tune it first (a fine-tune phase before), or use a checkpoint "
             "that was fine-tuned on such a task."
         )
-
-
-def check_weights(folder: Path, config: PreTrainedConfig) -> None:
-    """Raises UserError for a folder without safetensors, with damaged or missing files, or with a
-    config.json that does not fit them. Reads headers only."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError(
-            f"model '{folder}': the folder has no safetensors weights. Convert it: load it with "
-            "transformers and call save_pretrained."
-        )
-    index = folder / "model.safetensors.index.json"
-    if index.is_file() and not (folder / "model.safetensors").is_file():
-        try:
-            listed = set(read_json(index)["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise UserError(
-                f"{index}: not readable: {first_line(error)}. Copy the model again."
-            ) from error
-        for name in sorted(listed - {file.name for file in files}):
-            raise UserError(f"{index} lists {name}, which is missing. Copy the model again.")
-    numel = 0
-    for file in files:
-        try:
-            with safe_open(file, "np") as weights:
-                numel += sum(prod(weights.get_slice(n).get_shape()) for n in weights.keys())  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"{file}: not readable as safetensors: {error}. Copy the model again."
-            ) from error
-    _check_size(folder, config, numel)
-
-
-def _check_size(folder: Path, config: PreTrainedConfig, numel: int) -> None:
-    """Raises UserError for sizes far beyond the `numel` weights: transformers would allocate the
-    memory before it compares shapes."""
-    width = getattr(config, "embedding_size", None) or config.hidden_size
-    sizes = {
-        "vocab_size": config.vocab_size * width,
-        "max_position_embeddings": (usable_length(config) or 0) * width,
-        "intermediate_size": getattr(config, "intermediate_size", 0) * config.hidden_size,
-        "hidden_size": config.hidden_size**2,
-        "num_hidden_layers": config.num_hidden_layers,
-    }
-    for key, needed in sizes.items():
-        if needed > 64 * numel:
-            raise UserError(
-                f"model '{folder}': its config.json has {key}={getattr(config, key)}, which needs "
-                f"far more weights than the {numel:,} in its safetensors files. Use the files of "
-                "one model."
-            )
 
 
 def first_line(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from transformers import (
 from ds_distill.errors import UserError
 from ds_distill.memory import is_out_of_memory
 from ds_distill.models.configuration import SAFE, first_line, load_config
+from ds_distill.models.weights import check_weights
 from ds_distill.progress import mark
 
 
@@ -178,7 +179,7 @@ def _load(
 ) -> tuple[PreTrainedModel, list[str]]:
     """A model of an auto class, and the weights of its head that were left at random."""
     mark(f"loads {reference}", everywhere=True)
-    load_config(reference, revision)  # refuses what must not be loaded
+    check_weights(reference, load_config(reference, revision), revision)
     try:
         with seeded(seed):  # the head's random start is the same on every rank and run
             model, info = kind.from_pretrained(
@@ -199,7 +200,7 @@ def _load(
             f"model {reference!r}: its weights cannot be loaded: {first_line(error)} Use complete "
             "safetensors files, as save_pretrained writes them."
         ) from error
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
+    except Exception as error:  # each model type has its own errors for fields of its own
         raise UserError(
             f"model {reference!r}: transformers cannot build it from its config.json: "
             f"{type(error).__name__}: {first_line(error)} Use the files of one model, as "
@@ -227,6 +228,16 @@ def seeded(seed: int) -> Iterator[None]:
         if on_gpu:  # else torch would keep the seed for when a GPU is first used
             torch.cuda.manual_seed_all(seed)
         yield
+
+
+def finite(model: PreTrainedModel, outputs: torch.Tensor) -> torch.Tensor:
+    """What a model computes, as it is. Raises UserError where a number of it is not finite."""
+    if not outputs.isfinite().all():
+        raise UserError(
+            f"model {model.name_or_path!r}: what it computes of a text is not finite, as of "
+            "weights that are not. Copy the model again, or train it anew."
+        )
+    return outputs
 
 
 def save_model(model: PreTrainedModel, weights: dict[str, torch.Tensor], folder: Path) -> None:

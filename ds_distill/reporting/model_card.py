@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import string
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from ds_distill.reporting.verdict import (
     metrics_of,
     settings_note,
 )
+from ds_distill.terminal import escaped as visible
 
 _INHERITED = ("license", "license_name", "license_link", "language")
 """Metadata that a student inherits from the model that it starts from."""
@@ -46,7 +46,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "",
         f"# {recipe.name}: student {_code(results['student'])}",
         "",
-        results["verdict"] if evaluation is not None else _no_evaluation(results),
+        _escaped(results["verdict"]) if evaluation is not None else _no_evaluation(results),
         "",
         "Run in this folder (elsewhere, use its path or its hub id):",
         "",
@@ -225,7 +225,7 @@ def _table(evaluation: dict[str, Any]) -> list[str]:
             "-" if (value := model["per_class"][label]) is None else f"{value:.1%}"
             for label in labels
         ]
-        lines.append(f"| {' | '.join([name, model['role'], *numbers, *classes])} |")
+        lines.append(f"| {' | '.join([_escaped(name), model['role'], *numbers, *classes])} |")
     return lines
 
 
@@ -264,13 +264,16 @@ def _is_on_hub(reference: str) -> bool:
 
 
 def _escaped(text: str) -> str:
-    """A text escaped for one line of Markdown, also in a table cell."""
-    line = " ".join(text.split())
-    return re.sub(f"([{re.escape(string.punctuation)}])", r"\\\1", line)
+    """A text escaped for one line of Markdown, also in a table cell, where it is neither markup nor
+    HTML, a link or an active character."""
+    line = " ".join(visible(text).split())
+    line = re.sub(r"[\\`*_{}\[\]<>()#+!|~&$@=^-]|[.:/](?=\w|/)", r"\\\g<0>", line)
+    line = re.sub(r"^(\d+)\.", r"\1\\.", line)  # no item of a list
+    return re.sub(r"(?<=\d)\\\.(?=\d)", ".", line)  # in a number: no link
 
 
 def _code(text: str) -> str:
     """A code span, with one backtick more than the longest run of backticks in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     ticks, space = "`" * (longest + 1), " " if "`" in text else ""
-    return f"{ticks}{space}{' '.join(text.split())}{space}{ticks}"
+    return f"{ticks}{space}{' '.join(visible(text).split())}{space}{ticks}"

@@ -23,6 +23,7 @@ from rich.progress import (
 
 from ds_distill.files import write_text
 from ds_distill.recipe.schema import Recipe
+from ds_distill.run.console import Escaping
 
 PLAIN_LINE_SECONDS = 30.0
 """Interval of progress lines where the output is no terminal."""
@@ -64,6 +65,7 @@ class Bar:
 def open_console(*, quiet: bool = False) -> Console:
     """A console as wide as the terminal, or LOG_FILE_WIDTH where there is none."""
     console = Console(highlight=False, soft_wrap=True, quiet=quiet)
+    console.push_render_hook(Escaping())
     if not console.is_terminal:
         console.width = LOG_FILE_WIDTH
     return console

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from ds_distill.lock import release_all
+from ds_distill.terminal import message as shown
 
 STOPPED = 75
 """Exit code after SIGTERM, where work was saved: a launcher may start the run again."""
@@ -77,7 +78,7 @@ def print_error(text: str) -> None:
     """Print a line on standard error without waiting for other threads. On a terminal it first
     clears a progress bar and shows the cursor again."""
     clear = "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""
-    os.write(2, f"{clear}ds-distill: {text}\n".encode())
+    os.write(2, f"{clear}ds-distill: {shown(text)}\n".encode())
 
 
 def end_locked_out(why: str) -> None:

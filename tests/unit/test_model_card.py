@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.model_card import _code, _escaped, model_card
+from ds_distill.terminal import escaped as visible
 
 LABELS = ["good", "bad"]
 FIGURES = {
@@ -277,7 +278,7 @@ any_text = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])
 
 
 def unescaped(markdown: str) -> str:
-    """What CommonMark shows of text in which all punctuation is escaped."""
+    """What CommonMark shows of escaped text."""
     assert re.search(r"(?<!\\)(?:\\\\)*[|*<\[`_#&]", markdown) is None, "something has a meaning"
     return re.sub(r"\\(.)", r"\1", markdown)
 
@@ -285,9 +286,17 @@ def unescaped(markdown: str) -> str:
 @given(any_text)
 def test_a_label_is_shown_as_it_is(label: str) -> None:
     shown = _escaped(label)
-    assert "\n" not in shown and unescaped(shown) == " ".join(label.split())
+    assert "\n" not in shown and unescaped(shown) == " ".join(visible(label).split())
     span = re.fullmatch(r"(`+) ?(.*?) ?\1", _code(label))
     assert span is not None and span[1] not in re.findall("`+", span[2])
+
+
+def test_what_a_stranger_calls_a_label_is_no_html_in_the_verdict() -> None:
+    results = make_results(["test"], ODD)
+    results["verdict"] = "Best at </script><img src=x onerror=alert(1)>: 74.1% \u202e www.x.example"
+    card = model_card(make_recipe(), results)
+    assert r"\</script\>\<img src\=x onerror\=alert\(1\)\>: 74.1% \\u202e www\.x\.example" in card
+    assert "<img" not in re.sub(r"\\.", "", card)
 
 
 def test_odd_labels_keep_the_table_whole() -> None:

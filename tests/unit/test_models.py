@@ -1,6 +1,9 @@
 """Loading models and reading what encoders say, family by family."""
 
 import json
+import math
+import os
+import time
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from ds_distill.models.configuration import (
 )
 from ds_distill.models.encoder import read_signals, vocabulary_head
 from ds_distill.models.load import freeze_embeddings, keep_layers, load_classifier, set_dropout
+from ds_distill.models.weights import check_weights
 from ds_distill.views import PaddedView
 
 VOCABULARY, POSITIONS, LAYERS = 60, 24, 5
@@ -280,10 +284,91 @@ def test_pickled_weights_are_not_read(folder):
         load(folder)
 
 
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "../outside.safetensors", "{folder}/../outside.safetensors", 3]
+)
+def test_an_index_names_safetensors_beside_it_alone(folder, name):
+    """transformers would unpickle the first and read the others."""
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    name = name.format(folder=folder) if isinstance(name, str) else name
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"index\.json names .*safetensors files beside it alone"):
+        load(folder)
+
+
+def test_an_index_of_the_hub_is_judged_like_one_on_disk(folder, monkeypatch):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(weights, "pytorch_model.bin")}))
+    fetched = {index.name: str(index)}
+    monkeypatch.setattr(
+        "ds_distill.models.weights.cached_file", lambda reference, name, **_: fetched.get(name)
+    )
+    with pytest.raises(UserError, match=r"names 'pytorch_model\.bin'"):
+        check_weights("someone/model", load_config(str(folder)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"transformers_weights": "pytorch_model.safetensors.index.json"},
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        {"attn_implementation": "flash_attention_2"},
+        {"architectures": [1]},
+        {"pad_token_id": 10**9},
+        {"hidden_dropout_prob": math.nan},
+        {"attention_probs_dropout_prob": 7},
+        {"num_attention_heads": 0},
+        {"chunk_size_feed_forward": 3},
+        {"num_labels": 10**9},
+        {"num_labels": 1e9},
+        {"num_hidden_layers": 20_000},
+        {"layer_norm_eps": math.inf},
+    ],
+)
+def test_what_no_encoder_can_be_made_from_is_refused_before_it_is_made(folder, changes):
+    [key] = changes
+    edit(folder, id2label=None, label2id=None, **changes)
+    started = time.monotonic()
+    with pytest.raises(UserError, match=rf"config\.json has {key}="):
+        load_config(str(folder))
+    assert time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize("key", ["type_vocab_size", "intermediate_size"])
+def test_what_the_weights_are_too_few_for_is_refused_before_it_is_made(folder, key):
+    edit(folder, id2label=None, label2id=None, **{key: 2_000_000})
+    with pytest.raises(UserError, match=rf"{key}=2000000, which needs [\d,]+ weights"):
+        check_weights(str(folder), load_config(str(folder)))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "vocab.txt"])
+@pytest.mark.parametrize("kind", ["a link to nothing", "no regular file"])
+def test_a_pipe_in_a_models_folder_is_not_waited_for(folder, name, kind):
+    (folder / name).unlink(missing_ok=True)
+    if kind == "no regular file":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to("nowhere")
+    for read in (load_config, load_tokenizer, lambda reference: load(reference)):
+        with pytest.raises(UserError, match=rf"{name}: is {kind}"):
+            read(str(folder))
+
+
+def test_an_adapter_is_no_model(folder):
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="is an adapter"):
+        load(folder)
+
+
 def test_damaged_files_are_refused_in_a_sentence(folder):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:2000])
-    with pytest.raises(UserError, match="weights cannot be loaded"):
+    with pytest.raises(UserError, match="not readable as safetensors"):
         load(folder)
     (folder / "config.json").write_text("{")
     for read in (load_config, load_tokenizer, lambda reference: load(reference)):

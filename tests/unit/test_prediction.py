@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from toys import TOY_FILLERS, make_tiny_bert, toy_vocabulary
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -128,7 +129,7 @@ def test_a_file_of_each_kind(
         content = plain if ending in ("txt", "lines") else lines
         file.write_text(content)
         if ending in ("stdin", "lines"):
-            monkeypatch.setattr("sys.stdin", io.StringIO(content))
+            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
             file = Path("-")
     found, sentences = from_file(model, file)
     for row, expected, text in zip(found, predict(model, TEXTS), TEXTS, strict=True):
@@ -154,8 +155,8 @@ def test_a_label_that_is_there_stays(model: Path, tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('{"texts": "a"}\n', "no column 'text'; it has: texts.* Did you mean `texts`"),
-        ('{"text": "a"}\n{"text": 3}\n', ":2: 'text' is the number 3, not a text"),
-        ('{"text": "a"}\n{"id": 3}\n', ":2: 'text' is null, not a text"),
+        ('{"text": "a"}\n{"text": 3}\n', ":2: 'text' must be a text, got the number 3"),
+        ('{"text": "a"}\n{"id": 3}\n', ":2: 'text' must be a text, got null"),
         ('{"text": "a"}\nb\n', ":2: not readable as JSON"),
         ("", "is empty"),
     ],
@@ -236,3 +237,40 @@ def test_files_of_questions(answers: Path, model: Path, tmp_path: Path) -> None:
         from_file(answers, file, text="context")
     with pytest.raises(UserError, match="no column 'text'; it has: question, context, id"):
         from_file(model, file)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    """They predicted the first label, with probabilities of NaN."""
+    folder = save(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["classifier.weight"][1, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="is not finite, as of weights that are not"):
+        list(predict(folder, TEXTS))
+
+
+@pytest.mark.parametrize("limit", [-5, 2, "many", float("nan"), True])
+def test_an_odd_limit_of_the_tokenizer_is_refused(limit: Any, tmp_path: Path) -> None:
+    folder = save(tmp_path / "model")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": limit}))
+    with pytest.raises(UserError, match=f"model_max_length={limit}"):
+        load_predictor(folder)
+
+
+def test_half_a_character_is_no_text(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text(r'{"text": "a \ud83d b"}')
+    with pytest.raises(UserError, match=r"texts\.jsonl:1: 'text' holds half of a surrogate pair"):
+        from_file(model, file)
+
+
+def test_what_a_line_says_is_the_row_whatever_a_terminal_makes_of_it(
+    model: Path, tmp_path: Path
+) -> None:
+    file, output = tmp_path / "texts.jsonl", io.StringIO()
+    row = {"text": "a", "id": "\x1b[31m \x9b \u202e \ud83d", "more": float("nan")}
+    file.write_text(json.dumps(row))
+    predict_file(model, file, output, progress=lambda sentence: None)
+    assert output.getvalue().isascii()
+    assert json.loads(output.getvalue())["id"] == row["id"]

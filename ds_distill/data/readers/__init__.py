@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ds_distill.data.readers.base import BATCH, Reader, kind_of
+from ds_distill.data.readers.base import BATCH, Reader, check_text, kind_of
 from ds_distill.data.readers.tables import HubSplit, Parquet
 from ds_distill.data.readers.text import Csv, JsonLines, TextLines, Tsv
 from ds_distill.errors import UserError
@@ -15,6 +15,7 @@ __all__ = [
     "SUFFIXES",
     "HubSplit",
     "Reader",
+    "check_text",
     "file_suffix",
     "kind_of",
     "open_file",

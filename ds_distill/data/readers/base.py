@@ -89,3 +89,17 @@ def kind_of(value: object) -> str:
     if isinstance(value, dict):
         return "an object"
     return f"{str(value)[:40]!r} ({type(value).__name__})"
+
+
+def check_text(text: object, what: str) -> None:
+    """Raises UserError for what is no text that can be encoded. what: it is, at the start of a
+    message."""
+    if not isinstance(text, str):
+        raise UserError(f"{what} must be a text, got {kind_of(text)}. Write it in quotes.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{what} holds half of a surrogate pair ({text[error.start]!r}), which is no "
+            "character. Correct it or take the row out."
+        ) from error

@@ -8,7 +8,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -17,30 +17,43 @@ import pyarrow.json
 from ds_distill.data.readers.base import BATCH, FileReader, kind_of
 from ds_distill.errors import UserError
 
+LONGEST_LINE = 1 << 24
+"""Bytes, 16 MiB: what is read at once. A gzip file of kilobytes may hold a line of gigabytes."""
+
+
+def lines_of(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
+    """(line number, line) of a text file, counted from 1.
+
+    Raises UserError on a damaged gzip file, and on a line that is too long or not UTF-8.
+    """
+    number = 0
+    try:
+        while raw := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(raw) > LONGEST_LINE:
+                raise UserError(
+                    f"{name}:{number}: the line is longer than {LONGEST_LINE:,} bytes. Write one "
+                    "example on a line."
+                )
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{name}:{number}: not UTF-8: byte {raw[error.start]:#04x} at position "
+                    f"{error.start + 1} of the line. Save the file as UTF-8, e.g. with "
+                    "`iconv -f latin1 -t utf-8`."
+                ) from error
+            yield number, line
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{name}: cannot be read: {error}. Copy or make the file again.") from error
+
 
 class _LinesFile(FileReader):
     def _lines(self) -> Iterator[tuple[int, str]]:
-        """(line number, line) of a text file, counted from 1.
-
-        Raises UserError on a damaged gzip file and on a line that is not UTF-8.
-        """
-        try:
-            compressed = self.path.suffix == ".gz"
-            with gzip.open(self.path) if compressed else self.path.open("rb") as file:
-                for number, raw in enumerate(file, start=1):
-                    try:
-                        line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                    except UnicodeDecodeError as error:
-                        raise UserError(
-                            f"{self.path}:{number}: not UTF-8: byte {raw[error.start]:#04x} at "
-                            f"position {error.start + 1} of the line. Save the file as UTF-8, "
-                            f"e.g. with `iconv -f latin1 -t utf-8`."
-                        ) from error
-                    yield number, line
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(
-                f"{self.path}: cannot be read: {error}. Copy or make the file again."
-            ) from error
+        """See `lines_of`."""
+        compressed = self.path.suffix == ".gz"
+        with gzip.open(self.path) if compressed else self.path.open("rb") as file:
+            yield from lines_of(file, self.name)
 
 
 class JsonLines(_LinesFile):
@@ -184,12 +197,15 @@ class Csv(_LinesFile):
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """(line number, values) of the records, the header first; empty lines left out."""
-        number = 0
+        number = size = 0
         lines = self._lines()
 
         def text() -> Iterator[str]:
-            nonlocal number
+            nonlocal number, size
             for number, line in lines:  # noqa: B007
+                size += len(line)
+                if size > LONGEST_LINE:
+                    raise csv.Error(f"the row is longer than {LONGEST_LINE:,} characters")
                 yield line
 
         limit = csv.field_size_limit(2**31 - 1)  # its default of 128 KiB is short for a text
@@ -203,7 +219,7 @@ class Csv(_LinesFile):
             ):
                 if record:
                     yield start, record
-                start = number + 1
+                start, size = number + 1, 0
         except csv.Error as error:
             raise UserError(
                 f"{self.path}:{start}: not readable as separated values: {error}. {self.advice}"

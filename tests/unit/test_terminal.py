@@ -1,0 +1,57 @@
+"""What strangers have named is shown on a terminal, not obeyed."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.progress import Progress
+from rich.table import Table
+
+from ds_distill.run.events import open_console
+from ds_distill.terminal import LONGEST, escaped, message, say
+
+HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\x9b31m\u202ec\r\u2066\ud83d\x7f"
+SHOWN = r"a\u001b]0;title\u0007\u001b[2Jb\u009b31m\u202ec\u000d\u2066\ud83d\u007f"
+
+
+def test_active_characters_are_shown() -> None:
+    assert escaped(HOSTILE) == SHOWN
+    assert escaped("naïve\n\t– 中文 👩\u200d🚀") == "naïve\n\t– 中文 👩\u200d🚀"
+    assert json.loads(escaped(json.dumps({"a": HOSTILE}, ensure_ascii=False))) == {"a": HOSTILE}
+
+
+def test_a_long_message_keeps_its_begin_and_its_fix() -> None:
+    text = "recipe.yaml: labels " + "a" * 10_000 + ". Name fewer."
+    shown = message(text)
+    assert len(shown) < LONGEST + 50
+    assert shown.startswith("recipe.yaml: labels ") and shown.endswith(". Name fewer.")
+    assert "[... 8,033 characters ...]" in shown
+    assert message("b" * LONGEST) == "b" * LONGEST
+
+
+def test_commands_and_runs_print_them_so(capfd: pytest.CaptureFixture[str]) -> None:
+    say(HOSTILE)
+    say(HOSTILE, error=True)
+    table = Table(title=HOSTILE)
+    table.add_column(HOSTILE)
+    table.add_row(HOSTILE)
+    open_console().print(table, soft_wrap=False)
+    open_console().print(HOSTILE, markup=False)
+    out, error = capfd.readouterr()
+    assert error == SHOWN + "\n"
+    assert out.count(r"\u001b[2Jb\u009b31m\u202ec") == 5, "rich itself leaves some others out"
+    assert not set(out) & set("\x1b\x07\x9b\u202e\r\u2066\x7f")
+
+
+def test_what_rich_adds_stays() -> None:
+    console = open_console()
+    console.file = io.StringIO()
+    console._force_terminal = True
+    with Progress(console=console) as progress:
+        progress.add_task("steps", total=2)
+        console.print(HOSTILE, markup=False)
+    written = console.file.getvalue()
+    assert "\x1b[?25l" in written, "it hides the cursor"
+    assert r"\u001b[2Jb\u009b31m\u202ec" in written and "\u202e" not in written
