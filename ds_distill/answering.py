@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import torch
 
+from ds_distill.data.groups import MARKS
 from ds_distill.data.keys import content_keys
 from ds_distill.data.question_windows import Windows, prepare
 from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
@@ -84,7 +85,7 @@ class Answerer:
             "text": questions,
             "text_b": contexts,
             "answers": [None] * len(pairs),
-            "group": keys[:, 0],
+            **dict.fromkeys(MARKS, keys[:, 0]),
         }
         examples = datasets.Dataset.from_dict(columns)
         return prepare(examples, self.tokenizer, self.max_length, self.max_length // 3)

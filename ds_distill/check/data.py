@@ -11,14 +11,15 @@ import pyarrow.compute as pc
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.check.labels import label_notes, partial_mistakes
+from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
-from ds_distill.data.sources import Source, has_labels, located
+from ds_distill.data.sources import Source, as_numpy, located
 from ds_distill.data.validation_split import (
     CHOOSING_SPLIT,
     choosing_part,
     fitting_part,
-    groups_of,
 )
+from ds_distill.data.words import flat_lists
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import LabelMap, label_map, tag_map
@@ -152,11 +153,11 @@ class Data:
         try:
             for split in recipe.fitted_splits(self.task_name):
                 data = self._read[split]
-                fitted[split] = groups_of(data)
-                fitting_part(_labelled(data), fitted[split], split, recipe.seed)
+                fitted[split] = Groups.of(data)
+                fitting_part(_strata(data), fitted[split], split, recipe.seed)
             if CHOOSING_SPLIT in there and any(isinstance(p, Training) for _, p in self._phases()):
                 data = self.source.read(CHOOSING_SPLIT)
-                choosing_part(_labelled(data), groups_of(data), fitted, recipe.seed)
+                choosing_part(_strata(data), Groups.of(data), fitted, recipe.seed)
         except UserError as error:
             yield str(error)
 
@@ -286,6 +287,9 @@ def _keys(data: datasets.Dataset) -> np.ndarray:
     return np.ascontiguousarray(pairs).view("V16").ravel()
 
 
-def _labelled(data: datasets.Dataset) -> np.ndarray:
-    """bool [N]: all examples of a split have labels, or none."""
-    return np.full(len(data), has_labels(data))
+def _strata(data: datasets.Dataset) -> np.ndarray:
+    """What each example is: int64 [N]; see `strata_of`."""
+    if "words" not in data.column_names:
+        return strata_of(as_numpy(data, "label"))
+    offsets, labels = flat_lists(data, "label")
+    return strata_of(labels.astype(np.int64), offsets)

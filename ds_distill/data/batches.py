@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import datasets
@@ -11,10 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ds_distill.data.groups import Groups, strata_of
+from ds_distill.data.keys import hash_keys
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.question_windows import Windows
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.data.validation_split import groups_of
 from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import NO_TOKEN, Words
 from ds_distill.types import LACKING, Batch, Signals
@@ -38,9 +40,8 @@ class Examples:
     """int64 [R]: class ids; or [N, L]: of each label whether an example has it; or [N, 2]: where
     the answer in a window starts and ends. -1 where there is none. Or float32 [N]: numbers, NaN
     where an example has none."""
-    groups: torch.Tensor | None = None
-    """int64 [N, 2], where parts and folds are assigned by a group, e.g. the source file, and
-    not by the example's own key."""
+    marks: torch.Tensor | None = None
+    """int64 [N, M], see `Groups`. None: copies of a text alone are of one group."""
     pairs: bool = False
     """Whether each example is a pair of texts."""
     words: Words | None = None
@@ -51,22 +52,34 @@ class Examples:
     @staticmethod
     def of(split: datasets.Dataset) -> Examples:
         columns = split.with_format("numpy")  # not `.data`, which also has what a cap left out
-        keys = np.stack([columns[name][:] for name in ("key_hi", "key_lo")], axis=1)
-        grouped = torch.from_numpy(groups_of(split)) if "group" in split.column_names else None
+        groups = Groups.of(split)
+        keys, marks = torch.from_numpy(groups.keys), torch.from_numpy(groups.marks)
         pairs = "text_b" in split.column_names
         kind = ContextWords if "question" in split.column_names else Words
         words = kind.of(split) if "words" in split.column_names else None
         labels = columns["label"][:] if words is None else np.concatenate(columns["label"][:])
         windows = Windows.of(split) if "begins" in split.column_names else None
         labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
-        return Examples(torch.from_numpy(keys), labels, grouped, pairs, words, windows)
+        return Examples(keys, labels, marks, pairs, words, windows)
+
+    @cached_property
+    def groups(self) -> Groups:
+        """What the examples have in common: those of one file, or copies of one text, are too
+        similar to fit on some and evaluate on others."""
+        keys = self.keys.numpy()
+        marks = hash_keys(keys)[:, None] if self.marks is None else self.marks.numpy()
+        return Groups(keys, marks)
 
     @property
     def group_keys(self) -> torch.Tensor:
-        """What assigns examples to parts and folds: int64 [N, 2]. The group where there is one,
-        because examples of one file are too similar to fit on some and evaluate on others;
-        else the key."""
-        return self.keys if self.groups is None else self.groups
+        """What assigns examples to parts and folds: int64 [N, 2]; see `Groups.group_keys`."""
+        return torch.from_numpy(self.groups.group_keys)
+
+    @property
+    def strata(self) -> np.ndarray:
+        """What each example is: int64 [N]; see `strata_of`."""
+        offsets = None if self.words is None else self.words.offsets
+        return strata_of(self.counted_labels, offsets)
 
     @property
     def labelled(self) -> np.ndarray:
@@ -101,11 +114,11 @@ class Examples:
     def at(self, indices: np.ndarray) -> Examples:
         """Some of the examples."""
         chosen = torch.from_numpy(indices)
-        groups = None if self.groups is None else self.groups[chosen]
+        marks = None if self.marks is None else self.marks[chosen]
         words = None if self.words is None else self.words.at(indices)
         windows = None if self.windows is None else self.windows.at(indices)
         labels = self.labels[self.rows_of(indices)]
-        return Examples(self.keys[chosen], labels, groups, self.pairs, words, windows)
+        return Examples(self.keys[chosen], labels, marks, self.pairs, words, windows)
 
 
 class Collator(Protocol):

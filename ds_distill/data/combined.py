@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import datasets
@@ -13,12 +14,12 @@ import pyarrow as pa
 
 from ds_distill.data import docstrings, questions
 from ds_distill.data.examples import keep_per_class
+from ds_distill.data.groups import MARKS, Groups, with_marks
 from ds_distill.data.keys import hash_keys
 from ds_distill.data.labels import is_labelled, label_array
 from ds_distill.data.randomise import randomised
 from ds_distill.data.sources import Source, has_labels, located
 from ds_distill.data.splits import in_order
-from ds_distill.data.validation_split import groups_of
 from ds_distill.errors import UserError
 from ds_distill.parts.data import Folds, SplitFrom
 from ds_distill.parts.sources import source_of
@@ -94,8 +95,11 @@ class CombinedSource(Source):
         folds = self.task.data.folds
         if folds is None or split not in {*folds.of, _TEST}:
             return self._whole(split)
+        numbers = self._fold_numbers
         parts = [
-            self._part(folds, source, tested=split == _TEST)
+            self._whole(source).select(
+                np.flatnonzero((numbers[source] == folds.fold) == (split == _TEST))
+            )
             for source in folds.of
             if split in (_TEST, source) or (source == _TEST and split == folds.of[0])
         ]
@@ -113,15 +117,20 @@ class CombinedSource(Source):
             )
         return joined
 
-    def _part(self, folds: Folds, split: str, *, tested: bool) -> datasets.Dataset:
-        """The examples of a split that are in the tested fold, or those that are not."""
-        data = self._whole(split)
-        numbers = fold_numbers(groups_of(data), folds.number)
-        return data.select(np.flatnonzero((numbers == folds.fold) == tested))
+    @cached_property
+    def _fold_numbers(self) -> dict[str, np.ndarray]:
+        """The fold of each example, int64 [N], of all splits that have folds: groups are whole,
+        also those that stand in several."""
+        folds = self.task.data.folds
+        assert folds is not None
+        parts = {split: Groups.of(self._whole(split)) for split in folds.of}
+        numbers = fold_numbers(Groups.joined([*parts.values()]).group_keys, folds.number)
+        ends = np.cumsum([len(part) for part in parts.values()])
+        return dict(zip(parts, np.split(numbers, ends[:-1]), strict=True))
 
     def _whole(self, split: str) -> datasets.Dataset:
         if split not in self._others:
-            return self._own._examples(split)
+            return self._own._marked(split)
         parts = [other.examples() for other in self._others[split]]
         if len({(tuple(part.column_names), has_labels(part)) for part in parts}) > 1:
             raise UserError(
@@ -220,11 +229,12 @@ class _Other:
 
     def _examples(self) -> datasets.Dataset:
         with self._located():
-            data = self._source._examples("train")
+            data = self._source._marked("train")
             if "class" in data.column_names:
                 data = data.remove_columns("class")
             if self._split.randomise is not None:
-                return randomised(data, self._split.randomise, self._combined.cache_folder)
+                folder = self._combined.cache_folder
+                return with_marks(randomised(data, self._split.randomise, folder), folder)
             if self._combined.task.of_questions:
                 return data if self._labelled else _without_answers(data)
             if self._combined.task.of_words:
@@ -362,7 +372,7 @@ def _without_answers(data: datasets.Dataset) -> datasets.Dataset:
     nothing = pa.nulls(len(data), questions.EXAMPLES.field("answers").type)
     data = data.remove_columns("answers").add_column("answers", nothing)
     data = _with_labels(data, np.full(len(data), -1, dtype=np.int64))
-    return data.select_columns(questions.EXAMPLES.names)
+    return data.select_columns([*questions.EXAMPLES.names, *MARKS])
 
 
 def _with_labels(data: datasets.Dataset, labels: np.ndarray) -> datasets.Dataset:

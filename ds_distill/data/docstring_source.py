@@ -43,7 +43,9 @@ class DocstringSource(Source):
                 f"task.data.path={data.path}: the labels are the packages. Leave task.labels out "
                 "or list the same names."
             )
-        for key, value in (("config", data.config), ("columns.text_b", data.columns.text_b)):
+        columns = data.columns
+        given = {"config": data.config, "columns.text_b": columns.text_b}
+        for key, value in {**given, "columns.group": columns.group}.items():
             if value is not None:
                 raise UserError(f"task.data.{key}={value}: docstrings have none. Take the key out.")
         self._packages = labels or packages

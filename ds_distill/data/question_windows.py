@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
+from ds_distill.data.groups import MARKS
 from ds_distill.data.keys import content_keys
 from ds_distill.data.tokenise import tokenizer_fingerprint
 from ds_distill.progress import mark
@@ -80,7 +81,7 @@ _FEATURES = datasets.Features(
         "label": datasets.List(datasets.Value("int16")),
         "key_hi": datasets.Value("int64"),
         "key_lo": datasets.Value("int64"),
-        "group": datasets.Value("int64"),
+        **{name: datasets.Value("int64") for name in MARKS},
         "question": datasets.Value("int64"),
         "at": datasets.Value("int64"),
         "first": datasets.Value("int16"),
@@ -100,9 +101,10 @@ def prepare(
 ) -> datasets.Dataset:
     """Each question with each window of its context: at most `max_length` tokens together.
 
-    examples: columns as of `questions.EXAMPLES`. overlap: tokens that windows share, at most.
+    examples: columns as of `questions.EXAMPLES`, and `MARKS`.
+    overlap: tokens that windows share, at most.
 
-    The result has `text`, `text_b`, keys and `group` as any pairs, and `label`: the classes of the
+    The result has `text`, `text_b`, keys and marks as any pairs, and `label`: the classes of the
     first and last token of the first right answer that the window holds whole, NO_ANSWER where it
     holds none, -1 where answers are not known; `question`: its number; `at`: the window's first
     character in the context; `first` and `tokens`: position of the context's first token, and how
@@ -114,16 +116,16 @@ def prepare(
     def windows(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
         mark("cuts contexts into windows")
         rows = []
-        columns = (batch[name] for name in ("text", "text_b", "answers", "group"))
-        for number, question, context, answers, group in zip(numbers, *columns, strict=True):
+        columns = (batch[name] for name in ("text", "text_b", "answers", *MARKS))
+        for number, question, context, answers, *marks in zip(numbers, *columns, strict=True):
             texts = None if answers is None else [answer["text"] for answer in answers]
             for window in cutter.windows(question, context):
                 label = [-1, -1] if answers is None else window.label(answers)
-                rows.append((window, label, number, group, texts))
+                rows.append((window, label, number, marks, texts))
         keys = content_keys([w.question for w, *_ in rows], [w.text for w, *_ in rows])
         found = [
-            (w.question, w.text, label, *key, group, number, w.at, w.first, *w.columns, texts)
-            for (w, label, number, group, texts), key in zip(rows, keys, strict=True)
+            (w.question, w.text, label, *key, *marks, number, w.at, w.first, *w.columns, texts)
+            for (w, label, number, marks, texts), key in zip(rows, keys, strict=True)
         ]
         return dict(zip(_FEATURES, map(list, zip(*found, strict=True)), strict=True))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ds_distill.data.keys import content_keys, hash_keys
+from ds_distill.data.keys import content_keys
 from ds_distill.data.readers import BATCH, Reader, check_text, kind_of
 from ds_distill.data.words import words_of
 from ds_distill.errors import UserError, did_you_mean
@@ -25,15 +25,10 @@ EXAMPLES = pa.schema(
         ("label", pa.int64()),
         ("key_hi", pa.int64()),
         ("key_lo", pa.int64()),
-        ("group", pa.int64()),
     ]
 )
-"""Columns of converted examples: question, context, right answers, how many these are (-1 where the
-split has none), and a hash of the context: what is said of one text belongs together in parts,
-folds and resamples."""
-
-_GROUP = 111
-"""Purpose of the hashes that are groups."""
+"""Columns of converted examples: question, context, right answers, and how many these are (-1 where
+the split has none)."""
 
 
 def convert(reader: Reader, columns: Columns, path: Path, *, any_number: bool = False) -> None:
@@ -52,8 +47,7 @@ def convert(reader: Reader, columns: Columns, path: Path, *, any_number: bool = 
             questions, contexts, answers = [list(column) for column in zip(*batch, strict=True)]
             numbers = [-1 if found is None else len(found) for found in answers]
             keys = content_keys(questions, contexts)
-            groups = hash_keys(content_keys(contexts), _GROUP)
-            values = [questions, contexts, answers, numbers, keys[:, 0], keys[:, 1], groups]
+            values = [questions, contexts, answers, numbers, keys[:, 0], keys[:, 1]]
             arrays = [pa.array(v, field.type) for v, field in zip(values, EXAMPLES, strict=True)]
             writer.write_batch(pa.record_batch(arrays, schema=EXAMPLES))
             count += len(batch)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -21,6 +22,7 @@ import xxhash
 
 from ds_distill.data import docstrings, questions, words
 from ds_distill.data.examples import build_once, convert, keep_per_class
+from ds_distill.data.groups import MARKS, with_marks, write_named
 from ds_distill.data.keys import content_keys
 from ds_distill.data.labels import distinct_labels, is_labelled
 from ds_distill.data.readers import BATCH, Reader, open_file
@@ -83,7 +85,12 @@ class Source(ABC):
 
     @abstractmethod
     def _examples(self, split: str) -> datasets.Dataset:
-        """All examples of a split; a column `class` where `label` hides the class."""
+        """All examples of a split; a column `class` where `label` hides the class, and `group`
+        where something says which belong together: int64, null for those that are alone."""
+
+    def _marked(self, split: str) -> datasets.Dataset:
+        """The same with the columns of groups; see `with_marks`."""
+        return with_marks(self._examples(split), self.cache_folder)
 
     @abstractmethod
     def _no_labels(self, split: str) -> UserError:
@@ -94,8 +101,8 @@ class Source(ABC):
 
         Columns: `text`, str; `text_b`, str, where the recipe names its column; `label`,
         int64: class id, or -1 in every row of a split without labels; in a task of numbers
-        float32, the number; `key_hi` and `key_lo`, int64: the content key; of docstrings `group`,
-        int64: the file. `task.data.per_class` and `task.data.limit` are applied.
+        float32, the number; `key_hi` and `key_lo`, int64: the content key; `copy` and `group`: see
+        `ds_distill.data.groups`. `task.data.per_class` and `task.data.limit` are applied.
 
         Raises UserError when the split is not there, a row breaks a rule, or the split has
         no labels and `need_labels` is set.
@@ -105,7 +112,7 @@ class Source(ABC):
 
     def _read(self, split: str, need_labels: bool) -> datasets.Dataset:
         self._check_split(split, f"Pick one of these with e.g. phases.PHASE.split={self.splits[0]}")
-        data = self._examples(split)
+        data = self._marked(split)
         if need_labels and not has_labels(data):
             raise self._no_labels(split)
         cap = self.task.data.per_class.get(split)
@@ -133,7 +140,7 @@ class Source(ABC):
             keys = np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)
             one_class = np.zeros(len(data), dtype=np.int64)
             data = data.select(keep_per_class(one_class, keys, limit))
-        names = ("text", "text_b", "words", "answers", "label", "key_hi", "key_lo", "group")
+        names = ("text", "text_b", "words", "answers", "label", "key_hi", "key_lo", *MARKS)
         return data.select_columns([name for name in names if name in data.column_names])
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
@@ -227,6 +234,30 @@ class ReaderSource(Source):
         return columns
 
     def _examples(self, split: str) -> datasets.Dataset:
+        reader, data = self._reader(split), self._converted(split)
+        column = self.task.data.columns.group
+        if column is None or not self._has_groups(reader, column):
+            return data
+        state = [VERSION, reader.fingerprint(), column, "groups"]
+        digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
+        path = build_once(
+            self.cache_folder / f"groups-{digest}.arrow",
+            lambda path: write_named(reader, column, path),
+        )
+        groups = datasets.Dataset.from_file(str(path))
+        return datasets.concatenate_datasets([data, groups], axis=1)
+
+    def _has_groups(self, reader: Reader, column: str) -> bool:
+        """Whether the rows of a split name their groups: one without labels need not, where another
+        does. Raises UserError for one that must."""
+        if column in reader.columns():
+            return True
+        elsewhere = any(column in self._reader(split).columns() for split in self.splits)
+        if not elsewhere or self._label_column(reader) in reader.columns():
+            raise _missing_column(reader, "group", column)
+        return False
+
+    def _converted(self, split: str) -> datasets.Dataset:
         reader = self._reader(split)
         columns = self._columns(reader)
         present = reader.columns()
@@ -241,7 +272,7 @@ class ReaderSource(Source):
         labels = self.labels if label_column in present else []
         class_names = reader.label_names(label_column)
         many, numbers = self.task.many_labels, self.task.has_numbers
-        state = [VERSION, reader.fingerprint(), columns.model_dump(), labels, class_names]
+        state = [VERSION, reader.fingerprint(), _named(columns), labels, class_names]
         state += ["words"] if of_words else ["many labels"] if many else []
         state += ["numbers"] if numbers else []
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
@@ -262,7 +293,7 @@ class ReaderSource(Source):
             if name not in reader.columns():
                 raise _missing_column(reader, key, name)
         any_number = self.task.of_words
-        state = [VERSION, reader.fingerprint(), columns.model_dump(), "questions"]
+        state = [VERSION, reader.fingerprint(), _named(columns), "contexts"]
         state += ["any number"] if any_number else []
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
         path = build_once(
@@ -317,6 +348,11 @@ class ReaderSource(Source):
             f"{reader.name}: split {split!r} has no labels (column {column!r} is empty), and "
             "they are needed here. Choose a split with labels, or fill the column."
         )
+
+
+def _named(columns: Columns) -> dict[str, Any]:
+    """The columns that converted files depend on."""
+    return columns.model_dump(exclude={"group"})
 
 
 def _missing_column(reader: Reader, key: str, name: str) -> UserError:

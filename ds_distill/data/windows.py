@@ -16,7 +16,8 @@ import numpy as np
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.keys import content_keys, hash_keys
+from ds_distill.data.groups import MARKS
+from ds_distill.data.keys import content_keys
 from ds_distill.data.lengths import token_lengths
 from ds_distill.data.tokenise import tokenizer_fingerprint
 from ds_distill.progress import mark
@@ -25,9 +26,6 @@ VERSION = 1
 """Part of the fingerprint: raise it when the same texts give other windows."""
 
 BATCH = 200
-
-_GROUP = 109
-"""Purpose of the hashes that are groups."""
 
 _WORD = re.compile(r"[^ \t\n\r]+")
 """Only what every tokenizer takes for white space separates words: BERT's removes U+000B, and joins
@@ -40,9 +38,9 @@ def split_long(
     """Each text as windows that have at most `max_length` tokens, special tokens included, by all
     tokenizers. A text that fits stays as it is.
 
-    examples: columns `text`, `label`, `key_hi`, `key_lo`, and perhaps `group`. The result has these
-    and `group`, int64: the text's own, else a hash of its key. A word that is longer than a window
-    is cut inside; a character of more tokens than a window has is a window of its own.
+    examples: columns `text`, `label`, `key_hi`, `key_lo`, `copy` and `group`. The result has these,
+    the last two as the whole text has them. A word that is longer than a window is cut inside; a
+    character of more tokens than a window has is a window of its own.
 
     Raises ValueError for pairs of texts.
     """
@@ -56,13 +54,9 @@ def split_long(
         texts = [t[a:b] for t, found in zip(batch["text"], ranges, strict=True) for a, b in found]
         numbers = np.repeat(np.arange(len(ranges)), [len(found) for found in ranges])
         keys = content_keys(texts)
-        if "group" in batch:
-            groups = np.array(batch["group"], dtype=np.int64)
-        else:
-            own = np.array([batch["key_hi"], batch["key_lo"]], dtype=np.int64).T
-            groups = hash_keys(own, _GROUP)
-        labels = np.array(batch["label"], dtype=np.int64)[numbers]
-        columns = (texts, labels, keys[:, 0], keys[:, 1], groups[numbers])
+        names = ("label", *MARKS)
+        labels, *marks = (np.array(batch[name], dtype=np.int64)[numbers] for name in names)
+        columns = (texts, labels, keys[:, 0], keys[:, 1], *marks)
         return dict(zip(_FEATURES, columns, strict=True))
 
     state = [VERSION, max_length, examples._fingerprint, *map(tokenizer_fingerprint, tokenizers)]
@@ -79,7 +73,7 @@ def split_long(
 _FEATURES = datasets.Features(
     {
         "text": datasets.Value("string"),
-        **{name: datasets.Value("int64") for name in ("label", "key_hi", "key_lo", "group")},
+        **{name: datasets.Value("int64") for name in ("label", "key_hi", "key_lo", *MARKS)},
     }
 )
 

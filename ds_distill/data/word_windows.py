@@ -18,6 +18,7 @@ import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ds_distill.data.groups import MARKS
 from ds_distill.data.words import (
     NO_TOKEN,
     Words,
@@ -159,9 +160,9 @@ def prepare(
     """Each question with each window of its context: at most `max_length` tokens together in every
     model's view. A question that is longer than half of that in some view is cut.
 
-    examples: columns as of `questions.EXAMPLES`.
+    examples: columns as of `questions.EXAMPLES`, and `MARKS`.
 
-    The result has `question` and `words`, lists of words; keys of both, and `group`; `label`: of
+    The result has `question` and `words`, lists of words; keys of both, and marks; `label`: of
     each word whether one of its characters is in an answer (the class ids of `SPAN_TAGS`), -1 where
     answers are not known; `counted`: whether it counts here; `starts` and `ends`: its characters in
     the context; `number`: the question's; `first`: the number of the first word in the context;
@@ -171,10 +172,10 @@ def prepare(
 
     def windows(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
         mark("cuts contexts into windows")
-        columns = (batch[name] for name in ("text", "text_b", "answers", "group"))
+        columns = (batch[name] for name in ("text", "text_b", "answers", *MARKS))
         rows = [
-            {**window, "group": group, "number": number}
-            for number, *row, group in zip(numbers, *columns, strict=True)
+            {**window, "copy": copy, "group": group, "number": number}
+            for number, *row, copy, group in zip(numbers, *columns, strict=True)
             for window in cutter.windows(*row)
         ]
         keys = word_keys([[row["question"], row["words"]] for row in rows])
@@ -201,7 +202,7 @@ _FEATURES = datasets.Features(
         **{name: datasets.List(datasets.Value("string")) for name in ("question", "words")},
         "label": datasets.List(datasets.Value("int16")),
         "counted": datasets.List(datasets.Value("bool")),
-        **{name: datasets.Value("int64") for name in ("key_hi", "key_lo", "group", "number")},
+        **{name: datasets.Value("int64") for name in ("key_hi", "key_lo", *MARKS, "number")},
         "first": datasets.Value("int32"),
         **{
             name: datasets.List(datasets.Value("int32"))

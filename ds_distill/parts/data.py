@@ -38,6 +38,11 @@ class Columns(Section):
     character `start` on; or {text: [...], answer_start: [...]}, as SQuAD has them on the hub. Of
     character spans also {start, end}, or the string `start end;start end` for an answer in several
     parts; the list may be empty. Absent in unlabelled splits."""
+    group: str | None = None
+    """What an example is of, such as a document, a patient or a thread: a name or a whole number,
+    null for one that is alone. Examples of one group are on one side of every split that is made
+    here, and intervals resample groups. Near-copies of a text, contexts and files of docstrings are
+    groups without it. May be absent in unlabelled splits."""
 
 
 class Randomise(Section):
@@ -107,7 +112,7 @@ class SplitFrom(Section):
 class Folds(Section):
     """One fold of a cross-validation, for data that have no test split of their own: the examples
     of fold number `fold` are the split `test`, the others stay where they are. The fold of an
-    example depends on its text (of docstrings: on its file), so equal texts are in one fold."""
+    example depends on its text, and examples of one group (`columns.group`) are in one fold."""
 
     number: Annotated[int, Field(ge=2, le=100, strict=True)] = 10
     """How many folds there are."""

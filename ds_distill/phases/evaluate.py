@@ -24,7 +24,7 @@ from ds_distill.routing.comparison import numbered
 from ds_distill.run.checkpoint import CHECKPOINT
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.inference import predictions_of
-from ds_distill.run.label_warnings import warn_of_teachers
+from ds_distill.run.label_warnings import warn_of_few_groups, warn_of_teachers
 
 
 def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
@@ -99,7 +99,9 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     with located(f"phase {name}, split {phase.split}"):
         reports = {model: kind.report(of_model) for model, of_model in scored.items()}
     counted = kind.counted(examples)
-    groups = numbered(examples.group_keys[torch.from_numpy(counted)])
+    group_keys = examples.group_keys[torch.from_numpy(counted)]
+    groups = numbered(group_keys)
+    warnings += warn_of_few_groups(run, name, phase.split, group_keys.numpy())
     of_models = {model: scored[model] for model in roles}
     saved = SavedPredictions(run.labels, groups, of_models)
     saved.write(run.folder.predictions(number, name))

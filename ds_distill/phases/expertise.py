@@ -12,6 +12,7 @@ import torch
 from ds_distill.cache.format import MANIFEST
 from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
+from ds_distill.data.groups import few_groups
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.validation_split import fitting_part
 from ds_distill.engine.world import World
@@ -30,7 +31,11 @@ from ds_distill.run.context import Run
 from ds_distill.run.events import RunLog, open_console
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.inference import predict_split
-from ds_distill.run.label_warnings import warn_of_one_expert, warn_of_teachers
+from ds_distill.run.label_warnings import (
+    warn_of_few_groups,
+    warn_of_one_expert,
+    warn_of_teachers,
+)
 from ds_distill.types import Signals
 
 
@@ -61,6 +66,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
     run.log.show(routing_table(comparison, phase.split))
+    warnings += warn_of_few_groups(run, name, phase.split, examples.group_keys.numpy())
     warnings += warn_of_one_expert(run, name, phase.split, fitted.experts)
     run.world.barrier()
     return {
@@ -144,6 +150,9 @@ def route(recipe: Recipe, path: Path) -> Comparison:
     for teacher, why in left_out.items():
         console.print(f"Left out: {teacher}, which {why}.", soft_wrap=True)
     signals = {name: of for name, of in signals.items() if name not in left_out}
+    groups = np.unique(examples.group_keys.numpy(), axis=0)
+    if (note := few_groups(split, len(groups), len(examples))) is not None:
+        console.print(f"WARNING: {note}", soft_wrap=True)
     comparison = _compare(f"split {split}", signals, examples, run)
     console.print(routing_table(comparison, split), soft_wrap=False)
     return comparison
@@ -155,8 +164,7 @@ def _fitting_signals(
     """The examples that may be fitted on, and the teachers' signals on them."""
     examples, signals = _signals(phase, number, run)
     check_signals(phase.split, examples, signals)
-    groups = examples.group_keys.numpy()
-    part = fitting_part(examples.labelled, groups, phase.split, run.recipe.seed)
+    part = fitting_part(examples.strata, examples.groups, phase.split, run.recipe.seed)
     return examples.at(part), at(signals, torch.from_numpy(examples.rows_of(part)))
 
 

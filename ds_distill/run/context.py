@@ -12,10 +12,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ds_distill.data.batches import CachedSignals, Collator, Examples
+from ds_distill.data.groups import MARKS
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise, tokenizer_fingerprint
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
+from ds_distill.errors import UserError
 from ds_distill.files import new_folder
 from ds_distill.models.configuration import load_config, load_tokenizer
 from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
@@ -128,10 +130,19 @@ class Run:
         return self._source.locations(split, {(hi, lo) for hi, lo in keys.tolist()})
 
     def examples(self, split: str) -> Examples:
-        """Keys and labels of a split. Every rank must call this."""
-        return self.kind.examples(
-            Examples.of(datasets.load_from_disk(self._examples_folder(split)))
-        )
+        """Keys and labels of a split. Every rank must call this.
+
+        Raises UserError where an earlier version has written them, and has parted them otherwise.
+        """
+        folder = self._examples_folder(split)
+        saved = datasets.load_from_disk(folder)
+        if not {*MARKS} <= {*saved.column_names}:
+            raise UserError(
+                f"{folder}: an earlier version of ds_distill wrote these examples. It had others "
+                "of them fit routing, choose and stand in folds, so the run cannot go on. Begin "
+                "anew, in another folder (--folder)."
+            )
+        return self.kind.examples(Examples.of(saved))
 
     def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
         """A split's tokens for each model; models with the same tokenizer share a table. Every

@@ -1,12 +1,15 @@
 """Warnings of teachers that a labelled split shows to be useless, or to have their labels in
-another order than the task's."""
+another order than the task's, and of a split that is too small."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ds_distill.data.batches import Examples
+from ds_distill.data.groups import few_groups
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import LabelMap, as_yaml, class_names
@@ -50,6 +53,15 @@ def warn_of_one_expert(run: Run, phase: str, split: str, experts: Mapping[str, s
         "with that, or train teachers that differ more."
     )
     return _logged(run, phase, [line])
+
+
+def warn_of_few_groups(run: Run, phase: str, split: str, groups: np.ndarray) -> list[str]:
+    """Log and return a line where a split has so few groups that intervals are too narrow.
+
+    groups: int64 [N, 2], see `Groups.group_keys`, of the examples that are resampled.
+    """
+    line = few_groups(split, len(np.unique(groups, axis=0)), len(groups))
+    return _logged(run, phase, [] if line is None else [line])
 
 
 def _logged(run: Run, phase: str, warnings: list[str]) -> list[str]:

@@ -39,8 +39,8 @@ def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation 
         return None
     every = run.examples(CHOOSING_SPLIT)
     splits = run.recipe.fitted_splits(run.task_name)
-    fitted = {split: run.examples(split).group_keys.numpy() for split in splits}
-    chosen = choosing_part(every.labelled, every.group_keys.numpy(), fitted, run.recipe.seed)
+    fitted = {split: run.examples(split).groups for split in splits}
+    chosen = choosing_part(every.strata, every.groups, fitted, run.recipe.seed)
     examples = every.at(chosen)
     tables = {
         name: run.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)

@@ -18,6 +18,7 @@ from transformers import AutoModelForTokenClassification, BertConfig
 
 from ds_distill.data.batches import Examples, WordCollator
 from ds_distill.data.combined import open_source
+from ds_distill.data.groups import MARKS
 from ds_distill.data.keys import content_keys
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.word_windows import ContextWords, owners, prepare, ranges, room
@@ -75,7 +76,8 @@ def rows_of(
         None if given is None else [{"text": text[a:b], "start": a} for a, b in given]
         for text, given in zip(contexts, spans, strict=True)
     ]
-    row = {"text": questions, "text_b": contexts, "answers": answers, "group": [7] * len(keys)}
+    row = {"text": questions, "text_b": contexts, "answers": answers}
+    row |= dict.fromkeys(MARKS, [7] * len(keys))
     return datasets.Dataset.from_dict(
         {**row, "key_hi": keys[:, 0], "key_lo": keys[:, 1]},
         features=datasets.Features(
@@ -85,7 +87,7 @@ def rows_of(
                 "answers": datasets.List(
                     {"text": datasets.Value("string"), "start": datasets.Value("int64")}
                 ),
-                **dict.fromkeys(["group", "key_hi", "key_lo"], datasets.Value("int64")),
+                **dict.fromkeys([*MARKS, "key_hi", "key_lo"], datasets.Value("int64")),
             }
         ),
     )

@@ -179,7 +179,14 @@ def test_text_a_and_text_b_are_found_only_where_there_is_no_text(root):
     assert (data["text"][:], data["text_b"][:]) == (["a", "ab"], ["b", ""])
     [key] = map(tuple, content_keys(["ab"], [""]).tolist())
     assert source.locations("train", {key})[key].endswith("train.jsonl:2")
-    assert source.read("test").column_names == ["text", "label", "key_hi", "key_lo"]
+    assert source.read("test").column_names == [
+        "text",
+        "label",
+        "key_hi",
+        "key_lo",
+        "copy",
+        "group",
+    ]
     write(root / "own/train.jsonl", [("a", "yes")], ["text_a", "label"])
     with pytest.raises(UserError, match="no column 'text'"):
         opened(task(root), root).read("train")
@@ -270,7 +277,7 @@ def test_groups_stay_together():
 
 
 def test_folds_of_docstrings_hold_whole_files(tmp_path):
-    data = {"path": "docstrings:json,email,http", "splits": {"train": "train"}}
+    data = {"path": "docstrings:json,email,asyncio", "splits": {"train": "train"}}
     folds = {"number": 2, "fold": 1}
     task = SingleLabel.model_validate({"data": {**data, "folds": folds}})
     source = open_source(task, tmp_path)

@@ -183,7 +183,7 @@ def test_the_source_caps_each_class_and_hides_it_where_there_are_no_labels(packa
     assert source.splits == list(SHARES)
     for split in source.splits:
         data = source.read(split)
-        assert data.column_names == ["text", "label", "key_hi", "key_lo", "group"]
+        assert data.column_names == ["text", "label", "key_hi", "key_lo", "copy", "group"]
         truth = [
             list(WORDS.values()).index("pear" if "pear" in t else "plum") for t in data["text"]
         ]

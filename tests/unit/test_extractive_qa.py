@@ -78,7 +78,8 @@ def rows_of(question: str, context: str, spans: list[tuple[int, int]] | None) ->
     answers = None
     if spans is not None:
         answers = [{"text": context[start:end], "start": start} for start, end in spans]
-    row = {"text": [question], "text_b": [context], "answers": [answers], "group": [7]}
+    row = {"text": [question], "text_b": [context], "answers": [answers]}
+    row |= {"copy": [7], "group": [7]}
     return datasets.Dataset.from_dict({**row, "key_hi": keys[:, 0], "key_lo": keys[:, 1]})
 
 

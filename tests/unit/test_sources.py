@@ -72,7 +72,7 @@ ENDINGS = ("jsonl", "jsonl.gz", "json", "json.gz", "csv", "csv.gz", "tsv", "tsv.
 def test_a_file_of_each_kind_gives_the_same_examples(ending, tmp_path, read):
     data = read(task(write(tmp_path / f"mine.{ending}")))
     assert data.features["label"].dtype == data.features["key_hi"].dtype == "int64"
-    assert data.column_names == ["text", "label", "key_hi", "key_lo"]
+    assert data.column_names == ["text", "label", "key_hi", "key_lo", "copy", "group"]
     assert data["text"][:] == [text for text, _ in ROWS]
     assert data["label"][:] == [1, 0, 1, 0]  # sorted names: anger, joy
     keys = content_keys([text for text, _ in ROWS])
@@ -85,7 +85,7 @@ def test_pairs_have_two_texts_and_other_keys(ending, tmp_path, read):
     path = write(tmp_path / f"pairs.{ending}", rows, ("question", "answer", "verdict", "number"))
     columns = Columns(text="question", text_b="answer", label="verdict")
     data = read(task(path, columns=columns))
-    assert data.column_names == ["text", "text_b", "label", "key_hi", "key_lo"]
+    assert data.column_names == ["text", "text_b", "label", "key_hi", "key_lo", "copy", "group"]
     assert data["text_b"][:] == ["b", ""]
     np.testing.assert_array_equal(data["key_lo"], content_keys(["a", "ab"], ["b", ""])[:, 1])
 

@@ -20,6 +20,7 @@ from toys import make_tiny_bert
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaTokenizer
 
 from ds_distill.data import lengths, windows
+from ds_distill.data.groups import MARKS
 from ds_distill.data.keys import content_keys
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.tokenise import tokenizer_fingerprint
@@ -82,6 +83,7 @@ def dataset(texts: list[str], **more: list) -> datasets.Dataset:
         "label": [-1] * len(texts),
         "key_hi": keys[:, 0],
         "key_lo": keys[:, 1],
+        **dict.fromkeys(MARKS, keys[:, 0]),
     }
     return datasets.Dataset.from_dict({**columns, **more})
 
@@ -166,7 +168,7 @@ def test_windows_of_hostile_texts_by_real_tokenizers(parts, blank, chosen, max_l
 
 
 def check_all(many: list[str], data: datasets.Dataset, tokenizers: list, max_length: int) -> None:
-    assert data.column_names == ["text", "label", "key_hi", "key_lo", "group"]
+    assert data.column_names == ["text", "label", "key_hi", "key_lo", "copy", "group"]
     keys = np.stack([data["key_hi"], data["key_lo"]], axis=1)
     np.testing.assert_array_equal(keys, content_keys(data["text"][:]))
     found, groups = data["text"][:], data["group"][:]
@@ -195,8 +197,9 @@ def test_windows_of_real_documents(corpus, real, shared_data, monkeypatch):
     assert lengths.max() == 128 and len(data) > len(many)
 
 
-def test_a_group_that_is_there_stays(small):
-    data = split_long(dataset(["a b c d e f g h", "a"], group=[7, -3]), [small], 8)
+def test_marks_of_a_text_are_those_of_its_windows(small):
+    data = split_long(dataset(["a b c d e f g h", "a"], copy=[5, 6], group=[7, -3]), [small], 8)
+    assert data["copy"][:] == [5, 5, 6]
     assert data["group"][:] == [7, 7, -3]
     assert data["text"][:] == ["a b c d e f", "g h", "a"]
 

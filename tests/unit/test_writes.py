@@ -38,6 +38,8 @@ KNOWN = {
     ("cli/shared.py", "text_output"): "aside by new_file; only a device, a pipe or a link is not",
     ("data/docstrings.py", "docstring_corpus.write"): "a file aside, given by build_once",
     ("data/examples.py", "write_examples"): "a file aside, given by build_once",
+    ("data/groups.py", "_write"): "a file aside, given by build_once",
+    ("data/groups.py", "write_named"): "a file aside, given by build_once",
     ("data/questions.py", "convert"): "a file aside, given by build_once",
     ("data/words.py", "convert"): "a file aside, given by build_once",
     ("engine/engine.py", "Engine.save"): "a checkpoint's folder aside, which checkpoints publish",
