@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from ds_distill.check.labels import label_notes, partial_mistakes
+from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.sources import Source, as_numpy, located
@@ -54,6 +54,7 @@ class Data:
         if not self._read:
             return found  # so they may be others
         found += self._named_labels(labels)
+        found += class_mistakes(self.recipe, self.task_name, labels)
         found += self._metric(labels)
         found += self._pairs()
         if not found and self.task.has_classes:

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from ds_distill.models.labels import LabelMap, are_generic, as_yaml, class_names, label_map
 from ds_distill.parts.entry import PolicyEntry
 from ds_distill.parts.phases import PhaseSettings
-from ds_distill.parts.policies import that_take_partial
+from ds_distill.parts.policies import not_fitted, that_take_partial
 from ds_distill.recipe import Recipe
 
 
@@ -58,6 +58,19 @@ def partial_mistakes(
                     f"phases.{name}.{key}: {entry.name} takes teachers that know all labels, and "
                     f"{', '.join(known)} know(s) some of them: what is likely among those says "
                     f"nothing of the others. Choose {' or '.join(that_take_partial())}."
+                )
+
+
+def class_mistakes(recipe: Recipe, task: str, labels: list[str]) -> Iterator[str]:
+    """Policies that are not fitted on so many classes."""
+    reasons = {} if recipe.tasks_by_name[task].many_labels else not_fitted(len(labels))
+    for name, phase in _phases_of(recipe, task):
+        for key, entry, _ in phase.parts():
+            if isinstance(entry, PolicyEntry) and entry.name in reasons:
+                yield (
+                    f"phases.{name}.{key}: {entry.name} cannot be taken here: "
+                    f"{reasons[entry.name]}. Choose another policy, or `chosen`, the best of "
+                    "those that can."
                 )
 
 

@@ -174,6 +174,9 @@ class PolicyEntry(ConfiguredEntry):
     classes even then, because it models whether the class is one of a teacher's. `losses`: with
     `mix: losses`, where each teacher's loss is over the classes that it knows. None: not, because
     it would mix probabilities that are over different classes, or compare them."""
+    most_classes: int | None = None
+    """With more classes it is not fitted: its time would grow with their square. None: with any
+    number."""
     candidates: tuple[Candidate, ...] = ()
     """How it is compared. Empty for a policy that looks at labels, which would see the answer."""
 

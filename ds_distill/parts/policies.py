@@ -109,6 +109,9 @@ class MTBert(Weighted):
     policy: Literal["mt-bert"] = "mt-bert"
 
 
+GATE_CLASSES = 150
+"""A gate's weights, and the time of its fit, grow with the square of the number of classes."""
+
 BASELINE = "average"
 """The candidate that the others are compared with."""
 
@@ -197,6 +200,7 @@ POLICIES: dict[str, PolicyEntry] = {
             implementation=f"{_MODULE}:gate",
             needs=Needs(classes=True, expertise=True, fitted_states=True),
             takes_partial="target",
+            most_classes=GATE_CLASSES,
             candidates=(
                 Candidate(
                     "gate",
@@ -261,16 +265,27 @@ def routing_of(policy: str, **settings: Any) -> Routing:
     return section
 
 
-def candidates(*, partial: bool = False) -> dict[str, Candidate]:
+def candidates(*, partial: bool = False, classes: int = 0) -> dict[str, Candidate]:
     """What is compared before a student is trained, by name; of equals the first is chosen.
 
-    partial: whether a teacher knows some of the classes.
+    partial: whether a teacher knows some of the classes. classes: how many there are.
     """
     return {
         candidate.name: candidate
         for entry in POLICIES.values()
+        if entry.most_classes is None or classes <= entry.most_classes
         for candidate in entry.candidates
         if (entry.allows_partial(candidate.settings) if partial else not candidate.for_partial)
+    }
+
+
+def not_fitted(classes: int) -> dict[str, str]:
+    """The policies that are not fitted on so many classes, and why."""
+    return {
+        entry.name: f"it is fitted on {entry.most_classes:,} classes at most, and there are "
+        f"{classes:,}"
+        for entry in POLICIES.values()
+        if entry.most_classes is not None and classes > entry.most_classes
     }
 
 

@@ -22,9 +22,10 @@ from ds_distill.parts.phases import Cache, Expertise
 from ds_distill.recipe import Recipe
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
-from ds_distill.routing.by_label import fit_by_label
+from ds_distill.routing.by_label import FittedByLabel, fit_by_label
 from ds_distill.routing.comparison import Comparison, at, compare
-from ds_distill.routing.fitted import STATES
+from ds_distill.routing.fitted import STATES, Fitted
+from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.qualified import unqualified
 from ds_distill.run.caches import cache_folder, open_cache
 from ds_distill.run.context import Run
@@ -60,8 +61,12 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     owners = examples.of_rows[torch.from_numpy(rows)]
     given = at(signals, torch.from_numpy(rows)), examples.labels[rows], examples.keys[owners]
     how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys[owners]}
-    fit_them = fit_by_label if run.task.many_labels else fit
-    fitted = fit_them(*given, run.labels, **how)
+    fitted: Fitted | FittedByLabel
+    if run.task.many_labels:
+        with run.log.bar("fits routing", count) as bar:
+            fitted = fit_by_label(*given, run.labels, **how, advance=bar.advance)
+    else:
+        fitted = fit(*given, run.labels, **how)
     comparison = _compare(where, signals, examples, run)
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
@@ -98,7 +103,8 @@ def _left_out(
 
 def _compare(where: str, signals: dict[str, Signals], examples: Examples, run: Run) -> Comparison:
     """where: phase and split, for messages."""
-    with located(where):
+    fits = FOLDS * (len(run.labels) if run.task.many_labels else 1)
+    with located(where), run.log.bar("compares the policies", fits) as bar:
         return compare(
             signals,
             examples.labels,
@@ -108,6 +114,7 @@ def _compare(where: str, signals: dict[str, Signals], examples: Examples, run: R
             seed=run.recipe.seed,
             group_keys=examples.group_keys,
             words=examples.words,
+            advance=bar.advance,
         )
 
 

@@ -42,6 +42,7 @@ def routing_table(comparison: Comparison, split: str) -> Group:
     )
     agreement = "; ".join(f"{pair} {share:.0%}" for pair, share in comparison.agreement.items())
     lines = [f"Choice: {comparison.choice}. {reason(comparison)}"]
+    lines += [f"Not compared: {name}, as {why}." for name, why in comparison.not_compared.items()]
     if agreement:
         lines.append(f"Teachers predict the same: {agreement}.")
     return Group(table, *map(Text, lines))

@@ -7,7 +7,7 @@ T teachers, N examples or n rows, L labels.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from ds_distill.data.labels import is_labelled
 from ds_distill.files import new_file
+from ds_distill.progress import mark
 from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.fitted import Fitted, fit
 from ds_distill.routing.policies import Target
@@ -164,19 +165,18 @@ def fit_by_label(
     *,
     seed: int = 0,
     group_keys: torch.Tensor | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> FittedByLabel:
     """As `fit`, of each label. signals: by teacher, logits [N, L]. truth: int [N, L] of 0 and 1, -1
-    in the rows of unlabelled examples, which are left out."""
+    in the rows of unlabelled examples, which are left out. advance: called for each label."""
     assert is_labelled(truth).any(), "nothing to fit on"
-    return FittedByLabel(
-        tuple(labels),
-        tuple(
-            fit_label(
-                of_label(signals, n), truth[:, n], keys, TWO, seed=seed, group_keys=group_keys
-            )
-            for n in range(len(labels))
-        ),
-    )
+    of = []
+    for n in range(len(labels)):
+        mark("fits routing")
+        given = of_label(signals, n), truth[:, n], keys, TWO
+        of.append(fit_label(*given, seed=seed, group_keys=group_keys))
+        advance()
+    return FittedByLabel(tuple(labels), tuple(of))
 
 
 def load_fitted(path: Path) -> Fitted | FittedByLabel:

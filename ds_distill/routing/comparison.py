@@ -8,7 +8,7 @@ not have on new text.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -32,7 +32,15 @@ from ds_distill.parts.metric_settings import (
     MicroF1,
 )
 from ds_distill.parts.metrics import METRICS
-from ds_distill.parts.policies import BASELINE, POLICIES, Routing, baseline_of, candidates
+from ds_distill.parts.policies import (
+    BASELINE,
+    POLICIES,
+    Routing,
+    baseline_of,
+    candidates,
+    not_fitted,
+)
+from ds_distill.progress import mark
 from ds_distill.routing.by_label import TWO, fit_label, of_label
 from ds_distill.routing.calibration import log_probabilities
 from ds_distill.routing.fitted import Fitted, fit, folds_of, states_of
@@ -85,6 +93,8 @@ class Comparison:
     """What the policies are compared with: the average. Where a teacher knows some of the classes
     its target is each class's mean probability by the teachers that know it, and it stands under
     the name of the policy that trains on it by mixing their losses."""
+    not_compared: dict[str, str] = field(default_factory=dict)
+    """Policies that are not fitted on so many classes, and why."""
 
     @property
     def routing(self) -> Routing:
@@ -109,6 +119,7 @@ def compare(
     seed: int = 0,
     group_keys: torch.Tensor | None = None,
     words: Words | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """
     signals: by teacher, logits [N, C], or [N, K] of one that knows K classes, and, for a gate that
@@ -121,6 +132,7 @@ def compare(
     words: where the examples are lists of words: signals and truth are then of all R words, the
         teachers are compared on them, and intervals are over the examples; of windows of contexts,
         over the questions.
+    advance: called after each of FOLDS fits; where an example has any number of labels, of each.
 
     Raises UserError where the metric has no value on the examples.
     """
@@ -131,7 +143,13 @@ def compare(
     rows = _Rows.known(truth, keys, group_keys, words, labels)
     signals = at(signals, torch.from_numpy(rows.which))
     targets = held_out_targets(
-        signals, truth[rows.which], rows.keys, labels, seed=seed, group_keys=rows.group_keys
+        signals,
+        truth[rows.which],
+        rows.keys,
+        labels,
+        seed=seed,
+        group_keys=rows.group_keys,
+        advance=advance,
     )
     routed = {name: rows.predictions(of) for name, of in targets.items()}
     teachers = {name: rows.predictions(of.over_all(len(labels))) for name, of in signals.items()}
@@ -158,6 +176,7 @@ def compare(
         },
         choice=choose(policies, METRICS[over][judge.name], baseline),
         baseline=baseline,
+        not_compared={} if truth.ndim > 1 else not_fitted(len(labels)),
     )
 
 
@@ -252,16 +271,18 @@ def held_out_targets(
     seed: int = 0,
     group_keys: torch.Tensor | None = None,
     fit_on: Callable[..., Fitted] | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> dict[str, torch.Tensor]:
     """Each policy's target logits on every example, fitted on examples of other folds:
     float32 [N, C] by policy.
 
-    truth: as of `compare`, all labelled. fit_on: as `fit`, which is the default.
+    truth: as of `compare`, all labelled. fit_on: as `fit`, which is the default. advance: see
+        `compare`.
     """
     group_keys = keys if group_keys is None else group_keys
     if truth.ndim > 1:
         how: dict[str, Any] = {"seed": seed, "group_keys": group_keys}
-        how["fit_on"] = fit_label
+        how.update(fit_on=fit_label, advance=advance)
         of_labels = [
             held_out_targets(of_label(signals, number), truth[:, number], keys, TWO, **how)
             for number in range(len(labels))
@@ -271,9 +292,11 @@ def held_out_targets(
             for name in candidates()
         }
     folds = folds_of(group_keys, seed, HELD_OUT)
-    compared = candidates(partial=bool(classes_of(signals)))
+    compared = candidates(partial=bool(classes_of(signals)), classes=len(labels))
     targets = {name: torch.zeros(len(truth), len(labels)) for name in compared}
     for fold in range(FOLDS):
+        mark("compares the policies")
+        advance()
         out = folds == fold
         if not out.any():
             continue

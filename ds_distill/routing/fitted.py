@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from ds_distill.data.keys import uniform
 from ds_distill.files import new_file
+from ds_distill.parts.policies import GATE_CLASSES
 from ds_distill.routing.calibration import (
     fit_confusion,
     fit_temperature,
@@ -51,19 +52,19 @@ class Fitted:
     partial teacher [C, K]."""
     prior: torch.Tensor
     """float32 [C]: share of each class."""
-    gate: Gate
+    gate: Gate | None
+    """None with more than GATE_CLASSES classes."""
     keys: torch.Tensor
     """int64 [N, 2]: of the examples it was fitted on."""
     classes: dict[str, list[int]] = field(default_factory=dict)
     """By partial teacher: the class ids that it knows."""
 
     def to(self, device: torch.device) -> Fitted:
-        gate = {name: getattr(self.gate, name).to(device) for name in _GATE}
         return replace(
             self,
             confusion={name: counts.to(device) for name, counts in self.confusion.items()},
             prior=self.prior.to(device),
-            gate=replace(self.gate, **gate),
+            gate=None if self.gate is None else self.gate.to(device),
         )
 
     @property
@@ -73,7 +74,7 @@ class Fitted:
     @property
     def reads_states(self) -> bool:
         """Whether the gate does."""
-        return self.gate.reads_states
+        return self.gate is not None and self.gate.reads_states
 
     @property
     def experts(self) -> dict[str, str]:
@@ -91,11 +92,12 @@ class Fitted:
     def parts(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """What a file holds of it: tensors, and JSON values."""
         tensors = {f"confusion.{name}": counts for name, counts in self.confusion.items()}
-        tensors |= {f"gate.{name}": getattr(self.gate, name) for name in _GATE}
+        if self.gate is not None:
+            tensors |= {"gate.weight": self.gate.weight, "gate.bias": self.gate.bias}
         header = {
             "table": self.table.to_json(),
             "temperatures": self.temperatures,
-            "reads_states": self.gate.reads_states,
+            "reads_states": self.reads_states,
             "classes": self.classes,
         }
         return {**tensors, "prior": self.prior, "keys": self.keys.contiguous()}, header
@@ -103,13 +105,15 @@ class Fitted:
     @staticmethod
     def of_parts(tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> Fitted:
         table = ExpertiseTable.from_json(header["table"])
-        gate = {name: tensors[f"gate.{name}"] for name in _GATE}
+        gate = None
+        if "gate.weight" in tensors:
+            gate = Gate(tensors["gate.weight"], tensors["gate.bias"], header["reads_states"])
         return Fitted(
             table,
             header["temperatures"],
             {name: tensors[f"confusion.{name}"] for name in table.teachers},
             tensors["prior"],
-            Gate(**gate, reads_states=header["reads_states"]),
+            gate,
             tensors["keys"],
             header.get("classes", {}),
         )
@@ -121,9 +125,6 @@ class Fitted:
             save_file(tensors, aside, {"fitted": json.dumps(header)})
 
 
-_GATE = ("weight", "bias")
-
-
 def fit(
     signals: Mapping[str, Signals],
     truth: np.ndarray,
@@ -133,7 +134,7 @@ def fit(
     seed: int = 0,
     group_keys: torch.Tensor | None = None,
 ) -> Fitted:
-    """Fit everything on one labelled split.
+    """Fit everything on one labelled split; with more than GATE_CLASSES classes all but the gate.
 
     signals: by teacher, logits float [N, C], of a partial teacher [N, K], and, for a gate that
         reads them, the states of the last layer, float [N, H]. truth: int [N] class ids, -1
@@ -159,7 +160,18 @@ def fit(
     }
     group_keys = (keys if group_keys is None else group_keys)[known]
     keys = keys[known]
-    some = uniform(keys, seed, GATE_EXAMPLE).argsort()[:GATE_EXAMPLES]
+    gate = None
+    if count <= GATE_CLASSES:
+        some = uniform(keys, seed, GATE_EXAMPLE).argsort()[:GATE_EXAMPLES]
+        gate = fit_gate(
+            {name: scores[some] for name, scores in logits.items()},
+            {name: state[known][some] for name, state in states.items()},
+            temperatures,
+            classes[some],
+            folds_of(group_keys[some], seed),
+            partial,
+            count,
+        )
     return Fitted(
         ExpertiseTable.measure(
             {name: outputs.over_all(count).numpy() for name, outputs in signals.items()},
@@ -169,15 +181,7 @@ def fit(
         temperatures,
         {name: counts.float() for name, counts in confusion.items()},
         prior_of(classes, count).float(),
-        fit_gate(
-            {name: scores[some] for name, scores in logits.items()},
-            {name: state[known][some] for name, state in states.items()},
-            temperatures,
-            classes[some],
-            folds_of(group_keys[some], seed),
-            partial,
-            count,
-        ),
+        gate,
         keys,
         {name: numbers.tolist() for name, numbers in partial.items()},
     )

@@ -50,6 +50,9 @@ class Gate:
     """float32 [C]."""
     reads_states: bool
 
+    def to(self, device: torch.device) -> Gate:
+        return Gate(self.weight.to(device), self.bias.to(device), self.reads_states)
+
     def logits(
         self,
         logits: Mapping[str, torch.Tensor],

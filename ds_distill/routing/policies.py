@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import xxhash
 
 from ds_distill.data.keys import uniform
-from ds_distill.parts.policies import ByExpertise, Mix, Routing, Weighted
+from ds_distill.parts.policies import ByExpertise, Mix, Routing, Weighted, not_fitted
 from ds_distill.routing.calibration import FLOOR, log_probabilities
 from ds_distill.routing.fitted import Fitted
 from ds_distill.routing.partial import Classes
@@ -195,8 +195,10 @@ def posterior(inputs: PolicyInputs, routing: Routing) -> Target:
 
 def gate(inputs: PolicyInputs, routing: Routing) -> Target:
     """The learned gate's target; see `ds_distill.routing.gate`. It is no mixture of the
-    teachers; see `_followed` for its weights."""
+    teachers; see `_followed` for its weights. Raises ValueError where none was fitted."""
     fitted = _fitted(inputs)
+    if fitted.gate is None:
+        raise ValueError(f"no gate: {not_fitted(len(fitted.table.labels))['gate']}")
     target = fitted.gate.logits(inputs.logits, inputs.states, fitted.temperatures, inputs.classes)
     return Target(target, _followed(inputs, target))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import seqeval.metrics
 import torch
 from rich.console import Console
 
+from ds_distill.check.labels import class_mistakes
 from ds_distill.data.batches import Examples
 from ds_distill.data.keys import content_keys
 from ds_distill.data.words import Words
@@ -26,11 +28,13 @@ from ds_distill.parts.metric_settings import (
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.policies import candidates
 from ds_distill.phases.expertise import check_signals
+from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import comparison as comparing
 from ds_distill.routing.comparison import Score, choose, compare, held_out_targets
 from ds_distill.routing.fitted import fit, folds_of
 from ds_distill.routing.gate import FOLDS
+from ds_distill.routing.router import Router
 from ds_distill.types import Signals
 
 LABELS = list("abcd")
@@ -314,6 +318,37 @@ def test_the_table_shows_every_row_and_the_choice():
         assert f"{policy.score:.1%}" in line
     assert "Choice: gate" in text and "first, second" in text
     assert set(candidates()) == set(found.policies)
+
+
+def test_with_thousands_of_classes_there_is_no_gate(monkeypatch, tmp_path):
+    """Its weights are about twice the classes times the classes: it was still not fitted after
+    677 s with 2,000."""
+    monkeypatch.setattr("ds_distill.routing.fitted.fit_gate", lambda *_: pytest.fail("a gate"))
+    labels = [f"class {number}" for number in range(2_000)]
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randint(len(labels), (300,), generator=generator).numpy()
+    logits = torch.randn(300, len(labels), generator=generator)
+    logits[torch.arange(300), torch.from_numpy(truth)] += 4.0
+    signals = {"first": Signals(logits), "second": Signals(logits.roll(1, dims=0))}
+    steps: list[None] = []
+    found = compare(signals, truth, keys_of(300), labels, advance=lambda: steps.append(None))
+    assert set(found.policies) == {*candidates()} - {"gate"} and len(steps) == FOLDS
+    console = Console(width=140, file=io.StringIO())
+    console.print(routing_table(found, "validation"))
+    why = "it is fitted on 150 classes at most, and there are 2,000"
+    assert f"Not compared: gate, as {why}." in console.file.getvalue()
+    fitted = fit(signals, truth, keys_of(300), labels)
+    fitted.save(tmp_path / "routing.safetensors")
+    batch = SimpleNamespace(labels=torch.from_numpy(truth), keys=keys_of(300), epoch=0, row_sets={})
+    with pytest.raises(ValueError, match=f"no gate: {why}"):
+        Router("gate", fitted=tmp_path / "routing.safetensors")(signals, batch)  # type: ignore[arg-type]
+
+
+def test_a_recipe_that_names_a_gate_for_thousands_of_classes_is_refused(toy_recipe):
+    recipe = load_recipe(str(toy_recipe), ["phases.distil.routing=[average, gate]"])
+    [said] = class_mistakes(recipe, LONE_TASK, [f"class {number}" for number in range(151)])
+    assert said.startswith("phases.distil.routing: gate cannot be taken here: it is fitted on 150")
+    assert not list(class_mistakes(recipe, LONE_TASK, LABELS))
 
 
 def test_of_words_those_that_count_are_fitted_on_and_all_are_scored():
