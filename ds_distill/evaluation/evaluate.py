@@ -25,8 +25,8 @@ def evaluate(
 
     Returns `examples`, `accuracy`, `macro_f1`, `ece` (expected calibration error), `per_class`
     (accuracy by the label's name in the model's configuration; None without examples), `confusion`
-    (counts, true classes by predicted) and `reliability` (per bin of confidence: mean confidence,
-    accuracy, count).
+    (counts, true classes by predicted; of more than 100 classes see `confusion_counts`) and
+    `reliability` (per bin of confidence: mean confidence, accuracy, count).
 
     Raises ValueError when a batch has no labels, or none of the examples has.
     """

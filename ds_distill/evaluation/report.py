@@ -25,6 +25,9 @@ from ds_distill.parts.metric_settings import MetricSettings
 from ds_distill.parts.metrics import METRICS, reported_metrics
 from ds_distill.progress import marked
 
+DENSE_CLASSES = 100
+"""With more classes a report has the confusion matrix's counts that are not 0 alone."""
+
 RELIABILITY_BINS = 15
 """Of the figure of reliability: as many as the calibration error has by default."""
 
@@ -65,18 +68,31 @@ def metric_values(predictions: Any, metrics: Mapping[str, Metric[Any]]) -> dict[
 def classification_report(
     predictions: ClassPredictions, names: Sequence[str], metrics: Mapping[str, Metric[Any]]
 ) -> dict[str, Any]:
-    """Examples, metrics, accuracy per class, confusion matrix (true classes by predicted),
-    reliability."""
-    confusion = confusion_matrix(predictions.labels, predictions.predicted, len(names))
+    """Examples, metrics, accuracy per class, `confusion_counts`, reliability."""
     return {
         "examples": len(predictions),
         **metric_values(predictions, metrics),
         "per_class": predictions.per_class(names),
-        "confusion": confusion.tolist(),
+        "confusion": confusion_counts(predictions, len(names)),
         "reliability": reliability(
             predictions.confidence, predictions.predicted == predictions.labels
         ),
     }
+
+
+def confusion_counts(
+    predictions: ClassPredictions, classes: int
+) -> list[list[int]] | dict[str, list[int]]:
+    """The confusion matrix as JSON: rows of counts, true classes by predicted. With more than
+    DENSE_CLASSES classes nearly all are 0, and it is the others alone: `true`, `predicted` (class
+    ids) and `count`, one element for each."""
+    labels, predicted = predictions.labels, predictions.predicted
+    if classes <= DENSE_CLASSES:
+        dense: list[list[int]] = confusion_matrix(labels, predicted, classes).tolist()
+        return dense
+    cells, counts = np.unique(labels * classes + predicted, return_counts=True)
+    rows, columns = np.divmod(cells, classes)
+    return {"true": rows.tolist(), "predicted": columns.tolist(), "count": counts.tolist()}
 
 
 def label_report(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ds_distill.parts.entry import MetricEntry
-from ds_distill.reporting.tables import Cell, Outcome, Table
+from ds_distill.reporting.tables import Cell, Outcome, Table, worst_and_best
 from ds_distill.reporting.verdict import (
     NOUNS,
     PER_CLASS,
@@ -55,15 +55,18 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
         ],
     )
     if record["over"] in PER_CLASS:
-        labels = next(iter(models.values()))["per_class"]
+        labels, folded = worst_and_best(next(iter(models.values()))["per_class"])
         yield Table(
             f"{PER_CLASS[record['over']]} by {NOUNS[record['over']]}",
             ["", *models],
-            [
-                [label, *(_share(m["per_class"][label]) for m in models.values())]
-                for label in labels
-            ],
+            [_of_class(label, models) for label in labels],
+            folded=[_of_class(label, models) for label in folded],
         )
+
+
+def _of_class(label: str, models: dict[str, Any]) -> list[str | Cell]:
+    """A row: each model on a class."""
+    return [label, *(_share(model["per_class"][label]) for model in models.values())]
 
 
 def difference_cell(entry: MetricEntry, numbers: dict[str, Any]) -> Cell:

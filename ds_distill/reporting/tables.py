@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,6 +28,30 @@ class Table:
     rows: list[list[str | Cell]]
     notes: list[str] = field(default_factory=list)
     """Sentences below it."""
+    folded: list[list[str | Cell]] = field(default_factory=list)
+    """More rows, which a page shows when asked to, and a terminal not at all."""
+
+
+ALL_SHOWN = 40
+"""Classes that a table shows at most; of more it shows the worst and the best, and folds the
+rest."""
+
+ENDS = 10
+"""How many of each these are."""
+
+
+def worst_and_best(values: Mapping[str, float | None]) -> tuple[list[str], list[str]]:
+    """The names that a table by class shows, and those that it folds: of many classes the worst and
+    the best, from low to high, and the rest in their own order.
+
+    values: of a model, by class; None of a class without examples, which is folded.
+    """
+    if len(values) <= ALL_SHOWN:
+        return list(values), []
+    known = {name: value for name, value in values.items() if value is not None}
+    ranked = sorted(known, key=lambda name: known[name])
+    shown = list(dict.fromkeys(ranked[:ENDS] + ranked[-ENDS:]))
+    return shown, [name for name in values if name not in set(shown)]
 
 
 def table_text(table: Table) -> str:
@@ -36,6 +60,7 @@ def table_text(table: Table) -> str:
     lines = [table.heads, *([_text(cell) for cell in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    text += [f"and {len(table.folded):,} more"] if table.folded else []
     head = [f"{table.title}:"] if table.title else []
     parts = [[*head, *text] if table.rows else [], table.notes]
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -51,9 +76,15 @@ def page(title: str, sentences: Sequence[str], tables: Sequence[Table], figure: 
     sentences: above the tables. figure: an SVG.
     """
     template = environment().get_template("tables.html.jinja")
-    shown = [{**vars(table), "rows": [_cells(row) for row in table.rows]} for table in tables]
+    shown = [
+        vars(table) | {part: [_cells(row) for row in getattr(table, part)] for part in _ROWS}
+        for table in tables
+    ]
     inline = jinja2.utils.markupsafe.Markup(figure[max(figure.find("<svg"), 0) :])
     return template.render(title=title, sentences=sentences, tables=shown, figure=inline)
+
+
+_ROWS = ("rows", "folded")
 
 
 def _cells(row: Sequence[str | Cell]) -> list[Cell]:
@@ -63,10 +94,12 @@ def _cells(row: Sequence[str | Cell]) -> list[Cell]:
 @functools.cache
 def environment() -> jinja2.Environment:
     """For the pages' templates."""
-    return jinja2.Environment(
+    found = jinja2.Environment(
         loader=jinja2.PackageLoader("ds_distill.reporting", ""),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.globals["worst_and_best"] = worst_and_best
+    return found

@@ -1,5 +1,7 @@
 """Metrics against scikit-learn and slow transcriptions."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -10,7 +12,12 @@ from sklearn import metrics as sklearn
 from ds_distill.errors import UserError
 from ds_distill.evaluation.baseline import Unigram, class_log_shares
 from ds_distill.evaluation.metric import CountMetric
-from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
+from ds_distill.evaluation.predictions import (
+    ClassPredictions,
+    LabelPredictions,
+    TokenScores,
+    confusion_matrix,
+)
 from ds_distill.evaluation.report import (
     build_metric,
     build_metrics,
@@ -301,6 +308,20 @@ def test_a_report_is_what_counting_gives(examples):
     right = sum(row["count"] * row["accuracy"] for row in bins)
     assert right == pytest.approx(wanted["accuracy"] * wanted["examples"])
     assert [row["confidence"] for row in bins] == sorted(row["confidence"] for row in bins)
+
+
+def test_the_confusion_of_thousands_of_classes_is_the_counts_that_are_there():
+    """As rows of counts it was 16 MB of JSON a model with 2,000 classes."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2_000, 500)
+    logits = generator.random((500, 2_000))
+    logits[np.arange(400), labels[:400]] += 1.0
+    names = [f"class {number}" for number in range(2_000)]
+    found = report_of(logits, labels, names)["confusion"]
+    assert len(json.dumps(found)) < 20_000
+    dense = np.zeros((2_000, 2_000), dtype=np.int64)
+    dense[found["true"], found["predicted"]] = found["count"]
+    assert np.array_equal(dense, confusion_matrix(labels, logits.argmax(axis=1), 2_000))
 
 
 def test_reliability_of_labels_is_over_all_their_probabilities():

@@ -11,7 +11,10 @@ from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import build_metric, to_teacher
 from ds_distill.parts.metric_settings import Accuracy
 from ds_distill.parts.metrics import METRICS
+from ds_distill.reporting.evaluated import evaluation_tables
 from ds_distill.reporting.report import render_report
+from ds_distill.reporting.tables import page as tables_page
+from ds_distill.reporting.tables import table_text
 from ds_distill.reporting.verdict import verdict
 
 CLASSES = ["red", "green"]
@@ -518,4 +521,36 @@ def test_a_page_shows_how_targets_compare():
 def test_what_phases_warn_of_is_on_the_page():
     results = make_results(ONE_OF_EACH)
     results["phases"][-1]["warnings"] = ["teacher first: accuracy 16.5% <on> test"]
-    assert "teacher first: accuracy 16.5% <on> test" in Page(render_report(results)).text
+    page = Page(render_report(results))
+    assert "teacher first: accuracy 16.5% <on> test" in page.text and "details" not in page.tags
+
+
+def test_many_warnings_are_gathered():
+    """Twelve teachers in two phases stood 24 times before the first table."""
+    results = make_results(ONE_OF_EACH)
+    for record in results["phases"]:
+        record["warnings"] = [f"teacher {number} of {record['phase']}" for number in range(12)]
+    page = Page(render_report(results))
+    assert page.tags.index("details") < page.tags.index("table")
+    assert page.tags.count("details") == 1 and "24 warnings" in page.text
+    assert "teacher 11 of evaluate" in page.text
+
+
+def test_of_thousands_of_classes_a_page_shows_the_worst_and_the_best():
+    labels = [f"class {number}." for number in range(2_000)]
+    results = make_results(ONE_OF_EACH, labels=labels)
+    record = results["phases"][-1]
+    for model in record["models"].values():
+        model["per_class"] = {label: (n * 7 % 2_000) / 2_000 for n, label in enumerate(labels)}
+        model["per_class"][labels[500]] = None
+    page = Page(render_report(results))
+    shown, folded = page.text.split("1,980 more")
+    shown = shown.split("Per class")[1]
+    in_order = sorted(range(2_000), key=lambda n: n * 7 % 2_000)
+    for number in (*in_order[:10], *in_order[-10:]):
+        assert f"class {number}." in shown and f"class {number}." not in folded
+    assert shown.count("class ") < 25 and labels[500] in folded
+    *_, by_class = evaluation_tables(record)
+    assert len(by_class.rows) == 20 and len(by_class.folded) == 1_980
+    assert table_text(by_class).endswith("\nand 1,980 more")
+    assert len(Page(tables_page("title", [], [by_class])).tags) > 4 * 2_000
