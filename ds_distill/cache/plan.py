@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Plan:
     def __post_init__(self) -> None:
         assert self.block_rows >= 1 and not self.block_rows & (self.block_rows - 1)
 
-    @property
+    @cached_property
     def blocks(self) -> list[tuple[int, slice]]:
         """Split and its slice of `keys`, for each new block in order."""
         size = self.block_rows

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
 from ds_distill.data.groups import Groups, strata_of
+from ds_distill.data.keys import among_keys
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.sources import Source, as_numpy, located
 from ds_distill.data.validation_split import (
@@ -26,11 +27,16 @@ from ds_distill.models.labels import LabelMap, label_map, tag_map
 from ds_distill.parts.phases import PHASES, PhaseSettings, Training
 from ds_distill.parts.tags import OUTSIDE
 from ds_distill.parts.tasks import TASKS, metric_of
+from ds_distill.progress import mark
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
 
 WORTH_A_NOTE = 0.05
 """Share of tokens that are cut."""
+
+
+_AT_ONCE = 10_000
+"""Texts that are looked at together, so that no copy of all is made."""
 
 
 class Data:
@@ -201,8 +207,12 @@ class Data:
 
     def _empty_texts(self) -> Iterator[str]:
         for split, data in self._read.items() if not self.task.of_words else ():
-            texts = data.select_columns("text").with_format("arrow")[:]["text"]
-            count = pc.sum(pc.equal(pc.utf8_trim_whitespace(texts), "")).as_py() or 0
+            count = 0
+            for part in data.select_columns("text").with_format("arrow").iter(_AT_ONCE):
+                mark("looks for empty texts")
+                texts = part["text"]
+                empty = pc.or_(pc.equal(pc.binary_length(texts), 0), pc.utf8_is_space(texts))
+                count += pc.sum(empty).as_py() or 0
             if count:
                 yield (
                     f"{count:,} of {len(data):,} texts of split {split!r} are empty. They count as "
@@ -236,7 +246,7 @@ class Data:
             judge, seen = (one, other) if one in judging else (other, one)
             if judge not in judging and judge != "validation":
                 judge, seen = seen, judge
-            shared = np.isin(keys[judge], keys[seen]).sum()
+            shared = among_keys(keys[judge], keys[seen]).sum()
             if not shared:
                 continue
             share = f"{shared:,} of the {len(keys[judge]):,} examples"
@@ -282,10 +292,9 @@ def teachers_of_other_tags(recipe: Recipe, task: str) -> dict[str, tuple[str, st
 
 
 def _keys(data: datasets.Dataset) -> np.ndarray:
-    """Content keys, one element each: [N]."""
+    """Content keys: int64 [N, 2]."""
     columns = data.select_columns(["key_hi", "key_lo"]).with_format("numpy")[:]
-    pairs = np.stack([columns["key_hi"], columns["key_lo"]], axis=1)
-    return np.ascontiguousarray(pairs).view("V16").ravel()
+    return np.stack([columns["key_hi"], columns["key_lo"]], axis=1)
 
 
 def _strata(data: datasets.Dataset) -> np.ndarray:

@@ -31,20 +31,21 @@ def content_keys(texts: list[str], texts_b: list[str] | None = None) -> np.ndarr
     A pair's fields are joined by a zero byte after the first field's length, so that
     ("ab", "c") and ("a", "bc") differ.
     """
-    keys = np.empty((len(texts), 2), dtype=">u8")
-    for index, text in enumerate(texts):
-        raw = text.encode("utf-8", "surrogatepass")
-        if texts_b is not None:
-            second = texts_b[index].encode("utf-8", "surrogatepass")
-            raw = len(raw).to_bytes(8, "big") + raw + b"\0" + second
-        keys[index] = np.frombuffer(xxhash.xxh3_128_digest(raw), dtype=">u8")
-    return keys.astype(np.uint64).view(np.int64)
+    fields = (text.encode("utf-8", "surrogatepass") for text in texts)
+    if texts_b is not None:
+        seconds = (text.encode("utf-8", "surrogatepass") for text in texts_b)
+        pairs = zip(fields, seconds, strict=True)
+        fields = (len(raw).to_bytes(8, "big") + raw + b"\0" + second for raw, second in pairs)
+    return _keys_of(map(xxhash.xxh3_128_digest, fields))
 
 
 def token_keys(examples: Iterable[np.ndarray]) -> np.ndarray:
     """Keys of examples of which only the token ids are known, int64 [length] each: int64 [N, 2].
     They differ from the `content_keys` of the texts."""
-    digests = [xxhash.xxh3_128_digest(np.ascontiguousarray(ids).tobytes()) for ids in examples]
+    return _keys_of(xxhash.xxh3_128_digest(np.ascontiguousarray(ids).tobytes()) for ids in examples)
+
+
+def _keys_of(digests: Iterable[bytes]) -> np.ndarray:
     keys = np.frombuffer(b"".join(digests), dtype=">u8").reshape(-1, 2)
     return keys.astype(np.uint64).view(np.int64)
 
@@ -60,6 +61,47 @@ def hash_keys(keys: Integers, *stream: int | Integers) -> Integers:
     for part in stream:
         state = _mix(state + _GOLDEN) ^ part
     return _mix(_mix(state + _GOLDEN))
+
+
+def sorted_keys(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [N, 2] -> positions in ascending order of the keys, of equal ones in their own order,
+    int64 [N]; and which of these positions is the first of its key, bool [N]."""
+    high, low = keys[:, 0], keys[:, 1]
+    # Half a key tells nearly all apart, and is sorted in a fraction of the time.
+    order = np.argsort(high, kind="stable")
+    same = np.diff(high[order]) == 0
+    if (same & (np.diff(low[order]) != 0)).any():
+        order = np.lexsort((low, high))
+        same = np.diff(high[order]) == 0
+    first = np.ones(len(keys), dtype=bool)
+    first[1:] = ~(same & (np.diff(low[order]) == 0))
+    return order, first
+
+
+def distinct_keys(keys: np.ndarray) -> np.ndarray:
+    """The position of the first example with each key, in ascending order of the keys: int64
+    [N, 2] -> int64 [M]."""
+    order, first = sorted_keys(keys)
+    return order[first]
+
+
+def numbered_keys(keys: np.ndarray) -> np.ndarray:
+    """The same number where the keys are the same, from 0 on in their order: int64 [N, 2] ->
+    int64 [N]."""
+    order, first = sorted_keys(keys)
+    numbers = np.empty(len(keys), dtype=np.int64)
+    numbers[order] = np.cumsum(first) - 1
+    return numbers
+
+
+def among_keys(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Which keys, int64 [N, 2], are among others, int64 [M, 2]: bool [N]."""
+    if not len(others):
+        return np.zeros(len(keys), dtype=bool)
+    numbers = numbered_keys(np.concatenate([others, keys]))
+    there = np.zeros(len(numbers), dtype=bool)
+    there[numbers[: len(others)]] = True
+    return there[numbers[len(others) :]]
 
 
 def uniform(keys: torch.Tensor, *stream: int | torch.Tensor) -> torch.Tensor:

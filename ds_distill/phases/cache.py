@@ -22,6 +22,7 @@ from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter, blocks_to_write
 from ds_distill.cache.workers import Worker, writer_name
 from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.keys import distinct_keys
 from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.engine.precision import is_half
 from ds_distill.engine.world import World
@@ -45,6 +46,9 @@ from ds_distill.run.fidelity import (
 from ds_distill.run.inference import inference_collator, inference_engine
 from ds_distill.run.not_finite import NotFiniteSignals, refusal
 
+LOOK_SECONDS = 5.0
+"""A list of all claims for each block would take most of the time of a cache of many."""
+
 
 def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     """Write all teachers' signals on the phase's splits, those that the cache lacks."""
@@ -57,7 +61,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     for split in phase.splits:
         examples = run.examples(split)
         splits.append((examples, inference_collator(run, examples, split, references)))
-    rows = len(np.unique(np.concatenate([some.keys.numpy() for some, _ in splits]), axis=0))
+    rows = len(distinct_keys(np.concatenate([some.keys.numpy() for some, _ in splits])))
     record = {"splits": phase.splits, "folder": _recorded(path, run), "examples": rows}
     notes = run.folder.unfinished(number, name)
     noted = read_json(notes) if notes.is_file() else None
@@ -268,17 +272,22 @@ def _progress(
     run: Run, teacher: str, path: Path, build: _Build
 ) -> Iterator[Callable[[list[int]], None]]:
     """A progress bar over the examples of a teacher that are not written yet, by this worker or
-    another one."""
+    another one: those of others are looked for every LOOK_SECONDS."""
     worker, sizes = build.worker, [part.stop - part.start for _, part in build.plan.blocks]
     left: set[int] = set()
     if worker is not None:
         left.update(blocks_to_write(path, build.plan, teacher))
+    looked = time.monotonic()
     with run.log.bar(teacher, sum(sizes[at] for at in left)) as bar:
 
         def advance(done: list[int]) -> None:
-            if worker is not None:
-                new = left & {*done, *worker.claimed(teacher)}
-                left.difference_update(new)
-                bar.advance(sum(sizes[at] for at in new))
+            nonlocal looked
+            if worker is None:
+                return
+            new = left.intersection(done)
+            if (now := time.monotonic()) - looked > LOOK_SECONDS:
+                looked, new = now, left & {*done, *worker.claimed(teacher)}
+            left.difference_update(new)
+            bar.advance(sum(sizes[at] for at in new))
 
         yield advance

@@ -13,6 +13,7 @@ from ds_distill.cache.plan import Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.keys import among_keys, distinct_keys
 
 ATTENTION = "attention"
 """Key of a fingerprint: what computed a teacher's attention. Signals are read whatever computed
@@ -51,10 +52,10 @@ def missing_from(
     seen = np.empty((0, 2), dtype=np.int64)
     for examples, collate in splits:
         keys = examples.keys.numpy()
-        _, first = np.unique(keys, axis=0, return_index=True)  # duplicates share a row
+        first = distinct_keys(keys)  # duplicates share a row
         if reader is not None:
             first = first[~reader.holds(examples.keys[torch.from_numpy(first)])]
-        first = first[~_among(keys[first], seen)]
+        first = first[~among_keys(keys[first], seen)]
         seen = np.concatenate([seen, keys[first]])
         missing.append(_in_order(examples, collate, first))
     if reader is not None and len(seen):
@@ -78,10 +79,10 @@ def added_by(
     seen = np.empty((0, 2), dtype=np.int64)
     for examples, collate in splits:
         keys = examples.keys.numpy()
-        _, first = np.unique(keys, axis=0, return_index=True)
+        first = distinct_keys(keys)
         indices = reader.indices(examples.keys[torch.from_numpy(first)])
         first = first[indices >= first_block * reader.manifest.block_rows]
-        first = first[~_among(keys[first], seen)]
+        first = first[~among_keys(keys[first], seen)]
         seen = np.concatenate([seen, keys[first]])
         missing.append(_in_order(examples, collate, first))
     return missing
@@ -103,10 +104,3 @@ def _example_bytes(schema: SignalSchema, tokens: float) -> int:
         if schema.mask_variants is None
         else round(row * schema.mask_variants * max(tokens / 6, 1))
     )
-
-
-def _among(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Which keys [n, 2] are among others [m, 2]: bool [n]."""
-    pair = np.dtype([("hi", np.int64), ("lo", np.int64)])
-    as_pairs = [np.ascontiguousarray(part).view(pair)[:, 0] for part in (keys, others)]
-    return np.isin(as_pairs[0], as_pairs[1])

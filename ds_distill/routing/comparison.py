@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ds_distill.data.keys import numbered_keys
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import Words
@@ -341,7 +342,7 @@ def routed(inputs: PolicyInputs, routing: Routing) -> Target:
 
 def numbered(group_keys: torch.Tensor) -> np.ndarray:
     """int64 [N, 2] -> int64 [N]: the same number where the rows are the same."""
-    return np.unique(group_keys.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+    return numbered_keys(group_keys.numpy())
 
 
 def at(signals: Mapping[str, Signals], rows: torch.Tensor) -> dict[str, Signals]:

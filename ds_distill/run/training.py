@@ -168,7 +168,8 @@ class _Training:
         first = epoch * self.steps_per_epoch
         plan = plan[: self.total_steps - first]
         done = step - first
-        if done == 0:  # an epoch that a kill interrupted is announced once
+        # An epoch that a kill interrupted is announced once.
+        if done == 0 and self.run.world.is_main:
             share = padding_share(lengths, plan, self._micro_steps * self.run.world.size)
             share = round(share, 4)
             self.run.log.event("epoch", phase=job.name, step=step, epoch=epoch, padding_share=share)
