@@ -5,7 +5,8 @@ Code that takes long calls `mark` at its steps; a watchdog reads `activity` in a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -40,9 +41,26 @@ def activity() -> Activity:
     return _activity
 
 
-def mark(what: str, *, everywhere: bool = False) -> None:
-    """A sign of progress. everywhere: whether every rank comes by, equally often."""
+_count: Callable[[int], object] | None = None
+
+
+@contextmanager
+def counted_by(advance: Callable[[int], object]) -> Iterator[None]:
+    """Have a progress bar count the examples that `mark` says are done, in this block."""
+    global _count
+    before, _count = _count, advance
+    try:
+        yield
+    finally:
+        _count = before
+
+
+def mark(what: str, *, everywhere: bool = False, done: int = 0) -> None:
+    """A sign of progress. everywhere: whether every rank comes by, equally often. done: how many
+    examples are done since the last one; see `counted_by`."""
     global _activity
+    if done and _count is not None:
+        _count(done)
     now = _activity
     _activity = replace(
         now, marks=now.marks + 1, position=now.position + everywhere, what=what, waits=False

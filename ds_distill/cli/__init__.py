@@ -19,9 +19,8 @@ def main() -> None:
     after SIGTERM, and 75 where that came in a training, whose work is saved."""
     # Two processes on few cores lose half their speed to spinning; must be set before torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    os.environ.setdefault(
-        "TOKENIZERS_PARALLELISM", "false"
-    )  # it warns and disables itself in forks
+    # Tokenizers use all cores. Unless told so they would stop that, with a warning, at a fork.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     several = is_rank() and int(os.environ["WORLD_SIZE"]) > 1
     if several:  # what a lost connection means is reported once, in words
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

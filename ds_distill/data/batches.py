@@ -18,7 +18,7 @@ from ds_distill.data.labels import is_labelled
 from ds_distill.data.question_windows import Windows
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.word_windows import ContextWords
-from ds_distill.data.words import NO_TOKEN, Words
+from ds_distill.data.words import NO_TOKEN, Words, flat_lists
 from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PackedView, PaddedView, View
 
@@ -57,7 +57,7 @@ class Examples:
         pairs = "text_b" in split.column_names
         kind = ContextWords if "question" in split.column_names else Words
         words = kind.of(split) if "words" in split.column_names else None
-        labels = columns["label"][:] if words is None else np.concatenate(columns["label"][:])
+        labels = columns["label"][:] if words is None else flat_lists(split, "label")[1]
         windows = Windows.of(split) if "begins" in split.column_names else None
         labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
         return Examples(keys, labels, marks, pairs, words, windows)

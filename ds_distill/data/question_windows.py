@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.groups import MARKS
 from ds_distill.data.keys import content_keys
-from ds_distill.data.tokenise import tokenizer_fingerprint
+from ds_distill.models.configuration import tokenizer_fingerprint
 from ds_distill.progress import mark
 
 VERSION = 2
@@ -114,7 +114,7 @@ def prepare(
     cutter = _Cutter(tokenizer, max_length, overlap)
 
     def windows(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-        mark("cuts contexts into windows")
+        mark("cuts contexts into windows", done=len(numbers))
         rows = []
         columns = (batch[name] for name in ("text", "text_b", "answers", *MARKS))
         for number, question, context, answers, *marks in zip(numbers, *columns, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -15,25 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.words import encode_words, first_tokens, token_counts
 from ds_distill.files import publish_file
-from ds_distill.models.configuration import tokenizer_rules
 from ds_distill.progress import mark
 from ds_distill.views import PaddedView
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """16 hex digits that change when the tokenizer would split or number text differently."""
-    what = [
-        tokenizer_rules(tokenizer),
-        tokenizer.special_tokens_map,
-        tokenizer.model_input_names,
-        tokenizer.truncation_side,
-    ]
-    return xxhash.xxh3_64_hexdigest(json.dumps(what, sort_keys=True, default=str).encode())
 
 
 def tokenise(
@@ -42,29 +28,28 @@ def tokenise(
     """Write the token ids of each example, with special tokens, truncated to `max_length`.
 
     The Arrow file `file` appears complete or not at all. It has `input_ids` (list of int32)
-    and, for pairs, `token_type_ids` (list of int8) where the model has them; of lists of words
-    `first_tokens` (list of int16), the position of each word's first token, and `token_counts`
-    (list of int16), how many it has.
+    and, for pairs, `token_type_ids` (list of int8), which not every model with these tokens takes;
+    of lists of words `first_tokens` (list of int16), the position of each word's first token, and
+    `token_counts` (list of int16), how many it has.
     """
     of_words = "words" in examples.column_names
     pairs = ("question" if of_words else "text_b") in examples.column_names
-    token_types = pairs and "token_type_ids" in tokenizer.model_input_names
     features = {"input_ids": datasets.List(datasets.Value("int32"))}
-    if token_types:
+    if pairs:
         features["token_type_ids"] = datasets.List(datasets.Value("int8"))
     if of_words:
         features |= dict.fromkeys(_OF_WORDS, datasets.List(datasets.Value("int16")))
         return _write(examples, partial(_of_words, tokenizer, max_length), features, file)
 
     def encode(rows: dict[str, list[str]]) -> dict[str, Any]:
-        mark("tokenises")
+        mark("tokenises", done=len(rows["text"]))
         encoded = tokenizer(
             rows["text"],
             rows["text_b"] if pairs else None,
             truncation=True,
             max_length=max_length,
             return_attention_mask=False,
-            return_token_type_ids=token_types,
+            return_token_type_ids=pairs,
         )
         return {name: encoded[name] for name in features}
 
@@ -74,7 +59,7 @@ def tokenise(
 def _of_words(
     tokenizer: PreTrainedTokenizerBase, max_length: int, rows: dict[str, list[list[str]]]
 ) -> dict[str, Any]:
-    mark("tokenises")
+    mark("tokenises", done=len(rows["words"]))
     questions = rows.get("question")
     encoded = encode_words(tokenizer, rows["words"], max_length, questions)
     found = [

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ds_distill.data.groups import MARKS
 from ds_distill.data.keys import content_keys
 from ds_distill.data.lengths import token_lengths
-from ds_distill.data.tokenise import tokenizer_fingerprint
+from ds_distill.models.configuration import tokenizer_fingerprint
 from ds_distill.progress import mark
 
 VERSION = 1
@@ -49,7 +49,7 @@ def split_long(
     splitter = _Splitter(tokenizers, max_length)
 
     def windows(batch: dict[str, list[Any]]) -> dict[str, Any]:
-        mark("splits long texts")
+        mark("splits long texts", done=len(batch["text"]))
         ranges = splitter.ranges(batch["text"])
         texts = [t[a:b] for t, found in zip(batch["text"], ranges, strict=True) for a, b in found]
         numbers = np.repeat(np.arange(len(ranges)), [len(found) for found in ranges])

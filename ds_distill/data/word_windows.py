@@ -16,6 +16,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.groups import MARKS
@@ -28,11 +29,15 @@ from ds_distill.data.words import (
     word_keys,
     words_of,
 )
+from ds_distill.models.configuration import tokenizer_fingerprint
 from ds_distill.parts.tags import IN_SPAN, OUTSIDE, SPAN_TAGS
 from ds_distill.progress import mark
 
 OVERLAP = 4
 """A window shares a quarter of its words with the next one."""
+
+VERSION = "windows of words 1"
+"""Part of the fingerprint: change it when the same contexts give other windows."""
 
 _AT_ONCE = 200
 
@@ -74,7 +79,11 @@ class ContextWords(Words):
         """Those of some windows, in ascending order; of a question all windows or none."""
         words, rows = super().at(indices), self.of_examples(indices)
         question = self.question[indices]
-        answers = self.answers[np.isin(self.answers[:, 0], question)]
+        here = np.unique(question)  # answers are in the order of their questions
+        begins = np.searchsorted(self.answers[:, 0], here, "left")
+        counts = np.searchsorted(self.answers[:, 0], here, "right") - begins
+        kept = np.repeat(begins - (np.cumsum(counts) - counts), counts)
+        answers = self.answers[kept + np.arange(len(kept))]
         first, spans = self.first[indices], self.spans[rows]
         return ContextWords(words.offsets, words.counted, question, first, spans, answers)
 
@@ -171,7 +180,7 @@ def prepare(
     cutter = _Cutter(tokenizers, max_length)
 
     def windows(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-        mark("cuts contexts into windows")
+        mark("cuts contexts into windows", done=len(numbers))
         columns = (batch[name] for name in ("text", "text_b", "answers", *MARKS))
         rows = [
             {**window, "copy": copy, "group": group, "number": number}
@@ -184,6 +193,7 @@ def prepare(
             row.update(key_hi=high, key_lo=low, counted=here)
         return {name: [row[name] for row in rows] for name in _FEATURES}
 
+    state = [VERSION, max_length, examples._fingerprint, *map(tokenizer_fingerprint, tokenizers)]
     return examples.map(
         windows,
         batched=True,
@@ -191,9 +201,7 @@ def prepare(
         batch_size=_AT_ONCE,
         remove_columns=examples.column_names,
         features=_FEATURES,
-        load_from_cache_file=False,
-        new_fingerprint="windows",  # else it pickles the tokenizers for one
-        keep_in_memory=True,
+        new_fingerprint=xxhash.xxh3_64_hexdigest(str(state).encode()),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
+import xxhash
 from tokenizers import pre_tokenizers
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
@@ -19,6 +20,7 @@ from ds_distill.data.keys import content_keys
 from ds_distill.data.labels import LabelIds
 from ds_distill.data.readers import BATCH, Reader, check_text, kind_of
 from ds_distill.errors import UserError, did_you_mean
+from ds_distill.models.configuration import tokenizer_fingerprint
 from ds_distill.parts.data import Columns
 from ds_distill.parts.tags import OUTSIDE
 from ds_distill.progress import mark
@@ -36,6 +38,9 @@ no tags."""
 
 NO_TOKEN = -1
 """The position of a word that has no token in a view: the tokenizer drops it, or it is cut off."""
+
+VERSION = "words 1"
+"""Part of the fingerprint: change it when other words of the same examples count."""
 
 _AT_ONCE = 1000
 
@@ -64,16 +69,21 @@ class Words:
         """int64 [R]: the example of each word."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """How many words some examples, int [B], have: int64 [B]. Of these alone: differences over
+        all N would be most of a micro-batch's time."""
+        return self.offsets[indices + 1] - self.offsets[indices]
+
     def of_examples(self, indices: np.ndarray) -> np.ndarray:
         """The numbers of the words of some examples, int [B], in their order: int64 [n]."""
-        lengths = np.diff(self.offsets)[indices]
+        lengths = self.lengths_of(indices)
         ends = np.cumsum(lengths)
         firsts = np.repeat(self.offsets[indices] - (ends - lengths), lengths)
         return firsts + np.arange(ends[-1] if len(ends) else 0)
 
     def at(self, indices: np.ndarray) -> Words:
         """Those of some examples."""
-        lengths = np.diff(self.offsets)[indices]
+        lengths = self.lengths_of(indices)
         return Words(
             np.concatenate([[0], np.cumsum(lengths)]), self.counted[self.of_examples(indices)]
         )
@@ -301,7 +311,7 @@ def encode_words(
         truncation="only_second" if pairs else True,
         max_length=max_length,
         return_attention_mask=False,
-        return_token_type_ids=pairs and "token_type_ids" in tokenizer.model_input_names,
+        return_token_type_ids=pairs,
     )
 
 
@@ -339,7 +349,7 @@ def prepare(
     view of every model. Teachers and student meet on these words, whatever their tokenizers are."""
 
     def count(rows: dict[str, list[list[str]]]) -> dict[str, list[list[bool]]]:
-        mark("finds the words that all models have")
+        mark("finds the words that all models have", done=len(rows["words"]))
         all_words = rows["words"]
         have = [np.ones(len(words), dtype=bool) for words in all_words]
         for tokenizer in tokenizers:
@@ -351,14 +361,13 @@ def prepare(
     features = datasets.Features(
         {**examples.features, "counted": datasets.List(datasets.Value("bool"))}
     )
+    state = [VERSION, max_length, examples._fingerprint, *map(tokenizer_fingerprint, tokenizers)]
     return examples.map(
         count,
         batched=True,
         batch_size=_AT_ONCE,
         features=features,
-        load_from_cache_file=False,
-        new_fingerprint="counted",  # else it pickles the tokenizers for one
-        keep_in_memory=True,
+        new_fingerprint=xxhash.xxh3_64_hexdigest(str(state).encode()),
     )
 
 

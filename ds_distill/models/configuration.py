@@ -9,7 +9,9 @@ import json
 import math
 import os
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import xxhash
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -225,10 +227,7 @@ def takes_packed(config: PreTrainedConfig) -> bool:
 def same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
     """Whether two tokenizers give the same ids for every text. Their models may take
     different other inputs, like BERT and DistilBERT."""
-    return all(
-        rule(first) == rule(second)
-        for rule in (tokenizer_rules, lambda t: t.special_tokens_map, lambda t: t.truncation_side)
-    )
+    return tokens_fingerprint(first) == tokens_fingerprint(second)
 
 
 def tokenizer_rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -238,6 +237,33 @@ def tokenizer_rules(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     for setting in ("truncation", "padding"):  # settings of the last call
         rules.pop(setting, None)
     return dict(rules)
+
+
+def tokens_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """16 hex digits that are the same for tokenizers that split texts into the same tokens."""
+    return _fingerprint(tokenizer, tokenizer.special_tokens_map, tokenizer.truncation_side)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The same, and different for models that take different inputs with these tokens."""
+    names, side = tokenizer.model_input_names, tokenizer.truncation_side
+    return _fingerprint(tokenizer, tokenizer.special_tokens_map, names, side)
+
+
+def _fingerprint(tokenizer: PreTrainedTokenizerBase, *settings: Any) -> str:
+    """Of a tokenizer's rules, which are read once: those of a large vocabulary take a second."""
+    rest = json.dumps(settings, sort_keys=True, default=str)
+    known = _FINGERPRINTS.setdefault(tokenizer, {})
+    key = (len(tokenizer), rest)
+    if key not in known:
+        rules = json.dumps(tokenizer_rules(tokenizer), sort_keys=True, default=str)
+        known[key] = xxhash.xxh3_64_hexdigest(f"[{rules}, {rest[1:]}".encode())
+    return known[key]
+
+
+_FINGERPRINTS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple[int, str], str]] = (
+    WeakKeyDictionary()
+)
 
 
 def check_encoder(reference: str, config: PreTrainedConfig) -> None:

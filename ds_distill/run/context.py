@@ -14,17 +14,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ds_distill.data.batches import CachedSignals, Collator, Examples
 from ds_distill.data.groups import MARKS
 from ds_distill.data.sources import Source
-from ds_distill.data.tokenise import TokenTable, tokenise, tokenizer_fingerprint
+from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import new_folder
-from ds_distill.models.configuration import load_config, load_tokenizer
+from ds_distill.models.configuration import (
+    load_config,
+    load_tokenizer,
+    tokenizer_fingerprint,
+    tokens_fingerprint,
+)
 from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.parts.phases import Training
 from ds_distill.parts.tasks import TASKS
 from ds_distill.profiling.profiler import Profiler
+from ds_distill.progress import counted_by
 from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Teacher
@@ -119,7 +125,9 @@ class Run:
         """The split's text on disk, read once by the main process."""
         folder = self.data_folder / split / "examples"
         if self.world.is_main and not folder.is_dir():
-            examples = self.kind.prepare(self._source.read(split), self._tokenizers_of_all)
+            given = self._source.read(split)
+            with self.log.bar(f"prepares {split}", len(given)) as bar, counted_by(bar.advance):
+                examples = self.kind.prepare(given, self._tokenizers_of_all)
             with new_folder(folder) as temporary:
                 examples.save_to_disk(temporary)
         self.world.barrier()
@@ -145,18 +153,20 @@ class Run:
         return self.kind.examples(Examples.of(saved))
 
     def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
-        """A split's tokens for each model; models with the same tokenizer share a table. Every
-        rank must call this."""
+        """A split's tokens for each model; models with the same tokenizer share a table, and those
+        that take other inputs with the same tokens its file. Every rank must call this."""
         folder = self._examples_folder(split)
         tables = {}
         for reference in references:
             tokenizer = self.tokenizer(reference)
             fingerprint = self.tokenizer_fingerprint(reference)
             if (split, fingerprint) not in self._tables:
-                file = folder.parent / f"tokens-{fingerprint}.arrow"
+                file = folder.parent / f"tokens-{tokens_fingerprint(tokenizer)}.arrow"
                 if self.world.is_main and not file.is_file():
                     examples = datasets.load_from_disk(folder)
-                    tokenise(examples, tokenizer, self.task.max_length, file)
+                    label = f"tokenises {split} for {reference.name}"
+                    with self.log.bar(label, len(examples)) as bar, counted_by(bar.advance):
+                        tokenise(examples, tokenizer, self.task.max_length, file)
                 self.world.barrier()
                 self._tables[split, fingerprint] = TokenTable(file, tokenizer)
             tables[reference.name] = self._tables[split, fingerprint]

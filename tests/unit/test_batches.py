@@ -12,7 +12,9 @@ from transformers import AutoTokenizer, BertTokenizer
 
 from ds_distill.data.batches import Examples, SequenceCollator
 from ds_distill.data.keys import content_keys
-from ds_distill.data.tokenise import TokenTable, tokenise, tokenizer_fingerprint
+from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.models.configuration import tokenizer_fingerprint, tokens_fingerprint
+from ds_distill.progress import counted_by
 from ds_distill.types import Signals
 
 TEXTS = [
@@ -81,6 +83,46 @@ def test_the_second_text_of_a_pair_has_a_type_of_its_own(tokenizers, family, tmp
         assert types is None
     else:
         assert types.sum() > 0
+
+
+def test_models_that_take_other_inputs_with_the_same_tokens_share_a_file(tiny_models, tmp_path):
+    """As BERT and DistilBERT, which were tokenised and stored twice. What a cache is found by tells
+    them apart, as before."""
+    bert = AutoTokenizer.from_pretrained(tiny_models["toy"])
+    distilbert = AutoTokenizer.from_pretrained(tiny_models["toy"])
+    distilbert.model_input_names = ["input_ids", "attention_mask"]
+    assert tokens_fingerprint(bert) == tokens_fingerprint(distilbert)
+    assert tokenizer_fingerprint(bert) != tokenizer_fingerprint(distilbert)
+    tokenise(make_split(second=SECOND), distilbert, MAX_LENGTH, tmp_path / "tokens.arrow")
+    for tokenizer in (bert, distilbert):
+        view = TokenTable(tmp_path / "tokens.arrow", tokenizer).view(np.arange(len(TEXTS)))
+        own = tokenizer(
+            TEXTS, SECOND, truncation=True, max_length=MAX_LENGTH, padding=True, return_tensors="pt"
+        )
+        assert view.model_inputs().keys() == own.keys()
+        assert all(torch.equal(view.model_inputs()[name], own[name]) for name in own)
+
+
+def test_all_cores_write_the_same_file(tiny_models, tmp_path, monkeypatch):
+    split = make_split(TEXTS * 400)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_models["toy"])
+    files = []
+    for parallel in ("false", "true"):
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", parallel)
+        folder = tmp_path / parallel
+        tokenise(split, tokenizer, MAX_LENGTH, folder / "tokens.arrow")
+        files.append((folder / "tokens.arrow").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_a_bar_counts_the_examples_that_are_tokenised(tiny_models, tmp_path):
+    split, done = make_split(TEXTS * 400), []
+    tokenizer = AutoTokenizer.from_pretrained(tiny_models["toy"])
+    with counted_by(done.append):
+        tokenise(split, tokenizer, MAX_LENGTH, tmp_path / "tokens.arrow")
+    assert len(done) > 2 and sum(done) == len(split)
+    tokenise(split, tokenizer, MAX_LENGTH, tmp_path / "again.arrow")
+    assert sum(done) == len(split)
 
 
 @pytest.mark.parametrize("pairs", [False, True], ids=["single", "pairs"])

@@ -450,6 +450,7 @@ def test_policies_are_compared_by_the_characters_of_their_targets(
     tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
     contexts = [" ".join([word, CONTEXT] * 4) for word in ("cat", "dog", "snow", "rain") * 5]
     split = prepare(rows_of(["a"] * 20, contexts, [[(0, 3)]] * 20), [tokenizer], 32)
+    assert split.cache_files, "memory-mapped"
     examples = Examples.of(split)
     good = torch.nn.functional.one_hot(torch.from_numpy(examples.labels), 2) * 4.0
     signals = {"good": Signals(good), "bad": Signals(torch.flip(good, [1]) / 2)}

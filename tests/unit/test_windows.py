@@ -23,8 +23,8 @@ from ds_distill.data import lengths, windows
 from ds_distill.data.groups import MARKS
 from ds_distill.data.keys import content_keys
 from ds_distill.data.lengths import share_cut
-from ds_distill.data.tokenise import tokenizer_fingerprint
 from ds_distill.data.windows import split_long
+from ds_distill.models.configuration import tokenizer_fingerprint
 
 LETTERS = "abcdefgh"
 
@@ -241,6 +241,24 @@ def test_the_share_is_of_a_sample_of_many_texts(small, monkeypatch):
     sampled = share_cut(dataset(many), small, 8)
     assert sampled == share_cut(dataset(many[::-1]), small, 8)
     assert sampled != full and abs(sampled - full) < 0.2
+
+
+def test_of_a_very_long_text_the_beginning_is_tokenised(small, monkeypatch):
+    """A text of 20 MB took `check` 20 s. Its other tokens are taken to be as many."""
+    text = "the cat saw a dog near snow and rain " * 3_000
+    data = dataset([text, "a cat"])
+    whole = len(small(text, verbose=False)["input_ids"]) + 4
+    read: list[int] = []
+    counted = lengths.token_lengths
+
+    def counting(tokenizer, texts, *rest):
+        read.extend(map(len, texts))
+        return counted(tokenizer, texts, *rest)
+
+    monkeypatch.setattr(lengths, "token_lengths", counting)
+    wanted = 1 - (128 + 4) / whole
+    assert share_cut(data, small, 128) == pytest.approx(wanted, abs=1e-3)
+    assert max(read) <= lengths.BEGINNING
 
 
 @pytest.mark.parametrize(
