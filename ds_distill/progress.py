@@ -5,6 +5,8 @@ Code that takes long calls `mark` at its steps; a watchdog reads `activity` in a
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,6 +37,29 @@ class Activity:
 
 
 _activity = Activity()
+
+QUIET_SECONDS, BETWEEN_SECONDS = 5.0, 30.0
+"""When a long piece of work is first announced, and when again."""
+
+
+@contextmanager
+def announced(show: Callable[[str], object]) -> Iterator[None]:
+    """Show a line on what this process does, for as long as this block takes."""
+    ended, started = threading.Event(), time.monotonic()
+
+    def announce() -> None:
+        seconds = QUIET_SECONDS
+        while not ended.wait(seconds):
+            show(f"  {time.monotonic() - started:.0f} s: {activity()} ...")
+            seconds = BETWEEN_SECONDS
+
+    thread = threading.Thread(target=announce, daemon=True, name="announcer")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def activity() -> Activity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,7 @@ from ds_distill.cli.shared import (
 from ds_distill.cli.suite import suite
 from ds_distill.cli.sweep import HowToRun, run_settings, sweep
 from ds_distill.launch.options import LaunchOptions, with_launch_options
+from ds_distill.progress import announced
 from ds_distill.run.stopping import is_rank
 from ds_distill.terminal import say
 
@@ -159,7 +161,8 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, small: SmallOptio
     quiet_libraries()
     from ds_distill.check.recipe import check_all
 
-    notes = check_all(loaded, print_reading)
+    with announced(partial(say, err=True)):
+        notes = check_all(loaded, print_reading)
     say(f"{recipe}: no mistakes found. {len(loaded.phases)} phases: ", end="")
     say(", ".join(loaded.phase_names()) + ".")
     for note in notes:

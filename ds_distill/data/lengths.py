@@ -7,6 +7,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.keys import hash_keys
+from ds_distill.progress import mark
 
 SAMPLE = 1_000
 """Examples of which `share_cut` reads no more."""
@@ -67,6 +68,7 @@ def share_cut(
     columns = examples.select_columns(["key_hi", "key_lo"]).with_format("numpy")[:]
     hashes = hash_keys(np.stack([columns["key_hi"], columns["key_lo"]], axis=1), _SAMPLED)
     sample = examples.select(np.sort(np.argsort(hashes, kind="stable")[:SAMPLE]))
+    mark("counts the tokens of a sample")
     lengths = example_lengths(sample, tokenizer)
     total = int(lengths.sum())
     return float(np.maximum(lengths - max_length, 0).sum() / total) if total else 0.0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import datasets
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertTokenizer
 
+from ds_distill import progress
 from ds_distill.data.batches import Examples, SequenceCollator
 from ds_distill.data.keys import content_keys
 from ds_distill.data.tokenise import TokenTable, tokenise
@@ -123,6 +125,22 @@ def test_a_bar_counts_the_examples_that_are_tokenised(tiny_models, tmp_path):
     assert len(done) > 2 and sum(done) == len(split)
     tokenise(split, tokenizer, MAX_LENGTH, tmp_path / "again.arrow")
     assert sum(done) == len(split)
+
+
+def test_what_takes_long_is_announced(monkeypatch):
+    shown: list[str] = []
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(progress, "BETWEEN_SECONDS", 0.05)
+    with progress.announced(shown.append):
+        progress.mark("counts the tokens of a sample")
+        deadline = time.monotonic() + 30
+        while len(shown) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert len(shown) >= 2 and shown[0].endswith("counts the tokens of a sample ...")
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 60.0)
+    with progress.announced(shown.append):
+        count = len(shown)
+    assert len(shown) == count
 
 
 @pytest.mark.parametrize("pairs", [False, True], ids=["single", "pairs"])
