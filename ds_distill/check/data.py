@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from itertools import combinations
 
 import datasets
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from ds_distill.check.classes import class_counts, class_notes, count_lines
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.keys import among_keys
@@ -73,7 +75,29 @@ class Data:
 
         teachers: as of `mistakes`, which found none.
         """
-        return [*self.label_notes(teachers), *self._empty_texts(), *self._shared_examples()]
+        return [
+            *self.label_notes(teachers),
+            *self._class_notes(),
+            *self._empty_texts(),
+            *self._shared_examples(),
+        ]
+
+    def class_lines(self) -> Iterator[str]:
+        """How many examples, or words, each class has in each labelled split."""
+        noun = "words" if self.task.of_words else "examples"
+        return count_lines(self.task.location, noun, self.source.labels, self._class_counts)
+
+    def _class_notes(self) -> Iterator[str]:
+        labels, of_words = self.source.labels, self.task.of_words
+        return class_notes(self.source, labels, self._read, self._class_counts, of_words=of_words)
+
+    @cached_property
+    def _class_counts(self) -> dict[str, np.ndarray]:
+        if not self.task.has_classes or self.task.of_questions:
+            return {}
+        classes, many = len(self.source.labels), self.task.many_labels
+        counts = {s: class_counts(d, classes, many_labels=many) for s, d in self._read.items()}
+        return {split: found for split, found in counts.items() if found is not None}
 
     def label_notes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
         """Of the labels of teachers that run without training. Reads no split."""

@@ -7,7 +7,7 @@ another. Nothing here needs torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 
 from transformers import PreTrainedConfig
@@ -60,10 +60,15 @@ def open_sources(recipe: Recipe, progress: Progress | None = None) -> dict[str, 
     return found
 
 
-def check_all(recipe: Recipe, progress: Progress | None = None) -> list[str]:
+def check_all(
+    recipe: Recipe,
+    progress: Progress | None = None,
+    show: Callable[[str], None] | None = None,
+) -> list[str]:
     """Both, for one rank; returns notes: what is no mistake, and better known before a run.
 
-    progress: as of `open_source`. Raises UserError with all that is wrong.
+    progress: as of `open_source`. show: called with a line for each labelled split, which counts
+        its classes. Raises UserError with all that is wrong.
     """
     models = Models(recipe, on_gpu=False)
     found = [*_settings(recipe, 1), *models.mistakes()] or [*_too_large(recipe, models)]
@@ -73,6 +78,10 @@ def check_all(recipe: Recipe, progress: Progress | None = None) -> list[str]:
         _raise_all([*found, str(error)])
     teachers = models.teachers()
     _raise_all([*found, *(mistake for data in of_tasks for mistake in data.mistakes(teachers))])
+    if show is not None:
+        for data in of_tasks:
+            for line in data.class_lines():
+                show(line)
     return [
         *trained_on_what_chooses(recipe),
         *_padding_notes(recipe, models),

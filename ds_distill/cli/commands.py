@@ -161,10 +161,13 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, small: SmallOptio
     quiet_libraries()
     from ds_distill.check.recipe import check_all
 
-    with announced(partial(say, err=True)):
-        notes = check_all(loaded, print_reading)
+    counts: list[str] = []
+    with announced(partial(say, error=True)):
+        notes = check_all(loaded, print_reading, counts.append)
     say(f"{recipe}: no mistakes found. {len(loaded.phases)} phases: ", end="")
     say(", ".join(loaded.phase_names()) + ".")
+    for line in counts:
+        say(line)
     for note in notes:
         say(f"Note: {note}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -145,16 +145,18 @@ class CombinedSource(Source):
             return self._others[split][0].no_labels()
         return self._own._no_labels(split if split in self._own.splits else self._own.splits[0])
 
-    def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    def all_locations(
+        self, split: str, copies: Mapping[tuple[int, int], int]
+    ) -> dict[tuple[int, int], list[str]]:
         folds = self.task.data.folds
         whole = folds.of if folds is not None and split in {*folds.of, _TEST} else [split]
-        found: dict[tuple[int, int], str] = {}
+        found: dict[tuple[int, int], list[str]] = {}
         for name in whole:
             sources = self._others.get(name)
-            if sources is None:
-                found = {**self._own.locations(name, keys), **found}
-            for other in sources or ():
-                found = {**other.locations(keys), **found}
+            own = [self._own.all_locations(name, copies)] if sources is None else []
+            for part in (*own, *(other.all_locations(copies) for other in sources or ())):
+                for key, places in part.items():
+                    found[key] = [*found.get(key, []), *places][: copies[key]]
         return found
 
     def _check_folds(self, folds: Folds) -> None:
@@ -280,8 +282,12 @@ class _Other:
         column = pa.ListArray.from_arrays(pa.array(offsets), pa.array(tags.astype(np.int16)))
         return data.remove_columns("label").add_column("label", column)
 
-    def locations(self, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        return {} if self._split.randomise is not None else self._source.locations("train", keys)
+    def all_locations(
+        self, copies: Mapping[tuple[int, int], int]
+    ) -> dict[tuple[int, int], list[str]]:
+        if self._split.randomise is not None:
+            return {}
+        return self._source.all_locations("train", copies)
 
     def no_labels(self) -> UserError:
         if not self._labelled:

@@ -146,6 +146,13 @@ class Source(ABC):
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         """Where examples with these content keys stand, e.g. `train.jsonl:17`, for a message: the
         first of those with the same text, and none where that cannot be determined."""
+        found = self.all_locations(split, dict.fromkeys(keys, 1))
+        return {key: places[0] for key, places in found.items()}
+
+    def all_locations(
+        self, split: str, copies: Mapping[tuple[int, int], int]
+    ) -> dict[tuple[int, int], list[str]]:
+        """Likewise of so many examples with the same text as `copies` says, in the file's order."""
         return {}
 
     def _check_split(self, split: str, fix: str) -> None:
@@ -316,8 +323,11 @@ class ReaderSource(Source):
     def _label_column(self, reader: Reader) -> str:
         return str(getattr(self.task.data.columns, self._label_key(reader)))
 
-    def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        found: dict[tuple[int, int], str] = {}
+    def all_locations(
+        self, split: str, copies: Mapping[tuple[int, int], int]
+    ) -> dict[tuple[int, int], list[str]]:
+        found: dict[tuple[int, int], list[str]] = {}
+        left = sum(copies.values())
         with suppress(UserError, OSError, KeyError):  # the files are others by now
             reader = self._reader(split)
             columns = self._columns(reader)
@@ -327,7 +337,7 @@ class ReaderSource(Source):
             if self.task.of_questions:
                 names = [columns.question, columns.context]
             rows = reader.rows([of_words.words] if of_words else names)
-            while len(found) < len(keys) and (batch := list(islice(rows, BATCH))):
+            while left and (batch := list(islice(rows, BATCH))):
                 if of_words:
                     lists = [of_words.words_of_row(row[of_words.words]) for _, row in batch]
                     here = map(tuple, words.word_keys(lists).tolist())
@@ -335,8 +345,9 @@ class ReaderSource(Source):
                     fields = ([row[name] for _, row in batch] for name in names)
                     here = map(tuple, content_keys(*fields).tolist())
                 for (location, _), key in zip(batch, here, strict=True):
-                    if key in keys:
-                        found.setdefault(key, location)
+                    if len(places := found.get(key, [])) < copies.get(key, 0):
+                        found[key] = [*places, location]
+                        left -= 1
         return found
 
     def _no_labels(self, split: str) -> UserError:

@@ -1,0 +1,124 @@
+"""What `check` says of the classes of a task's examples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from ds_distill.check.classes import near_labels
+from ds_distill.cli import app
+
+
+def near(labels: dict[str, int], *, tags: bool = False) -> list[tuple[str, str, str]]:
+    names = list(labels)
+    found = near_labels(names, np.array(list(labels.values())), tags=tags)
+    return [(names[rare], names[frequent], how) for rare, frequent, how in found]
+
+
+def test_names_that_may_be_one() -> None:
+    spaced = near({"anger": 700, "Joy": 1, "anger ": 1, "joy": 700})
+    assert sorted(spaced) == [
+        ("Joy", "joy", "case or blanks alone"),
+        ("anger ", "anger", "case or blanks alone"),
+    ]
+    for rare in ("sadnes", "sadnesss", "sodness", "sadnes5"):
+        expected = [] if rare == "sadnes5" else [(rare, "sadness", "one letter")]
+        assert near({"sadness": 300, rare: 2}) == expected, "a digit is a name of its own"
+    assert near({"sadness": 300, "sadnes": 200}) == [], "as frequent: two classes"
+    for pair in (("not", "no"), ("type a", "type b"), ("class 1", "class 2"), ("1", "2")):
+        assert near(dict(zip(pair, (300, 1), strict=True))) == []
+    assert near({"B-PERS": 500, "I-PERS": 3}, tags=True) == []
+    assert len(near({f"label {number}": 1 + number for number in range(2000)})) == 0
+
+
+@pytest.fixture
+def check(tmp_path: Path, tiny_models: dict[str, Path]) -> Any:
+    """Runs `check` on splits: lists of (text, label)."""
+
+    def run(splits: dict[str, list[tuple[str, Any]]], **task: Any) -> str:
+        data = tmp_path / "data"
+        data.mkdir(exist_ok=True)
+        for split, rows in splits.items():
+            lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+            (data / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+        recipe = {
+            "task": {"data": {"path": "data"}, "max_length": 32, **task},
+            "student": {"model": str(tiny_models["toy"])},
+            "phases": [{"fine-tune": {"models": "student"}}, {"evaluate": {"split": "test"}}],
+        }
+        (tmp_path / "my.yaml").write_text(yaml.safe_dump(recipe))
+        done = CliRunner().invoke(app, ["check", str(tmp_path / "my.yaml")])
+        assert done.exit_code == 0, done.exception
+        return str(done.output)
+
+    return run
+
+
+def rows(of: str, count: int) -> list[tuple[str, str]]:
+    return [(f"{of} text number {number}", of) for number in range(count)]
+
+
+def test_classes_are_counted_and_what_looks_wrong_is_named(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One `Joy` and one `anger ` made a student of five classes, and nobody said so."""
+    monkeypatch.chdir(tmp_path)
+    train = [*rows("joy", 30), ("so glad", "Joy"), *rows("anger", 30), ("so cross", "anger ")]
+    said = check(
+        {
+            "train": [*train, ("it rains", "sad"), ("it rains", "joy"), *rows("sad", 8)],
+            "validation": [*rows("anger", 3), ("it rains", "anger"), ("well", "joy")],
+            "test": [("good", "joy"), ("bad", "anger"), ("poor", "sad")],
+        }
+    )
+    assert (
+        "task, split train, examples of each class: joy 31, anger 30, sad 9, Joy 1, anger  1."
+        in said
+    )
+    assert "task, split test, examples of each class: anger 1, joy 1, sad 1, Joy 0" in said
+    assert "'Joy' (1, e.g. data/train.jsonl:31) and 'joy' (33) differ in case or blanks" in said
+    assert "'anger ' (1, e.g. data/train.jsonl:62) and 'anger' (35) differ in case" in said
+    assert "split 'validation' has no example of 3 of the classes: Joy, anger , sad." in said
+    assert "1 text(s) stand in the data more than once, with other labels (3 examples): " in said
+    assert "data/train.jsonl:63 sad, data/train.jsonl:64 joy, data/validation.jsonl:4 anger" in said
+
+
+def test_sets_of_labels_are_compared_as_sets(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = [("wet", ["rain", "fog"]), ("dry", []), ("wet", ["fog"]), ("wet", ["rain", "fog"])]
+    said = check(
+        {"train": train, "validation": train[:2], "test": [("cold", ["snow"])]},
+        **{"type": "multi-label", "labels": ["rain", "fog", "snow"]},
+    )
+    assert "task, split train, examples of each class: fog 3, rain 2, snow 0." in said
+    assert "split 'train' has no example of 1 of the classes: snow." in said
+    places = ", ".join(
+        f"data/{place} {labels}"
+        for place, labels in {
+            "train.jsonl:1": "[rain, fog]",
+            "train.jsonl:3": "[fog]",
+            "train.jsonl:4": "[rain, fog]",
+            "validation.jsonl:1": "[rain, fog]",
+        }.items()
+    )
+    assert places in said
+
+
+def test_what_is_right_is_counted_alone(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    splits = {
+        split: [(f"{split} {text}", label) for text, label in [*rows("joy", 3), *rows("sad", 3)]]
+        for split in ("train", "validation", "test")
+    }
+    said = check(splits)
+    assert "Note" not in said and "split test, examples of each class: joy 3, sad 3." in said
