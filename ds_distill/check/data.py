@@ -131,6 +131,8 @@ class Data:
                         f"phases.{name}: keep=best needs a validation split, and {path} has "
                         f"{there}. Add one, or set training.keep=last."
                     )
+            if PHASES[phase.kind].makes == "student" and "validation" in self.source.splits:
+                needs.setdefault("validation", False)  # scores the teachers
         mistakes: dict[str, list[tuple[str, str]]] = {}  # first sentence -> (location, all of it)
         for split, need in needs.items():
             try:

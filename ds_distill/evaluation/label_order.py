@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import binomtest
 
 from ds_distill.evaluation.predictions import confusion_matrix
+
+CHANCE = 0.025
+"""How often one as good as the commonest label may pass for a worse one."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,7 @@ class Doubt:
     """A classifier that is no better than always answering the commonest label, or that would make
     at most half of its errors if its labels were in another order."""
 
+    examples: int
     accuracy: float
     majority: str
     """The commonest label."""
@@ -28,6 +33,22 @@ class Doubt:
     @property
     def is_worthless(self) -> bool:
         return self.accuracy <= self.share
+
+    @property
+    def is_below(self) -> bool:
+        """Whether it is right less often than that label, beyond chance."""
+        return self._is_beyond_chance(self.accuracy, "less")
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether it is no better than that label, and in another order better beyond chance."""
+        better = self._is_beyond_chance(self.accuracy_in_order, "greater")
+        return self.is_worthless and self.order is not None and better
+
+    def _is_beyond_chance(self, accuracy: float, alternative: str) -> bool:
+        right = round(accuracy * self.examples)
+        test = binomtest(right, self.examples, self.share, alternative=alternative)
+        return bool(test.pvalue < CHANCE)
 
 
 def doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> Doubt | None:
@@ -50,6 +71,7 @@ def doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> Doubt | N
     majority = int(totals.argmax())
     better = best > max(right, totals[majority])
     found = Doubt(
+        examples=len(truth),
         accuracy=right / len(truth),
         majority=names[majority],
         share=float(totals[majority] / len(truth)),

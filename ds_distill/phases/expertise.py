@@ -37,20 +37,23 @@ from ds_distill.run.label_warnings import (
     warn_of_one_expert,
     warn_of_teachers,
 )
+from ds_distill.run.teacher_scores import score_of_signals
 from ds_distill.types import Signals
 
 
 def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:
     """Fit what routing learns from a split, compare the policies on it and choose one."""
     examples, signals = _fitting_signals(phase, number, run)
+    references = [run.reference(teacher, number) for teacher in signals]
+    logits = _of_all_classes(signals, run)
+    left_out, of_all = _left_out(phase, signals, examples, run), None
+    teach = [reference for reference in references if reference.name not in left_out]
+    score_of_signals(number, name, run, phase.split, teach, logits, examples)
     if not run.world.is_main:
         run.world.barrier()
         return {}
-    references = [run.reference(teacher, number) for teacher in signals]
-    logits = _of_all_classes(signals, run)
     warnings = warn_of_teachers(run, name, phase.split, references, logits, examples)
     where = f"phase {name}, split {phase.split}"
-    left_out, of_all = _left_out(phase, signals, examples, run), None
     if left_out:
         of_all = _compare(where, signals, examples, run)
         run.log.show(routing_table(of_all, phase.split))

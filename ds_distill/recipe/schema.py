@@ -40,6 +40,11 @@ class Teacher(Section):
     probabilities of several classes of one label add. A class with null, or not named, is none of
     the task's: it is left out, and the probabilities are over the others. A label without a class
     is one that this teacher does not know."""
+    below_majority: Literal["stop", "warn"] = "stop"
+    """Before a student learns from it, each teacher is scored on `validation`, where that has
+    labels. One that is right there less often, beyond chance, than always answering the commonest
+    label, such as a classifier whose classes are in another order, ends the run, or is warned
+    of."""
 
     @field_validator("labels", mode="before")
     @classmethod

@@ -31,8 +31,15 @@ def render_report(results: dict[str, Any]) -> str:
             comparison=comparison,
             chooses=METRICS[comparison["over"]][comparison["metric"]] if comparison else None,
             nouns=NOUNS,
+            teachers=[_teacher_score(one) for one in results.get("teacher_scores", [])],
         )
     )
+
+
+def _teacher_score(entry: dict[str, Any]) -> dict[str, Any]:
+    """With the score as it is shown."""
+    metric = METRICS[entry["over"]][entry["metric"]]
+    return {"doubt": None, **entry, "shown": f"{metric.title} {metric.shown_as(entry['score'])}"}
 
 
 def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bool) -> Markup:

@@ -43,6 +43,8 @@ class Change:
             case ("deepspeed",):
                 configs = [STAGES.fullmatch(name) for name in (self.was, self.now)]
                 return all(configs) and len({found.group(1) for found in configs if found}) == 1
+            case ("teachers", _, "below_majority"):
+                return True
             case ("training", name):  # what phases take of it stands in them, too
                 return name in OF_A_PHASE
             case ("phases", number, kind, name):

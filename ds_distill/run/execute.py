@@ -33,6 +33,7 @@ from ds_distill.run.planned import plan_run, planned_device
 from ds_distill.run.publish import publish
 from ds_distill.run.ranks import as_rank
 from ds_distill.run.stopping import end_locked_out
+from ds_distill.run.teacher_scores import score_teachers
 
 
 def execute(
@@ -153,6 +154,7 @@ def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
         )
     started = time.perf_counter()
     try:
+        score_teachers(number, name, run)
         record = PHASES[phase.kind].load()(phase, number, name, run)
     except Exception as error:
         if isinstance(error, UserError) or not is_out_of_memory(error):

@@ -46,6 +46,7 @@ class RunFolder:
         self.student = path / "student"
         self.environment = path / "environment.json"
         self.plan = path / "plan.json"
+        self.teacher_scores = path / "teachers.json"
 
     def data(self, task: str | None) -> Path:
         """The folder of a task's splits. task: its name; None for the only one."""

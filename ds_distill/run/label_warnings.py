@@ -3,7 +3,7 @@ another order than the task's, and of a split that is too small."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,12 +31,17 @@ def warn_of_teachers(
     """
     warnings = []
     for reference in references:
-        of_teacher = reference.label_map
-        classes = None if of_teacher is None else of_teacher.classes
+        classes = classes_of(reference)
         found = run.kind.doubt(predictions[reference.name], examples, classes)
         if found is not None and (found.is_worthless or not reference.trained):
-            warnings.append(_line(run, reference, split, found))
+            text = doubt_text(run, reference, split, found, classes)
+            warnings.append(f"teacher {reference.name}: {text}")
     return _logged(run, phase, warnings)
+
+
+def classes_of(reference: ModelReference) -> Sequence[int] | None:
+    """The class ids that a partial teacher knows; None for one that knows all."""
+    return None if reference.label_map is None else reference.label_map.classes
 
 
 def warn_of_one_expert(run: Run, phase: str, split: str, experts: Mapping[str, str]) -> list[str]:
@@ -71,13 +76,21 @@ def _logged(run: Run, phase: str, warnings: list[str]) -> list[str]:
     return warnings
 
 
-def _line(run: Run, reference: ModelReference, split: str, found: Doubt) -> str:
-    of_teacher = reference.label_map
-    partial = of_teacher is not None and of_teacher.classes is not None
-    where = f"the examples of its classes in {split}" if partial else split
+def doubt_text(
+    run: Run,
+    reference: ModelReference,
+    split: str,
+    found: Doubt,
+    classes: Sequence[int] | None,
+) -> str:
+    """What is doubtful of a teacher, and what may be done.
+
+    classes: class ids on whose examples it was judged; None for all.
+    """
+    where = split if classes is None else f"the examples of its classes in {split}"
     fact = (
-        f"teacher {reference.name}: accuracy {found.accuracy:.1%} on {where}, where always "
-        f"predicting {found.majority!r} has {found.share:.1%}."
+        f"accuracy {found.accuracy:.1%} on {where}, where always predicting {found.majority!r} has "
+        f"{found.share:.1%}."
     )
     if reference.trained:
         return fact
@@ -87,7 +100,7 @@ def _line(run: Run, reference: ModelReference, split: str, found: Doubt) -> str:
     if len(set(names)) < len(names):
         names = [str(number) for number in range(len(names))]
     whole = LabelMap(tuple((number,) for number in range(len(run.labels))))
-    mapped = of_teacher or whole
+    mapped = reference.label_map or whole
     order: dict[str, str | None] = {
         names[output]: run.labels[mapped.known[label]]
         for outputs, label in zip(mapped.outputs, found.order, strict=True)

@@ -36,6 +36,8 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
         "phases": records,
         "environment": read_json(folder.environment),
     }
+    if folder.teacher_scores.is_file():
+        results["teacher_scores"] = read_json(folder.teacher_scores)
     if (plan := plan_and_truth(recipe, folder, records)) is not None:
         results["plan"] = plan
     results["verdict"] = verdict(results)

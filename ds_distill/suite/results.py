@@ -144,8 +144,8 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
             ],
         ],
         ["In brackets: 95% intervals of the mean over seeds, by Student's t. The setting was "
-         "chosen by task and checkpoint, on the examples that choose. The baseline is the best that "
-         "can be answered without reading a text, as the most frequent class."],
+         "chosen by task and checkpoint, on the examples that choose. The baseline is the best "
+         "that can be answered without reading a text, as the most frequent class."],
     )  # fmt: skip
     others = [name for name in found["checkpoints"] if name != reference]
     if others:

@@ -72,7 +72,10 @@ def test_what_all_ranks_find_is_reported_once(
     phase = {"split": "train", "teachers": "live", "routing": "average"}
     settings = {
         **toy_settings,
-        "teachers": {"sound": {"model": str(sound)}, "broken": {"model": str(broken)}},
+        "teachers": {
+            name: {"model": str(model), "below_majority": "warn"}
+            for name, model in {"sound": sound, "broken": broken}.items()
+        },
         "phases": [{"distil": {**phase, "losses": {"kl": {"temperature": 2.0}}}}],
     }
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings))

@@ -23,6 +23,7 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.recipe import LONE_TASK, load_recipe
+from ds_distill.run import teacher_scores
 from ds_distill.run.caches import fingerprint
 from ds_distill.run.context import Run
 from ds_distill.run.execute import execute
@@ -98,7 +99,8 @@ def bench(
     config |= {"label2id": names, "id2label": {str(v): k for k, v in names.items()}}
     (nameless / "config.json").write_text(json.dumps(config))
     bench.run("named", {"model": str(named)}, LEARN)
-    bench.run("silent", {"model": str(nameless)}, [*LEARN, MEASURE])
+    on_trust = {"model": str(nameless), "below_majority": "warn"}
+    bench.run("silent", on_trust, [*LEARN, MEASURE])
     bench.run("told", {"model": str(nameless), "labels": REVERSED}, LEARN)
     yield bench
     World.stop()
@@ -123,9 +125,45 @@ def test_in_the_wrong_order_a_teacher_is_warned_of(bench: Bench) -> None:
         in (evaluated["warnings"][0])
     )
     events = (bench.root / "silent" / "metrics.jsonl").read_text()
-    assert events.count('"event": "warning"') == 2
+    assert events.count('"event": "warning"') == 3, "before the cache, and of both phases"
     for sound in ("named", "told"):
         assert bench.results(sound)["phases"][-1]["warnings"] == []
+
+
+def test_in_the_wrong_order_it_is_refused_before_anything_runs(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told to go on, the same run continues, and scores nothing a second time."""
+    control = {"fine-tune": {"models": "student", "save_as": "control", "epochs": 1}}
+    teacher = {"model": str(bench.root / "nameless")}
+    path = bench.recipe("refused", teacher, [control, *LEARN])
+    asked: list[list[str]] = []
+    predict = teacher_scores.predictions_of
+
+    def counted(run: Run, references: list[Any], *arguments: Any, **options: Any) -> Any:
+        asked.append([reference.name for reference in references])
+        return predict(run, references, *arguments, **options)
+
+    monkeypatch.setattr(teacher_scores, "predictions_of", counted)
+    folder = bench.root / "refused"
+    with pytest.raises(UserError, match=r"^teachers\.sound: accuracy .* on validation") as caught:
+        execute(load_recipe(str(path)), folder)
+    said = str(caught.value)
+    assert "teachers.sound.labels to {LABEL_0: weather, LABEL_1: food, LABEL_2: animal}" in said
+    assert said.endswith("set teachers.sound.below_majority=warn.")
+    assert not (folder / "models").exists() and not (folder / "cache").exists()
+    with pytest.raises(UserError, match=r"^teachers\.sound: accuracy"):
+        execute(load_recipe(str(path)), folder, resume=True)
+    go_on = load_recipe(str(path), ["teachers.sound.below_majority=warn"])
+    execute(go_on, folder, resume=True)
+    assert asked == [["sound"]]
+    [score] = bench.results("refused")["teacher_scores"]
+    assert (score["teacher"], score["split"], score["examples"]) == ("sound", "validation", 60)
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    [event] = [event for event in events if event["event"] == "teacher-score"]
+    assert event["score"] == score["score"] < 0.4
+    report = (folder / "report.html").read_text()
+    assert "Teachers before a student learnt" in report and score["doubt"][:20] in report
 
 
 def test_with_the_key_it_is_the_teacher_that_it_was(bench: Bench) -> None:

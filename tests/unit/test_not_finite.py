@@ -52,7 +52,10 @@ def settings(
     folder = tmp_path_factory.mktemp("models")
     first = make_toy_classifier(folder / "first")
     second = make_toy_classifier(folder / "second", broken_word=WORD)
-    made["teachers"] = {"first": {"model": str(first)}, "second": {"model": str(second)}}
+    made["teachers"] = {
+        name: {"model": str(model), "below_majority": "warn"}
+        for name, model in {"first": first, "second": second}.items()
+    }
     made["task"]["data"]["path"] = str(task)
     made["training"]["epochs"] = 1
     made["logging"]["every"] = 3

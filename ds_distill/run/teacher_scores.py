@@ -1,0 +1,213 @@
+"""Teachers' scores on labelled validation, before a student learns from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ds_distill.data.batches import Examples
+from ds_distill.data.validation_split import CHOOSING_SPLIT
+from ds_distill.errors import UserError
+from ds_distill.evaluation.label_order import Doubt
+from ds_distill.files import read_json, write_json
+from ds_distill.parts.phases import PHASES, FineTune, PhaseSettings
+from ds_distill.parts.tasks import metric_of
+from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.inference import predictions_of
+from ds_distill.run.label_warnings import classes_of, doubt_text
+
+BATCH = 64
+"""Examples per rank and forward pass."""
+
+
+def score_teachers(number: int, name: str, run: Run) -> None:
+    """Score the teachers that phase `number`, or one after it, teaches with, once they are what
+    they will be then: those that come trained before anything else runs, those that this run
+    trains before the phase that distils. Where validation has no labels nothing is scored.
+
+    name: the phase's. Every rank must call this. Raises UserError for a teacher that is no better
+    than its commonest label, unless the recipe says to go on.
+    """
+    references = _ready(number, run)
+    new = [one for one in references if _score_of(run, one) is None]
+    if new:
+        examples = run.examples(CHOOSING_SPLIT)
+        if not run.kind.counted(examples).any():
+            return
+        predictions, _ = predictions_of(run, new, CHOOSING_SPLIT, BATCH, finite=False)
+        _keep(number, name, run, CHOOSING_SPLIT, new, predictions, examples)
+    _tell(name, run)
+    _refuse(run, references)
+
+
+def score_of_signals(
+    number: int,
+    name: str,
+    run: Run,
+    split: str,
+    references: Sequence[ModelReference],
+    predictions: Mapping[str, Any],
+    examples: Examples,
+) -> None:
+    """Take as scores what a phase has predicted on labelled examples, of teachers that have none.
+
+    predictions: by teacher, as the task's kind makes them. Every rank must call this. Raises as
+    `score_teachers`.
+    """
+    if _teaching(number, run) is None:
+        return
+    new = [one for one in references if _score_of(run, one) is None]
+    if new:
+        _keep(number, name, run, split, new, predictions, examples)
+        _tell(name, run, {one.name for one in new})
+    _refuse(run, references)
+
+
+def _teaching(number: int, run: Run) -> int | None:
+    """The first phase from `number` on in which the task's teachers teach; None without one, and
+    where nothing of a run's quality counts."""
+    if run.profiler is not None:
+        return None
+    phases = list(enumerate(run.recipe.phases))[number:]
+    return next((at for at, phase in phases if _teaches(phase) and _is_of(run, phase)), None)
+
+
+def _teaches(phase: PhaseSettings) -> bool:
+    return phase.runs_teachers and PHASES[phase.kind].makes == "student"
+
+
+def _is_of(run: Run, phase: PhaseSettings) -> bool:
+    return run.recipe.task_name(phase) == run.task_name
+
+
+def _ready(number: int, run: Run) -> list[ModelReference]:
+    """The teachers to score before phase `number`."""
+    teaching = _teaching(number, run)
+    if teaching is None or not run.task.has_labels or not run.has_split(CHOOSING_SPLIT):
+        return []
+    before = run.recipe.phases[number:teaching]
+    if any(phase.leaves_out_teachers and _is_of(run, phase) for phase in before):
+        return []  # it says which teachers teach, and has their predictions
+    trained = {output for phase in before for output in phase.outputs}
+    ready = [run.reference(name, number) for name in run.teachers(number) if name not in trained]
+    return [one for one in ready if number == teaching or not one.trained]
+
+
+def _score_of(run: Run, reference: ModelReference) -> dict[str, Any] | None:
+    """What is known of a teacher as it is now."""
+    for entry in _entries(run):
+        if entry["teacher"] == reference.name and entry["model"] == _files_of(reference):
+            return entry
+    return None
+
+
+def _files_of(reference: ModelReference) -> list[str | None]:
+    return [reference.model, reference.revision]
+
+
+def _entries(run: Run) -> list[dict[str, Any]]:
+    """The scores of the task's teachers so far, in order."""
+    file = run.folder.teacher_scores
+    everything = read_json(file) if file.is_file() else []
+    return [entry for entry in everything if entry["task"] == run.task_name]
+
+
+def _keep(
+    number: int,
+    name: str,
+    run: Run,
+    split: str,
+    references: Sequence[ModelReference],
+    predictions: Mapping[str, Any],
+    examples: Examples,
+) -> None:
+    """Add scores to those of the run."""
+    metric, new = metric_of(run.task), []
+    counted = int(run.kind.counted(examples).sum())
+    for reference in references:
+        of_model, value, doubt = predictions[reference.name], math.nan, None
+        classes = classes_of(reference) or _focus(number, run, reference)
+        if run.kind.finite(of_model).all():  # else the phases say so, or leave examples out
+            value = run.kind.judge.value(run.kind.scored(of_model, examples))
+            doubt = run.kind.doubt(of_model, examples, classes)
+        entry = {
+            "task": run.task_name,
+            "teacher": reference.name,
+            "model": _files_of(reference),
+            "phase": name,
+            "split": split,
+            "examples": counted,
+            "over": metric.over,
+            "metric": metric.name,
+            "score": value if math.isfinite(value) else None,
+        }
+        if doubt is not None:
+            worthless = _teaches_nothing(run, reference, doubt)
+            if worthless or not reference.trained:
+                text = doubt_text(run, reference, split, doubt, classes)
+                entry |= {"doubt": text, "teaches_nothing": worthless}
+        new.append(entry)
+    run.world.barrier()  # all have read what was there
+    if run.world.is_main:
+        file = run.folder.teacher_scores
+        write_json(file, [*(read_json(file) if file.is_file() else []), *new])
+    run.world.barrier()
+
+
+def _focus(number: int, run: Run, reference: ModelReference) -> list[int] | None:
+    """The class ids of which a teacher that this run has trained saw all examples; None for one
+    that saw all of all classes."""
+    for earlier, output in reversed(list(run.recipe.trained_models())):
+        phase = run.recipe.phases[earlier]
+        if earlier < number and output == reference.name:
+            if not isinstance(phase, FineTune) or phase.focus is None:
+                return None
+            return [run.labels.index(label) for label in phase.focus.classes]
+    return None
+
+
+def _teaches_nothing(run: Run, reference: ModelReference, found: Doubt) -> bool:
+    """Whether it is below its commonest label, or no better and better in another order; both
+    beyond chance. Among words, nearly all of which may be O, one that finds entities can be below
+    that label, too."""
+    below = found.is_below and not run.task.of_words
+    return below or (found.is_reordered and not reference.trained)
+
+
+def _tell(name: str, run: Run, teachers: set[str] | None = None) -> None:
+    """Log the scores that a phase has found, also those from before a kill. teachers: all by
+    default."""
+    metric = metric_of(run.task)
+    for entry in _entries(run):
+        if entry["phase"] != name or not (teachers is None or entry["teacher"] in teachers):
+            continue
+        run.log.info(
+            f"  teacher {entry['teacher']}: {metric.title} {metric.shown_as(entry['score'])} on "
+            f"{entry['examples']:,} examples of {entry['split']}"
+        )
+        about = {key: entry[key] for key in ("teacher", "split", "examples", "metric", "score")}
+        run.log.event("teacher-score", phase=name, **about)
+        if "doubt" in entry and not _is_refused(run, entry):
+            text = f"teacher {entry['teacher']}: {entry['doubt']}"
+            run.log.info(f"WARNING: {text}")
+            run.log.event("warning", phase=name, text=text)
+
+
+def _is_refused(run: Run, entry: Mapping[str, Any]) -> bool:
+    stops = run.recipe.teachers[entry["teacher"]].below_majority == "stop"
+    return stops and bool(entry.get("teaches_nothing"))
+
+
+def _refuse(run: Run, references: Sequence[ModelReference]) -> None:
+    """Raises UserError for teachers that have nothing to teach."""
+    scores = [entry for one in references if (entry := _score_of(run, one)) is not None]
+    refused = {one["teacher"]: one["doubt"] for one in scores if _is_refused(run, one)}
+    if not refused:
+        return
+    what = " ".join(f"teachers.{teacher}: {doubt}" for teacher, doubt in refused.items())
+    keys = " ".join(f"teachers.{teacher}.below_majority=warn" for teacher in refused)
+    raise UserError(
+        f"{what} A student would learn that, so none was distilled. Correct it; to go on all the "
+        f"same, set {keys}."
+    )
