@@ -85,10 +85,10 @@ def class_notes(
         more = f"; and {len(near) - PAIRS:,} more pairs" if len(near) > PAIRS else ""
         yield f"labels that may be one class: {'; '.join(named)}{more}. If so, correct the rows."
     for split, of_split in counts.items():
-        lacking = [labels[number] for number in np.flatnonzero(of_split == 0)]
+        lacking = [labels[number] for number in np.flatnonzero(of_split == 0).tolist()]
         if lacking:
-            named = ", ".join(lacking[:SHOWN]) + (", ..." if len(lacking) > SHOWN else "")
-            yield f"split {split!r} has no example of {len(lacking):,} of the classes: {named}."
+            shown = ", ".join(lacking[:SHOWN]) + (", ..." if len(lacking) > SHOWN else "")
+            yield f"split {split!r} has no example of {len(lacking):,} of the classes: {shown}."
     if not of_words:
         yield from _contradictions(source, labels, {split: splits[split] for split in counts})
 
