@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from ds_distill.engine.config import find_config
 from ds_distill.engine.precision import is_half
-from ds_distill.parts.phases import Distil, PhaseSettings
+from ds_distill.parts.phases import Distil
 from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.recipe import Recipe
 
@@ -54,8 +54,9 @@ def memory_mistakes(
     }
     _, config = find_config(recipe.deepspeed, for_device=False)
     each = 2 if is_half(config) or recipe.deepspeed.endswith("_auto") else 4
-    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
-        least = _least(phase, recipe, numbers, each)
+    for number, name in enumerate(recipe.phase_names()):
+        phase = recipe.phases[number]
+        least = _least(number, recipe, numbers, each)
         if least > memory:
             advice = "Take a machine with more memory, or smaller models"
             if isinstance(phase, Distil) and phase.teachers == "live" and recipe.teachers:
@@ -66,12 +67,13 @@ def memory_mistakes(
             )
 
 
-def _least(phase: PhaseSettings, recipe: Recipe, numbers: Mapping[str, int], each: int) -> int:
-    """Bytes of the models that a phase has at once; only those of known size."""
+def _least(number: int, recipe: Recipe, numbers: Mapping[str, int], each: int) -> int:
+    """Bytes of the models that phase `number` has at once; only those of known size."""
+    phase = recipe.phases[number]
     teachers = [numbers.get(name, 0) for name in recipe.teachers]
     if isinstance(phase, TrainingPhase):
         trained = max(
-            sum(numbers.get(phase.start_of(output), 0) for output in together)
+            sum(numbers.get(recipe.origin(phase.start_of(o), number), 0) for o in together)
             for together in phase.trainings or [[]]
         )
         live = isinstance(phase, Distil) and phase.teachers == "live"

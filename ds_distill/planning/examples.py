@@ -9,7 +9,7 @@ import numpy as np
 from ds_distill.data.combined import open_source
 from ds_distill.data.lengths import example_lengths
 from ds_distill.errors import UserError
-from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.configuration import first_line, load_tokenizer
 from ds_distill.parts.tasks import TaskSettings
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
@@ -30,6 +30,12 @@ class SplitFacts:
     """Why the examples could not be counted."""
 
 
+def label_names(recipe: Recipe, task: TaskSettings) -> list[str]:
+    """The labels of a task of classes: the recipe's, or those of its data. Raises UserError where
+    these cannot be read."""
+    return task.given_labels or open_source(task, data_folder=recipe.data_folder).labels
+
+
 def split_facts(recipe: Recipe, task: TaskSettings, split: str) -> SplitFacts:
     """Of a split of a task, by its first examples' tokens."""
     try:
@@ -37,7 +43,7 @@ def split_facts(recipe: Recipe, task: TaskSettings, split: str) -> SplitFacts:
         reference = resolve_model(recipe.student.model, recipe.models_folder)
         tokenizer = load_tokenizer(reference, recipe.student.revision, of_words=task.of_words)
     except UserError as error:
-        return SplitFacts(split, None, task.max_length, str(error).splitlines()[0][:160])
+        return SplitFacts(split, None, task.max_length, first_line(error))
     sample = data.select(np.linspace(0, len(data) - 1, min(_SAMPLE, len(data))).astype(int))
     lengths = example_lengths(sample, tokenizer)
     if not task.cuts:

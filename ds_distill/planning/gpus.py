@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -98,16 +99,20 @@ GPUS: dict[str, Device] = {
 
 
 def find_device(name: str | None, ranks: int) -> Device:
-    """The device of that name; None: this machine's GPU where it is known, else its CPU.
+    """The device of that name; None: this machine's GPU, or its CPU where it has none.
 
-    Raises UserError for a name that is not known, and for less than one rank.
+    Raises UserError for a name or a GPU that is not known, and for less than one rank.
     """
     if ranks < 1:
         raise UserError(f"--gpus {ranks}: a plan is for 1 GPU or more.")
     if name is None and torch.cuda.is_available():
-        own = gpu_named(torch.cuda.get_device_name())
-        if own is not None:
-            return own
+        own, given = own_gpu(torch.cuda.current_device()), torch.cuda.get_device_name()
+        if own is None:
+            raise UserError(
+                f"this machine's GPU ({given}) is not known here. Take the one nearest to it in "
+                f"memory and speed with --gpu: {', '.join(GPUS)}."
+            )
+        return own
     if name is None or name.lower() == "cpu":
         return measured_cpu(ranks)
     if name.lower() not in GPUS:
@@ -120,11 +125,34 @@ def find_device(name: str | None, ranks: int) -> Device:
     return GPUS[name.lower()]
 
 
-def gpu_named(device_name: str) -> Device | None:
-    """The GPU that torch calls so, such as "NVIDIA H200"; None where it is not known."""
-    found = device_name.lower().replace(" ", "")
-    named = (GPUS[name] for name in sorted(GPUS, key=len, reverse=True) if name in found)
-    return next(named, None)
+_NOISE = re.compile(r"nvidia|tesla|geforce|sxm\d?|hbm\d\w*|\d+gb")
+"""Words of a GPU's name that do not tell it from others: maker, kind of memory, its size, which
+the device says itself, and the socket, unless it is for PCIe."""
+
+
+def own_gpu(device: torch.device | int) -> Device | None:
+    """A GPU of this machine; None where it is not known."""
+    about = torch.cuda.get_device_properties(device)
+    return gpu_named(about.name, about.total_memory)
+
+
+def gpu_named(device_name: str, memory: int) -> Device | None:
+    """The GPU that torch calls so, such as "NVIDIA A100-SXM4-40GB", with its own memory; None where
+    it is not known: one more word, such as "Laptop" or "MIG", and it is another one.
+
+    memory: bytes, as the device reports it.
+    """
+    words = _words(device_name)
+    alike = [device for name, device in GPUS.items() if _words(name) == words]
+    if not alike:
+        return None
+    return replace(min(alike, key=lambda device: abs(device.memory - memory)), memory=memory)
+
+
+def _words(name: str) -> set[str]:
+    """The words that tell a GPU from others."""
+    parts = re.split(r"[\s_-]+|(?<=rtx)(?=\d)", name.lower())
+    return {part for part in parts if not _NOISE.fullmatch(part)}
 
 
 def measured_cpu(ranks: int) -> Device:

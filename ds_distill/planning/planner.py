@@ -14,12 +14,13 @@ from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of
 from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
+from ds_distill.models.configuration import first_line
 from ds_distill.parts.phases import Cache, Distil
 from ds_distill.parts.phases.base import TrainingPhase, training_name
-from ds_distill.parts.tasks import TASKS, TaskSettings
+from ds_distill.parts.tasks import TASKS
 from ds_distill.planning.activations import Growth, Head, Shape, Work, student_work, teacher_work
 from ds_distill.planning.cached import CachePlan, cache_plan
-from ds_distill.planning.examples import SplitFacts, split_facts
+from ds_distill.planning.examples import SplitFacts, label_names, split_facts
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Weight, Zero, training_states
 from ds_distill.planning.models import PlannedModel, planned_model
@@ -49,6 +50,7 @@ class Planner:
         self.notes: list[str] = []
         self._models: dict[tuple[str, str], PlannedModel] = {}
         self._splits: dict[tuple[str, str], SplitFacts] = {}
+        self._labels: dict[str, list[str]] = {}
 
     def plan(self) -> Plan:
         """Of all phases."""
@@ -116,12 +118,12 @@ class Planner:
     def model(self, name: str, number: int) -> PlannedModel:
         """The model `name` as phase `number` finds it: of the size of what it came from."""
         task = self.recipe.task_of(self.recipe.phases[number])
-        origin = self._origin(name, number)
+        origin = self.recipe.origin(name, number)
         key = origin, self.recipe.task_name(self.recipe.phases[number])
         if key not in self._models:
             given = self.recipe.student if origin == "student" else self.recipe.teachers[origin]
             layers = getattr(given, "layers", None)
-            classes = self._classes(task) if task.has_classes else TASKS[task.type].outputs
+            classes = len(self.labels(number)) if task.has_classes else TASKS[task.type].outputs
             self._models[key] = planned_model(
                 origin,
                 given.model,
@@ -134,18 +136,19 @@ class Planner:
             )
         return self._models[key]
 
-    def _origin(self, name: str, number: int) -> str:
-        for earlier, output in reversed(list(self.recipe.trained_models())):
-            if earlier < number and output == name:
-                phase = self.recipe.phases[earlier]
-                return self._origin(phase.start_of(output), earlier)
-        return name
-
-    def _classes(self, task: TaskSettings) -> int:
-        if task.given_labels:
-            return len(task.given_labels)
-        self.notes.append("the number of labels is not in the recipe: 2 are assumed")
-        return 2
+    def labels(self, number: int) -> list[str]:
+        """The labels of the task of phase `number`."""
+        name = self.recipe.task_name(self.recipe.phases[number])
+        if name not in self._labels:
+            try:
+                self._labels[name] = label_names(self.recipe, self.recipe.tasks_by_name[name])
+            except UserError as error:
+                self._labels[name] = ["0", "1"]
+                self.notes.append(
+                    "the number of labels is neither in the recipe nor could it be read: 2 are "
+                    f"assumed ({first_line(error)})"
+                )
+        return self._labels[name]
 
     def split(self, number: int, split: str) -> SplitFacts:
         """What is known of a split's size."""
@@ -245,8 +248,10 @@ class Planner:
 
     def _cache_for(self, number: int, phase: Distil) -> Cache:
         """The cache phase that a distil phase would read; the default one where there is none."""
+        task = self.recipe.task_name(phase)
         for earlier in reversed(self.recipe.phases[:number]):
-            if isinstance(earlier, Cache) and phase.split in earlier.splits:
+            here = self.recipe.task_name(earlier) == task
+            if here and isinstance(earlier, Cache) and phase.split in earlier.splits:
                 return earlier
         return Cache(splits=[phase.split], task=phase.task)
 
@@ -284,7 +289,7 @@ class _Parts:
         """Weights of projections."""
         task = self._planner.recipe.task_of(self._phase)
         widths = {name: teacher.config.hidden_size for name, teacher in self._teachers.items()}
-        labels = list(task.given_labels or [])
+        labels = self._planner.labels(self._number) if task.has_classes else []
         width = self._student.config.hidden_size
         inputs = TermInputs(width, widths, labels, [1] * len(labels), 0)
         weighted = {

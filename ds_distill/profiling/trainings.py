@@ -9,13 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ds_distill.engine.precision import model_dtype
 from ds_distill.errors import UserError
 from ds_distill.parts.phases import Distil
 from ds_distill.parts.phases.base import TrainingPhase, training_name
-from ds_distill.planning.gpus import GPUS, Device, find_device, gpu_named
+from ds_distill.planning.gpus import GPUS, Device, find_device, own_gpu
 from ds_distill.planning.plan import Placement
 from ds_distill.planning.planner import Planner
 from ds_distill.profiling.collectives import timed_collectives
@@ -117,7 +115,7 @@ def profile_trainings(
 def _device(run: Run) -> Device | None:
     """This machine's: a GPU that is not known has no speed."""
     if run.world.device.type == "cuda":
-        return gpu_named(torch.cuda.get_device_name())
+        return own_gpu(run.world.device)
     return find_device("cpu", run.world.size)
 
 

@@ -258,6 +258,13 @@ class Recipe(Section):
             for output in phase.outputs:
                 yield number, output
 
+    def origin(self, name: str, number: int) -> str:
+        """What the model `name`, as phase `number` finds it, came from: `student` or a teacher."""
+        for earlier, output in reversed(list(self.trained_models())):
+            if earlier < number and output == name:
+                return self.origin(self.phases[earlier].start_of(output), earlier)
+        return name
+
     def fitted_splits(self, task: str) -> list[str]:
         """Splits of a task that expertise phases fit on."""
         fits = (phase for phase in self.phases_of(task) if PHASES[phase.kind].makes == "expertise")

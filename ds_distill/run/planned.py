@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
 from ds_distill.parts.phases.base import training_name
-from ds_distill.planning.gpus import GIB, Device, gpu_named
+from ds_distill.planning.gpus import GIB, Device, own_gpu
 from ds_distill.planning.plan import JobPlan
 from ds_distill.planning.planner import Planner
 from ds_distill.recipe import Recipe
@@ -24,7 +22,7 @@ def planned_device(world: World) -> Device | None:
     memory is seldom what a run lacks."""
     if world.device.type != "cuda":
         return None
-    return gpu_named(torch.cuda.get_device_name(world.device))
+    return own_gpu(world.device)
 
 
 def plan_run(recipe: Recipe, folder: RunFolder, device: Device, ranks: int, log: RunLog) -> None:

@@ -10,6 +10,7 @@ from ds_distill.check.memory import fewest_parameters, machine_memory, memory_mi
 from ds_distill.models.configuration import load_config
 from ds_distill.planning.models import shipped_configs
 from ds_distill.recipe import load_recipe
+from ds_distill.recipe.load import validated
 
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
@@ -40,6 +41,26 @@ def test_a_phase_is_named_with_what_it_takes():
     found = list(memory_mistakes(cached, configs(cached), 3_000_000_000))
     assert [mistake.split(":")[0] for mistake in found] == ["phases.teach"]
     assert not list(memory_mistakes(recipe, configs(recipe), 64_000_000_000))
+
+
+def test_a_model_that_a_phase_saved_under_another_name_has_the_size_of_its_start():
+    """It was counted as none."""
+    starts = {"fine-tune": {"models": "base", "save_as": "again", "name": "again"}}
+    first = {"fine-tune": {"models": "bert", "save_as": "base", "name": "first"}}
+    model = {"model": "google-bert/bert-base-uncased"}
+    recipe = validated(
+        "memory",
+        {
+            "name": "memory",
+            "task": {"data": {"path": "data"}},
+            "teachers": {"bert": model},
+            "student": model,
+            "phases": [first, starts],
+        },
+    )
+    found = list(memory_mistakes(recipe, configs(recipe), 1_000_000_000))
+    assert [mistake.split(":")[0] for mistake in found] == ["phases.first", "phases.again"]
+    assert found[0].split("alone take")[1] == found[1].split("alone take")[1]
 
 
 def test_the_machine_has_memory():

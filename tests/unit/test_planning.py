@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,8 +16,8 @@ from typer.testing import CliRunner
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.planning import planner as planning
-from ds_distill.planning.examples import SplitFacts
-from ds_distill.planning.gpus import GPUS, find_device
+from ds_distill.planning.examples import SplitFacts, split_facts
+from ds_distill.planning.gpus import GIB, GPUS, find_device, gpu_named
 from ds_distill.planning.memory import Weight, Zero, training_states
 from ds_distill.planning.models import shipped_configs
 from ds_distill.planning.plan import Plan
@@ -141,6 +142,21 @@ def test_a_cache_costs_about_a_pass_of_the_teachers(tmp_path: Path) -> None:
     assert pays.passes < 0.5
 
 
+def test_a_cache_is_of_its_task(tmp_path: Path) -> None:
+    """With two tasks the other's cache was counted: here one of batches of 1."""
+    task = {"data": {"path": "data"}, "labels": ["a", "b", "c"], "max_length": 32}
+    other = {"cache": {"name": "other", "task": "two", "splits": "train", "batch_size": 1}}
+    own = {"cache": {"name": "own", "task": "one", "splits": "train"}}
+    distil = {"distil": {"task": "one", "losses": {"kl": {}}}}
+
+    def passes(*phases: dict[str, Any]) -> float:
+        parts = {"task": None, "tasks": {"one": task, "two": task}, "phases": [*phases, distil]}
+        [pays] = planned(tmp_path, "deepspeed=zero1_bf16", **parts).break_even
+        return pays.passes
+
+    assert passes(own, other) == passes(own) == passes(other)
+
+
 def test_a_cache_of_mask_variants_costs_a_pass_each(tmp_path: Path) -> None:
     task = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
     parts = {
@@ -236,8 +252,86 @@ def test_a_shipped_configuration_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(plan.notes) == 1
 
 
+def test_the_labels_of_the_data_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_this_process: None
+) -> None:
+    """Two were assumed, of data that the plan had read."""
+    rows = [{"text": f"text {number}", "label": "abc"[number % 3]} for number in range(9)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"data": {"path": str(tmp_path / "train.jsonl")}, "max_length": 32}
+    plan = planned(tmp_path, task=task)
+    assert {model.classes for model in plan.models} == {3} and not plan.notes
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    plan = planned(tmp_path, task={**task, "data": {"path": "nobody/has-this"}})
+    [note] = plan.notes
+    assert {model.classes for model in plan.models} == {2}
+    assert "2 are assumed (task.data.path=nobody/has-this: " in note
+
+
+def test_a_hub_error_is_not_cut_within_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_this_process: None
+) -> None:
+    """It ended in "could not be loaded: C"."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    task = {"data": {"path": "nobody/has-this"}, "labels": ["a", "b"], "max_length": 32}
+    recipe = load_recipe(recipe_file(tmp_path, task=task))
+    why = split_facts(recipe, recipe.tasks_by_name["task"], "train").why_not
+    assert why is not None and "could not be loaded: Couldn't" in why
+    assert why.endswith(("or give a local path.", " ..."))
+
+
 def test_known_devices_make_sense() -> None:
     for device in GPUS.values():
         assert 8 < device.memory / 2**30 < 200
         assert device.half_flops > device.full_flops > 1e12
         assert 1e11 < device.bandwidth < 1e13
+
+
+@pytest.mark.parametrize(
+    ("called", "gib", "known"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", 79.3, "a100"),
+        ("Tesla V100-SXM2-16GB", 15.8, "v100"),
+        ("Tesla V100-SXM2-32GB", 31.7, "v100"),
+        ("NVIDIA L40", 44.4, None),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        ("NVIDIA L4", 22.0, "l4"),
+        ("NVIDIA GH200 480GB", 94.5, None),
+        ("NVIDIA RTX A1000", 7.7, None),
+        ("NVIDIA H100 PCIe", 79.2, "h100-pcie"),
+        ("NVIDIA H100 80GB HBM3", 79.2, "h100"),
+        ("NVIDIA H100 NVL", 93.1, None),
+        ("NVIDIA H200", 139.8, "h200"),
+        ("NVIDIA B200", 178.4, "b200"),
+        ("AMD Instinct MI300X", 191.5, None),
+        ("NVIDIA A10G", 22.0, None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4.8, None),
+        ("NVIDIA GeForce RTX 4090", 23.5, "rtx4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.7, None),
+        ("Tesla T4", 14.6, "t4"),
+    ],
+)
+def test_a_gpu_is_known_by_whole_words_and_has_the_memory_that_it_reports(
+    called: str, gib: float, known: str | None
+) -> None:
+    """Parts of names made an A100 of the RTX A1000, an L4 of the L40 and 80 GiB of the 40."""
+    found = gpu_named(called, int(gib * GIB))
+    if known is None:
+        assert found is None
+    else:
+        assert found == replace(GPUS[known], memory=int(gib * GIB))
+
+
+def test_a_gpu_of_this_machine_that_is_not_known_is_not_planned_as_its_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    about = SimpleNamespace(name="NVIDIA L40", total_memory=44 * GIB)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: about.name)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: about)
+    with pytest.raises(UserError, match=r"NVIDIA L40\).*--gpu: b200, h200"):
+        find_device(None, 1)
+    about.name = "NVIDIA L40S"
+    assert find_device(None, 1) == replace(GPUS["l40s"], memory=44 * GIB)
