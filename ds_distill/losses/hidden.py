@@ -10,6 +10,7 @@ import xxhash
 from torch import nn
 
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs
+from ds_distill.models.named import NamedModules
 from ds_distill.parts.terms import ActivationBoundaryLoss, CosineLoss, HiddenMSELoss
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
@@ -33,7 +34,7 @@ class HiddenMSE(Term):
         student_width, teacher_widths: hidden sizes, of the teachers by name.
         """
         super().__init__(HiddenMSELoss.model_validate(settings))
-        self.projections = nn.ModuleDict(
+        self.projections = NamedModules(
             {
                 name: nn.Linear(student_width, width, bias=False)
                 for name, width in teacher_widths.items()

@@ -13,6 +13,7 @@ from ds_distill.losses import Term
 from ds_distill.losses.binary import rows_of_two
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.labels import LabelMap
+from ds_distill.models.named import NamedModules
 from ds_distill.routing import Router, Target
 from ds_distill.timers import timed
 from ds_distill.types import Batch, Signals
@@ -55,7 +56,7 @@ class Bundle(nn.Module):
         super().__init__()
         self.student = student
         self.terms = nn.ModuleDict(terms or {})
-        self.teachers = nn.ModuleDict(teachers)
+        self.teachers = NamedModules(teachers)
         self.teachers.requires_grad_(False)
         self._router = router
         self._layers = {layer for term in (terms or {}).values() for layer in term.layers}

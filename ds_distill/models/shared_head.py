@@ -14,6 +14,7 @@ from ds_distill.losses import Term
 from ds_distill.models.bundle import Bundle, view_of
 from ds_distill.models.configuration import CLASSIFIER_HEADS
 from ds_distill.models.load import seeded
+from ds_distill.models.named import NamedModules
 from ds_distill.types import Batch, Signals
 
 
@@ -29,7 +30,7 @@ class SharedHeadBundle(Bundle):
         terms: by model, then by name; none of teachers.
         """
         super().__init__(None, {})
-        self.bundles = nn.ModuleDict(
+        self.bundles = NamedModules(
             {name: Bundle(model, {}, terms[name]) for name, model in models.items()}
         )
 
