@@ -62,7 +62,8 @@ def load_classifier(
     if not new_head and missing:
         raise _no_head(reference, missing, labels)
     if missing and output_bias is not None:
-        [bias] = [
+        # Where states are as wide as there are labels, a layer before it has one of that size, too.
+        *_, bias = [
             weight
             for name, weight in model.named_parameters()
             if name in missing and name.endswith("bias") and weight.shape == (len(labels),)

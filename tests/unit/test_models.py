@@ -143,6 +143,21 @@ def test_frozen_embeddings_stay_and_all_else_is_trained(family):
     assert all(p.grad is None for name, p in model.named_parameters() if name in frozen)
 
 
+def test_a_teacher_may_be_called_as_something_that_every_module_has():
+    """`half`, `type` and `training` ended in a KeyError after the teachers were trained."""
+    names = ("half", "type", "training", "sound")
+    bundle = Bundle(classifier("bert"), {name: classifier("bert") for name in names})
+    assert list(bundle.teachers) == list(names)
+    assert bundle.train().training
+    assert not any(bundle.teachers[name].training for name in names)
+    assert "half" in bundle.teachers and "type_" not in bundle.teachers
+    assert any(name.startswith("teachers.sound.") for name in bundle.state_dict()), "as before"
+    view = PaddedView(**inputs())
+    batch = Batch.from_views(dict.fromkeys(names, view))
+    outputs = bundle(batch, predict=names)
+    assert torch.equal(outputs["half"].logits, outputs["sound"].logits)
+
+
 HALF = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
 
 
@@ -251,6 +266,20 @@ def test_a_new_head_takes_a_bias_of_its_logits_and_an_old_one_keeps_its_own(tmp_
 
     assert torch.equal(logits_after("body"), bias)
     assert not torch.equal(logits_after("whole"), bias)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "electra", "roberta", "deberta-v2"])
+def test_the_bias_is_that_of_the_logits_where_states_are_as_wide_as_there_are_labels(
+    tmp_path, family
+):
+    labels = [f"label {number}" for number in range(16)]
+    classifier(family).base_model.save_pretrained(tmp_path)
+    bias = torch.arange(16.0)
+    plain, moved = (
+        load_classifier(str(tmp_path), labels, new_head=True, output_bias=given).eval()
+        for given in (None, lambda: bias)
+    )
+    torch.testing.assert_close(logits_of(moved) - logits_of(plain), bias.expand(3, 16))
 
 
 @pytest.mark.parametrize("part", ["bert", "whole"])
