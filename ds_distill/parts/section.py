@@ -18,6 +18,13 @@ def mistake_at(key: tuple[str | int, ...], what: str) -> PydanticCustomError:
     return PydanticCustomError("mistake_at", "{what}", {"key": key, "what": what})
 
 
+def _nearest(key: str, known: list[str]) -> list[str]:
+    """The known key that is meant: one that is written likewise, or whose initials it is, as `lr`
+    is of `learning_rate`."""
+    close = difflib.get_close_matches(key, known, n=1)
+    return close or [name for name in known if key == "".join(w[:1] for w in name.split("_"))][:1]
+
+
 class Section(BaseModel):
     """A part of a recipe: frozen, and closed to keys it does not know."""
 
@@ -48,7 +55,7 @@ class Section(BaseModel):
                 nearest = {
                     str(key): [cls.renamed[key]]
                     if key in cls.renamed
-                    else difflib.get_close_matches(str(key), known, n=1)
+                    else _nearest(str(key), known)
                     for key in unknown
                 }
                 raise PydanticCustomError(
