@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import (
     CLASSIFIER_HEADS,
+    Unreachable,
     check_encoder,
     check_vocabulary,
     load_config,
@@ -19,6 +20,7 @@ from ds_distill.models.configuration import (
     takes_packed,
     usable_length,
 )
+from ds_distill.models.layers import check_layers
 from ds_distill.models.weights import check_weights
 from ds_distill.parts.entry import imported
 from ds_distill.parts.phases.base import TrainingPhase
@@ -45,9 +47,17 @@ class Models:
             "student": self.recipe.student,
         }
         locations: dict[str, list[str]] = {}  # what is wrong -> where
+        unreachable: dict[str, dict[str, str]] = {}  # the reason -> where -> model
         for location, model in given.items():
-            for mistake in _reported(lambda p=location, m=model: self._of_model(p, m)):  # type: ignore[misc]
-                locations.setdefault(mistake, []).append(location)
+            try:
+                for mistake in self._of_model(location, model):
+                    locations.setdefault(mistake, []).append(location)
+            except Unreachable as error:
+                unreachable.setdefault(error.reason, {})[location] = error.reference
+            except UserError as error:
+                locations.setdefault(str(error), []).append(location)
+        for reason, of in unreachable.items():
+            locations[Unreachable.of(list(dict.fromkeys(of.values())), reason)] = list(of)
         found = [f"{', '.join(where)}: {mistake}" for mistake, where in locations.items()]
         found += self._too_long()
         if self.recipe.padding == "never":
@@ -55,7 +65,7 @@ class Models:
         compares = _token_by_token(self.recipe)
         if compares is not None:
             found += vocabulary_mistakes(self._vocabularies, *compares)
-        return [*found, *self._layers(), *self._widths(), *self._shared_heads()]
+        return [*found, *_reported(self._layers), *self._widths(), *self._shared_heads()]
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
         """Configurations of the teachers that could be read, by name."""
@@ -121,14 +131,9 @@ class Models:
 
     def _layers(self) -> Iterator[str]:
         layers = self.recipe.student.layers
-        if layers is None or "student" not in self.configs:
-            return
-        total = self.configs["student"].num_hidden_layers
-        if not layers or max(layers) >= total or len(set(layers)) < len(layers):
-            yield (
-                f"student.layers={layers}: the model has layers 0 to {total - 1}. Name some of "
-                "them, each once."
-            )
+        if layers is not None and "student" in self.configs:
+            check_layers(self.configs["student"], layers)
+        yield from ()
 
     def _widths(self) -> Iterator[str]:
         """Teachers whose states are compared with the student's, and are not as wide."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from textwrap import shorten
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,6 +26,25 @@ from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 from ds_distill.errors import UserError
 from ds_distill.parts.entry import TaskEntry
 
+
+class Unreachable(UserError):
+    """A model whose configuration cannot be read."""
+
+    def __init__(self, reference: str, reason: str) -> None:
+        self.reference, self.reason = reference, reason
+        super().__init__(self.of([reference], reason))
+
+    @staticmethod
+    def of(references: list[str], reason: str) -> str:
+        """The message for models that cannot be read for one reason."""
+        named = ", ".join(map(repr, references))
+        whose = f"models {named}: their" if len(references) > 1 else f"model {named}: its"
+        return (
+            f"{whose} configuration cannot be read: {reason} Use a hub id that can be reached, a "
+            "local folder, or pkg:PACKAGE/FOLDER."
+        )
+
+
 # Code in a model's folder is never run.
 SAFE: dict[str, Any] = {"trust_remote_code": False}
 
@@ -32,11 +52,11 @@ PACKED_FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "di
 """Model types whose attention passes all its arguments to transformers' attention interface."""
 
 MASKED_LM_FAMILIES = (
-    *("albert", "bert", "big_bird", "camembert", "convbert", "data2vec-text", "deberta"),
-    *("deberta-v2", "distilbert", "electra", "ernie", "esmc", "fnet", "gte", "ibert"),
-    *("jina_embeddings_v3", "layoutlm", "longformer", "luke", "megatron-bert", "mpnet"),
-    *("nomic_bert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "squeezebert"),
-    *("xlm-roberta", "xlm-roberta-xl", "yoso"),
+    *("albert", "bert", "big_bird", "camembert", "data2vec-text", "deberta", "deberta-v2"),
+    *("distilbert", "electra", "ernie", "esmc", "gte", "ibert", "jina_embeddings_v3", "layoutlm"),
+    *("longformer", "luke", "megatron-bert", "mpnet", "nomic_bert", "roberta"),
+    *("roberta-prelayernorm", "roc_bert", "roformer", "squeezebert", "xlm-roberta"),
+    "xlm-roberta-xl",
 )
 """Model types with a masked-LM head that `encoder.vocabulary_head` supports."""
 
@@ -58,8 +78,16 @@ relu."""
 _OTHER_ANSWER_HEADS = ("big_bird", "flaubert", "longformer", "xlm", "xlnet")
 """Model types whose answers come by a beam search, or from more than the last states."""
 
-_POSITIONS_BEHIND_PADDING = ("roberta", "camembert", "longformer", "data2vec-text", "mpnet")
-"""Model types, or parts of them, whose first position is the padding id + 1, like RoBERTa."""
+POSITIONS_BEHIND_PADDING = (
+    *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke"),
+    *("markuplm", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
+    "xmod",
+)
+"""Model types whose first position is the padding id + 1, like RoBERTa."""
+
+MIXES_PADDING = ("convbert", "fnet", "funnel", "nystromformer", "reformer", "yoso")
+"""Model types that do not keep padding out of a text: they mix, convolve, average or hash over the
+whole length, whatever the attention mask says."""
 
 
 _MOST = {
@@ -196,17 +224,15 @@ def _unreadable(reference: str, what: str, error: BaseException) -> UserError:
             f"model {reference!r}: its {what} cannot be read: a JSON file is nested too deeply. "
             "Copy the model again."
         )
-    advice = "Use a hub id that can be reached, a local folder, or pkg:PACKAGE/FOLDER."
-    return UserError(
-        f"model {reference!r}: its {what} cannot be read: {first_line(error)}"
-        + (f" {advice}" if what == "configuration" else "")
-    )
+    if what == "configuration":
+        return Unreachable(reference, first_line(error))
+    return UserError(f"model {reference!r}: its {what} cannot be read: {first_line(error)}")
 
 
 def first_position(config: PreTrainedConfig) -> int:
     """The position of an example's first token."""
-    behind_padding = any(kind in config.model_type for kind in _POSITIONS_BEHIND_PADDING)
-    return int(config.pad_token_id) + 1 if behind_padding else 0
+    behind_padding = config.model_type in POSITIONS_BEHIND_PADDING
+    return int(config.pad_token_id or 0) + 1 if behind_padding else 0
 
 
 def usable_length(config: PreTrainedConfig) -> int | None:
@@ -267,8 +293,9 @@ _FINGERPRINTS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple[int, str], 
 
 
 def check_encoder(reference: str, config: PreTrainedConfig) -> None:
-    """Raises UserError for models that are no encoders. The first token of a decoder, which would
-    represent the example here, attends to no other token."""
+    """Raises UserError for models that are no encoders, and for those that say other things of a
+    text in another batch. The first token of a decoder, which would represent the example here,
+    attends to no other token."""
     kind = config.model_type
     has_head = kind in {
         *MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -287,11 +314,29 @@ def check_encoder(reference: str, config: PreTrainedConfig) -> None:
     ):
         what = "a decoder"
     else:
+        _check_alone(reference, config)
         return
     raise UserError(
         f"model {reference!r} ({kind}) is {what}. Teachers and students are encoders: use a model "
         "like BERT, RoBERTa or DeBERTa."
     )
+
+
+def _check_alone(reference: str, config: PreTrainedConfig) -> None:
+    """Raises UserError for models whose word on a text depends on what else is in its batch, so
+    that a live teacher, a cached one and the shipped student silently differ."""
+    if config.model_type in MIXES_PADDING:
+        raise UserError(
+            f"model {reference!r} ({config.model_type}) reads the padding that a batch puts behind "
+            "a text, so it says other things of it live, from a cache and alone. Use a model like "
+            "BERT, RoBERTa or DeBERTa."
+        )
+    if config.model_type == "big_bird" and config.attention_type == "block_sparse":
+        raise UserError(
+            f"model {reference!r} ({config.model_type}) changes its sparse attention into a full "
+            "one at the first short batch, and keeps it: what it says of a text depends on those "
+            "before. Set attention_type to original_full in its config.json."
+        )
 
 
 def check_vocabulary(
@@ -384,5 +429,6 @@ def check_head(reference: str, config: PreTrainedConfig, task: TaskEntry) -> Non
 
 
 def first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
+    """The first line of a message, by whole words."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return shorten(lines[0] if lines else type(error).__name__, 300, placeholder=" ...")

@@ -21,7 +21,12 @@ from transformers import (
 
 from ds_distill.errors import UserError
 from ds_distill.memory import is_out_of_memory
-from ds_distill.models.configuration import SAFE, first_line, load_config
+from ds_distill.models.configuration import (
+    SAFE,
+    first_line,
+    load_config,
+)
+from ds_distill.models.layers import check_layers, cut_to_layers
 from ds_distill.models.weights import check_weights
 from ds_distill.progress import mark
 
@@ -259,19 +264,8 @@ def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
 
     Raises UserError when a layer does not exist, or layers cannot be removed.
     """
+    check_layers(model.config, layers)
     total = model.config.num_hidden_layers
-    if not layers or not set(layers) <= set(range(total)) or len(set(layers)) < len(layers):
-        raise UserError(
-            f"student.layers={layers}: {type(model).__name__} has layers 0 to {total - 1}. Name "
-            "at least one of them, each once."
-        )
-    shared = hasattr(model.config, "num_hidden_groups")  # ALBERT
-    if shared or len(set(getattr(model.config, "layer_types", None) or [])) > 1:
-        raise UserError(
-            f"student.layers: the layers of {type(model).__name__} "
-            f"{'share weights' if shared else 'are of different kinds'}, so a model with some of "
-            "them could not be loaded again. Use all layers, or a checkpoint with fewer."
-        )
     stacks = [
         (parent, name)
         for parent in model.modules()
@@ -286,7 +280,7 @@ def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
     [(parent, name)] = stacks
     stack = getattr(parent, name)
     setattr(parent, name, nn.ModuleList(stack[index] for index in layers))
-    model.config.num_hidden_layers = len(layers)
+    cut_to_layers(model.config, layers)
 
 
 def freeze_embeddings(model: PreTrainedModel) -> None:

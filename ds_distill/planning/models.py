@@ -25,8 +25,12 @@ from transformers import (
 )
 
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.models.configuration import check_encoder, load_config
+from ds_distill.models.configuration import (
+    check_encoder,
+    load_config,
+)
 from ds_distill.models.encoder import read_signals
+from ds_distill.models.layers import check_layers, cut_to_layers
 from ds_distill.models.load import checkpoint_activations, freeze_embeddings, set_dropout
 from ds_distill.planning.trace import Cost, Trace
 from ds_distill.recipe.references import resolve_model
@@ -93,7 +97,7 @@ class PlannedModel:
         """
         config = copy.deepcopy(self.config)
         if layers is not None:
-            config.num_hidden_layers = layers
+            cut_to_layers(config, list(range(layers)))
         kind: Any = AutoModelForMaskedLM
         if self.classes is not None:
             kind, config.num_labels = AutoModelForSequenceClassification, self.classes
@@ -200,7 +204,8 @@ def planned_model(
         config, shipped = load_config(str(folders[reference])), True
     check_encoder(reference, config)
     if layers is not None:
-        config.num_hidden_layers = len(layers)
+        check_layers(config, list(layers))
+        cut_to_layers(config, list(layers))
     return PlannedModel(name, reference, config, shipped, classes, of_words, of_questions)
 
 

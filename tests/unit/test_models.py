@@ -1,5 +1,6 @@
 """Loading models and reading what encoders say, family by family."""
 
+import copy
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import transformers as tr
 from safetensors.torch import load_file
 
 from ds_distill.errors import UserError
+from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import (
     check_masked_lm,
     check_vocabulary,
@@ -19,8 +21,10 @@ from ds_distill.models.configuration import (
     usable_length,
 )
 from ds_distill.models.encoder import read_signals, vocabulary_head
+from ds_distill.models.layers import NOT_CUT, check_layers
 from ds_distill.models.load import freeze_embeddings, keep_layers, load_classifier, set_dropout
 from ds_distill.models.weights import check_weights
+from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
 VOCABULARY, POSITIONS, LAYERS = 60, 24, 5
@@ -116,16 +120,53 @@ def test_layers_that_cannot_be_kept_are_refused(layers):
 @pytest.mark.parametrize("more", [{}, {"num_hidden_layers": 2, "num_hidden_groups": 2},
                                   {"num_hidden_layers": 1}])  # fmt: skip
 def test_shared_layers_are_refused(more):
-    with pytest.raises(UserError, match="AlbertForSequenceClassification share weights"):
+    with pytest.raises(UserError, match=r"layers of the model \(albert\) share weights"):
         keep_layers(classifier("albert", **more), [0])
 
 
-def test_layers_of_different_kinds_are_refused():
-    tokens = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1}
-    config = tr.ModernBertConfig(**{**SIZES, **tokens, "eos_token_id": 2, "sep_token_id": 2})
-    model = tr.AutoModelForSequenceClassification.from_config(config)
-    with pytest.raises(UserError, match="different kinds"):
-        keep_layers(model, [1, 2])
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1}
+PER_LAYER = {
+    "modernbert": tr.ModernBertConfig(
+        **{**SIZES, **TOKENS, "eos_token_id": 2, "sep_token_id": 2, "local_attention": 4}
+    ),
+    "longformer": tr.LongformerConfig(**SIZES, attention_window=[4, 8, 4, 16, 8]),
+    "longformer with one window": tr.LongformerConfig(**SIZES, attention_window=8),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("modernbert", [0, 1, 3]),
+        ("modernbert", [0, 4, 2]),
+        ("longformer", [0, 1, 3]),
+        ("longformer", [4, 1]),
+        ("longformer with one window", [2]),
+    ],
+)
+def test_what_a_configuration_says_of_each_layer_is_cut_with_the_layers(kind, layers, tmp_path):
+    """Longformer's windows kept their number: the model could not run, nor be loaded again."""
+    config = copy.deepcopy(PER_LAYER[kind])
+    config.num_labels = 3
+    torch.manual_seed(0)
+    model = tr.AutoModelForSequenceClassification.from_config(config).eval()
+    keep_layers(model, layers)
+    wanted = logits_of(model, length=17)
+    model.save_pretrained(tmp_path)
+    again = load_classifier(str(tmp_path), LABELS, new_head=False).eval()
+    torch.testing.assert_close(logits_of(again, length=17), wanted)
+    assert again.config.num_hidden_layers == len(layers)
+
+
+def test_layers_that_would_not_be_loaded_again_are_refused_by_their_configuration():
+    with pytest.raises(UserError, match="Begin with layer 0"):
+        check_layers(PER_LAYER["modernbert"], [1, 2])
+    kinds = tr.BertConfig(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"])
+    with pytest.raises(UserError, match=r"layers of the model \(bert\) are of different kinds"):
+        check_layers(kinds, [1])
+    for kind in NOT_CUT:
+        with pytest.raises(UserError, match=rf"\({kind}\) {NOT_CUT[kind]}"):
+            check_layers(tr.AutoConfig.for_model(kind), [1])
 
 
 # ------------------------------------------------------------------ embeddings and dropout
