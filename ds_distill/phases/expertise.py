@@ -66,7 +66,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys[owners]}
     fitted: Fitted | FittedByLabel
     if run.task.many_labels:
-        with run.log.bar("fits routing", count) as bar:
+        with run.log.bar("fits routing", len(run.labels)) as bar:
             fitted = fit_by_label(*given, run.labels, **how, advance=bar.advance)
     else:
         fitted = fit(*given, run.labels, **how)
