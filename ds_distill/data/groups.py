@@ -25,7 +25,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ds_distill.data.examples import build_once
-from ds_distill.data.keys import content_keys, hash_keys
+from ds_distill.data.keys import content_keys, distinct_keys, hash_keys, numbered_keys
 from ds_distill.data.readers import BATCH, Reader, kind_of
 from ds_distill.errors import UserError
 from ds_distill.progress import mark
@@ -225,10 +225,8 @@ def assigned(group_keys: np.ndarray, strata: np.ndarray, parts: int, *stream: in
 
     group_keys: int64 [N, 2], see `Groups.group_keys`. strata: int64 [N], see `strata_of`.
     """
-    pairs = np.ascontiguousarray(group_keys).view([("high", np.int64), ("low", np.int64)])[:, 0]
-    values, group = np.unique(pairs, return_inverse=True)
-    keys = values.view(np.int64).reshape(-1, 2)
-    sizes = np.bincount(group, weights=strata >= 0, minlength=len(values))
+    group, keys = numbered_keys(group_keys), group_keys[distinct_keys(group_keys)]
+    sizes = np.bincount(group, weights=strata >= 0, minlength=len(keys))
     own = _most_frequent(group, strata)
     order = np.lexsort((hash_keys(keys, *stream, _ORDER), -sizes, own))
     starts = np.searchsorted(own[order], own[order])  # the first position of each one's stratum
