@@ -209,7 +209,7 @@ def strata_of(labels: np.ndarray, offsets: np.ndarray | None = None) -> np.ndarr
         has = np.zeros((len(offsets) - 1, labels.max(initial=0) + 1), dtype=np.int64)
         owners, known = np.repeat(np.arange(len(has)), np.diff(offsets)), labels >= 0
         has[owners[known], labels[known]] = 1
-        labels = np.where(has.any(axis=1)[:, None], has, -1)
+        labels = np.where(has.any(axis=1, keepdims=True), has, -1)
     if labels.ndim == 1:
         return labels
     found = np.unique(labels, axis=0, return_inverse=True)[1].reshape(-1)

@@ -46,7 +46,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     examples, signals = _fitting_signals(phase, number, run)
     references = [run.reference(teacher, number) for teacher in signals]
     logits = _of_all_classes(signals, run)
-    left_out, of_all = _left_out(phase, signals, examples, run), None
+    left_out, of_all = _left_out(phase, logits, examples, run), None
     teach = [reference for reference in references if reference.name not in left_out]
     score_of_signals(number, name, run, phase.split, teach, logits, examples)
     if not run.world.is_main:
@@ -96,12 +96,12 @@ def _of_all_classes(signals: Mapping[str, Signals], run: Run) -> dict[str, np.nd
 
 
 def _left_out(
-    phase: Expertise, signals: Mapping[str, Signals], examples: Examples, run: Run
+    phase: Expertise, logits: Mapping[str, np.ndarray], examples: Examples, run: Run
 ) -> dict[str, str]:
     """The teachers that the phases after this do without, and why."""
     if not phase.leaves_out_teachers:
         return {}
-    return unqualified(_of_all_classes(signals, run), examples.counted_labels, run.labels)
+    return unqualified(logits, examples.counted_labels, run.labels)
 
 
 def _compare(where: str, signals: dict[str, Signals], examples: Examples, run: Run) -> Comparison:
@@ -156,7 +156,8 @@ def route(recipe: Recipe, path: Path) -> Comparison:
             f"cache build` with the same recipe, overrides and folder first, then this again."
         )
     examples, signals = _fitting_signals(settings, after[-1], run)
-    console, left_out = open_console(), _left_out(settings, signals, examples, run)
+    console = open_console()
+    left_out = _left_out(settings, _of_all_classes(signals, run), examples, run)
     for teacher, why in left_out.items():
         console.print(f"Left out: {teacher}, which {why}.", soft_wrap=True)
     signals = {name: of for name, of in signals.items() if name not in left_out}

@@ -8,7 +8,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from itertools import islice
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.csv
@@ -53,7 +53,7 @@ class _LinesFile(FileReader):
         """See `lines_of`."""
         compressed = self.path.suffix == ".gz"
         with gzip.open(self.path) if compressed else self.path.open("rb") as file:
-            yield from lines_of(file, self.name)
+            yield from lines_of(cast(IO[bytes], file), self.name)
 
 
 class JsonLines(_LinesFile):
