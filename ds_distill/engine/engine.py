@@ -21,6 +21,7 @@ from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.training_state import read_training_state, write_training_state
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.learning import Rest, WeightGroup, weight_groups
 from ds_distill.models.load import checkpoint_activations
 from ds_distill.timers import timed
 from ds_distill.types import Batch, Signals
@@ -90,7 +91,11 @@ class Engine:
                 for student in bundle.students.values():
                     checkpoint_activations(student)
         self._trained = [p for p in bundle.parameters() if p.requires_grad]
-        adamw = _adamw(bundle, optimizer) if optimizer else None
+        adamw = None
+        if optimizer is not None:
+            starts, groups = weight_groups(bundle)
+            adamw = _adamw(groups, optimizer)
+            self._rest = Rest(adamw, starts)
         with no_chatter():
             self._engine, *_ = deepspeed.initialize(
                 model=bundle,
@@ -142,6 +147,7 @@ class Engine:
         assert len(micro_batches) == self._micro_steps
         if not self.bundle.training:  # after `predict`; it visits every module
             self._engine.train()
+        self._rest.at(micro_batches[0].progress)
         micro_batches = self._with_counts([batch.to(self.world.device) for batch in micro_batches])
         total: dict[str, torch.Tensor] = {}
         for number, batch in enumerate(micro_batches):
@@ -163,8 +169,8 @@ class Engine:
         return total
 
     def _fill_gradients(self) -> None:
-        """As DeepSpeed's reduction would: weights that no loss reads have a gradient of 0, with
-        which AdamW decays them as it does at other stages and on more ranks."""
+        """As DeepSpeed's reduction would: weights that a loss reaches on no path have a gradient of
+        0, with which AdamW decays them as it does at other stages and on more ranks."""
         for parameter in self._trained:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -272,15 +278,17 @@ def _for_inference(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "zero_optimization": zero}
 
 
-def _adamw(bundle: Bundle, settings: OptimizerSettings) -> torch.optim.AdamW:
+def _adamw(groups: list[WeightGroup], settings: OptimizerSettings) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only, as usual for transformers."""
-    trained = [p for p in bundle.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [
+            {
+                "params": group.weights,
+                "weight_decay": settings.weight_decay if group.decays else 0.0,
+                "learns": group.learns,
+            }
+            for group in groups
+        ],
         lr=settings.learning_rate,
         fused=True,
     )

@@ -9,7 +9,8 @@ A safetensors file has, of each parameter NAME that is trained,
     step/NAME          float32 [], how often Adam has updated it
 
 and the buffers of student and terms as buffer/NAME. A parameter that Adam has not updated yet has
-its weight alone. The metadata have the schedule's number of steps and, in fp16, the loss scaler.
+its weight alone. The metadata have the schedule's number of steps, in fp16 the loss scaler, and
+that weights rested which no term read.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ from ds_distill.models.bundle import Bundle
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
+RESTED = "rested"
+"""Metadata of a file since weights that no active term reads rest."""
+
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """What DeepSpeed's DynamicLossScaler changes."""
 
@@ -49,15 +53,14 @@ def write_training_state(engine: Any, bundle: Bundle, file: Path, is_main: bool)
     tensors: dict[str, torch.Tensor] = {}
     adam = _adam(engine)
     _link(engine.optimizer)
-    updates = max((float(state.get("step", 0)) for state in adam.state.values()), default=0.0)
-    whole = _whole_copies(engine)
+    whole, shards = _whole_copies(engine), _shards(engine)
     for name, parameter in _trained(bundle):
         if parameter in whole:
             found = {"weight": whole[parameter].detach(), **adam.state.get(whole[parameter], {})}
         else:
             found = {"weight": safe_get_full_fp32_param(parameter)}
-            if updates:  # in fp16 the first steps may all have been skipped
-                found["step"] = torch.tensor(updates)
+            if step := adam.state[shards[parameter]].get("step"):
+                found["step"] = step
                 found |= {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
         if is_main:
             for key, value in found.items():
@@ -67,14 +70,16 @@ def write_training_state(engine: Any, bundle: Bundle, file: Path, is_main: bool)
         scaler = _loss_scaler(engine)
         state = {key: getattr(scaler, key) for key in SCALER} if scaler else {}
         steps = str(engine.lr_scheduler.last_epoch)
-        save_file(tensors, file, {"steps": steps, "loss_scaler": json.dumps(state)})
+        about = {"steps": steps, "loss_scaler": json.dumps(state), RESTED: "true"}
+        save_file(tensors, file, about)
 
 
 def read_training_state(engine: Any, bundle: Bundle, file: Path) -> int:
     """Set what `write_training_state` wrote, with any number of ranks and at any stage. Returns the
     schedule's number of steps. Every rank must call this.
 
-    Raises RuntimeError where the file is of a training of other parameters.
+    Raises RuntimeError where the file is of a training of other parameters, or in which weights did
+    not rest that do here.
     """
     adam = _adam(engine)
     with safe_open(file, "pt") as states:
@@ -82,11 +87,17 @@ def read_training_state(engine: Any, bundle: Bundle, file: Path) -> int:
         weights = {f"weight/{name}" for name, _ in _trained(bundle)}
         if weights != (there := {name for name in names if name.startswith("weight/")}):
             raise RuntimeError(f"{file} has other parameters: {sorted(weights ^ there)[:4]} ...")
-        updated = [states.get_tensor(name).item() for name in names if name.startswith("step/")]
-        whole = _whole_copies(engine)
+        metadata = states.metadata()
+        if RESTED not in metadata and not all(all(one["learns"]) for one in adam.param_groups):
+            raise RuntimeError(
+                f"{file} is of an earlier version, which updated weights that no term read yet"
+            )
+        whole, shards = _whole_copies(engine), _shards(engine)
         adam.state.clear()
-        if not whole and updated:
-            _make_states_of_shards(engine, adam, max(updated))
+        for name, parameter in _trained(bundle):
+            if parameter in shards and f"step/{name}" in names:
+                _make_state(adam, shards[parameter], states.get_tensor(f"step/{name}"))
+        _link(engine.optimizer)
         for name, parameter in _trained(bundle):
             weight = states.get_tensor(f"weight/{name}").to(parameter.device)
             own = {}
@@ -104,7 +115,6 @@ def read_training_state(engine: Any, bundle: Bundle, file: Path) -> int:
                     _set_stage_1_or_2(parameter, weight, own)
         for name, buffer in _buffers(bundle):
             buffer.copy_(states.get_tensor(f"buffer/{name}"))
-        metadata = states.metadata()
         if scaler := _loss_scaler(engine):
             for key, value in json.loads(metadata["loss_scaler"]).items():
                 setattr(scaler, key, value)
@@ -151,18 +161,27 @@ def _adam(engine: Any) -> torch.optim.AdamW:
     return adam
 
 
-def _make_states_of_shards(engine: Any, adam: torch.optim.AdamW, updates: float) -> None:
-    """Give Adam the state of shards that it has updated so often, with moments of 0; torch makes it
-    in the first step otherwise."""
-    shards = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)  # of stage 3
-    if shards is None:
-        shards = [shard for group in adam.param_groups for shard in group["params"]]
-    for shard in shards:
+def _shards(engine: Any) -> dict[nn.Parameter, torch.Tensor]:
+    """This rank's shard of the group of each parameter, which Adam updates at stages 1 to 3. Empty
+    at stage 0."""
+    wrapper = engine.optimizer
+    if hasattr(wrapper, "fp32_partitioned_groups_flat"):  # stage 3
+        groups, shards = wrapper.fp16_groups, wrapper.fp32_partitioned_groups_flat
+    elif hasattr(wrapper, "single_partition_of_fp32_groups"):
+        groups, shards = wrapper.bit16_groups, wrapper.single_partition_of_fp32_groups
+    else:
+        return {}
+    return {one: shard for group, shard in zip(groups, shards, strict=True) for one in group}
+
+
+def _make_state(adam: torch.optim.AdamW, shard: torch.Tensor, step: torch.Tensor) -> None:
+    """Give Adam the state of a shard that it has updated so often, with moments of 0; torch makes
+    it in the first step otherwise."""
+    if not adam.state[shard]:
         adam.state[shard] = {
-            "step": torch.tensor(updates, dtype=torch.float32, device=shard.device),
+            "step": step.to(shard.device),
             **{key: torch.zeros_like(shard) for key in MOMENTS},
         }
-    _link(engine.optimizer)
 
 
 def _link(wrapper: Any) -> None:

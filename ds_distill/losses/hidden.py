@@ -22,6 +22,7 @@ class HiddenMSE(Term):
     trained (MT-BERT's multi-teacher hidden loss)."""
 
     layers = (-1,)
+    reads_logits = False
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class Cosine(Term):
     DistilBERT)."""
 
     layers = (-1,)
+    reads_logits = False
 
     def __init__(self, settings: CosineLoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""
@@ -98,6 +100,7 @@ class ActivationBoundary(Term):
     """
 
     layers = (-1,)
+    reads_logits = False
     map: torch.Tensor | None
     """float32 [student's width, teacher's width]; None between equal widths."""
 

@@ -125,6 +125,7 @@ class TeacherCrossEntropy(Term):
     (A. B. Hossain's thesis, 4.11, experiment 3)."""
 
     rows = "labelled"
+    reads_logits = False
 
     def __init__(self, settings: TeacherCrossEntropyLoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""

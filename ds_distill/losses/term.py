@@ -45,6 +45,8 @@ class Term(nn.Module, ABC):
     """The batch's row set that is counted: the loss is the mean over it."""
     layers: tuple[int, ...] = ()
     """Whose states it reads, as `Signals.hidden` numbers them."""
+    reads_logits: bool = True
+    """Whether it reads the student's logits. Where no active term does, the head rests."""
     needs_teachers: bool = True
     """Whether it reads what teachers predict. Where no active term does, they do not run."""
 
@@ -53,11 +55,11 @@ class Term(nn.Module, ABC):
         super().__init__()
         shared = TermSettings.model_validate(settings)
         self.weight = shared.weight
-        self._start, self._until = shared.start, shared.until
+        self.start, self.until = shared.start, shared.until
 
     def is_active(self, progress: float) -> bool:
         """Whether it adds to the loss at a point of the phase; see `Batch.progress`."""
-        return self._start <= progress < self._until
+        return self.start <= progress < self.until
 
     @classmethod
     def build(cls, settings: Any, inputs: TermInputs) -> Self:

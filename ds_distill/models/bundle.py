@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ds_distill.losses import Term
 from ds_distill.losses.binary import rows_of_two
-from ds_distill.models.encoder import read_signals
+from ds_distill.models.encoder import read_signals, state_weights
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.named import NamedModules
 from ds_distill.routing import Router, Target
@@ -79,6 +79,17 @@ class Bundle(nn.Module):
     def trained(self) -> list[nn.Module]:
         """The modules with all weights to train, in the order of registration."""
         return [*self.students.values(), self.terms]
+
+    def readers(self) -> dict[nn.Parameter, list[Term]]:
+        """Of each weight that is trained, in the order of registration, the terms that read it."""
+        assert self.student is not None
+        read = {}
+        for term in (cast(Term, term) for term in self.terms.values()):
+            own, student = set(term.parameters()), self.student
+            whole = set(student.parameters())
+            read[term] = own | (whole if term.reads_logits else state_weights(student, term.layers))
+        trained = (weight for weight in self.parameters() if weight.requires_grad)
+        return {weight: [term for term in read if weight in read[term]] for weight in trained}
 
     def train(self, mode: bool = True) -> Bundle:
         """As usual, except that teachers stay in eval mode."""
@@ -156,9 +167,9 @@ class Bundle(nn.Module):
                     measured[f"{name}.{what}"] = _share(name, term, values, rows)
         loss = torch.stack(list(parts.values())).sum()
         idle = [cast(Term, term) for name, term in self.terms.items() if name not in active]
-        if idle or all(term.layers for term in active.values()):
+        if idle or not any(term.reads_logits for term in active.values()):
             # A gradient of 0 for the weights that no active term reads, the head's among them:
-            # without any, AdamW decays them at ZeRO stages 1 to 3, and not at stage 0.
+            # stage 3 would take that of the step before for one that is not there.
             nothing = student.at(batch.row_sets["all"][:0])
             loss = loss + nothing.logits.sum()
             for term in idle:

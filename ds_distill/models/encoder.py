@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ds_distill.models.load import seeded
 from ds_distill.models.packed import packed_states
 from ds_distill.types import LACKING, Signals, VocabularyHead
 from ds_distill.views import PackedView, View
@@ -45,6 +46,27 @@ def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = (
     positions = output.last_hidden_state.flatten(0, 1)[view.positions]
     states = {layer: output.hidden_states[layer].flatten(0, 1)[view.positions] for layer in layers}
     return Signals(_at_positions(model, positions), states)
+
+
+def state_weights(model: PreTrainedModel, layers: Collection[int]) -> set[nn.Parameter]:
+    """The weights to train that the states of `layers` are made of: all but those of the layers
+    above and of the head. Takes a pass through the model, on one short text."""
+    ids = torch.ones(1, 8, dtype=torch.int64, device=model.device)
+    with torch.enable_grad(), seeded(0):  # dropout draws
+        output = model.base_model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=True
+        )
+    left = [output.hidden_states[layer].grad_fn for layer in layers]
+    found, seen = set(), set()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):  # a leaf, which accumulates a gradient
+            found.add(node.variable)
+        left += [before for before, _ in node.next_functions]
+    return found
 
 
 def _at_positions(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor | VocabularyHead:

@@ -44,6 +44,13 @@ class SharedHeadBundle(Bundle):
     def trained(self) -> list[nn.Module]:
         return [self.bundles]
 
+    def readers(self) -> dict[nn.Parameter, list[Term]]:
+        found: dict[nn.Parameter, list[Term]] = {}
+        for bundle in self.bundles.values():
+            for weight, terms in cast(Bundle, bundle).readers().items():
+                found.setdefault(weight, []).extend(terms)
+        return found
+
     def forward(
         self, batch: Batch, predict: tuple[str, ...] | None = None, layers: tuple[int, ...] = ()
     ) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def cache_plan(
     """
     most, per_batch = 0, 0.0
     for teacher, model in teachers.items():
-        numels = [weight.numel for weight in model.weights()[0]]
+        numels = model.numels()
         peak, _ = teacher_work({teacher: model}, worst, batch, None)
         held = inference_states({teacher: numels}, zero)
         most = max(most, held.total + peak.here)

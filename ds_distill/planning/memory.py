@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from ds_distill.planning.models import Weight
-
 MASTER, MOMENTS = 4, 8
 """Bytes of an element's fp32 copy in the optimizer, and of AdamW's two moments."""
 
@@ -68,16 +66,15 @@ class States:
 
 
 def training_states(
-    trained: Sequence[Weight], frozen: int, teachers: dict[str, Sequence[int]], zero: Zero
+    groups: Sequence[Sequence[int]], frozen: int, teachers: dict[str, Sequence[int]], zero: Zero
 ) -> States:
     """Of an engine that trains a student.
 
-    trained, frozen: weights of the student and of terms that are trained, and how many elements
-        of it are not.
+    groups: of each of the optimizer's groups the elements of its weights, those of the student and
+        of terms. frozen: how many elements are not trained.
     teachers: of each live teacher the elements of its parameters.
     """
-    numel, size = sum(weight.numel for weight in trained), zero.bytes_per_weight
-    own = _ordered(trained)
+    numel, size = sum(map(sum, groups)), zero.bytes_per_weight
     if zero.stage == 0:
         return States(
             (numel + frozen) * size,
@@ -87,9 +84,9 @@ def training_states(
             buffers=min(numel, zero.reduce_bucket) * size if zero.ranks > 1 else 0,
         )
     if zero.stage < 3:
-        share = sum(_padded(sum(w.numel for w in group), zero.ranks) for group in own)
+        share = sum(_padded(sum(group), zero.ranks) for group in groups)
         reduced = max(
-            sum(_overlapping(group, rank, zero.ranks) for group in own)
+            sum(_overlapping(group, rank, zero.ranks) for group in groups)
             for rank in range(min(zero.ranks, 1024))
         )
         return States(
@@ -102,7 +99,7 @@ def training_states(
             if zero.ranks > 1
             else 0,
         )
-    share = sum(math.ceil(weight.numel / zero.ranks) for weight in trained)
+    share = sum(math.ceil(weight / zero.ranks) for group in groups for weight in group)
     whole = zero.student_resident and zero.ranks > 1
     held = share + math.ceil(frozen / zero.ranks) + (numel + frozen if whole else 0)
     return States(
@@ -126,23 +123,17 @@ def inference_states(teachers: dict[str, Sequence[int]], zero: Zero) -> States:
     )
 
 
-def _ordered(weights: Sequence[Weight]) -> list[list[Weight]]:
-    """The optimizer's groups."""
-    groups = [[w for w in weights if w.is_matrix], [w for w in weights if not w.is_matrix]]
-    return [group for group in groups if group]
-
-
 def _padded(numel: int, ranks: int) -> int:
     """A rank's share of a group: DeepSpeed pads groups to a multiple of twice the ranks."""
     return -(-numel // (2 * ranks)) * 2
 
 
-def _overlapping(group: Sequence[Weight], rank: int, ranks: int) -> int:
+def _overlapping(group: Sequence[int], rank: int, ranks: int) -> int:
     """Elements of the weights of which a rank has a part: the gradient of a weight across a
     boundary is whole on both sides, because each side has a view of it."""
-    share = _padded(sum(weight.numel for weight in group), ranks)
+    share = _padded(sum(group), ranks)
     first, last = rank * share, (rank + 1) * share
-    edges = [0, *accumulate(weight.numel for weight in group)]
+    edges = [0, *accumulate(group)]
     return sum(end - start for start, end in pairwise(edges) if start < last and end > first)
 
 

@@ -53,15 +53,6 @@ def shipped_configs() -> dict[str, Path]:
     }
 
 
-@dataclass(frozen=True)
-class Weight:
-    """A parameter, as far as its memory goes."""
-
-    numel: int
-    is_matrix: bool
-    """AdamW's first group has these, its second the others."""
-
-
 @dataclass(frozen=True, eq=False)
 class PlannedModel:
     """A model that a recipe names, before it is loaded."""
@@ -116,17 +107,9 @@ class PlannedModel:
             return model.to(dtype)
 
     @cache  # noqa: B019  (a plan's few models)
-    def weights(self, *, freeze: bool = False) -> tuple[list[Weight], int]:
-        """The trained parameters, in the optimizer's order, and how many elements are frozen.
-
-        freeze: the embeddings.
-        """
-        model = self.build()
-        if freeze:
-            freeze_embeddings(model)
-        trained = [p for p in model.parameters() if p.requires_grad]
-        frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-        return [Weight(p.numel(), p.ndim > 1) for p in trained], frozen
+    def numels(self) -> list[int]:
+        """The elements of each of its parameters."""
+        return [parameter.numel() for parameter in self.build().parameters()]
 
     @cache  # noqa: B019  (a plan's few models)
     def parts(self) -> dict[str, int]:

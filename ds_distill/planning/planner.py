@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,8 +14,12 @@ from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of
 from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.errors import UserError
-from ds_distill.losses import TermInputs, build_terms
+from ds_distill.losses import Term, TermInputs, build_terms
+from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import first_line
+from ds_distill.models.learning import weight_groups
+from ds_distill.models.load import freeze_embeddings
+from ds_distill.models.shared_head import SharedHeadBundle, share_head
 from ds_distill.parts.phases import Cache, Distil
 from ds_distill.parts.phases.base import TrainingPhase, training_name
 from ds_distill.parts.tasks import TASKS
@@ -22,7 +27,7 @@ from ds_distill.planning.activations import Growth, Head, Shape, Work, student_w
 from ds_distill.planning.cached import CachePlan, cache_plan
 from ds_distill.planning.examples import SplitFacts, label_names, split_facts
 from ds_distill.planning.gpus import Device
-from ds_distill.planning.memory import Weight, Zero, training_states
+from ds_distill.planning.memory import Zero, training_states
 from ds_distill.planning.models import PlannedModel, planned_model
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Placement, Plan
 from ds_distill.planning.roofline import (
@@ -32,6 +37,7 @@ from ds_distill.planning.roofline import (
     pass_seconds,
     seconds,
 )
+from ds_distill.planning.trace import Trace
 from ds_distill.recipe import Recipe
 
 
@@ -272,21 +278,27 @@ class _Parts:
         self._students, self._teachers, self._config = students, teachers, config
         self._student = students[0]
         self._dtype = model_dtype(config)
-        of_each = [student.weights(freeze=phase.freeze_embeddings) for student in students]
-        self._frozen = sum(frozen for _, frozen in of_each)
-        self._trained = [*self._terms(), *(one for weights, _ in of_each for one in weights)]
-        for student in students[1:]:  # of a shared head there is one
-            width, classes = student.config.hidden_size, student.classes or 0
-            for numel in (width, classes):
-                self._trained.remove(Weight(numel * width, True))
-                self._trained.remove(Weight(numel, False))
-        self._numels = {
-            name: [weight.numel for weight in teacher.weights()[0]]
-            for name, teacher in teachers.items()
-        }
+        with torch.device("meta"), Trace():
+            bundle = self._bundle()
+            _, groups = weight_groups(bundle)
+        self._trained = [[weight.numel() for weight in group.weights] for group in groups]
+        every = sum(weight.numel() for weight in bundle.parameters())
+        self._frozen = every - sum(map(sum, self._trained))
+        self._numels = {name: teacher.numels() for name, teacher in teachers.items()}
 
-    def _terms(self) -> Sequence[Weight]:
-        """Weights of projections."""
+    def _bundle(self) -> Bundle:
+        """What the phase trains, without memory and without teachers."""
+        models = {student.name: student.build() for student in self._students}
+        if self._phase.freeze_embeddings:
+            for model in models.values():
+                freeze_embeddings(model)
+        if len(models) == 1:
+            [model] = models.values()
+            return Bundle(model, {}, self._terms())
+        share_head(models, 0)
+        return SharedHeadBundle(models, {name: self._terms() for name in models})
+
+    def _terms(self) -> dict[str, Term]:
         task = self._planner.recipe.task_of(self._phase)
         widths = {name: teacher.config.hidden_size for name, teacher in self._teachers.items()}
         labels = self._planner.labels(self._number) if task.has_classes else []
@@ -298,13 +310,7 @@ class _Parts:
             else term
             for name, term in self._phase.losses.items()
         }
-        terms = build_terms(weighted, inputs)
-        return [
-            Weight(parameter.numel(), parameter.ndim > 1)
-            for term in terms.values()
-            for parameter in term.parameters()
-            if parameter.requires_grad
-        ]
+        return build_terms(weighted, inputs)
 
     def _head(self, live: bool) -> Head | None:
         if self._student.classes is not None:
@@ -360,7 +366,7 @@ class _Parts:
         worst = self._work(choice, task.max_length, micro_batch)
         split = planner.split(self._number, self._phase.split)
         usual = self._work(choice, round(split.tokens), micro_batch)
-        trained = sum(weight.numel for weight in self._trained)
+        trained = sum(map(sum, self._trained))
         sharded = sum(map(sum, teachers.values()))
         of_student = sum(
             pass_seconds(student, own, device)
@@ -374,7 +380,7 @@ class _Parts:
         step = StepTime(
             teachers=micro_steps * sum(of_teachers),
             student=micro_steps * of_student,
-            optimizer=optimizer_seconds([one.numel for one in self._trained], zero, device),
+            optimizer=optimizer_seconds(list(chain(*self._trained)), zero, device),
             communication=communication_seconds(trained, sharded, micro_steps, zero, device),
         )
         return Placement(

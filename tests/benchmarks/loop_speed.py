@@ -28,6 +28,7 @@ from ds_distill.engine.engine import OptimizerSettings, _adamw, _schedule
 from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.learning import weight_groups
 from ds_distill.models.load import load_classifier
 from ds_distill.parts.phases import Training
 from ds_distill.profiling.profiler import Profiler
@@ -57,7 +58,7 @@ class Rival(Profiler):
             resolve_model(MINILM), LABELS, new_head=True, seed=0, attention="eager"
         ).to(model_dtype(config))
         settings = OptimizerSettings(1e-5, 0.01, steps, 0)
-        optimizer = _adamw(Bundle(model, {}), settings)
+        optimizer = _adamw(weight_groups(Bundle(model, {}))[1], settings)
         self._engine, *_ = deepspeed.initialize(
             model=model,
             optimizer=optimizer,

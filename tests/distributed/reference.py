@@ -296,11 +296,8 @@ def plain_loop(task: str, kind: str, policy: str) -> Trained:
             parts = {name: part for name, part in parts.items() if name in active}
         loss = torch.stack(list(parts.values())).sum()
         losses.append({name: part.item() for name, part in {"loss": loss, **parts}.items()})
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
         loss.backward()
-        for parameter in parameters:  # AdamW then steps what no term read, too
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
         if step == 0:
             gradients = {
                 name: p.grad.clone() for name, p in student.named_parameters() if p.grad is not None

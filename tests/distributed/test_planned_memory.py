@@ -11,6 +11,10 @@ import pytest
 from ranks import run_ranks
 from transformers import BertConfig, DebertaV2Config, RobertaConfig
 
+from ds_distill.losses import TermInputs, build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.models.learning import weight_groups
+from ds_distill.parts.terms import losses_of
 from ds_distill.planning.memory import States, Zero, training_states
 from ds_distill.planning.models import planned_model
 
@@ -65,12 +69,14 @@ def planned(folder: Path, name: str, stage: int, live: bool, resident: bool, ran
     student, teacher = (
         planned_model(part, str(folder / name / part), classes=4) for part in ("student", "teacher")
     )
-    trained, frozen = student.weights()
-    numels = [weight.numel for weight in teacher.weights()[0]]
+    losses = build_terms(losses_of({"kl": {}}), TermInputs(128))
+    _, groups = weight_groups(Bundle(student.build(device="cpu"), {}, losses))
+    trained = [[weight.numel() for weight in group.weights] for group in groups]
+    numels = teacher.numels()
     config = {"zero_optimization": {"stage": stage, "reduce_bucket_size": BUCKET}}
     size = 2 if ARCHITECTURES[name][0] == "bf16" else 4
     zero = Zero.of(config, ranks, size, resident)
-    return training_states(trained, frozen, {"teacher": numels} if live else {}, zero)
+    return training_states(trained, 0, {"teacher": numels} if live else {}, zero)
 
 
 def test_planned_bytes_are_what_engines_hold(held: Any, folder: Path) -> None:

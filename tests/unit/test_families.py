@@ -17,7 +17,7 @@ from ds_distill.models.configuration import (
     check_encoder,
     usable_length,
 )
-from ds_distill.models.encoder import vocabulary_head
+from ds_distill.models.encoder import state_weights, vocabulary_head
 from ds_distill.models.layers import NOT_CUT
 from ds_distill.models.load import keep_layers
 
@@ -79,6 +79,11 @@ def test_the_head_at_rows_is_the_models_own(family: str) -> None:
         whole = model(**given).logits.flatten(0, 1)[rows]
         states = model.base_model(**given).last_hidden_state.flatten(0, 1)[rows]
         torch.testing.assert_close(vocabulary_head(model, states).logits(), whole)
+    # A state's weights are those that it has a gradient for.
+    output = model.base_model(**given, output_hidden_states=True)
+    output.hidden_states[-1][:, 0].sum().backward()
+    read = {weight for weight in model.parameters() if weight.grad is not None}
+    assert read and state_weights(model, [-1]) == read
 
 
 def alone_and_padded(family: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +19,8 @@ from ds_distill.errors import UserError
 from ds_distill.planning import planner as planning
 from ds_distill.planning.examples import SplitFacts, split_facts
 from ds_distill.planning.gpus import GIB, GPUS, find_device, gpu_named
-from ds_distill.planning.memory import Weight, Zero, training_states
-from ds_distill.planning.models import shipped_configs
+from ds_distill.planning.memory import Zero, training_states
+from ds_distill.planning.models import planned_model, shipped_configs
 from ds_distill.planning.plan import Plan
 from ds_distill.planning.planner import Planner
 from ds_distill.recipe import load_recipe
@@ -188,10 +189,23 @@ def test_a_masked_lms_logits_are_in_the_plan(tmp_path: Path) -> None:
 
 
 def test_weights_across_a_boundary_are_whole_on_both_sides() -> None:
-    weights = [Weight(60, True), Weight(40, True)]
-    states = training_states(weights, 0, {}, Zero(1, 2, 4))
+    states = training_states([[60, 40]], 0, {}, Zero(1, 2, 4))
     assert states.gradients == 100 * 4  # of rank 1: 10 of the first and all of the second
     assert states.optimizer == 50 * 12
+
+
+def test_weights_that_rest_are_groups_of_their_own(tmp_path: Path) -> None:
+    """Of three ranks' shares each is padded by itself."""
+    losses = {"hidden_mse": {"until": 0.5}, "kl": {"from": 0.5}}
+    phases = [{"distil": {"teachers": "live", "losses": losses, "keep": "last"}}]
+    [job] = planned(tmp_path, "deepspeed=zero1_fp32", phases=phases, gpus=3).jobs
+    model = planned_model("tiny", str(shipped_configs()[TINY]), classes=3).build()
+    numels: Counter[tuple[bool, str]] = Counter({(True, "projections"): 2 * 128 * 256})
+    for name, weight in model.named_parameters():
+        part = "head" if name.startswith(("bert.pooler", "classifier")) else "encoder"
+        numels[weight.ndim > 1, part] += weight.numel()
+    assert len(numels) == 5
+    assert job.chosen.states.optimizer == 12 * sum(-(-one // 6) * 2 for one in numels.values())
 
 
 # ------------------------------------------------------------------------- command
