@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 from ds_distill.cache.plan import BUILDING, PLAN, Plan
@@ -26,6 +27,9 @@ from ds_distill.lock import BEAT_SECONDS, STALE_SECONDS
 from ds_distill.process_id import ProcessId
 
 WORKERS, CLAIMS = "workers", "claims"
+
+AT_ONCE = 256
+"""Blocks that are looked at before it is asked whether any of them can be claimed."""
 
 
 class Worker:
@@ -37,6 +41,7 @@ class Worker:
         self._claims = cache / BUILDING / CLAIMS
         self._build = _identity(cache)
         self._own: set[tuple[str, int]] = set()
+        self._may_be_unclaimed: dict[str, dict[int, None]] = {}
         self.number = 0
         while _may_write(cache, self.number):
             self.number += 1
@@ -69,16 +74,7 @@ class Worker:
         """
         if not self.build_goes_on():
             return None
-        try:
-            names = set(os.listdir(self._claims))
-        except FileNotFoundError:  # just now
-            return None
-        free = (
-            at
-            for at in range(len(self._plan.blocks))
-            if self._claim_file(teacher, at).name not in names
-        )
-        assigned = self._assign(teacher, free, ranks, self._make)
+        assigned = self._assign(teacher, self._unclaimed(teacher), ranks, self._make)
         if any(at is not None for at in assigned):
             return assigned
         left = blocks_to_write(self._cache, self._plan, teacher)
@@ -86,6 +82,21 @@ class Worker:
             return None
         over = (at for at in left if (teacher, at) not in self._own and self._is_over(teacher, at))
         return self._assign(teacher, over, ranks, self._take_over)
+
+    def _unclaimed(self, teacher: str) -> Iterator[int]:
+        """Blocks that may be unclaimed, in order. Each is looked at until it has a claim, and then
+        no more: a list of all claims for each block takes a time that grows with their square."""
+        if teacher not in self._may_be_unclaimed:
+            self._may_be_unclaimed[teacher] = dict.fromkeys(range(len(self._plan.blocks)))
+        left = self._may_be_unclaimed[teacher]
+        while some := list(islice(left, AT_ONCE)):
+            before = len(left)
+            for at in some:
+                yield at
+                if os.path.lexists(self._claim_file(teacher, at)):
+                    del left[at]
+            if len(left) == before:
+                return
 
     def claimed(self, teacher: str) -> list[int]:
         """The blocks of a teacher that any worker has claimed, positions in `plan.blocks`."""

@@ -126,7 +126,7 @@ def watched(command: list[str], run: Path, environment: dict[str, str]) -> dict[
             peak = max(peak, memory_bytes(process.pid))
         except (OSError, ValueError):  # it has just ended
             continue
-        if name == "start" and (run / "phases").is_dir():
+        if name == "start" and "[1/" in (run.parent / "log.txt").read_text():
             end("fine-tune")
         for record in sorted((run / "phases").glob("*.json")):
             if record.name not in ended and record.name[0].isdigit():
@@ -148,6 +148,7 @@ def measured(work: Path, texts: int, classes: int) -> dict[str, Any]:
     write_data(folder / "data", texts, names)
     write_models(folder / "model", names)
     environment = {**os.environ, "HF_DATASETS_CACHE": str(folder / "converted")}
+    environment["PYTHONUNBUFFERED"] = "1"  # the log tells when the first phase begins
     run = folder / "run"
     command = [sys.executable, "-m", "ds_distill", "run", str(write_recipe(folder))]
     phases = watched([*command, "--folder", str(run)], run, environment)

@@ -92,6 +92,31 @@ def test_four_workers_with_kills_and_a_late_one_write_what_one_writes(seed, tmp_
     check_whole(path, tmp_path / "whole")
 
 
+def test_claims_take_a_time_that_grows_with_their_number(tmp_path, monkeypatch):
+    """A list of all claims for each block: 20 CPU minutes at 16,000 blocks."""
+    plan, path = Plan(0, 1, [make_keys(1_000)]), tmp_path / "cache"
+    found = join_build(path, plan, TEACHERS)
+    assert found is not None
+    worker, listed, listing = found[0], 0, os.listdir
+
+    def counted(folder):
+        nonlocal listed
+        names = listing(folder)
+        listed += len(names)
+        return names
+
+    monkeypatch.setattr(os, "listdir", counted)
+    looked: list[int] = []
+    take = worker._make
+    monkeypatch.setattr(worker, "_make", lambda claim: (looked.append(1), take(claim))[1])
+    claimed: list[int] = []
+    while None not in (some := worker.claim("first", 2) or [None]):
+        claimed += [at for at in some if at is not None]
+    worker.close()
+    assert sorted(claimed) == list(range(1_000))
+    assert listed < 2_000 and len(looked) < 3_000
+
+
 def test_they_share_the_work(tmp_path, children):
     path, ledger = tmp_path / "cache", tmp_path / "ledger"
     descriptor = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -274,6 +274,7 @@ def collator(
 ) -> tuple[Examples, WordCollator, Any]:
     tokenizer = load_tokenizer(str(model), of_words=True)
     split = prepare(written(folder, rows), [tokenizer], length)
+    assert split.cache_files, "memory-mapped"
     tokenise(split, tokenizer, length, folder / "tokens.arrow")
     examples = Examples.of(split)
     table = TokenTable(folder / "tokens.arrow", tokenizer)
@@ -450,7 +451,6 @@ def test_policies_are_compared_by_the_characters_of_their_targets(
     tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
     contexts = [" ".join([word, CONTEXT] * 4) for word in ("cat", "dog", "snow", "rain") * 5]
     split = prepare(rows_of(["a"] * 20, contexts, [[(0, 3)]] * 20), [tokenizer], 32)
-    assert split.cache_files, "memory-mapped"
     examples = Examples.of(split)
     good = torch.nn.functional.one_hot(torch.from_numpy(examples.labels), 2) * 4.0
     signals = {"good": Signals(good), "bad": Signals(torch.flip(good, [1]) / 2)}

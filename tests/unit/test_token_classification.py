@@ -120,7 +120,6 @@ def test_the_same_words_count_in_every_view(
     }
     split = prepare(datasets.Dataset.from_dict(row), list(real.values()), max_length)
     assert list(split["counted"]) == [have.tolist()]
-    assert split.cache_files, "memory-mapped"
 
 
 def test_roberta_reads_words_with_a_space_before_each(real: dict[str, Any]) -> None:
@@ -210,6 +209,7 @@ def collator(folder: Path, model: Path, **options: Any) -> tuple[Examples, WordC
     """max_length 6: of the third example `old` and `tiger` are cut off, and U+200B has no token."""
     tokenizer = load_tokenizer(str(model), of_words=True)
     split = prepare(written(folder, ROWS), [tokenizer], 5)
+    assert split.cache_files, "memory-mapped"
     tokenise(split, tokenizer, 5, folder / "tokens.arrow")
     examples = Examples.of(split)
     return examples, WordCollator(
