@@ -188,7 +188,8 @@ def test_a_token_file_is_whole_or_absent(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_tokenisation_leaves_no_token_file(tokenizers, tmp_path):
+def test_a_killed_tokenisation_leaves_no_token_file(tokenizers, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # a fork has no threads
     file = tmp_path / "tokens.arrow"
     split = make_split(TEXTS * 300)
     child = os.fork()
