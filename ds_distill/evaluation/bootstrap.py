@@ -31,12 +31,34 @@ def paired_interval(
         examples of one file are not independent either.
 
     Resamples for which the metric is not defined are left out; both bounds are NaN where it is for
-    none.
+    none. The interval of the two the other way round is the same with the other sign.
     """
+    # Which draws are made depends on the order of the two: the better one is the first.
+    given = (groups, seed, resamples)
+    lead = metric.value(first) - metric.value(second)
+    if lead < 0:
+        return _mirrored(_interval(second, first, metric, *given))
+    found = _interval(first, second, metric, *given)
+    if lead > 0:
+        return found
+    other = _mirrored(_interval(second, first, metric, *given))
+    return (found[0] + other[0]) / 2, (found[1] + other[1]) / 2
+
+
+def _mirrored(interval: tuple[float, float]) -> tuple[float, float]:
+    return 0.0 - interval[1], 0.0 - interval[0]
+
+
+def _interval(
+    first: Any,
+    second: Any,
+    metric: Metric[Any],
+    groups: np.ndarray | None,
+    seed: int,
+    resamples: int,
+) -> tuple[float, float]:
     generator = np.random.default_rng(seed)
-    group = np.arange(len(first))
-    if groups is not None:
-        _, group = np.unique(groups, return_inverse=True)
+    group = _numbered(groups, len(first))
     if isinstance(metric, CountMetric):
         parts = _by_counts(first, second, metric, group, generator, resamples)
     else:
@@ -47,6 +69,35 @@ def paired_interval(
         return float("nan"), float("nan")
     low, high = np.quantile(defined, [0.025, 0.975])
     return float(low), float(high)
+
+
+def resampled(
+    predictions: Any,
+    metric: Metric[Any],
+    *,
+    groups: np.ndarray | None = None,
+    seed: int = 0,
+    resamples: int = 1000,
+) -> np.ndarray:
+    """A metric of a model's predictions on each of so many draws of the examples: float64
+    [resamples], NaN where it is not defined. The draws are the same for all predictions of the same
+    examples, in one process and in others, so that differences of two models are over the same.
+
+    predictions, groups: as of `paired_interval`.
+    """
+    generator = np.random.default_rng(seed)
+    group = _numbered(groups, len(predictions))
+    parts = []
+    for draws in _draws(np.ones(group.max(initial=-1) + 1), generator, resamples):
+        parts.append(metric.weighted(predictions, draws[:, group].astype(np.float64)))
+    return np.concatenate(parts)
+
+
+def _numbered(groups: np.ndarray | None, count: int) -> np.ndarray:
+    """The number of each example's group, from 0 on: int64 [count]."""
+    if groups is None:
+        return np.arange(count)
+    return np.unique(groups, return_inverse=True)[1]
 
 
 def _by_counts(

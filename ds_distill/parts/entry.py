@@ -202,6 +202,12 @@ class CodecEntry(ConfiguredEntry):
     have for it."""
 
 
+WIDE = 0.05
+"""Half the width from which on the interval of a difference that holds 0 tells nothing. Students
+that are compared differ by a few points: a test that cannot see five is no ground to call two of
+them level. By accuracy that is a test of fewer than about 300 examples, where two models differ on
+a fifth of them."""
+
 LabelRule = Callable[[Any, Sequence[str]], Iterator[str]]
 """(a metric's settings, the task's labels) -> what is wrong with them, one message each, which goes
 on after the key: `.positive: ...` or `: ...`."""
@@ -277,6 +283,23 @@ class MetricEntry(ConfiguredEntry):
             return False
         low, high = interval
         return high < 0 if self.higher_is_better else low > 0
+
+    def too_wide(self, interval: Sequence[float] | None, score: float | None) -> bool:
+        """Whether the interval of a difference holds 0 and reaches so far that the test is too
+        small to tell: neither a difference nor that there is none to speak of. More than `WIDE`
+        either way; of a loss, which has no scale, more than this part of the score."""
+        if interval is None or self.better(interval) or self.worse(interval):
+            return False
+        scale = 1.0 if self.is_share or self.higher_is_better else abs(score or 0.0)
+        low, high = interval
+        return (high - low) / 2 > WIDE * scale
+
+    @property
+    def wide_as(self) -> str:
+        """The bound of that, for a sentence."""
+        if self.is_share:
+            return f"{100 * WIDE:g} points"
+        return f"{WIDE:g}" if self.higher_is_better else f"{WIDE:.0%} of the score"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ds_distill.parts.entry import MetricEntry
+from ds_distill.reporting.intervals import interval_as, no_width
 from ds_distill.reporting.tables import Cell, Outcome, Table, worst_and_best
 from ds_distill.reporting.verdict import (
     NOUNS,
@@ -29,7 +30,7 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
         [
             name,
             judge.shown_as(model[judge.name]),
-            difference_cell(judge, model["to_baseline"]),
+            difference_cell(judge, model["to_baseline"], model[judge.name]),
             *(metric.shown_as(model[metric.name]) for metric in others),
         ]
         for name, model in models.items()
@@ -52,6 +53,7 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
                 for scores in (baseline, *models.values())
                 for metric in (judge, *others)
             ),
+            *wide_note(judge, rows),
         ],
     )
     if record["over"] in PER_CLASS:
@@ -69,18 +71,36 @@ def _of_class(label: str, models: dict[str, Any]) -> list[str | Cell]:
     return [label, *(_share(model["per_class"][label]) for model in models.values())]
 
 
-def difference_cell(entry: MetricEntry, numbers: dict[str, Any]) -> Cell:
-    """A difference with its interval, and whether it is beyond chance. numbers: `difference` and
-    `interval`, None both where it is not defined."""
+def difference_cell(entry: MetricEntry, numbers: dict[str, Any], score: float | None) -> Cell:
+    """A difference with its interval, whether it is beyond chance, and whether the test is too
+    small to tell.
+
+    numbers: `difference` and `interval`, None both where it is not defined. score: what the
+        difference is from.
+    """
     if numbers["interval"] is None:
         return Cell(entry.difference_as(None))
-    shown, low, high = map(entry.difference_as, (numbers["difference"], *numbers["interval"]))
-    outcome = outcome_of(entry, numbers["interval"])
-    return Cell(f"{shown} ({low} to {high})", outcome)
+    shown, interval = entry.difference_as(numbers["difference"]), numbers["interval"]
+    wide = "?" if entry.too_wide(interval, score) else ""
+    text = f"{shown} ({interval_as(entry.difference_as, interval)}){wide}"
+    return Cell(text, outcome_of(entry, interval))
 
 
-def outcome_of(entry: MetricEntry, interval: list[float] | None) -> Outcome:
+def wide_note(entry: MetricEntry, rows: Sequence[Sequence[str | Cell]]) -> list[str]:
+    """A sentence where one of the cells says that the test is too small."""
+    cells = (cell for row in rows for cell in row)
+    if not any(isinstance(cell, Cell) and cell.text.endswith("?") for cell in cells):
+        return []
+    return [
+        "?: within chance, but the test is too small to tell: the interval reaches more than "
+        f"{entry.wide_as} either way."
+    ]
+
+
+def outcome_of(entry: MetricEntry, interval: Sequence[float] | None) -> Outcome:
     """Whether a difference is beyond chance, by its interval. None: of one that is not defined."""
+    if interval is None or no_width(interval):
+        return ""
     return "better" if entry.better(interval) else "worse" if entry.worse(interval) else ""
 
 

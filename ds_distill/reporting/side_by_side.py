@@ -10,7 +10,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ds_distill.data.groups import components
 from ds_distill.errors import UserError
+from ds_distill.evaluation.metric import Metric
 from ds_distill.evaluation.report import build_metric, difference
 from ds_distill.evaluation.saved import SavedPredictions
 from ds_distill.files import read_json
@@ -18,7 +22,7 @@ from ds_distill.parts.metric_settings import MetricSettings
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
 from ds_distill.planning.table import duration
-from ds_distill.reporting.evaluated import difference_cell, outcome_of
+from ds_distill.reporting.evaluated import difference_cell, outcome_of, wide_note
 from ds_distill.reporting.tables import Cell, Table
 from ds_distill.reporting.verdict import answer_of, judge_of, settings_note, undefined_note
 from ds_distill.run.folder import RunFolder
@@ -55,6 +59,15 @@ class Evaluation:
         if not self.predictions.is_file():
             return None
         return SavedPredictions.read(self.predictions, self.record["over"])
+
+    @property
+    def judge(self) -> Metric[Any]:
+        """The task's metric. Its predictions must be there."""
+        assert self.saved is not None
+        entry = METRICS[self.record["over"]][self.record["metric"]]
+        settings = entry.settings(**self.record["metric_settings"])
+        assert isinstance(settings, MetricSettings)
+        return build_metric(self.record["over"], settings, self.saved.labels)
 
 
 def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
@@ -145,11 +158,8 @@ def paired(one: Evaluation, model: str, other: Evaluation, others: str) -> dict[
             f"{one.predictions} and {other.predictions} are not of the same examples, though the "
             "runs' results say so. Copy the runs again."
         )
-    entry = METRICS[one.record["over"]][one.record["metric"]]
-    settings = entry.settings(**one.record["metric_settings"])
-    assert isinstance(settings, MetricSettings)
-    judge = build_metric(one.record["over"], settings, mine.labels)
-    return difference(mine.models[model], theirs.models[others], judge, mine.groups)
+    groups = components(np.stack([mine.groups, theirs.groups], axis=1))
+    return difference(mine.models[model], theirs.models[others], one.judge, groups)
 
 
 # ---------------------------------------------------------------------------------- as tables
@@ -170,9 +180,9 @@ def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
                     row["model"],
                     row["role"],
                     entry.shown_as(row["score"]),
-                    difference_cell(entry, row["to_baseline"]),
+                    difference_cell(entry, row["to_baseline"], row["score"]),
                     "" if first else "not comparable" if to_first is None
-                    else difference_cell(entry, to_first),
+                    else difference_cell(entry, to_first, row["score"]),
                     f"{row['parameters'] / 1e6:.1f} M",
                     duration(row["run_seconds"]),
                 ]
@@ -180,7 +190,8 @@ def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
         heads = ["run", "model", "role", entry.title, "to the baseline", f"less {run} {model}"]
         count = f"{group['baseline']['examples']:,} examples of {group['split']}"
         title = f"{entry.heading} on {count}"
-        yield Table(title, [*heads, "parameters", "the run took"], rows, list(_notes(group)))
+        notes = [*_notes(group), *wide_note(entry, rows)]
+        yield Table(title, [*heads, "parameters", "the run took"], rows, notes)
 
 
 def _notes(group: dict[str, Any]) -> Iterator[str]:
@@ -202,7 +213,9 @@ def _notes(group: dict[str, Any]) -> Iterator[str]:
         names = [
             f"{run} ({model})" for run, model in zip(pair["runs"], pair["models"], strict=True)
         ]
-        shown = difference_cell(entry, pair).text
+        second = [pair["runs"][1], pair["models"][1]]
+        [row] = [row for row in group["rows"] if [row["run"], row["model"]] == second]
+        shown = difference_cell(entry, pair, row["score"]).text
         outcome = outcome_of(entry, pair["interval"])
         if pair["interval"] is None:
             yield f"The difference of {names[1]} and {names[0]} is undefined."

@@ -8,6 +8,7 @@ from typing import Any
 from ds_distill.parts.entry import MetricEntry, Over
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
+from ds_distill.reporting.intervals import interval_as, no_width
 
 PER_CLASS: dict[Over, str] = {"classes": "accuracy", "labels": "F1", "words": "F1"}
 """What `per_class` of an evaluation is, by what its metrics are over; masked tokens, answers,
@@ -16,7 +17,8 @@ characters of spans and numbers have none."""
 NOUNS: dict[Over, str] = {"classes": "class", "labels": "label", "words": "type"}
 """What `per_class` has a value for; of words the type of their entities, or else their tag."""
 
-_OUTCOMES = ("better than", "level with", "worse than", "not comparable with")
+_LEVEL, _TOO_SMALL = "level with", "not told apart from"
+_OUTCOMES = ("better than", _LEVEL, "worse than", _TOO_SMALL, "not comparable with")
 
 
 def verdict(results: dict[str, Any]) -> str:
@@ -139,6 +141,7 @@ class _Verdict:
         return [
             first,
             *self._of_other_students(),
+            *self._of_a_small_test(above),
             *self._of_models_at_baseline(above),
             *self._of_no_baseline(),
         ]
@@ -171,7 +174,7 @@ class _Verdict:
             if not group:
                 continue
             named = _listed([f"`{name}` ({self._score(self._models[name])})" for name in group])
-            if outcome == "level with":
+            if outcome in (_LEVEL, _TOO_SMALL):
                 differences = _listed([self._difference(others[name]) for name in group])
                 clauses.append(f"its difference to {named} is within chance: {differences}")
             else:
@@ -219,10 +222,10 @@ class _Verdict:
             nouns = (noun if len(group) == 1 else f"{noun}s") + addition
             if len(group) == len(others):
                 amount = {1: "the", 2: "both"}.get(len(group), f"all {len(group)}")
-                numbers = ", ".join(f"{name} {self._score(other)}" for name, other in group.items())
+                numbers = ", ".join(f"{name} {self._number(name)}" for name in group)
                 clauses.append(f"{outcome} {amount} {nouns} ({numbers})")
             else:
-                named = [f"{name} ({self._score(other)})" for name, other in group.items()]
+                named = [f"{name} ({self._number(name)})" for name in group]
                 clauses.append(f"{outcome} the {nouns} {_listed(named)}")
         return clauses
 
@@ -232,12 +235,46 @@ class _Verdict:
             return "not comparable with"
         if self._entry.better(interval):
             return "better than"
-        return "worse than" if self._entry.worse(interval) else "level with"
+        if self._entry.worse(interval):
+            return "worse than"
+        own = self._models[self._student][self._entry.name]
+        return _TOO_SMALL if self._entry.too_wide(interval, own) else _LEVEL
+
+    def _number(self, other: str) -> str:
+        """The score of another model; where it is not known to be better or worse, with the
+        difference to it."""
+        row, score = self._rows[other], self._score(self._models[other])
+        if self._outcome(row) not in (_LEVEL, _TOO_SMALL) or row["interval"] is None:
+            return score
+        return f"{score}: {', '.join(self._parts(row))}"
+
+    def _of_a_small_test(self, above: bool) -> list[str]:
+        """One sentence where the test is too small to tell models apart that are compared.
+
+        above: whether the student is better than the baseline.
+        """
+        compared = (
+            row
+            for name, row in self._rows.items()
+            if above or self._above_baseline(self._models[name])
+        )
+        if not any(self._outcome(row) == _TOO_SMALL for row in compared):
+            return []
+        return [
+            "The test is too small to tell where an interval reaches more than "
+            f"{self._entry.wide_as} either way."
+        ]
 
     def _difference(self, row: dict[str, Any]) -> str:
-        shown, low, high = map(self._entry.difference_as, (row["difference"], *row["interval"]))
+        shown, interval = self._parts(row)
+        return f"{shown} ({interval})"
+
+    def _parts(self, row: dict[str, Any]) -> tuple[str, str]:
+        """A difference, and its interval."""
+        form = self._entry.difference_as
         unit = " points" if self._entry.is_share else ""
-        return f"{shown}{unit} (95% interval {low} to {high})"
+        kind = "interval" if no_width(row["interval"]) else "95% interval"
+        return form(row["difference"]) + unit, f"{kind} {interval_as(form, row['interval'])}"
 
 
 def _listed(parts: list[str]) -> str:

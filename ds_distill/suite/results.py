@@ -7,13 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ds_distill.parts.entry import MetricEntry
-from ds_distill.reporting.side_by_side import evaluations, paired
+from ds_distill.reporting.evaluated import wide_note
 from ds_distill.reporting.tables import Cell, Table
 from ds_distill.suite.runs import SuiteRun
+from ds_distill.sweep.examples import Drawn, Draws, examples_of
 from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.table import (
     difference,
+    interval_notes,
+    learnt_notes,
     metric_entry,
+    no_draws,
     over_seeds,
     shown,
     summary,
@@ -23,15 +27,19 @@ from ds_distill.sweep.table import (
 
 
 def suite_results(
-    runs: Sequence[SuiteRun], ended: Mapping[Variant, dict[str, Any]], reference: str
+    runs: Sequence[SuiteRun],
+    ended: Mapping[Variant, dict[str, Any]],
+    reference: str,
+    draws: Draws = no_draws,
 ) -> dict[str, Any]:
     """Scores by task and checkpoint, under the setting that the examples that choose have chosen.
 
     ended: the `run_result` of each run that has ended. A setting that lacks a seed is not chosen.
     reference: the checkpoint that the others are compared with.
+    draws: of the runs; asked for only where a setting is chosen.
     """
     tasks = {
-        task: _task([run for run in runs if run.task == task], ended, reference)
+        task: _task([run for run in runs if run.task == task], ended, reference, draws)
         for task in dict.fromkeys(run.task for run in runs)
     }
     names = list(dict.fromkeys(run.checkpoint for run in runs))
@@ -40,11 +48,15 @@ def suite_results(
 
 
 def _task(
-    runs: Sequence[SuiteRun], ended: Mapping[Variant, dict[str, Any]], reference: str
+    runs: Sequence[SuiteRun],
+    ended: Mapping[Variant, dict[str, Any]],
+    reference: str,
+    draws: Draws,
 ) -> dict[str, Any]:
     seeds = len({run.variant.seed for run in runs})
     found: dict[str, dict[str, Any]] = {}
     undefined: dict[str, list[str]] = {}
+    drawn: dict[str, dict[str | None, Drawn | None]] = {}
     for name in dict.fromkeys(run.checkpoint for run in runs):
         own = {run.grid: ended[run.variant]
                for run in runs if run.checkpoint == name and run.variant in ended}  # fmt: skip
@@ -54,6 +66,12 @@ def _task(
         undefined[name] = undefined_settings(summed["settings"])
         if summed["chosen"] is not None:
             row = summed["settings"][summed["chosen"]]
+            drawn[name] = {
+                run.grid.seed: draws(run.variant)
+                for run in runs
+                if run.checkpoint == name and list(run.grid.setting) == row["setting"]
+            }
+            row["score"] = over_seeds(row["score"]["values"], examples_of([*drawn[name].values()]))
             found[name] = {**summed, "row": row}
     if not found:
         return {"metric": None, "undefined": undefined, "checkpoints": {}}
@@ -66,30 +84,11 @@ def _task(
             other = rows[reference]
             found[name]["retention"] = _retention(entry, row["score"], other["score"])
             if name != reference:
-                found[name]["to_reference"] = _difference(runs, name, row, reference, other)
+                apart = difference(row, other, drawn[name], drawn[reference])
+                found[name]["to_reference"] = apart
     about = {key: first[key] for key in ("metric", "split")}
     majority = rows[next(iter(rows))]["majority"]["mean"]
     return {**about, "majority": majority, "undefined": undefined, "checkpoints": found}
-
-
-def _difference(
-    runs: Sequence[SuiteRun], name: str, row: dict[str, Any], reference: str, other: dict[str, Any]
-) -> dict[str, Any]:
-    """Seed by seed. With one seed the interval is of the examples, by paired bootstrap."""
-    found = difference(row, other)
-    if len(row["seeds"]) > 1:
-        return {**found, "over": "seeds"}
-
-    def of(checkpoint: str, setting: list[str]) -> SuiteRun:
-        return next(run for run in runs if run.checkpoint == checkpoint
-                    and list(run.grid.setting) == setting)  # fmt: skip
-
-    [one], [two] = (
-        list(evaluations(of(checkpoint, each["setting"]).folder.path, checkpoint))
-        for checkpoint, each in ((name, row), (reference, other))
-    )
-    judged = paired(one, one.main, two, two.main)
-    return {**found, "interval": judged and judged["interval"], "over": "examples"}
 
 
 def _retention(entry: MetricEntry, own: dict[str, Any], other: dict[str, Any]) -> float | None:
@@ -100,16 +99,26 @@ def _retention(entry: MetricEntry, own: dict[str, Any], other: dict[str, Any]) -
 
 def _macro(name: str, tasks: Mapping[str, dict[str, Any]], reference: str) -> dict[str, Any]:
     """The mean over the tasks, seed by seed; None where a task has no score of the checkpoint, one
-    that is undefined, or one that is no share."""
+    that is undefined, or one that is no share. The tasks' test examples are drawn apart, so their
+    variances add up."""
     own, other = _by_seed(name, tasks), _by_seed(reference, tasks)
-    mean = over_seeds(own) if own else None
+    mean = over_seeds(own, _mean_variance(name, tasks, "score")) if own else None
     known = mean is not None and bool(other) and statistics.fmean(other) > 0
-    apart = [a - b for a, b in zip(own, other, strict=True)] if own and other else []
+    apart = None
+    if own and other and name != reference:
+        differences = [a - b for a, b in zip(own, other, strict=True)]
+        apart = over_seeds(differences, _mean_variance(name, tasks, "to_reference"))
     return {
         "macro_mean": mean,
         "retention": statistics.fmean(own) / statistics.fmean(other) if known else None,
-        "to_reference": over_seeds(apart) if apart and name != reference else None,
+        "to_reference": apart,
     }
+
+
+def _mean_variance(name: str, tasks: Mapping[str, dict[str, Any]], key: str) -> float | None:
+    """Of the mean over the tasks, by other test examples; None where it is not known of one."""
+    numbers = [task["checkpoints"][name][key]["variance_of_examples"] for task in tasks.values()]
+    return None if None in numbers else sum(numbers) / len(numbers) ** 2
 
 
 def _by_seed(name: str, tasks: Mapping[str, dict[str, Any]]) -> list[float]:
@@ -143,20 +152,27 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
                 "",
             ],
         ],
-        ["In brackets: 95% intervals of the mean over seeds, by Student's t. The setting was "
-         "chosen by task and checkpoint, on the examples that choose. The baseline is the best "
-         "that can be answered without reading a text, as the most frequent class."],
+        [
+            *learnt_notes(_chosen(found)),
+            *interval_notes([of["score"] for _, of in _chosen(found)]),
+            "The setting was chosen by task and checkpoint, on the examples that choose. The "
+            "baseline is the best that can be answered without reading a text, as the most "
+            "frequent class.",
+        ],
     )  # fmt: skip
     others = [name for name in found["checkpoints"] if name != reference]
     if others:
+        rows = [_differences(name, found, entries) for name in others]
         yield Table(
             f"Less {reference}",
             ["checkpoint", *entries, "macro mean"],
-            [_differences(name, found, entries) for name in others],
-            ["Points of shares; *: beyond chance, the 95% interval excludes 0. It is over seeds, "
-             "seed by seed; with one seed over the examples, and does not include the effect of "
-             "another seed."],
-        )  # fmt: skip
+            rows,
+            [
+                "Points of shares, seed by seed, on the same test examples; *: beyond chance, the "
+                "95% interval excludes 0.",
+                *dict.fromkeys(note for e in entries.values() for note in wide_note(e, rows)),
+            ],
+        )
     yield Table(
         "Settings that were chosen",
         ["task", "checkpoint", "setting", "choosing", "by seed"],
@@ -178,6 +194,15 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
             if settings
         ],
     )
+
+
+def _chosen(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The setting that was chosen for each task and checkpoint."""
+    return [
+        (f"{name} on {task}", {**of["settings"][of["chosen"]], "score": of["score"]})
+        for task, each in found["tasks"].items()
+        for name, of in each["checkpoints"].items()
+    ]
 
 
 def _scores(
@@ -205,9 +230,13 @@ def _differences(
     cells: list[str | Cell] = [name]
     for task, entry in entries.items():
         numbers = found["tasks"][task]["checkpoints"].get(name, {}).get("to_reference")
-        cells.append("-" if numbers is None else to_first(entry, numbers))
+        if numbers is None:
+            cells.append("-")
+            continue
+        score = found["tasks"][task]["checkpoints"][name]["score"]["mean"]
+        cells.append(to_first(entry, numbers, score))
     macro = found["checkpoints"][name]["to_reference"]
     any_share = next(iter(entries.values()), None)
     if macro is None or any_share is None:
         return [*cells, "-"]
-    return [*cells, to_first(any_share, macro)]
+    return [*cells, to_first(any_share, macro, None)]

@@ -12,7 +12,7 @@ from ds_distill.sweep.table import metric_entry, summary, sweep_table
 def write_report(sweep: Sweep) -> str:
     """Write results.json, report.html and figures/scores.svg of the runs that have ended. Returns
     the table as text."""
-    found = {**summary(sweep.ended()), "missing": sweep.missing}
+    found = {**summary(sweep.ended(), sweep.draws()), "missing": sweep.missing}
     write_json(sweep.path / "results.json", found)
     figure, table = "", sweep_table(found)
     if found["settings"]:

@@ -9,6 +9,7 @@ FOLDER/results.json      scores by setting and seed; also in report.html and fig
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.children import Child, Pool, last_phase
 from ds_distill.sweep.disk import Known, most_at_a_time, taken
+from ds_distill.sweep.examples import Draws, drawn
 from ds_distill.sweep.grid import SEED, Variant
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
 from ds_distill.sweep.table import metric_entry, run_result
@@ -277,6 +279,11 @@ class Sweep:
             for run in self.runs
             if run.is_done
         }
+
+    def draws(self) -> Draws:
+        """See `drawn`; each run's once, and only where it is asked for."""
+        folders = {run.variant: run.folder.path for run in self.runs if run.is_done}
+        return functools.cache(lambda variant: drawn(folders[variant]))
 
     @property
     def missing(self) -> list[str]:

@@ -30,7 +30,7 @@ from pages import row, show
 from routing import ROOT
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
-from ds_distill.evaluation.seeds import t_interval
+from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.reporting.side_by_side import side_by_side
 
@@ -162,7 +162,7 @@ def tables(runs: list[dict[str, Any]]) -> str:
             better = sum(pair["interval"][0] > 0 for pair in pairs)
             worse = sum(pair["interval"][1] < 0 for pair in pairs)
             beyond = [f"above in {better}"] * (better > 0) + [f"below in {worse}"] * (worse > 0)
-            low, high = t_interval(differences)
+            low, high = mean_interval(differences)
             mean = sum(differences) / len(differences)
             cells.append("; ".join([f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", *beyond]))
         text += row([name, *cells])

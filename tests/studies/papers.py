@@ -31,7 +31,7 @@ from papers_figure import CURVES, draw, pooled
 from papers_markdown import RESULTS, markdown, show
 from papers_tables import TABLES, Table, Variant, overrides_of
 
-from ds_distill.evaluation.seeds import t_interval
+from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.files import read_json, write_json
 from ds_distill.recipe import builtin_recipes
 from ds_distill.recipe.load import small_form
@@ -188,7 +188,7 @@ def paired(each: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **numbers(values),
         "intervals": [one["interval"] for one in each],
-        "t_interval": t_interval(values),
+        "t_interval": mean_interval(values),
     }
 
 

@@ -95,6 +95,27 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     assert 272 <= hits <= 296
 
 
+@settings(max_examples=60, deadline=None)
+@given(*[st.integers(0, 40)] * 4, st.sampled_from(["accuracy", "macro_f1", "auc", "ece"]))
+def test_two_models_the_other_way_round_have_the_same_interval(both, first, second, neither, name):
+    """To the last bit, ties and metrics that are not always defined included."""
+    if both + first + second + neither == 0:
+        return
+    one, other = answers(both, first, second, neither)
+    labels = np.arange(len(one)) % 2
+    models = [
+        ClassPredictions(
+            np.stack([(labels == 0) == right, (labels == 1) == right], axis=1).astype(float), labels
+        )
+        for right in (one, other)
+    ]
+    metric = build_metric("classes", {**CLASSES, "auc": AUC(), "ece": ECE()}[name], "ab")
+    given = {"groups": np.arange(len(one)) // 2, "resamples": 100}
+    low, high = paired_interval(*models, metric, **given)
+    mirrored = paired_interval(*reversed(models), metric, **given)
+    np.testing.assert_array_equal(mirrored, (-high, -low))
+
+
 def test_equal_models_have_no_interval():
     one, _ = answers(30, 0, 0, 20)
     assert interval(one, one) == (0.0, 0.0)

@@ -1,5 +1,6 @@
 """The page and the sentence about a run."""
 
+import copy
 import html.parser
 import re
 
@@ -169,8 +170,17 @@ ONE_OF_EACH = {
         ([0.6, 0.5, 0.4], [], ", better than all 3 teachers (t0 60.0%, t1 50.0%, t2 40.0%)."),
         ([0.8], [], ", worse than the teacher (t0 80.0%)."),
         ([0.8, 0.9], [], ", worse than both teachers (t0 80.0%, t1 90.0%)."),
-        ([0.7], [], ", level with the teacher (t0 70.0%)."),
-        ([0.69, 0.71], [], ", level with both teachers (t0 69.0%, t1 71.0%)."),
+        (
+            [0.7],
+            [],
+            ", level with the teacher (t0 70.0%: +0.0 points, 95% interval -2.0 to +2.0).",
+        ),
+        (
+            [0.69, 0.71],
+            [],
+            ", level with both teachers (t0 69.0%: +1.0 points, 95% interval -1.0 to +3.0, t1 "
+            "71.0%: -1.0 points, 95% interval -3.0 to +1.0).",
+        ),
         (
             [0.6, 0.8],
             [],
@@ -180,7 +190,7 @@ ONE_OF_EACH = {
             [0.7, 0.6, 0.5],
             [],
             ", better than the teachers t1 (60.0%) and t2 (50.0%) and level with the teacher t0 "
-            "(70.0%).",
+            "(70.0%: +0.0 points, 95% interval -2.0 to +2.0).",
         ),
         (
             [0.6, 0.5],
@@ -192,7 +202,8 @@ ONE_OF_EACH = {
             [0.8],
             [0.7, 0.71],
             ", worse than the teacher (t0 80.0%) and level with both students without teachers "
-            "(c0 70.0%, c1 71.0%).",
+            "(c0 70.0%: +0.0 points, 95% interval -2.0 to +2.0, c1 71.0%: -1.0 points, 95% "
+            "interval -3.0 to +1.0).",
         ),
         ([], [0.9], ", worse than the student without teachers (c0 90.0%)."),
         ([], [], "."),
@@ -277,6 +288,46 @@ def test_better_means_that_the_interval_leaves_out_zero():
         assert outcome in verdict(results)
 
 
+def test_a_test_that_is_too_small_to_tell_is_not_called_level():
+    """By intervals of 10 points either way nothing is known, and by none at all neither."""
+    results = make_results({"t": ("teacher", 0.7), "average": ("student", 0.69)})
+    [row] = results["phases"][-1]["comparisons"]
+    row["interval"] = [-0.11, 0.09]
+    assert verdict(results).endswith(
+        ", not told apart from the teacher (t 70.0%: -1.0 points, 95% interval -11.0 to +9.0). The "
+        "test is too small to tell where an interval reaches more than 5 points either way."
+    )
+    [table, *_] = evaluation_tables(results["phases"][-1])
+    assert "?" not in table_text(table)
+    record = copy.deepcopy(results["phases"][-1])
+    record["models"]["t"]["to_baseline"]["interval"] = [-0.11, 0.09]
+    [table, *_] = evaluation_tables(record)
+    assert "to +9.0)?" in table_text(table) and "too small to tell" in table_text(table)
+    row |= {"difference": 0.0, "interval": [0.0, 0.0]}
+    assert verdict(results).endswith(
+        "level with the teacher (t 70.0%: +0.0 points, interval not known: every resample gives "
+        "the same)."
+    )
+    page = Page(render_report({**results, "verdict": verdict(results)})).text
+    assert page.count("not known: every resample gives the same") == 2
+
+
+@pytest.mark.parametrize(
+    ("metric", "interval", "score", "wide"),
+    [
+        ("accuracy", [-0.05, 0.05], 0.7, False),
+        ("accuracy", [-0.05, 0.06], 0.7, True),
+        ("accuracy", [0.01, 0.3], 0.7, False),  # beyond chance
+        ("ece", [-0.05, 0.06], 0.1, True),
+        ("loss", [-0.05, 0.06], 2.0, False),
+        ("loss", [-0.2, 0.2], 2.0, True),
+    ],
+)
+def test_too_small_is_five_points_or_a_twentieth_of_a_loss(metric, interval, score, wide):
+    over = "masked tokens" if metric == "loss" else "classes"
+    assert METRICS[over][metric].too_wide(interval, score) is wide
+
+
 def test_the_verdict_is_in_the_tasks_metric():
     models = {"t": ("teacher", 0.6), "average": ("student", 0.7)}
     assert make_results(models, metric="micro_f1")["verdict"] == (
@@ -313,8 +364,10 @@ def test_perplexities_are_compared_as_they_are():
     record["comparisons"][0] |= outcome
     found = verdict(results)
     assert found == (
-        "Student `average`: perplexity 7.39 on 9,876 masked tokens of test, level with the teacher "
-        "(t 7.39). `t` (7.39) is no better than always predicting 'green' (7.39)."
+        "Student `average`: perplexity 7.39 on 9,876 masked tokens of test, not told apart from "
+        "the teacher (t 7.39: +0.00, 95% interval -1.50 to +1.25). The test is too small to tell "
+        "where an interval reaches more than 5% of the score either way. `t` (7.39) is no "
+        "better than always predicting 'green' (7.39)."
     )
     page = Page(render_report({**results, "verdict": found})).text
     for part in ("Perplexity on test", "perplexity ↓", "loss ↓", "↓: less is better"):

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ds_distill.errors import UserError
-from ds_distill.evaluation.seeds import t_interval
+from ds_distill.evaluation.predictions import ClassPredictions
+from ds_distill.evaluation.saved import SavedPredictions
+from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.tables import page, table_text
+from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.children import Pool, launches_at_once
 from ds_distill.sweep.disk import Taken, check_disk, most_at_a_time, taken
+from ds_distill.sweep.examples import drawn
 from ds_distill.sweep.grid import Variant, split, variants
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
 from ds_distill.sweep.sweep import runs_of
@@ -177,7 +183,11 @@ def results(score: float, choosing: float | None, teacher: float = 0.8) -> dict[
         "metric_settings": {},
         "models": {
             "one": {"role": "teacher", "accuracy": teacher},
-            "average": {"role": "student", "accuracy": score},
+            "average": {
+                "role": "student",
+                "accuracy": score,
+                "to_baseline": {"difference": score - 0.5, "interval": [score - 0.6, score - 0.4]},
+            },
         },
         "baseline": {"accuracy": 0.5, "rule": "the most frequent class"},
     }
@@ -198,12 +208,13 @@ def test_a_setting_is_chosen_by_what_chooses_and_not_by_what_judges():
     assert found["chosen"] == 0
     first, second = found["settings"]
     assert first["score"]["mean"] == pytest.approx(0.71)
-    assert first["score"]["interval"] == t_interval([0.7, 0.72])
+    assert first["score"]["interval"] == mean_interval([0.7, 0.72])
     assert second["to_first"]["values"] == pytest.approx([0.1, 0.1])
     assert second["to_first"]["interval"] == pytest.approx([0.1, 0.1])
     text = table(found)
     assert "Chosen, on the examples that choose: rate=1. Its score on test: 71.0%" in text
-    assert "+10.0 (+10.0 to +10.0)" in text and "one: 80.0%" in text
+    assert "+10.0 (not known: every resample gives the same)" in text and "one: 80.0%" in text
+    assert "over seeds alone, and too narrow" in text and "learnt" not in text
     assert "always the most frequent class: 50.0%" in text
 
 
@@ -212,9 +223,47 @@ def test_one_seed_knows_nothing_of_chance_and_a_missing_choice_chooses_nothing()
     found = summary(one)
     assert found["chosen"] is None
     assert found["settings"][0]["score"]["interval"] is None
-    assert "nothing is known about chance" in table(found)
+    assert "nothing is known about chance in training" in table(found)
     assert "No setting is chosen" in table(found)
     assert table(summary({})) == "No run has a student that was evaluated."
+
+
+def test_intervals_are_over_seeds_and_test_examples(tmp_path):
+    """Of predictions on disk, the same draws for all; where some are gone, over seeds alone."""
+    generator = np.random.default_rng(0)
+    made = runs({"1": [0.7, 0.72, 0.71], "2": [0.75, 0.72, 0.78]}, {"1": 0.5, "2": 0.5})
+    folders = {variant: tmp_path / variant.name for variant in made}
+    for number, folder in enumerate(folders.values()):
+        right = generator.random(200) < 0.7
+        record = {**results(0.7, 0.5)["phases"][1], "phase": "evaluate", "examples_mark": "a"}
+        content = {"student": "average", "seconds": 1.0, "phases": [record]}
+        run = RunFolder(folder)
+        folder.mkdir()
+        run.results.write_text(json.dumps(content))
+        if number != 5:
+            logits = np.stack([right, ~right], axis=1).astype(np.float64)
+            of_model = ClassPredictions(logits, np.zeros(200, dtype=np.int64))
+            file = run.predictions(0, "evaluate")
+            file.parent.mkdir()
+            SavedPredictions(["x", "y"], np.arange(200), {"average": of_model}).write(file)
+    found = summary(made, lambda variant: drawn(folders[variant]))
+    first, second = (row["score"] for row in found["settings"])
+    assert first["over"] == ["seeds", "examples"] and second["over"] == ["seeds"]
+    assert second["interval"] == mean_interval([0.75, 0.72, 0.78])
+    low, high = mean_interval([0.7, 0.72, 0.71])
+    assert first["interval"][0] < low and first["interval"][1] > high
+    assert found["settings"][1]["to_first"]["over"] == ["seeds"]
+    text = table(found)
+    assert "over seeds and test examples" in text and "over seeds alone, and too narrow" in text
+
+
+def test_what_was_not_learnt_is_said():
+    made = runs({"1": [0.7, 0.72], "2": [0.5, 0.5], "3": [0.5, 0.7]}, dict.fromkeys("123", 0.5))
+    for variant, run in made.items():
+        run["choosing"] = 0.9 if variant.setting == ("rate=2",) else 0.5
+    text = table(summary(made))
+    assert "rate=2. Its score on test: 50.0%" in text and "It has learnt nothing, see below" in text
+    assert "beyond chance: rate=2; rate=3 (1 of 2 seeds)." in text
 
 
 def test_differences_are_over_the_seeds_that_both_have():
@@ -225,9 +274,9 @@ def test_differences_are_over_the_seeds_that_both_have():
 
 
 def test_the_interval_is_students():
-    assert t_interval([1.0]) is None
+    assert mean_interval([1.0]) is None
     # 12.706 is the 97.5% quantile of Student's t with one degree of freedom.
-    low, high = t_interval([0.0, 2.0]) or (0, 0)
+    low, high = mean_interval([0.0, 2.0]) or (0, 0)
     assert (low, high) == pytest.approx((1 - 12.7062, 1 + 12.7062), abs=1e-3)
 
 
@@ -295,12 +344,12 @@ def test_the_estimate_is_near_what_a_run_writes(toy_recipe, tmp_path, tiny_model
 
 
 def test_the_page_has_the_table_and_the_figure_in_it(tmp_path):
-    found = summary(runs({"1": [0.7, 0.72], "2": [0.8, 0.82]}, {"1": 0.75, "2": 0.74}))
+    found = summary(runs({"1": [0.7, 0.72], "2": [0.8, 0.822]}, {"1": 0.75, "2": 0.74}))
     file = tmp_path / "scores.svg"
     plot_settings(found, metric_entry(found), file)
-    drawn = file.read_text()
-    text = page("A <sweep>", ["Four runs."], [sweep_table(found)], drawn)
+    figure = file.read_text()
+    text = page("A <sweep>", ["Four runs."], [sweep_table(found)], figure)
     assert "A &lt;sweep&gt;" in text and "rate=2" in text
     assert text.count("<svg") == 1 and "<?xml" not in text
-    assert '<td class="up">+10.0' in text
-    assert drawn.count("</g>") > 20 and "rate=1" in drawn
+    assert '<td class="up">+10.1' in text
+    assert figure.count("</g>") > 20 and "rate=1" in figure

@@ -1,0 +1,60 @@
+"""What the test examples add to chance: the scores of runs' students on the same draws of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from ds_distill.errors import UserError
+from ds_distill.evaluation.bootstrap import resampled
+from ds_distill.evaluation.seeds import variance_of_examples
+from ds_distill.reporting.side_by_side import evaluations
+from ds_distill.sweep.grid import Variant
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The score of a run's student on draws of the test examples."""
+
+    mark: str
+    """The same for runs that were judged on the same examples, in the same groups."""
+    scores: np.ndarray
+    """float64 [R], see `resampled`."""
+
+
+Draws = Callable[[Variant], Drawn | None]
+"""Of a run; None where its predictions are not there."""
+
+
+def drawn(folder: Path) -> Drawn | None:
+    """Of the shipped student of a run, in the last evaluate phase that has it; None where an
+    earlier version has made the run, or its predictions are gone."""
+    try:
+        found = [one for one in evaluations(folder, "") if one.main == one.student]
+    except UserError:
+        return None
+    if not found or (saved := found[-1].saved) is None:
+        return None
+    one = found[-1]
+    scores = resampled(saved.models[one.main], one.judge, groups=saved.groups)
+    groups = np.unique(saved.groups, return_inverse=True)[1]
+    return Drawn(f"{one.examples} {xxhash.xxh3_64_hexdigest(groups.tobytes())}", scores)
+
+
+def examples_of(
+    ours: Sequence[Drawn | None], theirs: Sequence[Drawn | None] | None = None
+) -> float | None:
+    """The `variance_of_examples` of runs that differ in their seeds, or of their differences to
+    others, one by one; None where they are not all over the same draws."""
+    every = [*ours, *(theirs or ())]
+    known = [one for one in every if one is not None]
+    if not known or len(known) < len(every) or len({one.mark for one in known}) > 1:
+        return None
+    scores = np.stack([one.scores for one in known], axis=1)
+    if theirs is not None:
+        scores = scores[:, : len(ours)] - scores[:, len(ours) :]
+    return variance_of_examples(scores)
