@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,30 @@ import yaml
 from toys import TOY_LABELS, make_tiny_bert, make_toy_classifier, toy_vocabulary, write_toy_task
 from transformers import AutoModelForSequenceClassification
 
+from ds_distill.check.recipe import check_all
+from ds_distill.data.combined import open_source
+from ds_distill.recipe import load_recipe
+
 ROOT = Path(__file__).parents[2]
+
+
+def test_the_readmes_lines_for_own_data_check_labels_of_any_name(
+    tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    """As a shell reads them, with other labels than those of the recipe that they begin with."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    own = shlex.split(re.search(r'^own="(.*)"$', page, re.MULTILINE)[1])  # type: ignore[index]
+    write_toy_task(tmp_path, {"train": 80, "validation": 30, "test": 30})
+    models = [f"teachers.{name}.model={tiny_models['toy']}" for name in ("bert", "roberta")]
+    models += [
+        f"teachers.deberta.model={tiny_models['toy']}",
+        f"student.model={tiny_models['toy']}",
+    ]
+    given = [each.replace("DATA", str(tmp_path)) for each in own]
+    recipe = load_recipe("tweeteval-emotion", [*given, *models, "task.max_length=32"])
+    check_all(recipe)
+    assert recipe.task is not None
+    assert open_source(recipe.task, tmp_path / "cache").labels == sorted(TOY_LABELS)
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, ds_distill: Any) -> Path:
             {"evaluate": {"split": "test"}},
         ],
     }
+    (folder / "DATA").symlink_to(folder)
     (folder / "my.yaml").write_text(yaml.safe_dump(recipe))
     done = ds_distill("cache", "build", "my.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -57,10 +82,11 @@ def run(code: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, An
 
 
 def test_the_readmes_example_trains_on_the_teachers_logits(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [code] = blocks("README.md")
     names = run(code, place, monkeypatch)
+    assert capsys.readouterr().out.startswith("epoch 0: loss of the last batch ")
     assert sum(1 for line in code.splitlines() if line.strip()) <= 25
     assert torch.isfinite(names["loss"]) and names["student"].num_labels == len(TOY_LABELS)
     bert = AutoModelForSequenceClassification.from_pretrained(place / "models" / "bert")
