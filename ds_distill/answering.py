@@ -17,6 +17,7 @@ from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
 from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import finite, load_question_answerer
+from ds_distill.models.reading import count_of
 from ds_distill.parts.tasks import ExtractiveQA
 from ds_distill.views import PaddedView
 
@@ -24,12 +25,13 @@ ANSWERS = 5
 """Answers to a question, as many as BioASQ takes."""
 
 _LONGEST: int = ExtractiveQA.model_fields["max_answer_length"].default
+"""Of a model that does not say how long its answers may be."""
 
 
 class Answerer:
     """A trained model for extractive QA with its tokenizer."""
 
-    columns = (("question", "context"), ("text_a", "text_b"))
+    columns: tuple[tuple[str, ...], ...] = (("question", "context"), ("text_a", "text_b"))
     """Of a file's, those that are read where none are named: the first that are there."""
 
     def __init__(self, reference: str) -> None:
@@ -43,7 +45,12 @@ class Answerer:
         self.max_length = min(limit, self.tokenizer.model_max_length)
         """Tokens of a window; of a run's student those of its training."""
         self.cut = 0
-        """Texts that were cut: none, they are read in windows that share a third."""
+        """Texts that were cut: none, they are read in windows."""
+        self.max_answer_length = count_of(config, "max_answer_len", _LONGEST)
+        """Tokens of an answer at most; of a run's student as in its evaluation."""
+        third = self.max_length // 3
+        self.overlap = min(count_of(config, "doc_stride", third), third)
+        """Tokens that windows share; of a run's student as in its evaluation, else a third."""
         self._model = load_question_answerer(reference, new_head=False).eval()
         self._model.to("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -88,7 +95,7 @@ class Answerer:
             **dict.fromkeys(MARKS, keys[:, 0]),
         }
         examples = datasets.Dataset.from_dict(columns)
-        return prepare(examples, self.tokenizer, self.max_length, self.max_length // 3)
+        return prepare(examples, self.tokenizer, self.max_length, self.overlap)
 
     @torch.no_grad()
     def _read(self, windows: Windows) -> np.ndarray:
@@ -102,4 +109,4 @@ class Answerer:
             candidates=torch.from_numpy(windows.candidates),
         ).to(self._model.device)
         logits = finite(self._model, read_signals(self._model, view).logits)
-        return best_spans(logits, _LONGEST).cpu().numpy()
+        return best_spans(logits, self.max_answer_length).cpu().numpy()

@@ -22,6 +22,7 @@ from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import finite, load_classifier
+from ds_distill.models.reading import columns_of
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.checkpoint import student_of
 from ds_distill.tagging import Tagger
@@ -39,7 +40,7 @@ SECONDS = 10.0
 class Classifier:
     """A trained classifier, or regression model, with its tokenizer."""
 
-    columns = (("text",), ("text_a", "text_b"))
+    columns: tuple[tuple[str, ...], ...] = (("text",), ("text_a", "text_b"))
     """Of a file's, those that are read where none are named: the first that are there."""
 
     def __init__(self, reference: str) -> None:
@@ -133,11 +134,16 @@ def load_predictor(model: str | Path) -> Predictor:
     Raises UserError when there is no model that predicts.
     """
     reference = resolve_model(str(student_of(model) or model))
-    for kind in getattr(load_config(reference), "architectures", None) or []:
-        for head, predictor in _BY_HEAD.items():
-            if kind.endswith(head):
-                return predictor(reference)
-    return Classifier(reference)
+    config = load_config(reference)
+    heads = [
+        head
+        for kind in getattr(config, "architectures", None) or []
+        for head in _BY_HEAD
+        if kind.endswith(head)
+    ]
+    predictor: Predictor = _BY_HEAD[heads[0]](reference) if heads else Classifier(reference)
+    predictor.columns = (*columns_of(config), *predictor.columns)
+    return predictor
 
 
 def predict(
@@ -175,8 +181,8 @@ def predict_file(
 
     file: jsonl, csv, tsv, parquet or txt, plain or gzip; `-` is standard input, with an object of
         JSON or else a text on each line.
-    text, text_b: columns of the text and of the second one of a pair. Default: the predictor's
-        `columns`.
+    text, text_b: columns of the text and of the second one of a pair. Default: of a run's student
+        those of its recipe, else the predictor's `columns`.
     progress: gets a sentence every ten seconds, and at the end.
 
     Raises UserError for rows that cannot be read.

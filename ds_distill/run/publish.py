@@ -8,8 +8,9 @@ from typing import Any
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
+from ds_distill.models.reading import KEY
 from ds_distill.parts.phases import PHASES
-from ds_distill.parts.tasks import metric_of
+from ds_distill.parts.tasks import TASKS, TaskSettings, metric_of
 from ds_distill.recipe import Recipe
 from ds_distill.reporting.model_card import model_card
 from ds_distill.reporting.report import render_report
@@ -47,17 +48,20 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
             shutil.copytree(folder.model(number, output), temporary, dirs_exist_ok=True)
             write_text(temporary / "README.md", model_card(recipe, results))
             task = recipe.tasks_by_name[recipe.task_name(recipe.phases[number])]
-            limit_length(temporary, task.max_length)
+            keep_settings(temporary, task)
     write_json(folder.results, results)
     write_text(folder.path / "report.html", render_report(results))
     log.info(results["verdict"])
 
 
-def limit_length(model: Path, max_length: int) -> None:
-    """Make a saved model's tokenizer cut, where it is asked to, at the length of the training, as
-    the evaluation did."""
-    file = model / "tokenizer_config.json"
-    write_json(file, {**read_json(file), "model_max_length": max_length})
+def keep_settings(model: Path, task: TaskSettings) -> None:
+    """Write what a saved model is to be read with, as the evaluation did: the tokenizer cuts, where
+    it is asked to, at the length of the training; the configuration has the task's `reading`."""
+    tokenizer, config = model / "tokenizer_config.json", model / "config.json"
+    write_json(tokenizer, {**read_json(tokenizer), "model_max_length": task.max_length})
+    if task.reading:
+        params = {TASKS[task.type].pipeline: task.reading}
+        write_json(config, {**read_json(config), KEY: params})
 
 
 def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None:

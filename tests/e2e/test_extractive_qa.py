@@ -24,7 +24,7 @@ from ds_distill.data.combined import open_source
 from ds_distill.data.question_windows import prepare
 from ds_distill.evaluation.answers import word_f1
 from ds_distill.parts.tasks import ExtractiveQA
-from ds_distill.prediction import predict
+from ds_distill.prediction import load_predictor, predict
 from tests.toys import TOY_FILLERS, TOY_WORDS
 
 ASKED = {"we saw": "animal", "they had": "food"}
@@ -157,7 +157,10 @@ def test_the_student_answers_the_same_in_transformers(
 
 
 def test_the_lines_of_the_model_card_and_predict_answer_a_question(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path,
+    settings: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     card = (run / "student" / "README.md").read_text()
     code = card.split("```python\n")[1].split("```")[0]
@@ -168,5 +171,6 @@ def test_the_lines_of_the_model_card_and_predict_answer_a_question(
     assert "tiger" in capsys.readouterr().out
     context = "the day " * 60 + "tiger again"
     [found] = predict(run, [("we saw", context)])
+    assert load_predictor(run).overlap == settings["task"]["stride"] == 8
     best = found["answers"][0]
     assert "tiger" in found["predicted"] == context[best["start"] : best["end"]]

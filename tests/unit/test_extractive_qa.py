@@ -17,6 +17,7 @@ from torchmetrics.functional.text import squad
 from toys import make_tiny_bert, toy_vocabulary
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
 
+from ds_distill.answering import Answerer
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.check.models import Models
 from ds_distill.data.batches import Examples, SpanCollator, cut_to
@@ -46,7 +47,9 @@ from ds_distill.parts.metric_settings import MetricSettings
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import ExtractiveQA
 from ds_distill.planning.cached import example_bytes
+from ds_distill.prediction import load_predictor
 from ds_distill.recipe import Recipe
+from ds_distill.run.publish import keep_settings
 from ds_distill.tasks.extractive_qa import ExtractiveQAKind
 from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PackedView, PaddedView
@@ -500,6 +503,36 @@ words = st.sampled_from(
     ]
 )
 texts = st.lists(words, max_size=5).map(" ".join)
+
+
+@pytest.mark.parametrize("shipped", [True, False])
+def test_predict_reads_as_the_evaluation_of_the_run(
+    shipped: bool, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Answers as short, windows that overlap as much; by a model of random weights, whose answers
+    are of any length. One that no run has shipped has the defaults."""
+    torch.manual_seed(0)
+    context = " ".join(["the cat saw a very old tiger before the rain"] * 8)
+    pairs = [("who saw it", context), ("the dog", "some small bread")]
+    own: dict[str, Any] = {"stride": 3, "max_answer_length": 2} if shipped else {}
+    task = ExtractiveQA(data={"path": "."}, max_length=32, **own)
+    AutoModelForQuestionAnswering.from_pretrained(tiny_models["toy"]).save_pretrained(tmp_path)
+    load_tokenizer(str(tiny_models["toy"])).save_pretrained(tmp_path)
+    if shipped:
+        keep_settings(tmp_path, task)
+        AutoModelForQuestionAnswering.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    answerer = load_predictor(tmp_path)
+    assert isinstance(answerer, Answerer)
+    answerer.max_length = 32
+    answerer.overlap = min(answerer.overlap, 10)
+    assert (answerer.max_answer_length, answerer.overlap) == ((2, 3) if shipped else (30, 10))
+    rows = {key: [one[at] for one in pairs] for at, key in enumerate(("text", "text_b"))}
+    rows |= {"answers": [None, None], "group": [0, 1]}
+    kind = ExtractiveQAKind(task, [])
+    judged = kind.prepare(datasets.Dataset.from_dict(rows), lambda: [answerer.tokenizer])
+    assert judged["text_b"][:] == answerer._windows(pairs)["text_b"][:]
+    found = [one["answers"][0]["text"] for one in answerer.predictions(pairs)]
+    assert (max(len(text.split()) for text in found) <= 2) == shipped
 
 
 def predictions(ranked: list[list[str]], right: list[list[str]]) -> AnswerPredictions:

@@ -23,7 +23,9 @@ from transformers import (
 )
 
 from ds_distill.errors import UserError
+from ds_distill.parts.tasks import SingleLabel
 from ds_distill.prediction import load_predictor, predict, predict_file
+from ds_distill.run.publish import keep_settings
 
 LABELS = ["animal", "food", "weather"]
 DRAW = random.Random(0)
@@ -149,6 +151,37 @@ def test_a_label_that_is_there_stays(model: Path, tmp_path: Path) -> None:
     [alone], _ = from_file(model, file, text="text_b")
     [expected] = predict(model, [TEXTS[1]])
     assert alone["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [
+        ({"text": "body"}, {"body": TEXTS[0], "text": "no text of the run's"}),
+        ({"text": "one", "text_b": "two"}, {"one": TEXTS[0], "two": TEXTS[1], "text": "other"}),
+        ({"text": "body"}, {"text": TEXTS[0]}),
+    ],
+)
+def test_the_runs_own_files_have_the_columns_of_its_recipe(
+    tmp_path: Path, columns: dict[str, str], row: dict[str, str]
+) -> None:
+    """Others those that are read by default."""
+    folder = save(tmp_path / "student")
+    keep_settings(folder, SingleLabel(data={"path": ".", "columns": columns}, max_length=LENGTH))
+    file = tmp_path / "test.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    [found], _ = from_file(folder, file)
+    texts = [text for text in row.values() if text in TEXTS]
+    [expected] = predict(folder, [(texts[0], texts[1]) if len(texts) > 1 else texts[0]])
+    assert found["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "damage", [3, {}, {"a": 3}, {"a": {"columns": "text"}}, {"a": {"columns": [["text"], [3], []]}}]
+)
+def test_settings_that_are_none_are_left_out(tmp_path: Path, damage: Any) -> None:
+    folder = save(tmp_path / "student", task_specific_params=damage)
+    assert {len(names) for names in load_predictor(folder).columns} == {1, 2}
+    assert load_predictor(folder).columns[-2:] == (("text",), ("text_a", "text_b"))
 
 
 @pytest.mark.parametrize(

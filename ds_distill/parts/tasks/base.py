@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PrivateAttr, field_validator
 
-from ds_distill.parts.data import Data
+from ds_distill.parts.data import Columns, Data
 from ds_distill.parts.metric_settings import (
     Accuracy,
     MetricSettings,
@@ -68,6 +68,19 @@ class TaskSettings(Section):
     def overlap(self) -> int:
         """Tokens of a window of a long text that stand in the window before it, too."""
         return 0
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How a student of it is read, beside `max_length`, where that is not always the same: JSON
+        values that travel with it, under the names of transformers' pipelines where they have
+        them. `columns`: those that hold an example's texts, the first that are in a file."""
+        named = self.data.columns
+        if named == Columns():
+            return {}
+        if self.of_questions:
+            return {"columns": [[named.question, named.context]]}
+        texts = [[named.text, *filter(None, [named.text_b])]]
+        return {"columns": [[named.tokens], *texts] if self.of_words else texts}
 
     @property
     def row_share(self) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -54,6 +54,11 @@ class ExtractiveQA(TaskSettings):
     @property
     def overlap(self) -> int:
         return self.max_length // 3 if self.stride is None else self.stride
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        own = {"max_answer_len": self.max_answer_length, "doc_stride": self.overlap}
+        return {**super().reading, **own}
 
 
 def _usage(task: ExtractiveQA, pairs: bool) -> list[str]:
