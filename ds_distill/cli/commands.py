@@ -41,6 +41,13 @@ UntilOption = Annotated[
     typer.Option(metavar="PHASE", help="End after this phase; --resume does the others."),
 ]
 
+KeepSeedsOption = Annotated[
+    bool,
+    typer.Option(
+        "--keep", help="Of a recipe with `seeds`: keep the students, models and caches of each."
+    ),
+]
+
 app = typer.Typer(
     name="ds-distill",
     help="Distil large encoder teachers into a small student, in one DeepSpeed engine.",
@@ -78,6 +85,7 @@ def run(
     folder: FolderOption = None,
     resume: ResumeOption = False,
     until: UntilOption = None,
+    keep: KeepSeedsOption = False,
 ) -> None:
     """Run a recipe: all its phases, in this process (or as one rank of a launched run).
 
@@ -87,7 +95,7 @@ def run(
     if loaded.seeds is not None and not is_rank():
         if until is not None:
             loaded.refuse_seeds(f"--until {until}")
-        _run_seeds(loaded, recipe, overrides, small, folder, HowToRun(resume=resume))
+        _run_seeds(loaded, recipe, overrides, small, folder, HowToRun(keep=keep, resume=resume))
         return
     first = None if until is None else phases_until(loaded, until)
     path = folder or Path("runs") / loaded.name
@@ -104,7 +112,8 @@ def _run_seeds(  # type: ignore[no-untyped-def]
 ) -> None:
     from ds_distill.sweep.grid import Variant
 
-    say("Models of a seed go when it has ended; `ds-distill sweep` has --keep, and --jobs.")
+    if not how.keep:
+        say("Models of a seed go when it has ended, unless --keep is given.")
     path = folder or Path("runs") / loaded.name
     run_settings(recipe, overrides or [], [Variant(())], small, path, how)
 
@@ -128,6 +137,7 @@ def launch(
     folder: FolderOption = None,
     resume: ResumeOption = False,
     until: UntilOption = None,
+    keep: KeepSeedsOption = False,
     *,
     options: LaunchOptions,
 ) -> None:
@@ -145,7 +155,7 @@ def launch(
         phases_until(loaded, until)
     here = options.num_gpus is not None and options == LaunchOptions(num_gpus=options.num_gpus)
     if loaded.seeds is not None and here:
-        how = HowToRun(num_gpus=options.num_gpus, resume=resume)
+        how = HowToRun(num_gpus=options.num_gpus, keep=keep, resume=resume)
         _run_seeds(loaded, recipe, overrides, small, folder, how)
         return
     run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
@@ -212,11 +222,11 @@ def route(
     cross-validation. The recipe's expertise phase names the split; a cache phase must store it.
     Train with the best policy: phases.distil.routing=chosen.
     """
-    from ds_distill.phases.expertise import route as compare_policies
-
     loaded = load(recipe, overrides, small)
     loaded.refuse_seeds("route")
     quiet_libraries()
+    from ds_distill.phases.expertise import route as compare_policies
+
     compare_policies(loaded, folder or Path("runs") / loaded.name)
 
 

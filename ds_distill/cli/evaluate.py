@@ -43,12 +43,12 @@ def evaluate(
 
     The checkpoint needs a head of the task, trained on its labels. Nothing is trained.
     """
+    if output is not None and output.exists():
+        raise UserError(f"--output {output}: exists already. Name a new folder.")
+    loaded = load(task, overrides, small, [checkpoint])
     quiet_libraries()
     from ds_distill.run.checkpoint import evaluation_recipe, student_of
 
-    if output is not None and output.exists():
-        raise UserError(f"--output {output}: exists already. Name a new folder.")
-    loaded = load(task, overrides, small)
     model = str(student_of(checkpoint) or checkpoint)
     recipe = evaluation_recipe(loaded, name, model, split)
     with tempfile.TemporaryDirectory(prefix="ds-distill-") as temporary:

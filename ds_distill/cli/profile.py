@@ -58,7 +58,6 @@ def profile(
     """
     from ds_distill.figures import check_figure
 
-    quiet_libraries()
     if figure is not None:
         check_figure(figure)
     if (Path(recipe) / "recipe.yaml").is_file():
@@ -77,6 +76,8 @@ def _trainings(
     figure: Path | None,
     trace: Path | None,
 ) -> None:
+    whole = load(recipe, overrides, small)
+    quiet_libraries()
     from ds_distill.check.recipe import open_sources
     from ds_distill.files import write_json
     from ds_distill.profiling.figures import plot_trainings
@@ -85,7 +86,6 @@ def _trainings(
     from ds_distill.profiling.trainings import profile_trainings
     from ds_distill.run.environment import describe_environment
 
-    whole = load(recipe, overrides, small)
     splits = {task: source.splits for task, source in open_sources(whole).items()}
     short = load(recipe, [*(overrides or []), *shortening(whole, steps, splits)], small)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -99,8 +99,8 @@ def _trainings(
         found, device = profile_trainings(
             short, folder or Path("runs") / f"{short.name}-profile", trace
         )
-    except Stopped:
-        sys.exit(143)
+    except Stopped as stopped:
+        sys.exit(128 + stopped.signal)
     if not found:  # another rank than the first
         return
     say("\n" + trainings_text(found, device, ranks), end="")
@@ -116,6 +116,7 @@ def _trainings(
 def _models(run: Path, json: Path | None, figure: Path | None) -> None:
     import torch
 
+    quiet_libraries()
     from ds_distill.files import write_json
     from ds_distill.profiling.figures import plot_models
     from ds_distill.profiling.models import profile_models

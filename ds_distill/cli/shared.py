@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -44,15 +44,29 @@ ResumeOption = Annotated[
 ]
 
 
-def load(recipe: str, overrides: list[str] | None, small: bool):  # type: ignore[no-untyped-def]
+def load(  # type: ignore[no-untyped-def]
+    recipe: str, overrides: Sequence[str] | None, small: bool, models: Sequence[str] = ()
+):
+    """Read a recipe. Before what imports transformers or datasets: see `go_offline`.
+
+    models: others that the command will read.
+    """
     from ds_distill.recipe import load_recipe
-    from ds_distill.recipe.hub import go_offline_without_hub
+    from ds_distill.recipe.hub import models_and_data
 
     loaded = load_recipe(recipe, overrides or [], small)
-    note = go_offline_without_hub(loaded)
+    named, data = models_and_data(loaded)
+    go_offline([*named, *models], data, loaded.models_folder)
+    return loaded
+
+
+def go_offline(models: Sequence[str], data: Sequence[str], models_folder: str | None) -> None:
+    """See `go_offline_without_hub`; says so once."""
+    from ds_distill.recipe.hub import go_offline_without_hub
+
+    note = go_offline_without_hub(models, data, models_folder)
     if note is not None and not is_rank():
         say(note, error=True)
-    return loaded
 
 
 def phases_until(recipe, name: str) -> int:  # type: ignore[no-untyped-def]
@@ -97,7 +111,8 @@ def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None
     if os.environ.get("RANK", "0") == "0" and first is None:
         say(f"\nReport   {path / 'report.html'}")
         say(f"Results  {path / 'results.json'}")
-        say(f"Student  {path / 'student'}")
+        if RunFolder(path).student.is_dir():
+            say(f"Student  {path / 'student'}")
     return runs
 
 

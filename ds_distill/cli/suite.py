@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ds_distill.cli.shared import quiet_libraries
+from ds_distill.cli.shared import go_offline, quiet_libraries
 from ds_distill.cli.sweep import HowToRun, JobsOption, KeepOption, RanksOption, run_sweep
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.terminal import say
@@ -53,12 +53,15 @@ def suite(
     Each task, checkpoint, setting of the grid and seed is an ordinary run, FOLDER/runs/NAME. The
     setting is chosen for each task and checkpoint on the validation split; the test split judges.
     """
-    quiet_libraries()
     from ds_distill.suite.load import load_suite
+
+    loaded = load_suite(suite, [word for word in checkpoints if "=" in word])
+    data = [task.data.path for task in loaded.tasks.values()]
+    go_offline([word for word in checkpoints if "=" not in word], data, loaded.models_folder)
+    quiet_libraries()
     from ds_distill.suite.runs import check_suite, checkpoints_of, suite_runs
     from ds_distill.sweep.sweep import Sweep
 
-    loaded = load_suite(suite, [word for word in checkpoints if "=" in word])
     given = checkpoints_of([word for word in checkpoints if "=" not in word])
     names = [one.name for one in given]
     if reference is not None and reference not in names:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ds_distill.cli.shared import SmallOption, print_reading, quiet_libraries
+from ds_distill.cli.shared import SmallOption, load, print_reading, quiet_libraries
 from ds_distill.run.stopping import exit_on_signal, same_command
 from ds_distill.terminal import say
 
@@ -87,6 +87,8 @@ def run_settings(  # type: ignore[no-untyped-def]
     recipe: str, fixed, found, small: bool, path: Path, how: HowToRun
 ) -> None:
     """Run a recipe under each variant, and report; see `runs_of`."""
+    for variant in found:
+        load(recipe, [*fixed, *variant.overrides], small)
     quiet_libraries()
     from ds_distill.check.recipe import check_all
     from ds_distill.sweep.report import write_report

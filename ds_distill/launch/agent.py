@@ -71,7 +71,7 @@ class AgentOrder:
         shared |= {"MASTER_ADDR": self.master_addr, "MASTER_PORT": str(self.master_port)}
         shared |= {"WORLD_SIZE": str(sum(map(len, self.hosts.values())))}
         shared |= {"LOCAL_SIZE": str(len(slots)), "LOCAL_WORLD_SIZE": str(len(slots))}
-        command = [sys.executable, "-u", "-m", "ds_distill", *self.command]
+        command = [sys.executable, "-u", "-P", "-m", "ds_distill", *self.command]
         return [
             Command(command, {**shared, "RANK": str(before + local), "LOCAL_RANK": str(local)})
             for local in range(len(slots))

@@ -243,19 +243,20 @@ def _conclude(work: Work, options: LaunchOptions, ended: list[Ended]) -> None:
     if code == STOPPED:
         print_error(f"stopped. {advice}")
         raise SystemExit(STOPPED)
-    reason = first or (_reason(failed[0]) if failed else f"there is no {work.result}")
+    by_ssh = options.hostfile is not None and not options.no_ssh
+    reason = first or (_reason(failed[0], by_ssh) if failed else f"there is no {work.result}")
     print_error(f"the run stopped: {reason}. {advice}")
     raise SystemExit(1)
 
 
-def _reason(ended: Ended) -> str:
-    """What the exit code of the first agent that failed means."""
-    if ended.code == FAILED:
+def _reason(ended: Ended, by_ssh: bool) -> str:
+    """What the exit code of the first agent that failed means. by_ssh: it was started so."""
+    if ended.code == FAILED and by_ssh:
         return (
             f"{ended.location}: the connection was lost (ssh's exit code is {FAILED}). What runs "
             f"there ends within {SILENCE_SECONDS:g} seconds and the grace"
         )
-    if ended.code <= 128:
+    if ended.code - 128 not in [*signal.Signals]:
         return f"{ended.location}: the exit code of its ranks is {ended.code}"
     name = signal.Signals(ended.code - 128).name
     memory = ", as the system does when memory runs out" if name == "SIGKILL" else ""

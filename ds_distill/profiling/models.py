@@ -49,10 +49,15 @@ class Case:
     """Bytes of the model and of what a pass holds; None on a CPU."""
 
     @cached_property
-    def percentiles(self) -> tuple[float, float, float]:
-        """p50, p90 and p99 of the seconds."""
+    def percentiles(self) -> tuple[float, float | None, float | None]:
+        """p50, p90 and p99 of the seconds; None of too few batches for one of them to be beyond:
+        p90 needs 10, p99 100."""
         found = np.percentile(self.seconds, [50, 90, 99]).tolist()
-        return found[0], found[1], found[2]
+        p90, p99 = (
+            value if self.repeats >= needed else None
+            for value, needed in zip(found[1:], (10, 100), strict=True)
+        )
+        return found[0], p90, p99
 
     @property
     def median(self) -> float:

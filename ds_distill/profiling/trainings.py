@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ds_distill.engine.precision import model_dtype
 from ds_distill.errors import UserError
+from ds_distill.files import write_text
+from ds_distill.lock import FolderLock, Locked
 from ds_distill.parts.phases import Distil
 from ds_distill.parts.phases.base import TrainingPhase, training_name
 from ds_distill.planning.gpus import GPUS, Device, find_device, own_gpu
@@ -22,6 +25,7 @@ from ds_distill.profiling.profiler import Profiler
 from ds_distill.recipe import Recipe
 from ds_distill.run.context import Run
 from ds_distill.run.execute import execute
+from ds_distill.run.folder import PROFILE, RunFolder
 from ds_distill.run.meter import WARM_UP_STEPS
 from ds_distill.run.timings import BESIDE, read_timings
 from ds_distill.timers import REST
@@ -96,19 +100,40 @@ def profile_trainings(
     training = [n for n, phase in enumerate(short.phases) if isinstance(phase, TrainingPhase)]
     if not training:
         raise UserError(f"{short.name}: no phase trains, so there is nothing to profile.")
-    profiler = Profiler(trace if os.environ.get("RANK", "0") == "0" else None)
-    main = False
-    try:
+    is_main = os.environ.get("RANK", "0") == "0"
+    profiler = Profiler(trace if is_main else None)
+    with _folder_of_main(short, work) if is_main else nullcontext():
         with timed_collectives():
             runs = execute(short, work, first=training[-1] + 1, profiler=profiler)
-        run = next(iter(runs.values()))
-        main = run.world.is_main
-        if not main:
+        if not is_main:
             return [], None
+        run = next(iter(runs.values()))
         device = _device(run)
         return list(_trainings(run, profiler, device)), device
+
+
+@contextmanager
+def _folder_of_main(recipe: Recipe, work: Path) -> Iterator[None]:
+    """The folder of a profile, which is removed afterwards, whatever happens; what a killed one has
+    left is removed before. Raises UserError for any other folder that is there."""
+    if (work / PROFILE).is_file():
+        FolderLock(work).check()
+        shutil.rmtree(work)
+    elif work.is_dir() and any(work.iterdir()):
+        raise UserError(
+            f"--folder {work}: exists, and is not of a profile, whose folder goes when it "
+            "has ended. Name a new one."
+        )
+    RunFolder(work).check_new_or_same(recipe, resume=False)
+    write_text(work / PROFILE, "")
+    ours = True
+    try:
+        yield
+    except Locked:  # by another profile, which began at the same moment
+        ours = False
+        raise
     finally:
-        if main:
+        if ours:
             shutil.rmtree(work, ignore_errors=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -15,27 +16,36 @@ from ds_distill.recipe.schema import Recipe
 SECONDS = 5.0
 
 
-def reads_hub(recipe: Recipe) -> bool:
-    """Whether a recipe names a model or data of the hub."""
+def models_and_data(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """What a recipe names: folders and hub ids of models, and paths of data."""
     models = [recipe.student.model, *(teacher.model for teacher in recipe.teachers.values())]
+    return models, [task.data.path for task in recipe.tasks_by_name.values()]
+
+
+def reads_hub(models: Iterable[str], data: Iterable[str], models_folder: str | None = None) -> bool:
+    """Whether a model or data are of the hub. models_folder: the recipe's."""
     for model in models:
         try:
-            if not os.path.isdir(resolve_model(model, recipe.models_folder)):
+            if not os.path.isdir(resolve_model(model, models_folder)):
                 return True
         except UserError:  # reported with all other mistakes
             continue
-    paths = [task.data.path for task in recipe.tasks_by_name.values()]
-    return any(source_of(path).name == "hub" for path in paths if not path.startswith(DATA_FOLDER))
+    return any(source_of(path).name == "hub" for path in data if not path.startswith(DATA_FOLDER))
 
 
-def go_offline_without_hub(recipe: Recipe) -> str | None:
-    """Set HF_HUB_OFFLINE where a recipe reads the hub and it cannot be reached, so that what is in
-    its local cache is used, and what is not is reported, at once. To be called before
-    huggingface_hub is imported, which reads the variable then. Behind a proxy nothing is asked.
+def go_offline_without_hub(
+    models: Iterable[str], data: Iterable[str], models_folder: str | None = None
+) -> str | None:
+    """Set HF_HUB_OFFLINE where the hub is to be read and cannot be reached, so that what is in its
+    local cache is used, and what is not is reported, at once. To be called before huggingface_hub
+    is imported, by transformers or datasets too, which read the variable then. Behind a proxy
+    nothing is asked. Arguments as of `reads_hub`.
 
     Returns a sentence for the user; None where nothing was changed.
     """
-    if "HF_HUB_OFFLINE" in os.environ or getproxies() or not reads_hub(recipe):
+    if "HF_HUB_OFFLINE" in os.environ or getproxies():
+        return None
+    if not reads_hub(models, data, models_folder):
         return None
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
     port = endpoint.port or (80 if endpoint.scheme == "http" else 443)

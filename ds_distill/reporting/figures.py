@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.cache.compare import CodecScore
-from ds_distill.figures import save_figure
+from ds_distill.figures import of_scores, save_figure
 from ds_distill.parts.entry import MetricEntry
 
 
@@ -71,11 +71,15 @@ def plot_settings(found: dict[str, Any], entry: MetricEntry, path: Path) -> None
         reach = [[factor * (mean - low)], [factor * (high - mean)]]
         axis.errorbar(factor * mean, number, xerr=reach, fmt="D", capsize=3, color="C1")
     majority = [row["majority"]["mean"] for row in rows if row["majority"]["mean"] is not None]
+    scores = [row["score"] for row in rows]
+    shown = [one for score in scores for one in (*score["values"], *(score["interval"] or ()))]
     if majority:
+        shown.append(majority[0])
         axis.axvline(factor * majority[0], color="0.5", linestyle="--", linewidth=1)
+    axis.set_xlim(of_scores((factor * score for score in shown), in_percent=entry.is_share))
     names = [", ".join(row["setting"]) or "the recipe's" for row in rows]
     axis.set_yticks(range(len(rows)), names)
-    axis.invert_yaxis()
+    axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_xlabel(f"{entry.title} on {found['split']}" + (", %" if entry.is_share else ""))
     axis.grid(alpha=0.3, axis="x")
     save_figure(figure, path)

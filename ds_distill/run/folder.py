@@ -32,7 +32,10 @@ TRAINING_RECORD = "training.json"
 PROBE = ".launch-"
 """Begin of the names of files by which a launch finds out whether all hosts see the folder."""
 
-BEFORE_A_RUN = {".recipe.yaml.tmp", lock.NAME, f".{lock.NAME}.tmp", failures.FOLDER}
+PROFILE = ".profile"
+"""A file in the folder of a profile, which goes when that ends, or when the next one begins."""
+
+BEFORE_A_RUN = {".recipe.yaml.tmp", lock.NAME, f".{lock.NAME}.tmp", failures.FOLDER, PROFILE}
 """What a start may leave in a folder that holds no run yet: by a kill, or a rank's failure."""
 
 
@@ -74,15 +77,15 @@ class RunFolder:
             raise UserError(
                 f"--folder {self.path}: is a file, and a run needs a folder. Name another one."
             )
-        for parent in self.path.parents:
-            if parent.exists():
-                if not parent.is_dir() or not os.access(parent, os.W_OK):
-                    what = "is not writable" if parent.is_dir() else "is a file"
-                    raise UserError(
-                        f"--folder {self.path}: cannot be created, because {parent} {what}. Name "
-                        "another folder."
-                    )
-                break
+        # The folder itself where it is there: of a container's mount the parent is not writable.
+        there = next(path for path in (self.path, *self.path.parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            what = "is not writable" if there.is_dir() else "is a file"
+            verb = "written" if there == self.path else "created"
+            raise UserError(
+                f"--folder {self.path}: cannot be {verb}, because {there} {what}. Name another "
+                "folder."
+            )
         if not resume:
             present = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
             present = {name for name in present if not name.startswith(PROBE)}  # after a SIGKILL

@@ -103,9 +103,13 @@ class Stopped(Exception):
 
     def __init__(self, saved: str) -> None:
         """saved: what is."""
-        number = _requested or signal.SIGTERM  # of another rank
-        super().__init__(f"stopped by {SIGNALS[signal.Signals(number)]}, with {saved}")
-        self.exit_code = STOPPED if number == signal.SIGTERM else 128 + number
+        self.signal = signal.Signals(_requested or signal.SIGTERM)  # SIGTERM: of another rank
+        super().__init__(f"stopped by {SIGNALS[self.signal]}, with {saved}")
+
+    @property
+    def exit_code(self) -> int:
+        """Of a run, which can go on."""
+        return STOPPED if self.signal == signal.SIGTERM else 128 + self.signal
 
 
 _requested: int | None = None

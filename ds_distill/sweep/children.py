@@ -59,7 +59,7 @@ class Pool:
             waiting([child for child, _, _ in self._running.values()])
 
     def _start(self, child: Child, slot: int) -> Group:
-        arguments = [sys.executable, "-m", "ds_distill", *child.arguments]
+        arguments = [sys.executable, "-P", "-m", "ds_distill", *child.arguments]
         return Group([Command(arguments, self.environment(slot), str(child.log))], GRACE)
 
     def environment(self, slot: int) -> dict[str, str]:

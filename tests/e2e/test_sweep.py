@@ -88,11 +88,12 @@ def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
         command_line("run", recipe, "--folder", folder, "--resume")
     # The recipe's own rate is the good one, and nothing is shared here.
     seeds = tmp_path / "seeds"
-    alone = command_line("run", recipe, "--folder", seeds)
+    alone = command_line("run", recipe, "--folder", seeds, "--keep")
     assert alone.exit_code == 0, alone.output
     for name, seed in zip(GOOD, row["seeds"], strict=True):
         ours, its = folder / "runs" / name, seeds / "runs" / f"seed={seed}"
         assert judged(ours) == judged(its)
+        assert (its / "student" / "config.json").is_file()
         assert events(ours) == events(its)
     [again] = json.loads((seeds / "results.json").read_text())["settings"]
     assert again["score"] == row["score"]

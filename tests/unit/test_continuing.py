@@ -20,6 +20,7 @@ from rich.console import Console
 from runs import evaluation
 
 from ds_distill import load_recipe, run_recipe
+from ds_distill.cli.shared import execute_recipe
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.run import stopping
@@ -119,6 +120,35 @@ def test_a_request_after_the_last_report_of_a_training(
         run_recipe(load_recipe(recipe, ["training.epochs=1"]), tmp_path / "run")
     assert stopped.value.exit_code == 130
     assert RunFolder(tmp_path / "run").finished_training(0, ["student"])
+
+
+def test_a_folder_that_is_there_needs_no_writable_parent(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container has the folder itself as a mount."""
+    loaded, folder = load_recipe(recipe), tmp_path / "parent" / "run"
+    folder.mkdir(parents=True)
+    unwritable = {folder.parent}
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in unwritable)
+    RunFolder(folder).check_new_or_same(loaded, resume=False)
+    with pytest.raises(UserError, match=r"other: cannot be created, because .*parent is not wr"):
+        RunFolder(folder.parent / "other").check_new_or_same(loaded, resume=False)
+    unwritable.add(folder)
+    with pytest.raises(UserError, match=r"run: cannot be written, because .*run is not writable"):
+        RunFolder(folder).check_new_or_same(loaded, resume=False)
+
+
+def test_the_path_of_a_student_is_that_of_one(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("ds_distill.run.execute.execute", lambda *given, **options: {})
+    monkeypatch.setenv("RANK", "0")
+    for student in (False, True):
+        if student:
+            (tmp_path / "student").mkdir()
+        execute_recipe(load_recipe(recipe), tmp_path, resume=False)
+        said = capsys.readouterr().out
+        assert "\nReport   " in said and ("\nStudent  " in said) == student
 
 
 def keep(folder: RunFolder, epoch: int, *outputs: str) -> None:

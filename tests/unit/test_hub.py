@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ds_distill.recipe import Recipe, load_recipe
-from ds_distill.recipe.hub import go_offline_without_hub, reads_hub
+from ds_distill.recipe.hub import go_offline_without_hub, models_and_data, reads_hub
 
 
 @pytest.fixture
@@ -33,29 +38,33 @@ def local(toy_settings: dict[str, Any], **changes: Any) -> Recipe:
     return Recipe.model_validate({**toy_settings, **changes})
 
 
+def named(recipe: str) -> tuple[list[str], list[str]]:
+    return models_and_data(load_recipe(recipe))
+
+
 def test_a_hub_that_cannot_be_reached_is_asked_once(asked: list[Any]) -> None:
-    note = go_offline_without_hub(load_recipe("mind"))
+    note = go_offline_without_hub(*named("mind"))
     assert note is not None and "huggingface.co cannot be reached (Connection refused)" in note
     assert os.environ["HF_HUB_OFFLINE"] == "1"
-    assert go_offline_without_hub(load_recipe("mind")) is None
+    assert go_offline_without_hub(*named("mind")) is None
     assert asked == [("huggingface.co", 443)]
 
 
 def test_a_mirror_is_asked_in_its_place(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror.example:8080/hub")
-    assert "mirror.example" in str(go_offline_without_hub(load_recipe("mind")))
+    assert "mirror.example" in str(go_offline_without_hub(*named("mind")))
     assert asked == [("mirror.example", 8080)]
 
 
 def test_behind_a_proxy_nothing_is_asked(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ds_distill.recipe.hub.getproxies", lambda: {"https": "proxy:3128"})
-    assert go_offline_without_hub(load_recipe("mind")) is None
+    assert go_offline_without_hub(*named("mind")) is None
     assert not asked and "HF_HUB_OFFLINE" not in os.environ
 
 
 def test_what_is_local_needs_no_hub(asked: list[Any], toy_settings: dict[str, Any]) -> None:
-    assert go_offline_without_hub(local(toy_settings)) is None
-    assert go_offline_without_hub(load_recipe("quickstart")) is None
+    assert go_offline_without_hub(*models_and_data(local(toy_settings))) is None
+    assert go_offline_without_hub(*named("quickstart")) is None
     assert not asked
 
 
@@ -70,10 +79,56 @@ def test_what_is_local_needs_no_hub(asked: list[Any], toy_settings: dict[str, An
 def test_models_of_the_hub_are_seen(
     toy_settings: dict[str, Any], changes: dict[str, Any], expected: bool
 ) -> None:
-    assert reads_hub(local(toy_settings, **changes)) == expected
+    assert reads_hub(*models_and_data(local(toy_settings, **changes))) == expected
 
 
 @pytest.mark.parametrize(("path", "expected"), [("org/data", True), ("data:x", False)])
 def test_data_of_the_hub_are_seen(toy_settings: dict[str, Any], path: str, expected: bool) -> None:
     task = {**toy_settings["task"], "data": {"path": path}}
-    assert reads_hub(local(toy_settings, task=task)) == expected
+    assert reads_hub(*models_and_data(local(toy_settings, task=task))) == expected
+
+
+COMMANDS = """
+import json, os, sys
+from ds_distill.cli import main
+
+for command in json.loads(sys.argv[1]):
+    if (child := os.fork()) == 0:
+        sys.argv = ["ds-distill", *command]
+        try:
+            main()
+        except SystemExit:
+            pass
+        import huggingface_hub.constants
+        print(command[0], huggingface_hub.constants.HF_HUB_OFFLINE, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_every_command_is_offline_before_the_hubs_client_is_there(
+    tmp_path: Path, toy_settings: dict[str, Any], command_environment: dict[str, str]
+) -> None:
+    """Where nothing answers. Each fails by the model that is nowhere, at once."""
+    student = {"model": "no-one/no-model"}
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump({**toy_settings, "student": student}))
+    (tmp_path / "local.yaml").write_text(yaml.safe_dump(toy_settings))
+    suite = tmp_path / "suite.yaml"
+    given: dict[str, Any] = {"name": "toys", "tasks": {"toy": toy_settings["task"]}, "seeds": [1]}
+    given["grid"] = {"learning_rate": [1e-3], "batch_size": [8]}
+    suite.write_text(yaml.safe_dump(given))
+    commands = [
+        *(["evaluate", student["model"], "local.yaml"], ["profile", "toy.yaml"]),
+        ["sweep", "local.yaml", "seed=1,2", f"student.model={student['model']}"],
+        ["suite", "suite.yaml", student["model"]],
+        *(["plan", "toy.yaml"], ["check", "toy.yaml"], ["route", "toy.yaml"], ["run", "toy.yaml"]),
+    ]
+    asked = {**command_environment, "HF_ENDPOINT": "http://127.0.0.1:1"}
+    del asked["HF_HUB_OFFLINE"]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
+        env=asked, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    states = [line.split() for line in done.stdout.splitlines() if line.endswith(("True", "False"))]
+    assert states == [[command[0], "True"] for command in commands], done.stderr
+    assert done.stderr.count("127.0.0.1 cannot be reached") == len(commands), done.stderr

@@ -214,6 +214,8 @@ def test_ssh_gets_one_fixed_quoted_command(tmp_path, monkeypatch):
         (-9, "here: a rank or its agent was ended by SIGKILL, as the system does when memory"),
         (-11, "here: a rank or its agent was ended by SIGSEGV"),
         (1, "here: the exit code of its ranks is 1"),
+        (255, "here: the exit code of its ranks is 255"),
+        (200, "here: the exit code of its ranks is 200"),
     ],
 )
 def test_an_exit_code_is_explained(code, reason):
@@ -224,11 +226,12 @@ def test_an_exit_code_is_explained(code, reason):
             f"import os; os.kill(os.getpid(), {-code}) if {code} < 0 else os._exit({code})",
         ]
     )
-    assert _reason(Ended("here", shell_code(done.returncode))).startswith(reason)
+    assert _reason(Ended("here", shell_code(done.returncode)), by_ssh=False).startswith(reason)
 
 
 def test_a_lost_connection_is_explained():
-    assert "two: the connection was lost (ssh's exit code is 255)" in _reason(Ended("two", 255))
+    lost = _reason(Ended("two", 255), by_ssh=True)
+    assert "two: the connection was lost (ssh's exit code is 255)" in lost
 
 
 def conclude(folder, ended, monkeypatch, capfd):

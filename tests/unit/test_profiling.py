@@ -7,20 +7,25 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from passes import model_of, of, real, run
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from ds_distill.cli import app
+from ds_distill.errors import UserError
+from ds_distill.figures import of_scores
 from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.models import PlannedModel
+from ds_distill.profiling.figures import plot_models, plot_trainings
 from ds_distill.profiling.flops import ModelFlops
 from ds_distill.profiling.memory import resident_peak
+from ds_distill.profiling.models import Case, ProfiledModel
 from ds_distill.profiling.profiler import Amount
 from ds_distill.profiling.shorten import shortening, total_steps
-from ds_distill.profiling.table import trainings_text
-from ds_distill.profiling.trainings import Profiled
+from ds_distill.profiling.table import models_text, trainings_text
+from ds_distill.profiling.trainings import Profiled, profile_trainings
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
 
@@ -168,3 +173,82 @@ def test_what_cannot_be_profiled_is_refused(tmp_path: Path) -> None:
         "phases: [{evaluate: {split: test}}]\n"
     )
     assert "no phase trains" in refused(str(evaluates), "--folder", str(tmp_path / "work"))
+
+
+def test_a_profile_that_fails_leaves_nothing_in_the_way(
+    tmp_path: Path, toy_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one that is killed; a folder of others stays."""
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(toy_settings))
+    recipe, work = load_recipe(tmp_path / "toy.yaml"), tmp_path / "profile"
+
+    def fails(recipe: Any, path: Path, **options: Any) -> None:
+        assert sorted(file.name for file in path.iterdir()) == [".profile"]
+        (path / "recipe.yaml").write_text("")
+        raise ValueError("planted")
+
+    monkeypatch.setattr("ds_distill.profiling.trainings.execute", fails)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="planted"):
+            profile_trainings(recipe, work)
+        assert not work.exists()
+    work.mkdir()
+    for name in (".profile", "recipe.yaml"):  # as a kill leaves them
+        (work / name).write_text("")
+    with pytest.raises(ValueError, match="planted"):
+        profile_trainings(recipe, work)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text("")
+    with pytest.raises(UserError, match=r"is not of a profile.* Name a new one"):
+        profile_trainings(recipe, tmp_path / "mine")
+    assert (tmp_path / "mine" / "recipe.yaml").exists()
+
+
+@pytest.mark.parametrize(("batches", "known"), [(8, 1), (10, 2), (99, 2), (100, 3)])
+def test_a_percentile_needs_batches_beyond_it(batches: int, known: int) -> None:
+    case = Case(1, 32, [0.001 * (number + 1) for number in range(batches)])
+    assert [value is not None for value in case.percentiles] == [True] * known + [False] * (
+        3 - known
+    )
+    model = ProfiledModel("a", "teacher", 10, 40, "accuracy", 0.5, [case])
+    assert case.median == pytest.approx(0.0005 * (batches + 1))
+    [row] = [line for line in models_text([model]).splitlines() if f" {batches} " in line]
+    assert len(row.split()) == 4 + known
+
+
+@pytest.mark.parametrize(
+    ("scores", "in_percent", "expected"),
+    [
+        ([70.4, 69.7], True, (65.05, 75.05)),  # level models look level
+        ([40.0, 70.0], True, (35.5, 74.5)),  # and none is on the frame
+        ([50.0], True, (45.0, 55.0)),
+        ([4.0, 3.9], False, (3.75, 4.15)),
+        ([0.0], False, (-0.5, 0.5)),
+    ],
+)
+def test_an_axis_of_scores(scores: list[float], in_percent: bool, expected: Any) -> None:
+    assert of_scores(scores, in_percent=in_percent) == pytest.approx(expected)
+
+
+def test_figures_show_each_part_in_a_colour_and_each_model_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes: list[Any] = []
+    monkeypatch.setattr(
+        "ds_distill.profiling.figures.save_figure", lambda figure, path: axes.append(figure.axes[0])
+    )
+    parts = {f"part {number}": 0.1 for number in range(14)}
+    plot_trainings(
+        [Profiled("distil", "a", 20, parts, (1, 1), {}, {}, {}, {}, None, None, None)], tmp_path
+    )
+    assert len({bar.get_facecolor() for bar in axes[0].patches}) == len(parts)
+    models = [
+        ProfiledModel(name, "student", 10, 40, "accuracy", score, [Case(1, 32, [seconds])])
+        for name, score, seconds in (("a", 0.7, 0.01), ("b", 0.704, 0.02), ("c", 0.697, 0.01))
+    ]
+    plot_models(models, tmp_path)
+    low, high = axes[1].get_ylim()
+    assert high - low == pytest.approx(10)
+    assert [text.get_text() for text in axes[1].texts] == ["a, c", "b"]
+    box = axes[1].get_legend().get_bbox_to_anchor().transformed(axes[1].transAxes.inverted())
+    assert box.x0 >= 1.0

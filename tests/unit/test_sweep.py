@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.saved import SavedPredictions
 from ds_distill.evaluation.seeds import mean_interval
+from ds_distill.launch.agent import AgentOrder
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.tables import page, table_text
 from ds_distill.run.folder import RunFolder
-from ds_distill.sweep.children import Pool, launches_at_once
+from ds_distill.sweep.children import Child, Pool, launches_at_once
 from ds_distill.sweep.disk import Taken, check_disk, most_at_a_time, taken
 from ds_distill.sweep.examples import drawn
 from ds_distill.sweep.grid import Variant, split, variants
@@ -353,3 +355,19 @@ def test_the_page_has_the_table_and_the_figure_in_it(tmp_path):
     assert text.count("<svg") == 1 and "<?xml" not in text
     assert '<td class="up">+10.1' in text
     assert figure.count("</g>") > 20 and "rate=1" in figure
+
+
+def test_files_of_the_working_folder_are_no_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a sweep's runs and of a launch's ranks: data are called random.py, too."""
+    (tmp_path / "random.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    child = Child("one", ("--version",), tmp_path / "log.txt")
+    [(_, code, _)] = Pool(1).run([child], lambda running: None)
+    assert code == 0, child.log.read_text()
+    order = AgentOrder(["--version"], {"here": [0]}, 0, "127.0.0.1", 1, str(tmp_path), 1.0)
+    [command] = order.ranks()
+    lone = {name: value for name, value in command.environment.items() if name != "RANK"}
+    done = subprocess.run(command.arguments, env=lone, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("ds-distill"), done.stderr
