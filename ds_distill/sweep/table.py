@@ -277,7 +277,8 @@ def interval_notes(numbers: Sequence[dict[str, Any]]) -> list[str]:
     if ("seeds",) in over:
         notes.append(
             "Predictions of some runs are gone, or of other examples: intervals of these are over "
-            "seeds alone, and too narrow: where the test is small, equal settings seem to differ in 15 to 47% of cases."
+            "seeds alone, and too narrow: where the test is small, equal settings seem to differ "
+            "in 15 to 47% of cases."
         )
     if any(len(each["values"]) == 1 for each in numbers):
         notes.append("With one seed nothing is known about chance in training: add seed=1,2,3.")
