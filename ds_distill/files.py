@@ -178,6 +178,8 @@ def publish_folder(temporary: Path, path: Path) -> None:
 
     A file system that cannot exchange two names, such as NFS, has neither for a moment: a process
     that is killed in it leaves the old one as `.NAME.old`, whole.
+
+    Raises UserError where `path` is anything but a folder.
     """
     _refuse_others(path, "a folder")
     mode = _mode_of_new_file(temporary / ".mode")

@@ -29,6 +29,7 @@ from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.splits import folder_splits, hub_splits
 from ds_distill.data.words import WordColumns
 from ds_distill.errors import UserError, did_you_mean
+from ds_distill.files import read_json
 from ds_distill.parts.data import Columns
 from ds_distill.parts.tasks import Task
 
@@ -377,7 +378,7 @@ def _missing_column(reader: Reader, key: str, name: str) -> UserError:
 
 def _read_labels(path: Path) -> list[str]:
     try:
-        labels = json.loads(path.read_text(encoding="utf-8"))
+        labels = read_json(path)
     except (OSError, ValueError, RecursionError) as error:
         reason = "brackets too deep in each other" if isinstance(error, RecursionError) else error
         raise UserError(

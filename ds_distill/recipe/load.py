@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from ds_distill.errors import UserError, did_you_mean
+from ds_distill.files import read_text
 from ds_distill.parts.section import Section
 from ds_distill.recipe.changes import apply_override, lay_over, phase_of
 from ds_distill.recipe.mistakes import error_lines
@@ -82,7 +83,7 @@ def read(path: Path) -> tuple[Tree, dict[Any, Any]]:
     """A file of keys, and where they stand. Raises UserError for one that cannot be read."""
     tree = Tree(str(path))
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}.") from error
     data = tree.parse(text)

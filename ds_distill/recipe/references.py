@@ -76,7 +76,10 @@ def resolve_data(path: str, data_folder: str | None = None) -> str:
 
 def _package_folder(reference: str) -> Path:
     package, _, folder = reference.removeprefix("pkg:").partition("/")
-    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    try:
+        spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    except ValueError:  # of __main__
+        spec = None
     if spec is None or spec.origin is None:
         raise UserError(
             f"model {reference!r}: the Python package {package!r} is not installed. "

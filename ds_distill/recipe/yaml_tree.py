@@ -13,6 +13,12 @@ from ds_distill.recipe.mistakes import KeyPath
 
 MAX_NODES = 20_000
 """A recipe has some hundred nodes; aliases can multiply a small file into billions."""
+MAX_DIGITS = 100
+"""Of an integer: of 4,300 Python reads none."""
+MAX_DEPTH = 50
+"""Of sections in each other: a recipe has about eight. A parse's time grows with its square."""
+MAX_LENGTH = 1 << 20
+"""Characters of a file. Built-in recipes have some thousand; a parse takes seconds for more."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -21,6 +27,33 @@ class _Loader(yaml.SafeLoader):
     PyYAML follows YAML 1.1, where `on`, `yes` and `no` are booleans, 1:30 is 90, 010 is 8,
     1e-5 is a text and 2024-13-01 an exception: all wrong for labels and settings.
     """
+
+    def __init__(self, text: str, source: str) -> None:
+        super().__init__(text)
+        self._source = source
+        self._nodes = self._depth = 0
+
+    def get_event(self) -> yaml.Event:
+        """The next event. Raises UserError at the first that a recipe cannot have, so that what is
+        behind it takes no time."""
+        event = super().get_event()
+        place = f"{self._source}:{event.start_mark.line + 1 if event.start_mark else 1}"
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!"):
+            raise UserError(
+                f"{place}: YAML tags are not allowed (found {tag!r}). Write the plain value."
+            )
+        self._nodes += isinstance(event, yaml.NodeEvent)
+        self._depth += isinstance(event, yaml.CollectionStartEvent)
+        self._depth -= isinstance(event, yaml.CollectionEndEvent)
+        if self._nodes > MAX_NODES:
+            raise UserError(f"{place}: a file has at most {MAX_NODES:,} values. Write fewer.")
+        if self._depth > MAX_DEPTH:
+            raise UserError(
+                f"{place}: sections lie too deep in each other: {MAX_DEPTH} are possible. Write it "
+                "flat."
+            )
+        return event
 
 
 _CORE = {
@@ -38,7 +71,17 @@ for _kind, (_pattern, _first_letters) in _CORE.items():
     _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), _first_letters
     )
-_Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(node.value))
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    if len(node.value) > MAX_DIGITS:
+        raise yaml.constructor.ConstructorError(
+            problem=f"a number of {len(node.value):,} digits", problem_mark=node.start_mark
+        )
+    return int(node.value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_constructor(
     "tag:yaml.org,2002:float",
     lambda loader, node: float(re.sub(r"\.(?=inf|nan)", "", node.value.lower())),
@@ -73,16 +116,13 @@ class Tree:
         self._nodes = 0
 
     def parse(self, text: str) -> Any:
+        if len(text) > MAX_LENGTH:
+            raise UserError(
+                f"{self.source}: {len(text):,} characters, and a file has at most {MAX_LENGTH:,}. "
+                "Write data into files of their own."
+            )
         try:
-            for event in yaml.parse(text, Loader=_Loader):
-                tag = getattr(event, "tag", None)
-                if tag not in (None, "!"):
-                    number = event.start_mark.line + 1 if event.start_mark else 1
-                    raise UserError(
-                        f"{self.source}:{number}: YAML tags are not allowed (found {tag!r}). "
-                        "Write the plain value."
-                    )
-            loader = _Loader(text)
+            loader = _Loader(text, self.source)
             try:
                 node = loader.get_single_node()
                 return None if node is None else self._build(loader, node, ())

@@ -295,7 +295,7 @@ def test_what_a_stranger_calls_a_label_is_no_html_in_the_verdict() -> None:
     results = make_results(["test"], ODD)
     results["verdict"] = "Best at </script><img src=x onerror=alert(1)>: 74.1% \u202e www.x.example"
     card = model_card(make_recipe(), results)
-    assert r"\</script\>\<img src\=x onerror\=alert\(1\)\>: 74.1% \\u202e www\.x\.example" in card
+    assert r"\<\/script\>\<img src\=x onerror\=alert\(1\)\>: 74.1% \\u202e www\.x\.example" in card
     assert "<img" not in re.sub(r"\\.", "", card)
 
 

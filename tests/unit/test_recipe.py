@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,10 @@ def test_locations_name_the_line():
         ("a: *b", "undefined alias"),
         ("a: &a [*a]", "an alias"),
         ("[" * 3000 + "]" * 3000, "too deep"),
+        ("\n".join("  " * depth + "a:" for depth in range(60)), "a.yaml:51: sections lie too deep"),
+        ("".join(f"k{number}: 1\n" for number in range(90_000)), "at most 20,000 values"),
+        ("a: " + "b" * 2**20, "a file has at most 1,048,576"),
+        ("a: " + "9" * 5000, "a.yaml:1: not readable as YAML: a number of 5,000 digits"),
         ("a: [1", "a.yaml:1: not readable"),
         ("a: 1\n--- \nb: 2", "another document"),
         ('a: "\\ud800"', "UTF-8"),
@@ -95,6 +100,17 @@ def test_odd_yaml_is_refused_with_its_line(text, expected):
         Tree("a.yaml").parse(text)
     assert expected in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: " + "[" * 10_000, "a: " + "{a: " * 10_000, "a: [" + "1," * 400_000]
+)
+def test_the_time_of_what_is_refused_is_short(text):
+    """The limits acted after the parse: 20 seconds for 10,000 brackets."""
+    started = time.monotonic()
+    with pytest.raises(UserError):
+        Tree("a.yaml").parse(text)
+    assert time.monotonic() - started < 4
 
 
 def test_an_alias_bomb_ends_soon():

@@ -294,6 +294,10 @@ BAD_FILES = {
     "csv column twice": ("a.csv", b"text,label,text\na,joy,b\n", ["a.csv:1:", "twice"]),
     "csv too many": ("a.csv", b"text,label\na, b,joy\n", ["a.csv:2:", "3 values", "quotes"]),
     "csv open quote": ("a.csv", b'text,label\na,joy\n"b,joy\nc,joy\n', ["a.csv:3:", "quote"]),
+    "csv after a quote": ("a.csv", b'text,label\n"a"b,joy\n', ["a.csv:2:", "quotes"]),
+    "long line": ("a.txt.gz", gzip.compress(b"a" * 2**25), ["a.txt.gz:1:", "16,777,216 bytes"]),
+    "long line of JSON": ("a.jsonl.gz", gzip.compress(b"[" * 2**25), ["a.jsonl.gz:1:", "longer"]),
+    "long row": ("a.csv", b'text,label\n"' + b"a\n" * 2**23, ["a.csv:2:", "16,777,216 characters"]),
     "tsv tab": ("a.tsv", b"text\tlabel\na\tb\tjoy\n", ["a.tsv:2:", "3 values", "tabs"]),
     "tsv line break": ("a.tsv", b'text\tlabel\n"a\nb"\tjoy\n', ["a.tsv:2:", "1 values", "breaks"]),
     "csv line break": ("a.csv", b'text,label\n"a\nb",joy\nc,sad\n', ["a.csv:4:", "'sad'"]),
@@ -333,6 +337,25 @@ def test_bad_parquet_is_refused_with_the_row(columns, expected, tmp_path, read):
     with pytest.raises(UserError) as refusal:
         read(task(tmp_path / "a.parquet", ["anger", "joy"]))
     assert all(part in str(refusal.value) for part in ["a.parquet", *expected]), refusal.value
+
+
+def test_a_column_twice_and_metadata_that_are_none_are_refused(tmp_path, read):
+    table = pa.table([["a", "b"], ["c", "d"], ["joy", "joy"]], ["text", "text", "label"])
+    pa.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: has column 'text' twice"):
+        read(task(tmp_path / "a.parquet", ["anger", "joy"]))
+    odd = {"huggingface": json.dumps({"info": {"features": {"label": {"_type": "Sys", "a": []}}}})}
+    table = pa.table({"text": ["a", "b"], "label": [0, 1]}).replace_schema_metadata(odd)
+    pa.parquet.write_table(table, tmp_path / "b.parquet")
+    with pytest.raises(UserError, match=r"b\.parquet: its metadata of Hugging Face"):
+        read(task(tmp_path / "b.parquet"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt.gz", "a.parquet"])
+def test_a_pipe_is_no_data_file(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="is no regular file"):
+        open_file(tmp_path / name)
 
 
 def test_bad_rows_far_into_a_file_are_found(tmp_path, read):

@@ -7,6 +7,7 @@ say what is wrong and where.
 
 from __future__ import annotations
 
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,10 +62,12 @@ class FileReader(Reader):
         self.path = path
         self.name = str(path)
         try:
-            size = path.stat().st_size
+            status = path.stat()
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}.") from error
-        if size == 0:
+        if not stat.S_ISREG(status.st_mode):  # a pipe may have no end, and is read only once
+            raise UserError(f"{path}: is no regular file. Write the data into one.")
+        if status.st_size == 0:
             raise UserError(f"{path}: the file is empty (0 bytes). Put at least one row in it.")
 
     def fingerprint(self) -> str:

@@ -28,10 +28,20 @@ class Parquet(FileReader):
         return list(self._schema.names)
 
     def label_names(self, column: str) -> list[str] | None:
-        return _class_names(datasets.Features.from_arrow_schema(self._schema), column)
+        try:
+            features = datasets.Features.from_arrow_schema(self._schema)
+        except Exception as error:  # it trusts the metadata
+            raise UserError(
+                f"{self.path}: its metadata of Hugging Face cannot be read ({type(error).__name__}:"
+                f" {str(error)[:200]}). Write the file again, with them or without."
+            ) from error
+        return _class_names(features, column)
 
     def tables(self, columns: list[str]) -> Iterator[pa.Table]:
         present = [name for name in columns if name in self._schema.names]
+        for name in present:
+            if self._schema.names.count(name) > 1:
+                raise UserError(f"{self.path}: has column {name!r} twice. Rename one of them.")
         with pa.parquet.ParquetFile(self.path) as file:
             for batch in file.iter_batches(batch_size=BATCH, columns=present):
                 yield pa.Table.from_batches([batch])
@@ -87,6 +97,11 @@ def _table_rows(name: str, tables: Iterator[pa.Table]) -> Iterator[tuple[str, di
             raise UserError(
                 f"{name}, rows {count + 1} to {count + len(table)}: a text is not UTF-8 "
                 f"({error.reason}). Write the data again with UTF-8 texts."
+            ) from error
+        except (ValueError, OverflowError) as error:  # a time that Python has not
+            raise UserError(
+                f"{name}, rows {count + 1} to {count + len(table)}: cannot be read: {error}. Take "
+                "the column out, or write it as text."
             ) from error
         for row in rows:
             count += 1

@@ -1,0 +1,233 @@
+"""What a run has written as JSON, as it is read again: by --resume, report, profile and sweep.
+
+Only what these index is required and judged; the rest is as it is. Files may be of an earlier
+version, or of strangers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ds_distill.errors import UserError
+from ds_distill.files import read_json
+from ds_distill.parts.entry import Over
+from ds_distill.parts.metrics import METRICS
+from ds_distill.parts.phases import PHASES
+from ds_distill.reporting.verdict import metrics_of
+
+Number = Annotated[float, AllowInfNan(False)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class Difference(_Part):
+    """Of two models' scores."""
+
+    difference: Number | None
+    interval: Pair | None
+
+
+class Bin(_Part):
+    confidence: Number
+    accuracy: Number
+    count: Count
+
+
+class Figures(_Part):
+    """A model's scores on a split; of metrics by their names."""
+
+    examples: Count
+    per_class: dict[str, Number | None] = {}
+    confusion: list[list[Count]] = []
+    reliability: list[Bin] = []
+
+
+class ModelFigures(Figures):
+    role: str
+    parameters: Count
+    to_baseline: Difference
+
+
+class Baseline(Figures):
+    answer: Any
+    rule: str
+    split: str
+
+
+class Comparison(Difference):
+    student: str
+    other: str
+
+
+class Choosing(_Part):
+    split: str
+    examples: Count
+    score: Number | None
+
+
+class Trained(_Part):
+    """A model that a phase has trained."""
+
+    output: str
+    split: str
+    examples: Count
+    steps: Count
+    choosing: Choosing | None
+
+
+class Record(_Part):
+    """Of a phase."""
+
+    phase: str
+    kind: str
+    task: str
+    seconds: Number
+    trained: list[Trained] = []
+    warnings: list[str] = []
+
+    @model_validator(mode="after")
+    def _known(self) -> Record:
+        if self.kind not in PHASES:
+            raise ValueError(f"no kind of phase is called {self.kind!r}")
+        return self
+
+
+class Evaluation(Record):
+    split: str
+    over: Over
+    metric: str
+    metric_settings: dict[str, Any]
+    models: Annotated[dict[str, ModelFigures], Field(min_length=1)]
+    baseline: Baseline
+    comparisons: list[Comparison] = []
+
+    @model_validator(mode="after")
+    def _metrics(self) -> Evaluation:
+        if self.metric not in METRICS[self.over]:
+            raise ValueError(f"there is no metric {self.metric!r} over {self.over}")
+        METRICS[self.over][self.metric].settings(**self.metric_settings)
+        for name, figures in [*self.models.items(), ("baseline", self.baseline)]:
+            given = figures.model_extra or {}
+            for metric in metrics_of({"over": self.over, "metric": self.metric}):
+                value = given.get(metric, "")
+                if value is not None and type(value) not in (int, float):
+                    raise ValueError(f"{metric} of {name} is no number")
+        return self
+
+
+class Score(Difference):
+    score: Number | None
+    per_class: dict[str, Number | None]
+
+
+class Policies(_Part):
+    metric: str
+    over: Over
+    examples: Count
+    policies: dict[str, Score]
+    teachers: dict[str, Score]
+    choice: str
+
+
+class Expertise(Record):
+    split: str
+    left_out: dict[str, str]
+    comparison: Policies
+
+
+class Results(_Part):
+    """results.json."""
+
+    student: str | None = None
+    task: str
+    seconds: Number
+    phases: list[dict[str, Any]]
+
+
+class Start(_Part):
+    """The environment of a start."""
+
+    ranks: Annotated[int, Field(ge=1)]
+    date: str
+
+
+class Environment(_Part):
+    """environment.json."""
+
+    phases: dict[str, list[Start]] = {}
+    changes: list[dict[str, Any]] = []
+
+
+_BY_WHAT_IT_MAKES: dict[str | None, type[Record]] = {
+    "evaluation": Evaluation,
+    "expertise": Expertise,
+}
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """results.json of a finished run. Raises UserError where it is not as a run writes it."""
+    found = _read(file, Results, "Copy the run again, or evaluate its student anew.")
+    for number, record in enumerate(found["phases"]):
+        _check_record(record, f"{file}: phases.{number}", "Copy the run again.")
+    return found
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """A phase's record. Raises UserError where it is not as a run writes it."""
+    fix = "Remove that file, and the phase runs again."
+    found = _read(file, Record, fix)
+    _check_record(found, str(file), fix)
+    return found
+
+
+def read_trained(file: Path) -> dict[str, Any]:
+    """The record beside a trained model. Raises UserError where it is not as a run writes it."""
+    return _read(file, Trained, "Remove that folder, and the model is trained again.")
+
+
+def read_environment(file: Path) -> dict[str, Any]:
+    """environment.json; of a folder without one what a new run has. Raises UserError where it is
+    not as a run writes it."""
+    if not file.is_file():
+        return {}
+    return _read(file, Environment, "Remove that file: it is written again.")
+
+
+def _check_record(record: dict[str, Any], where: str, fix: str) -> None:
+    _validate(Record, record, where, fix)
+    kind = _BY_WHAT_IT_MAKES.get(PHASES[record["kind"]].makes)
+    if kind is not None:
+        _validate(kind, record, where, fix)
+
+
+def _read(file: Path, kind: type[BaseModel], fix: str) -> dict[str, Any]:
+    try:
+        found = read_json(file)
+    except (OSError, ValueError, RecursionError) as error:
+        why = "too deep" if isinstance(error, RecursionError) else error
+        raise UserError(f"{file}: not readable as JSON: {why}. {fix}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{file}: holds no object. {fix}")
+    _validate(kind, found, str(file), fix)
+    return found
+
+
+def _validate(kind: type[BaseModel], found: dict[str, Any], where: str, fix: str) -> None:
+    try:
+        kind.model_validate(found)
+    except (ValidationError, RecursionError) as error:
+        if not isinstance(error, ValidationError):
+            raise UserError(f"{where}: too deep. {fix}") from error
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"{where}: {f'{place}: ' if place else ''}{first['msg']}. It is not as this version of "
+            f"ds_distill writes it. {fix}"
+        ) from error
