@@ -84,11 +84,11 @@ def read_json(path: Path) -> Any:
     return json.loads(read_text(path))
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, errors: str = "strict") -> str:
     """A file's text. Raises OSError for a pipe or a device, which may have no end."""
     if stat.S_IFMT(path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8", errors=errors)
 
 
 def kind_of_node(path: Path) -> str | None:

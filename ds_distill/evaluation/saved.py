@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -36,6 +37,9 @@ PREDICTIONS: dict[Over, type[Predictions]] = {
     "numbers": NumberPredictions,
     "masked tokens": TokenScores,
 }
+
+ODD = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+"""What comes of arrays and metadata that are not as a run writes them."""
 
 _GROUPS = "groups"
 """Of the examples; `MODEL/FIELD` is an array of a model's predictions."""
@@ -76,9 +80,15 @@ class SavedPredictions:
                 for name in set(found.keys()) - {_GROUPS}:
                     model, _, field = name.rpartition("/")
                     models.setdefault(model, {})[field] = found.get_tensor(name)
+            labels = TypeAdapter(list[str]).validate_python(labels, strict=True)
             made = {model: kind.of_arrays(arrays, labels) for model, arrays in models.items()}
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{file}: not readable: {error}. Copy the run again.") from error
+            for predictions in made.values():
+                predictions.check(labels)
+                if groups.ndim != 1 or len(predictions) != len(groups):
+                    raise ValueError(f"{len(predictions)} examples, and {len(groups)} groups")
+        except (SafetensorError, OSError, *ODD) as error:
+            why = " ".join(str(error).split())[:200]
+            raise UserError(f"{file}: not readable: {why}. Copy the run again.") from error
         return SavedPredictions(labels, groups, made)
 
 

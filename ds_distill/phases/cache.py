@@ -26,7 +26,7 @@ from ds_distill.data.keys import distinct_keys
 from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.engine.precision import is_half
 from ds_distill.engine.world import World
-from ds_distill.files import naming, read_json, write_json
+from ds_distill.files import naming, write_json
 from ds_distill.models.configuration import load_config
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.phases import Cache
@@ -45,6 +45,7 @@ from ds_distill.run.fidelity import (
 )
 from ds_distill.run.inference import inference_collator, inference_engine
 from ds_distill.run.not_finite import NotFiniteSignals, refusal
+from ds_distill.run.records import Noted, read_as
 
 LOOK_SECONDS = 5.0
 """A list of all claims for each block would take most of the time of a cache of many."""
@@ -64,7 +65,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     rows = len(distinct_keys(np.concatenate([some.keys.numpy() for some, _ in splits])))
     record = {"splits": phase.splits, "folder": _recorded(path, run), "examples": rows}
     notes = run.folder.unfinished(number, name)
-    noted = read_json(notes) if notes.is_file() else None
+    noted = read_as(notes, Noted) if notes.is_file() else None
     world.barrier()  # before the main process writes them
     with naming(path):
         build = _join(phase, run, path, references, splits)

@@ -7,7 +7,6 @@ from typing import Any
 
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.precision import computes_bf16, is_half
-from ds_distill.files import read_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import Distil
 from ds_distill.parts.policies import POLICIES, Routing
@@ -16,6 +15,7 @@ from ds_distill.routing.comparison import routing_of_candidate
 from ds_distill.run.caches import cached_signals
 from ds_distill.run.context import ModelReference, Run, label_maps_of
 from ds_distill.run.job import Job, terms_of, trainable_model
+from ds_distill.run.records import Chosen, read_as
 from ds_distill.run.training import train_each
 from ds_distill.run.validation import validation_of
 
@@ -40,7 +40,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     start = run.reference(phase.start, number)
     student = trainable_model(run, start, phase)
     if routing.policy == "chosen":
-        routing = routing_of_candidate(read_json(run.comparison)["choice"])
+        routing = routing_of_candidate(read_as(run.comparison, Chosen)["choice"])
         run.log.info(f"  {output}: the chosen policy is {routing.policy}")
     router = router_of(
         routing,

@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ds_distill.errors import UserError
-from ds_distill.files import read_json
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import (
@@ -27,6 +26,7 @@ from ds_distill.parts.phases.evaluate import START
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.records import read_results
 
 BATCHES = (1, 32)
 LENGTHS = (32, 128)
@@ -111,10 +111,23 @@ def profile_models(folder: Path, progress: Callable[[str], None]) -> list[Profil
     if not run.results.is_file():
         raise UserError(f"{folder}: this run has not finished. {run.how_to_continue('--resume')}")
     recipe = load_recipe(folder / "recipe.yaml")
-    evaluated = [phase for phase in read_json(run.results)["phases"] if phase["kind"] == "evaluate"]
+    evaluated = [
+        phase for phase in read_results(run.results)["phases"] if phase["kind"] == "evaluate"
+    ]
     if not evaluated:
         raise UserError(f"{folder}: this run has no evaluate phase, which names the models.")
     record = evaluated[-1]
+    known = {*recipe.teachers, *(name for _, name in recipe.trained_models()), START}
+    if strange := sorted({*record["models"]} - known):
+        raise UserError(
+            f"{run.results}: it has the model {strange[0]!r}, which the run's recipe has not. Copy "
+            "the run again."
+        )
+    if record["task"] not in recipe.tasks_by_name:
+        raise UserError(
+            f"{run.results}: it has the task {record['task']!r}, which the run's recipe has not. "
+            "Copy the run again."
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded: dict[str, PreTrainedModel] = {}
     for name in record["models"]:

@@ -17,7 +17,6 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.metric import Metric
 from ds_distill.evaluation.report import build_metric, difference
 from ds_distill.evaluation.saved import SavedPredictions
-from ds_distill.files import read_json
 from ds_distill.parts.metric_settings import MetricSettings
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
@@ -26,6 +25,7 @@ from ds_distill.reporting.evaluated import difference_cell, outcome_of, wide_not
 from ds_distill.reporting.tables import Cell, Table
 from ds_distill.reporting.verdict import answer_of, judge_of, settings_note, undefined_note
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.records import read_results
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
             f"{folder}: holds no results.json, so it is no finished run. Name folders of runs that "
             "have ended, or of `ds-distill evaluate --output`."
         )
-    results, found = read_json(run.results), False
+    results, found = read_results(run.results), False
     for number, record in enumerate(results.get("phases", [])):
         if PHASES[record["kind"]].makes != "evaluation":
             continue
@@ -153,7 +153,10 @@ def paired(one: Evaluation, model: str, other: Evaluation, others: str) -> dict[
     mine, theirs = one.saved, other.saved
     if mine is None or theirs is None:
         return None
-    if mine.labels != theirs.labels or len(mine.groups) != len(theirs.groups):
+    for found, name, one_of in ((mine, model, one), (theirs, others, other)):
+        if name not in found.models:
+            raise UserError(f"{one_of.predictions}: has none of {name!r}. Copy the run again.")
+    if mine.labels != theirs.labels or not mine.models[model].same_examples(theirs.models[others]):
         raise UserError(
             f"{one.predictions} and {other.predictions} are not of the same examples, though the "
             "runs' results say so. Copy the runs again."

@@ -19,6 +19,7 @@ from ds_distill.data.keys import numbered_keys
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import Words
+from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
 from ds_distill.evaluation.report import build_metric, metric_values
@@ -329,7 +330,13 @@ def _together(inputs: PolicyInputs, count: int) -> torch.Tensor:
 
 def routing_of_candidate(name: str) -> Routing:
     """The settings of a policy under one of the names by which policies are compared."""
-    settings = {**candidates(), **candidates(partial=True)}[name].settings
+    known = {**candidates(), **candidates(partial=True)}
+    if name not in known:
+        raise UserError(
+            f"routing.json: no policy is called {name!r}. Known: {', '.join(known)}. Copy the run "
+            "again."
+        )
+    settings = known[name].settings
     assert isinstance(settings, Routing)
     return settings
 

@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BaseModel, Field, FiniteFloat
 from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
@@ -21,7 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ds_distill.files import write_text
+from ds_distill.files import read_text, write_text
 from ds_distill.recipe.schema import Recipe
 from ds_distill.run.console import Escaping
 
@@ -189,11 +190,30 @@ class RunLog:
             self._wandb.finish()
 
 
+class Timing(BaseModel):
+    """Of steps of a training; see `Timings`."""
+
+    steps: Annotated[int, Field(gt=0)]
+    seconds: dict[str, FiniteFloat]
+
+
+class Event(BaseModel):
+    """What all events have."""
+
+    event: str
+    number: int
+    phase: str
+    step: int = 0
+    timing: Timing | None = None
+
+
 def read_events(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a metrics.jsonl, each with its event, without one that a kill cut off."""
+    """The lines of a metrics.jsonl, each with its event, without those that are none: a kill cuts
+    one off."""
     # Not `splitlines`: JSON leaves Unicode's line separators in a text as they are.
-    for line in file.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with suppress(json.JSONDecodeError):
+    for line in read_text(file, "replace").split("\n"):
+        with suppress(ValueError):
+            Event.model_validate_json(line)
             yield line, json.loads(line)
 
 

@@ -16,7 +16,6 @@ from ds_distill.errors import UserError
 from ds_distill.files import (
     new_folder,
     publish_folder,
-    read_json,
     refuse_links_out,
     write_json,
     write_text,
@@ -24,6 +23,7 @@ from ds_distill.files import (
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.run import failures
 from ds_distill.run.changes import Change, changes
+from ds_distill.run.records import read_environment, read_record, read_trained
 from ds_distill.run.stopping import same_command
 
 TRAINING_RECORD = "training.json"
@@ -169,7 +169,7 @@ class RunFolder:
             write_text(
                 self.path / "recipe.yaml", dump_recipe(recipe)
             )  # first: with it the folder holds a run
-            known = read_json(self.environment) if self.environment.is_file() else {}
+            known = read_environment(self.environment)
             kept = {"phases": known.get("phases", {})}
             if changed := known.get("changes", []) + changed:
                 kept["changes"] = changed
@@ -203,7 +203,7 @@ class RunFolder:
         """Add the environment of this start to those that a phase ran in, of which one differs from
         the other in more than the date. Main process. Returns the numbers of ranks that phases ran
         on so far, ascending."""
-        everything = read_json(self.environment)
+        everything = read_environment(self.environment)
         phases: dict[str, list[dict[str, Any]]] = everything["phases"]
         here = {k: value for k, value in everything.items() if k not in ("phases", "changes")}
         known = phases.setdefault(name, [])
@@ -237,7 +237,7 @@ class RunFolder:
 
     def read_record(self, number: int, name: str) -> dict[str, Any] | None:
         path = self.record(number, name)
-        return read_json(path) if path.is_file() else None
+        return read_record(path) if path.is_file() else None
 
     @contextmanager
     def new_model(self, number: int, training: str, epoch: int, output: str) -> Iterator[Path]:
@@ -287,7 +287,7 @@ class RunFolder:
         records = [self._training_record(number, output) for output in outputs]
         if not all(record.is_file() for record in records):
             return None
-        return [dict(read_json(record)) for record in records]
+        return [read_trained(record) for record in records]
 
     def _training_record(self, number: int, output: str) -> Path:
         return self.model(number, output) / TRAINING_RECORD

@@ -6,7 +6,7 @@ from typing import Any
 
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
-from ds_distill.files import read_json, write_json
+from ds_distill.files import write_json
 from ds_distill.parts.phases.base import training_name
 from ds_distill.planning.gpus import GIB, Device, own_gpu
 from ds_distill.planning.plan import JobPlan
@@ -14,6 +14,7 @@ from ds_distill.planning.planner import Planner
 from ds_distill.recipe import Recipe
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.records import Plan, read_as
 from ds_distill.run.timings import Timings, read_timings
 
 
@@ -76,7 +77,7 @@ def plan_and_truth(recipe: Recipe, folder: RunFolder, records: list[Any]) -> dic
     """
     if not folder.plan.is_file():
         return None
-    plan: dict[str, Any] = read_json(folder.plan)
+    plan = read_as(folder.plan, Plan)
     timings = read_timings(folder.path / "metrics.jsonl")
     names = recipe.phase_names()
     for planned in plan["trainings"]:

@@ -19,12 +19,13 @@ from ds_distill.reporting.verdict import verdict
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.planned import plan_and_truth
+from ds_distill.run.records import read_environment, read_record
 
 
 def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
     """Write student/, results.json and report.html. Main process only."""
     records = [
-        read_json(folder.record(number, name)) for number, name in enumerate(recipe.phase_names())
+        read_record(folder.record(number, name)) for number, name in enumerate(recipe.phase_names())
     ]
     chosen = choose_student(recipe, records)
     results: dict[str, Any] = {
@@ -35,7 +36,7 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
         "seconds": round(sum(record["seconds"] for record in records), 1),
         "uses": uses(recipe, records),
         "phases": records,
-        "environment": read_json(folder.environment),
+        "environment": read_environment(folder.environment),
     }
     if folder.teacher_scores.is_file():
         results["teacher_scores"] = read_json(folder.teacher_scores)

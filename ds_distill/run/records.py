@@ -112,10 +112,15 @@ class Evaluation(Record):
     def _metrics(self) -> Evaluation:
         if self.metric not in METRICS[self.over]:
             raise ValueError(f"there is no metric {self.metric!r} over {self.over}")
-        METRICS[self.over][self.metric].settings(**self.metric_settings)
-        for name, figures in [*self.models.items(), ("baseline", self.baseline)]:
-            given = figures.model_extra or {}
-            for metric in metrics_of({"over": self.over, "metric": self.metric}):
+        try:
+            METRICS[self.over][self.metric].settings(**self.metric_settings)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"metric_settings {self.metric_settings} are none of it") from error
+        scores = {name: figures.model_extra or {} for name, figures in self.models.items()}
+        of_all = metrics_of({"over": self.over, "metric": self.metric, "models": scores})
+        scores["baseline"] = self.baseline.model_extra or {}
+        for name, given in scores.items():
+            for metric in {self.metric, *of_all}:
                 value = given.get(metric, "")
                 if value is not None and type(value) not in (int, float):
                     raise ValueError(f"{metric} of {name} is no number")
@@ -151,6 +156,37 @@ class Results(_Part):
     phases: list[dict[str, Any]]
 
 
+class Noted(_Part):
+    """What a cache phase notes until it has its record."""
+
+    first_block: Count
+    blocks: Count
+    added: Count
+
+
+class Chosen(_Part):
+    """routing.json."""
+
+    choice: str
+
+
+class Planned(_Part):
+    phase: str
+    model: str
+
+
+class Plan(_Part):
+    """plan.json."""
+
+    trainings: list[Planned]
+
+
+class Asked(_Part):
+    """sweep.json."""
+
+    runs: list[str]
+
+
 class Start(_Part):
     """The environment of a start."""
 
@@ -173,7 +209,7 @@ _BY_WHAT_IT_MAKES: dict[str | None, type[Record]] = {
 
 def read_results(file: Path) -> dict[str, Any]:
     """results.json of a finished run. Raises UserError where it is not as a run writes it."""
-    found = _read(file, Results, "Copy the run again, or evaluate its student anew.")
+    found = read_as(file, Results, "Copy the run again, or evaluate its student anew.")
     for number, record in enumerate(found["phases"]):
         _check_record(record, f"{file}: phases.{number}", "Copy the run again.")
     return found
@@ -182,14 +218,14 @@ def read_results(file: Path) -> dict[str, Any]:
 def read_record(file: Path) -> dict[str, Any]:
     """A phase's record. Raises UserError where it is not as a run writes it."""
     fix = "Remove that file, and the phase runs again."
-    found = _read(file, Record, fix)
+    found = read_as(file, Record, fix)
     _check_record(found, str(file), fix)
     return found
 
 
 def read_trained(file: Path) -> dict[str, Any]:
     """The record beside a trained model. Raises UserError where it is not as a run writes it."""
-    return _read(file, Trained, "Remove that folder, and the model is trained again.")
+    return read_as(file, Trained, "Remove that folder, and the model is trained again.")
 
 
 def read_environment(file: Path) -> dict[str, Any]:
@@ -197,17 +233,14 @@ def read_environment(file: Path) -> dict[str, Any]:
     not as a run writes it."""
     if not file.is_file():
         return {}
-    return _read(file, Environment, "Remove that file: it is written again.")
+    return read_as(file, Environment)
 
 
-def _check_record(record: dict[str, Any], where: str, fix: str) -> None:
-    _validate(Record, record, where, fix)
-    kind = _BY_WHAT_IT_MAKES.get(PHASES[record["kind"]].makes)
-    if kind is not None:
-        _validate(kind, record, where, fix)
-
-
-def _read(file: Path, kind: type[BaseModel], fix: str) -> dict[str, Any]:
+def read_as(
+    file: Path, kind: type[BaseModel], fix: str = "Remove that file: it is written again."
+) -> dict[str, Any]:
+    """A file of one object. Raises UserError where it is not as a run writes it; fix: what to do
+    then."""
     try:
         found = read_json(file)
     except (OSError, ValueError, RecursionError) as error:
@@ -219,6 +252,13 @@ def _read(file: Path, kind: type[BaseModel], fix: str) -> dict[str, Any]:
     return found
 
 
+def _check_record(record: dict[str, Any], where: str, fix: str) -> None:
+    _validate(Record, record, where, fix)
+    kind = _BY_WHAT_IT_MAKES.get(PHASES[record["kind"]].makes)
+    if kind is not None:
+        _validate(kind, record, where, fix)
+
+
 def _validate(kind: type[BaseModel], found: dict[str, Any], where: str, fix: str) -> None:
     try:
         kind.model_validate(found)
@@ -228,6 +268,6 @@ def _validate(kind: type[BaseModel], found: dict[str, Any], where: str, fix: str
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UserError(
-            f"{where}: {f'{place}: ' if place else ''}{first['msg']}. It is not as this version of "
+            f"{where}: {f'{place}: ' if place else ''}{first['msg'].removeprefix('Value error, ')}. It is not as this version of "
             f"ds_distill writes it. {fix}"
         ) from error

@@ -19,11 +19,12 @@ from typing import Any
 
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
-from ds_distill.files import read_json, refuse_links_out, write_json, write_text
+from ds_distill.files import refuse_links_out, write_json, write_text
 from ds_distill.parts.phases import Training
 from ds_distill.planning.table import duration
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.records import Asked, read_as, read_results
 from ds_distill.sweep.children import Child, Pool, last_phase
 from ds_distill.sweep.disk import Known, most_at_a_time, taken
 from ds_distill.sweep.examples import Draws, drawn
@@ -134,7 +135,7 @@ class Sweep:
                 raise UserError(
                     f"{self.path} holds a sweep. Add --resume to continue it, or give --folder."
                 )
-            if read_json(file) != self._asked:
+            if read_as(file, Asked, "Give another --folder.") != self._asked:
                 raise UserError(
                     f"--resume: {self.path} holds a sweep of other settings ({file}). Continue it "
                     "with the same arguments, or give --folder."
@@ -263,7 +264,7 @@ class Sweep:
             if not keep:
                 for one in WEIGHTS:
                     shutil.rmtree(folder.path / one, ignore_errors=True)
-            found = run_result(read_json(folder.results))
+            found = run_result(read_results(folder.results))
             if found["student"] is None:
                 return "done"
             score = found["models"][found["student"]]["score"]
@@ -275,7 +276,7 @@ class Sweep:
     def ended(self) -> dict[Variant, dict[str, Any]]:
         """`run_result` of each run that has ended."""
         return {
-            run.variant: run_result(read_json(run.folder.results))
+            run.variant: run_result(read_results(run.folder.results))
             for run in self.runs
             if run.is_done
         }
