@@ -24,6 +24,10 @@ class Predictions:
         """Its fields, as a run keeps them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def __len__(self) -> int:
+        """N."""
+        raise NotImplementedError
+
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray], labels: Sequence[str]) -> Self:
         """What `arrays` gave; labels: names of the task's classes."""

@@ -127,7 +127,7 @@ def check_nodes(reference: str) -> None:
     if not os.path.isdir(reference):
         return
     for entry in os.scandir(reference):
-        if not (entry.is_file() or entry.is_dir()):
+        if not (os.path.isfile(entry.path) or os.path.isdir(entry.path)):  # False for a loop
             what = "a link to nothing" if entry.is_symlink() else "no regular file"
             raise UserError(f"{entry.path}: is {what}. Remove it, or copy the model again.")
 

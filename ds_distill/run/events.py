@@ -22,6 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ds_distill.errors import UserError
 from ds_distill.files import read_text, write_text
 from ds_distill.recipe.schema import Recipe
 from ds_distill.run.console import Escaping
@@ -210,8 +211,12 @@ class Event(BaseModel):
 def read_events(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of a metrics.jsonl, each with its event, without those that are none: a kill cuts
     one off."""
+    try:
+        text = read_text(file, "replace")
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}. Remove it.") from error
     # Not `splitlines`: JSON leaves Unicode's line separators in a text as they are.
-    for line in read_text(file, "replace").split("\n"):
+    for line in text.split("\n"):
         with suppress(ValueError):
             Event.model_validate_json(line)
             yield line, json.loads(line)

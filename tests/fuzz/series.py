@@ -4,7 +4,8 @@
 
 Each case changes one file of a folder, in a way that its seed decides, and reads it as `check`,
 `run --resume`, `predict` and training do. The only error may be a UserError, which the command line
-prints as one paragraph with exit code 2. A case that takes more than 20 seconds is a hang.
+prints as one paragraph with exit code 2, without an active character of a terminal. A case that
+takes more than 20 seconds is a hang, and 2 GiB are too much memory.
 """
 
 from __future__ import annotations
@@ -26,15 +27,21 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import datasets
+import numpy as np
 from cache_files import TWO, make_keys, write_cache
+from records import EVALUATION
 from targets import (
     Target,
     cache_target,
     checkpoint_target,
     data_target,
+    finished_target,
+    lock_target,
     model_target,
     recipe_target,
     run_target,
+    sharded_model_target,
+    texts_target,
 )
 from toys import (
     make_tiny_bert,
@@ -45,12 +52,17 @@ from toys import (
 )
 
 from ds_distill.errors import UserError
+from ds_distill.evaluation.predictions import ClassPredictions
+from ds_distill.evaluation.saved import SavedPredictions
 from ds_distill.files import write_json
+from ds_distill.profiling.memory import resident_peak
 from ds_distill.recipe import Recipe
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
+from ds_distill.terminal import escaped, message
 
 SECONDS = 20
+MOST_MIB = 2048
 ROWS = [{"text": f"the {word} runs", "label": word} for word in ("cat", "dog") * 8]
 
 
@@ -78,6 +90,7 @@ def targets(folder: Path) -> dict[str, Target]:
     }
     lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
     table = "".join(f"{row['text']},{row['label']}\n" for row in ROWS).encode()
+    classifier = make_toy_classifier(folder / "classifier")
     cache = folder / "cache"
     write_cache(cache, make_keys(12), TWO)
     run = RunFolder(folder / "run")
@@ -97,11 +110,43 @@ def targets(folder: Path) -> dict[str, Target]:
             {"train.csv": b"text,label\n" + table,
              "test.tsv": b"text\tlabel\n" + table.replace(b",", b"\t")},
         ),
-        "models": model_target(folder / "of-models", make_toy_classifier(folder / "classifier")),
+        "models": model_target(folder / "of-models", classifier),
+        "models in shards": sharded_model_target(folder / "of-shards", classifier),
+        "texts to predict": texts_target(folder / "of-texts", classifier),
         "caches": cache_target(folder / "of-caches", cache),
         "run folders": run_target(folder / "of-runs", run.path),
+        "finished runs": finished_target(folder / "of-finished", finished_run(folder / "finished")),
+        "locks": lock_target(folder / "of-locks"),
         "checkpoints": checkpoint_target(folder / "of-checkpoints"),
     }  # fmt: skip
+
+
+def finished_run(folder: Path) -> Path:
+    """What a run of one evaluate phase has written, as far as it is read again."""
+    run = RunFolder(folder)
+    recipe = {
+        "name": "finished",
+        "task": {"type": "single-label", "labels": ["cat", "dog"], "data": {"path": "data"}},
+        "teachers": {"s": {"model": "s"}},
+        "student": {"model": "s"},
+        "phases": [{"evaluate": {"split": "test"}}],
+    }
+    run.create(Recipe.model_validate(recipe), describe_environment(1, "cpu"))
+    write_json(run.record(0, "evaluate"), EVALUATION)
+    environment = describe_environment(1, "cpu")
+    results = {"run": "finished", "student": None, "task": "task", "seconds": 1.0, "uses": [],
+               "phases": [EVALUATION], "environment": environment, "verdict": "level",
+               "description": ""}  # fmt: skip
+    write_json(run.results, results)
+    logits, labels = np.eye(2, dtype=np.float32)[[0, 1, 1, 0]], np.array([0, 1, 0, 1])
+    predictions = {"s": ClassPredictions(logits, labels)}
+    saved = SavedPredictions(["cat", "dog"], np.arange(4), predictions)
+    saved.write(run.predictions(0, "evaluate"))
+    event = {"event": "train", "number": 0, "phase": "s", "step": 1, "loss": 0.5}
+    timing = {"steps": 1, "seconds": {"forward": 0.5, "rest": 0.1}}
+    lines = [event, {**event, "timing": timing}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
 
 
 @contextmanager
@@ -124,12 +169,17 @@ def outcome(target: Target, seed: int, place: Path) -> str:
     try:
         with at_most(SECONDS):
             target.use(folder)
-        return "read"
+        said = "read"
     except UserError as error:
-        assert str(error).strip(), "a refusal says why"
-        return "refused"
+        shown = message(str(error))
+        assert shown.strip() and escaped(shown) == shown and len(shown) < 2100
+        said = "refused"
     except Exception:
         return traceback.format_exc()
+    victim = folder.with_name("victim")
+    if victim.exists() and [path.name for path in victim.rglob("*")] != ["02-student"]:
+        return "it reached out of the folder"
+    return said
 
 
 def series(found: dict[str, Target], cases: int, seed: int, folder: Path) -> dict[str, Any]:
@@ -137,6 +187,7 @@ def series(found: dict[str, Target], cases: int, seed: int, folder: Path) -> dic
     counts: dict[str, Counter[str]] = {name: Counter() for name in found}
     faults: dict[str, str] = {}
     names = list(found)
+    resident_peak()
     before, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, folder
     for number in range(cases):
         name = names[number % len(names)]
@@ -147,7 +198,11 @@ def series(found: dict[str, Target], cases: int, seed: int, folder: Path) -> dic
             said = "faults"
         counts[name][said] += 1
     datasets.config.HF_DATASETS_CACHE = before
-    return {"counts": {name: dict(of) for name, of in counts.items()}, "faults": faults}
+    peak = (resident_peak() or 0) >> 20
+    if peak > MOST_MIB:
+        faults["memory"] = f"{peak} MiB"
+    found_by_target = {name: dict(of) for name, of in counts.items()}
+    return {"peak_mib": peak, "counts": found_by_target, "faults": faults}
 
 
 def main() -> None:

@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
+import os
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 import torch
 import yaml
 from engines import make_batch, make_engine
-from mutations import changed_json, changed_lines, changed_yaml, damaged
+from mutations import (
+    changed_json,
+    changed_lines,
+    changed_yaml,
+    damaged,
+    gzip_of_one_line,
+    hostile_node,
+)
+from safetensors.torch import load_file
 
+from ds_distill import lock
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
 from ds_distill.engine.world import World
-from ds_distill.models.configuration import load_config, load_tokenizer
-from ds_distill.models.labels import class_names
-from ds_distill.models.load import load_classifier
+from ds_distill.prediction import predict, predict_file
 from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.reporting.report import render_report
+from ds_distill.reporting.side_by_side import side_by_side, side_tables
+from ds_distill.reporting.tables import table_text
+from ds_distill.reporting.verdict import verdict
 from ds_distill.run.checkpoints import Checkpoints
+from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.records import read_results
+from ds_distill.run.timings import read_timings
 from ds_distill.run.training_progress import Progress
+from ds_distill.terminal import escaped
 
 Change = Callable[[bytes, random.Random], bytes]
 
@@ -38,11 +59,18 @@ class Target:
     folder: Path
     files: dict[str, Change]
     use: Callable[[Path], object]
+    nodes: tuple[str, ...] = ()
+    """Names in whose place a link, a pipe or a folder may be put, see `hostile_node`."""
 
     def case(self, seed: int, place: Path) -> Path:
         """A copy with one file changed. `seed` decides which, and how."""
         draw = random.Random(seed)
         shutil.copytree(self.folder, place)
+        if self.nodes and draw.random() < 0.3:
+            victim = place.with_name("victim")
+            (victim / "02-student").mkdir(parents=True)
+            hostile_node(place / draw.choice(self.nodes), victim, draw)
+            return place
         name = draw.choice(sorted(self.files))
         file = place / name
         file.write_bytes(self.files[name](file.read_bytes(), draw))
@@ -80,16 +108,114 @@ def model_target(folder: Path, model: Path) -> Target:
         "config.json": changed_json,
         "tokenizer_config.json": changed_json,
         "tokenizer.json": changed_json,
+        "model.safetensors.index.json": changed_json,
+        "model-1.safetensors": lambda content, draw: damaged(content[:4000], draw) + content[4000:],
         "model.safetensors": lambda content, draw: damaged(content[:4000], draw) + content[4000:],
     }
 
     def use(place: Path) -> None:
-        config = load_config(str(place))
-        tokenizer = load_tokenizer(str(place))
-        model = load_classifier(str(place), class_names(config), new_head=False)
-        del tokenizer, model
+        found = list(predict(place, ["the cat runs", "x " * 200]))
+        json.dumps(found, allow_nan=False)
 
-    return Target(folder, {n: c for n, c in changes.items() if (folder / n).is_file()}, use)
+    there = {name: change for name, change in changes.items() if (folder / name).is_file()}
+    return Target(folder, there, use, nodes=tuple(there))
+
+
+def sharded_model_target(folder: Path, model: Path) -> Target:
+    """One of whose weights an index says where they are."""
+    shutil.copytree(model, folder.with_name("sharded"))
+    whole = folder.with_name("sharded") / "model.safetensors"
+    whole.rename(whole.with_name("model-1.safetensors"))
+    names = load_file(whole.with_name("model-1.safetensors"))
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "model-1.safetensors")}
+    whole.with_name("model.safetensors.index.json").write_text(json.dumps(index))
+    return model_target(folder, folder.with_name("sharded"))
+
+
+def texts_target(folder: Path, model: Path) -> Target:
+    """Files that are predicted."""
+    folder.mkdir()
+    rows = [{"text": f"the cat runs {number}", "id": number} for number in range(20)]
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    (folder / "a.jsonl").write_bytes(lines)
+    (folder / "b.csv").write_text("text,id\n" + "".join(f"a {n},{n}\n" for n in range(20)))
+    (folder / "c.txt.gz").write_bytes(gzip.compress(b"the dog\n" * 20))
+    (folder / "d.parquet").write_bytes(parquet_of(rows))
+    changes: dict[str, Change] = {
+        "a.jsonl": changed_lines,
+        "b.csv": damaged,
+        "c.txt.gz": gzip_of_one_line,
+        "d.parquet": damaged,
+    }
+    before = {name: (folder / name).read_bytes() for name in changes}
+
+    def use(place: Path) -> None:
+        """Reads what was changed."""
+        for name, content in before.items():
+            file = place / name
+            if file.is_file() and file.read_bytes() == content:
+                continue
+            output = io.StringIO()
+            predict_file(str(model), file, output, progress=lambda sentence: None)
+            assert escaped(output.getvalue()) == output.getvalue()
+
+    return Target(folder, changes, use, nodes=tuple(changes))
+
+
+def parquet_of(rows: list[dict[str, Any]]) -> bytes:
+    sink = io.BytesIO()
+    pa.parquet.write_table(pa.Table.from_pylist(rows), sink)
+    return sink.getvalue()
+
+
+def lock_target(folder: Path) -> Target:
+    folder.mkdir()
+    own = lock.Owner.this_process()
+    ended = replace(own, process=replace(own.process, born=1))
+    (folder / lock.NAME).write_text(json.dumps(asdict(ended)))
+
+    def use(place: Path) -> None:
+        file = place / lock.NAME
+        if file.is_file():
+            os.utime(file, (0, 0))  # one that is being written is waited for
+        lock.FolderLock(place).check()
+        with lock.FolderLock(place):
+            pass
+
+    return Target(folder, {lock.NAME: changed_json}, use, nodes=(lock.NAME,))
+
+
+def finished_target(folder: Path, run: Path) -> Target:
+    """A finished run that is reported beside another one, profiled, and gone on with."""
+    shutil.copytree(run, folder)
+    other = folder.with_name("other")
+    shutil.copytree(run, other)
+    recipe = load_recipe(run / "recipe.yaml")
+    changes: dict[str, Change] = {
+        "results.json": changed_json,
+        "environment.json": changed_json,
+        "metrics.jsonl": changed_lines,
+        "phases/00-evaluate.json": changed_json,
+        "predictions/00-evaluate.safetensors": lambda content, draw: damaged(content, draw),
+    }
+
+    def use(place: Path) -> None:
+        tables = side_tables(side_by_side([other, place]))
+        shown = escaped("\n".join(map(table_text, tables)))
+        assert escaped(shown) == shown
+        made = RunFolder(place)
+        made.check_new_or_same(recipe, resume=True)
+        read_timings(place / "metrics.jsonl")
+        made.create(recipe, describe_environment(1, "cpu"))
+        made.note_phase("evaluate")
+        record = made.read_record(0, "evaluate")
+        if record is not None:
+            results = {**read_results(made.results), "phases": [record]}
+            render_report({**results, "verdict": verdict(results)})
+        made.finished_training(0, ["student"])
+
+    names = ("results.json", "metrics.jsonl", "phases", "models", "predictions", "checkpoints/kept")
+    return Target(folder, changes, use, nodes=names)
 
 
 def cache_target(folder: Path, cache: Path) -> Target:

@@ -9,29 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from records import EVALUATION, LEVEL
 
 from ds_distill.errors import UserError
 from ds_distill.files import write_json
 from ds_distill.run.events import read_events
 from ds_distill.run.records import Plan, read_as, read_environment, read_record, read_results
 
-FIGURES = {"examples": 2, "accuracy": 0.5, "macro_f1": 0.5, "ece": None, "per_class": {"a": 0.5}}
-LEVEL = {"difference": 0.0, "interval": [0.0, 0.0]}
-EVALUATION: dict[str, Any] = {
-    "phase": "evaluate",
-    "kind": "evaluate",
-    "task": "task",
-    "seconds": 1,
-    "split": "test",
-    "over": "classes",
-    "metric": "accuracy",
-    "metric_settings": {},
-    "examples_mark": "x",
-    "models": {"s": {"role": "student", "parameters": 3, **FIGURES, "to_baseline": LEVEL}},
-    "baseline": {"answer": "a", "rule": "most frequent", "split": "train", **FIGURES},
-    "comparisons": [{"student": "s", "other": "t", **LEVEL, "retention": 1.0}],
-    "warnings": [],
-}
 RESULTS = {"student": "s", "task": "task", "seconds": 2.5, "phases": [EVALUATION], "more": [1]}
 
 
