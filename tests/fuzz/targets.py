@@ -68,7 +68,7 @@ class Target:
         shutil.copytree(self.folder, place)
         if self.nodes and draw.random() < 0.3:
             victim = place.with_name("victim")
-            (victim / "02-student").mkdir(parents=True)
+            (victim / "02-student").mkdir(parents=True, exist_ok=True)
             hostile_node(place / draw.choice(self.nodes), victim, draw)
             return place
         name = draw.choice(sorted(self.files))

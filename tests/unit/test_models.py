@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import sys
 import time
 
 import pytest
@@ -24,6 +25,7 @@ from ds_distill.models.encoder import read_signals, vocabulary_head
 from ds_distill.models.layers import NOT_CUT, check_layers
 from ds_distill.models.load import freeze_embeddings, keep_layers, load_classifier, set_dropout
 from ds_distill.models.weights import check_weights
+from ds_distill.recipe.references import resolve_model
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
@@ -427,6 +429,12 @@ def test_a_pipe_in_a_models_folder_is_not_waited_for(folder, name, kind):
     for read in (load_config, load_tokenizer, lambda reference: load(reference)):
         with pytest.raises(UserError, match=rf"{name}: is {kind}"):
             read(str(folder))
+
+
+def test_a_program_is_no_package_with_a_model(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # as of a script
+    with pytest.raises(UserError, match="'__main__' is not installed"):
+        resolve_model("pkg:__main__/model")
 
 
 def test_an_adapter_is_no_model(folder):
