@@ -77,8 +77,8 @@ def _colours() -> list[Any]:
     """40, of which no two are alike: a training has a part for each teacher."""
     import matplotlib
 
-    dark_and_light = matplotlib.colormaps["tab20"].colors
-    return [*dark_and_light[::2], *dark_and_light[1::2], *matplotlib.colormaps["tab20b"].colors]
+    dark_and_light, others = (matplotlib.colormaps[name](range(20)) for name in ("tab20", "tab20b"))
+    return [*dark_and_light[::2], *dark_and_light[1::2], *others]
 
 
 _COLOURS = {"teacher": "tab:blue", "student": "tab:orange", "control": "tab:green"}

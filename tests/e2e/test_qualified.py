@@ -3,6 +3,7 @@ process and on two, and the evaluation shows it."""
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ KL = {"split": "transfer", "epochs": 1, "losses": {"kl": {"temperature": 2.0}}}
 
 
 def phases_of(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    first, second = copy.deepcopy(settings["phases"][:2])
+    for phase in (first, second):  # each is best at the class that the other has never seen
+        phase["fine-tune"]["focus"]["share_of_others"] = 0.0
     return [
-        *settings["phases"][:2],
+        first,
+        second,
         {"cache": {"name": "for-routing", "splits": "validation", "hidden": [-1]}},
         {"expertise": {"leave_out": "unqualified"}},
         {"cache": {"splits": "transfer", "hidden": [-1], "dtype": "float32"}},
