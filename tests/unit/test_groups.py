@@ -175,12 +175,12 @@ def near_copies(text: str) -> list[str]:
     return [text, text.upper(), f"  {text} ", f"{text}."]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_gate_that_memorises_near_copies_is_not_chosen(tmp_path, seed):
     """Labels are by lot, and each text stands there four times. A gate that read a copy knows the
     label: it was right in 85 to 94% of cases, and chosen."""
     generator = torch.Generator().manual_seed(seed)
-    texts, labels = 100, torch.randint(2, (100,), generator=generator).tolist()
+    texts, labels = 60, torch.randint(2, (60,), generator=generator).tolist()
     rows = [
         {"text": copy, "label": "ab"[label]}
         for number, label in enumerate(labels)
@@ -190,19 +190,19 @@ def test_a_gate_that_memorises_near_copies_is_not_chosen(tmp_path, seed):
     assert len(np.unique(examples.group_keys.numpy(), axis=0)) == texts
     signals = {}
     for name in ("first", "second"):
-        own = torch.randn(texts, 100, generator=generator).repeat_interleave(4, dim=0)
-        states = own + 0.1 * torch.randn(4 * texts, 100, generator=generator)
+        own = torch.randn(texts, 40, generator=generator).repeat_interleave(4, dim=0)
+        states = own + 0.1 * torch.randn(4 * texts, 40, generator=generator)
         signals[name] = Signals(torch.randn(4 * texts, 2, generator=generator), {-1: states})
     given = signals, examples.labels, examples.keys, ["a", "b"]
     alone = compare(*given, seed=seed)
     assert alone.choice == "gate" and alone.policies["gate"].score > 0.8, "there is a leak to find"
     found = compare(*given, seed=seed, group_keys=examples.group_keys)
-    assert found.choice == "average" and 0.35 < found.policies["gate"].score < 0.65
+    assert found.choice == "average" and 0.3 < found.policies["gate"].score < 0.7
     fits = fitting_part(examples.strata, examples.groups, "validation", seed)
     chooses = choosing_part(examples.strata, examples.groups, {"validation": examples.groups}, seed)
     assert not set(fits // 4) & set(chooses // 4) and len(fits) + len(chooses) == 4 * texts
     shares = [examples.labels[part].mean() for part in (fits, chooses)]
-    assert abs(shares[0] - shares[1]) <= 0.03
+    assert abs(shares[0] - shares[1]) <= 0.05
 
 
 def test_a_group_is_in_one_fold_over_all_splits(tmp_path):
