@@ -40,7 +40,8 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
     start = run.reference(phase.start, number)
     student = trainable_model(run, start, phase)
     if routing.policy == "chosen":
-        routing = routing_of_candidate(read_as(run.comparison, Chosen)["choice"])
+        compared = read_as(run.comparison, Chosen, "Name another --folder.")
+        routing = routing_of_candidate(compared["choice"])
         run.log.info(f"  {output}: the chosen policy is {routing.policy}")
     router = router_of(
         routing,

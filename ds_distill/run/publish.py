@@ -19,7 +19,7 @@ from ds_distill.reporting.verdict import verdict
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.planned import plan_and_truth
-from ds_distill.run.records import read_environment, read_record
+from ds_distill.run.records import read_environment, read_record, read_teacher_scores
 
 
 def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
@@ -39,7 +39,7 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
         "environment": read_environment(folder.environment),
     }
     if folder.teacher_scores.is_file():
-        results["teacher_scores"] = read_json(folder.teacher_scores)
+        results["teacher_scores"] = read_teacher_scores(folder.teacher_scores)
     if (plan := plan_and_truth(recipe, folder, records)) is not None:
         results["plan"] = plan
     results["verdict"] = verdict(results)

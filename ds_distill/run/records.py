@@ -45,7 +45,6 @@ class Figures(_Part):
 
     examples: Count
     per_class: dict[str, Number | None] = {}
-    confusion: list[list[Count]] = []
     reliability: list[Bin] = []
 
 
@@ -182,6 +181,20 @@ class Noted(_Part):
     added: Count
 
 
+class TeacherScore(_Part):
+    """An element of teachers.json."""
+
+    task: str
+    teacher: str
+    model: list[str | None]
+    phase: str
+    split: str
+    examples: Count
+    over: Over
+    metric: str
+    score: Number | None
+
+
 class Chosen(_Part):
     """routing.json."""
 
@@ -259,14 +272,34 @@ def read_as(
 ) -> dict[str, Any]:
     """A file of one object. Raises UserError where it is not as a run writes it; fix: what to do
     then."""
+    found = _read(file, dict, fix)
+    _validate(kind, found, str(file), fix)
+    return dict(found)
+
+
+def read_teacher_scores(file: Path) -> list[dict[str, Any]]:
+    """teachers.json; none without that file. Raises UserError where it is not as a run writes
+    it."""
+    if not file.is_file():
+        return []
+    fix = "Remove that file: teachers are scored again."
+    found = _read(file, list, fix)
+    for number, one in enumerate(found):
+        _validate(TeacherScore, one, f"{file}: {number}", fix)
+        if one["metric"] not in METRICS[one["over"]]:
+            raise UserError(f"{file}: {number}: there is no metric {one['metric']!r}. {fix}")
+    return list(found)
+
+
+def _read(file: Path, kind: type, fix: str) -> Any:
     try:
         found = read_json(file)
     except (OSError, ValueError, RecursionError) as error:
         why = "too deep" if isinstance(error, RecursionError) else error
         raise UserError(f"{file}: not readable as JSON: {why}. {fix}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{file}: holds no object. {fix}")
-    _validate(kind, found, str(file), fix)
+    if not isinstance(found, kind):
+        what = "object" if kind is dict else "list"
+        raise UserError(f"{file}: holds no {what}. {fix}")
     return found
 
 

@@ -10,12 +10,13 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
 from ds_distill.evaluation.label_order import Doubt
-from ds_distill.files import read_json, write_json
+from ds_distill.files import write_json
 from ds_distill.parts.phases import PHASES, FineTune, PhaseSettings
 from ds_distill.parts.tasks import metric_of
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import classes_of, doubt_text
+from ds_distill.run.records import read_teacher_scores
 
 BATCH = 64
 """Examples per rank and forward pass."""
@@ -108,8 +109,7 @@ def _files_of(reference: ModelReference) -> list[str | None]:
 
 def _entries(run: Run) -> list[dict[str, Any]]:
     """The scores of the task's teachers so far, in order."""
-    file = run.folder.teacher_scores
-    everything = read_json(file) if file.is_file() else []
+    everything = read_teacher_scores(run.folder.teacher_scores)
     return [entry for entry in everything if entry["task"] == run.task_name]
 
 
@@ -151,7 +151,7 @@ def _keep(
     run.world.barrier()  # all have read what was there
     if run.world.is_main:
         file = run.folder.teacher_scores
-        write_json(file, [*(read_json(file) if file.is_file() else []), *new])
+        write_json(file, [*read_teacher_scores(file), *new])
     run.world.barrier()
 
 

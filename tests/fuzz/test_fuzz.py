@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from ds_distill.errors import UserError
 def test_what_is_read_is_read_or_refused(tmp_path: Path) -> None:
     found = targets(tmp_path)
     for name, target in found.items():
-        target.use(target.folder)  # as it is, nothing is refused
+        as_it_is = shutil.copytree(target.folder, tmp_path / f"{name} as it is")
+        target.use(as_it_is)  # nothing is refused
         assert len({target.case(seed, tmp_path / f"{name}{seed}") for seed in range(3)}) == 3
     done = series(found, 320, seed=1_000_000, folder=tmp_path)
     assert not done["faults"], "\n".join(done["faults"].values())
     assert all(counts.get("refused", 0) > 5 for counts in done["counts"].values())
-    assert done["counts"]["data in JSON"]["read"] > 5, "some changes do no harm"
+    assert done["counts"]["data in JSON"]["read"] > 3, "some changes do no harm"
 
 
 def test_a_fault_is_seen(tmp_path: Path) -> None:

@@ -14,7 +14,14 @@ from records import EVALUATION, LEVEL
 from ds_distill.errors import UserError
 from ds_distill.files import write_json
 from ds_distill.run.events import read_events
-from ds_distill.run.records import Plan, read_as, read_environment, read_record, read_results
+from ds_distill.run.records import (
+    Plan,
+    read_as,
+    read_environment,
+    read_record,
+    read_results,
+    read_teacher_scores,
+)
 
 RESULTS = {"student": "s", "task": "task", "seconds": 2.5, "phases": [EVALUATION], "more": [1]}
 
@@ -91,3 +98,16 @@ def test_lines_that_are_no_events_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n\xff")
     found = [event for _, event in read_events(tmp_path / "metrics.jsonl")]
     assert [event.get("step") for event in found] == [None, 3]
+
+
+def test_scores_of_teachers_are_read_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "teachers.json"
+    assert read_teacher_scores(file) == []
+    one = {"task": "t", "teacher": "a", "model": ["a", None], "phase": "p", "split": "validation",
+           "examples": 3, "over": "classes", "metric": "accuracy", "score": None}  # fmt: skip
+    write_json(file, [one])
+    assert read_teacher_scores(file) == [one]
+    for odd in ({}, [3], [{**one, "metric": "x"}], [{**one, "model": "a"}]):
+        write_json(file, odd)
+        with pytest.raises(UserError, match=r"teachers\.json: .* Remove that file"):
+            read_teacher_scores(file)
