@@ -77,8 +77,9 @@ def _colours() -> list[Any]:
     """40, of which no two are alike: a training has a part for each teacher."""
     import matplotlib
 
-    dark_and_light, others = (matplotlib.colormaps[name](range(20)) for name in ("tab20", "tab20b"))
-    return [*dark_and_light[::2], *dark_and_light[1::2], *others]
+    first, then = (matplotlib.colormaps[name] for name in ("tab20", "tab20b"))
+    dark_before_light = [*range(0, 20, 2), *range(1, 20, 2)]
+    return [*map(first, dark_before_light), *map(then, range(20))]
 
 
 _COLOURS = {"teacher": "tab:blue", "student": "tab:orange", "control": "tab:green"}

@@ -162,7 +162,7 @@ def test_each_rank_knows_its_number_and_the_first_host(monkeypatch):
         ["3", "0", "6", "2", "one", "20001", "x"],
         ["4", "1", "6", "2", "one", "20001", "x"],
     ]
-    start = [sys.executable, "-u", "-m", "ds_distill"]
+    start = [sys.executable, "-u", "-P", "-m", "ds_distill"]
     assert all(rank.arguments == [*start, *sent.command] for rank in ranks)
     monkeypatch.setenv("SLURM_PROCID", "2")
     [rank] = order(node_rank=None).ranks()
