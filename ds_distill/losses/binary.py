@@ -1,5 +1,5 @@
-"""Any number of labels per example, as losses on logits see them: each label of an example is a row
-of two classes."""
+"""Any number of labels per example, as losses on logits see them: each label of an example is a
+row, of two classes or of its logit."""
 
 from __future__ import annotations
 
@@ -18,16 +18,26 @@ def two_classes(logits: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.zeros_like(logits), logits], dim=-1)
 
 
-def rows_of_two(
-    student: Signals, teachers: Mapping[str, Signals], target: Target | None, batch: Batch
+def rows_of_labels(
+    student: Signals,
+    teachers: Mapping[str, Signals],
+    target: Target | None,
+    batch: Batch,
+    two: bool = True,
 ) -> tuple[Signals, dict[str, Signals], Target | None, Batch]:
-    """What a term reads, with n * L rows of two classes in place of n rows of L labels, label after
-    label: cross-entropy is then binary cross-entropy, and a KL is that of two sigmoids.
+    """What a term reads, with n * L rows of one label in place of n rows of L labels, label after
+    label.
 
+    two: each row has two classes: cross-entropy is then binary cross-entropy, and a KL is that of
+        two sigmoids. Else it has the label's logit alone, [n * L, 1], so that a difference of
+        logits is not halved by that of absences, which are 0 in all models.
     batch: labels int64 [n, L], 0 or 1 (-100 unknown). Hidden states are left out: they belong to
-        examples. Row sets and their counts are of the rows of two.
+        examples. Row sets and their counts are of the new rows.
     """
     many = batch.labels.shape[1]
+
+    def rows_of(logits: torch.Tensor) -> torch.Tensor:
+        return two_classes(logits).flatten(0, 1) if two else logits.reshape(-1, 1)
 
     def signals(of: Signals) -> Signals:
         if of.classes is not None:
@@ -35,13 +45,13 @@ def rows_of_two(
                 "a teacher of some of the labels needs examples with one label each, and here "
                 "each has any number of labels"
             )
-        return Signals(two_classes(of.logits).flatten(0, 1))
+        return Signals(rows_of(of.logits))
 
     if target is not None:
         weights = target.weights  # [T, n], or [T, n, L] where each label has its own
         if weights.ndim == 2:
             weights = weights[:, :, None].expand(-1, -1, many)
-        logits = None if target.logits is None else two_classes(target.logits).flatten(0, 1)
+        logits = None if target.logits is None else rows_of(target.logits)
         target = Target(logits, weights.flatten(1))
     each = torch.arange(many, device=batch.labels.device)
     rows = replace(

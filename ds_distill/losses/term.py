@@ -47,6 +47,10 @@ class Term(nn.Module, ABC):
     """Whose states it reads, as `Signals.hidden` numbers them."""
     reads_logits: bool = True
     """Whether it reads the student's logits. Where no active term does, the head rests."""
+    two_classes: bool = True
+    """Where an example has any number of labels: whether each label is a row of two classes, with
+    the logits [0, z]; else a row of its logit alone. Of no account for a term with `layers`, whose
+    rows are examples."""
     needs_teachers: bool = True
     """Whether it reads what teachers predict. Where no active term does, they do not run."""
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ds_distill.losses import Term
-from ds_distill.losses.binary import rows_of_two
+from ds_distill.losses.binary import rows_of_labels
 from ds_distill.models.encoder import read_signals, state_weights
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.named import NamedModules
@@ -156,11 +156,12 @@ class Bundle(nn.Module):
     ) -> dict[str, torch.Tensor]:
         """The sum of the active terms, their shares and what they measure; see `forward`."""
         of_examples = student, teachers, target, batch
-        # With many labels per example each is a row of a loss on logits; states have one row still.
-        of_rows = rows_of_two(*of_examples) if batch.labels.ndim > 1 else of_examples
         parts, measured = {}, {}
         for name, term in active.items():
-            own, others, its_target, rows = of_examples if term.layers else of_rows
+            own, others, its_target, rows = of_examples
+            if batch.labels.ndim > 1 and not term.layers:
+                # Each label is a row of a loss on logits; states have one row for each example.
+                own, others, its_target, rows = rows_of_labels(*of_examples, term.two_classes)
             parts[name] = _share(name, term, term(own, others, its_target, rows), rows)
             with torch.no_grad():
                 for what, values in term.measures(own, others, rows).items():

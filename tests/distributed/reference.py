@@ -348,7 +348,7 @@ def _losses(
             apart = p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
             kl = 500.0 * 4.0 * apart.mean(-1)[counted].sum()
             losses = F.binary_cross_entropy_with_logits(scores, labels.float(), reduction="none")
-            ce, distance = losses.mean(-1).sum(), distance / 2
+            ce = losses.mean(-1).sum()
         else:
             distance = (target - logits["student"]).square().mean(-1)
             p, q = F.log_softmax(target / 2, -1), F.log_softmax(logits["student"] / 2, -1)

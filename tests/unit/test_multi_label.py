@@ -15,18 +15,19 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
 from ds_distill.data.plan import keep_share_of_others
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
-from ds_distill.losses.binary import rows_of_two
+from ds_distill.losses.binary import rows_of_labels
+from ds_distill.models.bundle import Bundle
 from ds_distill.parts.policies import POLICIES, routing_of
 from ds_distill.parts.tasks import Data, MultiLabel
 from ds_distill.parts.terms import losses_of
-from ds_distill.routing import Router
+from ds_distill.routing import Router, Target
 from ds_distill.routing.by_label import TWO, fit_by_label, load_fitted, of_label
 from ds_distill.routing.comparison import compare
 from ds_distill.tasks.multi_label import MultiLabelKind
@@ -107,6 +108,33 @@ def test_a_focus_takes_all_examples_with_one_of_its_labels() -> None:
 # ------------------------------------------------------------------------------------ losses
 
 
+def test_logit_mse_is_the_mean_over_labels() -> None:
+    """Logits 1 and 2 against 0: (1 + 4) / 2. The logit of a label's absence is 0 in all models, and
+    is none of theirs."""
+    config = BertConfig(
+        vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1,
+        intermediate_size=4, num_labels=2,
+    )  # fmt: skip
+    student = BertForSequenceClassification(config).eval()
+    with torch.no_grad():
+        student.classifier.weight.zero_()
+        student.classifier.bias.copy_(torch.tensor([1.0, 2.0]))
+    ids = torch.ones(3, 4, dtype=torch.int64)
+    view = PaddedView(ids, torch.ones_like(ids))
+    terms = build_terms(losses_of({"logit_mse": {}, "hidden_mse": {}}), TermInputs(4, {"t": 4}))
+    taught = Signals(torch.zeros(3, 2), {-1: torch.zeros(3, 4)})
+    batch = Batch.from_views({"student": view}, torch.ones(3, 2).long(), signals={"t": taught})
+    assert Bundle(student, {}, terms)(batch)["logit_mse"].item() == pytest.approx(2.5)
+    # Of several teachers each label may follow another one.
+    several = Signals(torch.tensor([[0.0, 2.0]] * 3)), Signals(torch.tensor([[1.0, 0.0]] * 3))
+    weights = torch.tensor([[[1.0, 0.0]] * 3, [[0.0, 1.0]] * 3])
+    own = Signals(torch.tensor([[1.0, 2.0]] * 3))
+    given = rows_of_labels(
+        own, dict(zip("ab", several, strict=True)), Target(None, weights), batch, two=False
+    )
+    assert terms["logit_mse"](*given).tolist() == [1.0, 4.0] * 3
+
+
 def make_batch(draw: np.random.Generator, n: int, many: int) -> Batch:
     ids = torch.from_numpy(draw.integers(5, 50, (n, 4)))
     labels = torch.from_numpy(draw.integers(0, 2, (n, many)))
@@ -124,7 +152,9 @@ def test_losses_are_those_of_sigmoids(seed: int, n: int, many: int, temperature:
     teacher = torch.from_numpy(draw.normal(0, 3, (n, many))).float()
     losses = losses_of({"cross_entropy": {}, "kl": {"temperature": temperature}})
     terms = build_terms(losses, TermInputs(4, {"t": 4}))
-    own, others, target, rows = rows_of_two(Signals(student), {"t": Signals(teacher)}, None, batch)
+    own, others, target, rows = rows_of_labels(
+        Signals(student), {"t": Signals(teacher)}, None, batch
+    )
     found = {name: term(own, others, target, rows).sum() for name, term in terms.items()}
     exact = student.detach().double().requires_grad_()
     known = batch.row_sets["labelled"]
@@ -146,7 +176,7 @@ def test_an_unlabelled_row_is_in_no_row_of_two() -> None:
     batch.labels[1] = -100
     batch.row_sets["labelled"] = torch.tensor([0, 2])
     logits = torch.zeros(3, 4)
-    *_, rows = rows_of_two(Signals(logits), {}, None, batch)
+    *_, rows = rows_of_labels(Signals(logits), {}, None, batch)
     assert rows.row_sets["labelled"].tolist() == [0, 1, 2, 3, 8, 9, 10, 11]
     assert (rows.labels[rows.row_sets["labelled"]] >= 0).all()
     assert rows.keys[4:8].equal(batch.keys[1].expand(4, 2)), "each row is of its example"

@@ -17,7 +17,7 @@ from ds_distill.check.labels import label_notes
 from ds_distill.data.batches import Examples
 from ds_distill.data.keys import content_keys
 from ds_distill.losses import Term, TermInputs, build_terms
-from ds_distill.losses.binary import rows_of_two
+from ds_distill.losses.binary import rows_of_labels
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
 from ds_distill.parts.policies import POLICIES, Average, candidates, routing_of
@@ -190,7 +190,7 @@ def test_with_many_labels_a_partial_teacher_is_refused() -> None:
     teachers = partial_pair()
     labels = torch.zeros(ROWS, 4, dtype=torch.int64)
     with pytest.raises(ValueError, match="any number of labels"):
-        rows_of_two(Signals(randn(ROWS, 4)), teachers, None, batch_of(labels=labels))
+        rows_of_labels(Signals(randn(ROWS, 4)), teachers, None, batch_of(labels=labels))
     with pytest.raises(ValueError, match="one label each"):
         of_label(teachers, 0)
 
