@@ -107,9 +107,10 @@ class Signals:
         logits: float [n, C], or [n, K] over `classes`; or the head that computes them, so that
             terms that do not need the full [n, V] can avoid it. A cached masked-LM teacher's are
             encoded until `to`, then logits or the top entries of its distributions.
-        hidden: layer -> float [n, H], the state at each row (at the first token for a
-            sequence-level task), for the requested layers. Layers are numbered as in
-            transformers' `hidden_states`: 0 is the embeddings, -1 the last layer.
+        hidden: layer -> float [n, H], the state at each row, for the requested layers. For a
+            sequence-level task it is that of the first token, or the mean of all tokens' where the
+            model's head reads that. Layers are numbered as in transformers' `hidden_states`: 0 is
+            the embeddings, -1 the last layer.
         classes: int64 [K], ascending: of a partial teacher, the class ids of its logits' columns.
             None: all of the task's, in their order.
 

@@ -243,6 +243,13 @@ def usable_length(config: PreTrainedConfig) -> int | None:
     return int(limit) - first_position(config)
 
 
+def pools_all_tokens(config: PreTrainedConfig) -> bool:
+    """Whether a sequence classifier's head reads the mean of all tokens' states, not the first
+    token's: ModernBERT's with `mean`, EuroBERT's with `mean` or `late`, which has the mean of
+    logits."""
+    return getattr(config, "classifier_pooling", None) in ("mean", "late")
+
+
 def takes_packed(config: PreTrainedConfig) -> bool:
     """Whether a model can run without padding; DeBERTa on a GPU also needs flashdeberta."""
     if config.model_type == "deberta-v2":  # a convolution would mix neighbouring examples

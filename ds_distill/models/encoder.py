@@ -9,21 +9,23 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ds_distill.models.configuration import pools_all_tokens
 from ds_distill.models.load import seeded
 from ds_distill.models.packed import packed_states
 from ds_distill.types import LACKING, Signals, VocabularyHead
-from ds_distill.views import PackedView, View
+from ds_distill.views import PackedView, PaddedView, View
 
 
 def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = ()) -> Signals:
     """Run a model on a view. One that is given a packed view was loaded for it, and is in eval
     mode.
 
-    Without `view.positions` the model is a sequence classifier and each example is a row. With
-    them it is a token classifier or a masked-LM, and its head is computed at these positions alone;
-    a masked-LM's logits only if somebody asks for them. With `view.candidates` it finds answers:
-    each example has two rows, start and end, with logits float32 [2B, K] over the candidates,
-    LACKING where an example has fewer, and with the state of the first token.
+    Without `view.positions` the model is a sequence classifier and each example is a row, with the
+    state that its head reads: the first token's, or the mean of all tokens'. With positions it is a
+    token classifier or a masked-LM, and its head is computed at these positions alone; a
+    masked-LM's logits only if somebody asks for them. With `view.candidates` it finds answers: each
+    example has two rows, start and end, with logits float32 [2B, K] over the candidates, LACKING
+    where an example has fewer, and with the state of the first token.
 
     layers: whose states at each row are wanted too, as `Signals.hidden` numbers them.
     """
@@ -40,12 +42,21 @@ def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = (
         return Signals(rows, {n: state.repeat_interleave(2, 0) for n, state in firsts.items()})
     if view.positions is None:
         output = model(**view.model_inputs(), output_hidden_states=bool(layers))
-        states = {layer: output.hidden_states[layer][:, 0] for layer in layers}
+        states = {layer: _pooled(model, output.hidden_states[layer], view) for layer in layers}
         return Signals(output.logits, states)
     output = model.base_model(**view.model_inputs(), output_hidden_states=bool(layers))
     positions = output.last_hidden_state.flatten(0, 1)[view.positions]
     states = {layer: output.hidden_states[layer].flatten(0, 1)[view.positions] for layer in layers}
     return Signals(_at_positions(model, positions), states)
+
+
+def _pooled(model: PreTrainedModel, states: torch.Tensor, view: PaddedView) -> torch.Tensor:
+    """What a sequence classifier's head reads of the states [B, S, H] of a layer: [B, H]. No model
+    that takes packed views reads all tokens."""
+    if not pools_all_tokens(model.config):
+        return states[:, 0]
+    mask = view.attention_mask[:, :, None]
+    return (states * mask).sum(dim=1) / mask.sum(dim=1)
 
 
 def state_weights(model: PreTrainedModel, layers: Collection[int]) -> set[nn.Parameter]:

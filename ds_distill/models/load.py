@@ -302,10 +302,18 @@ def checkpoint_activations(model: PreTrainedModel, *, random_state: bool = True)
 
 
 def set_dropout(model: PreTrainedModel, dropout: float) -> None:
-    """Set the rate of every dropout module; the configuration stays unchanged."""
-    for module in model.modules():
+    """Set the rate of every dropout: of modules, of rates that modules hold as numbers (attention's
+    of ModernBERT), and of those that a model with a rate of 0 left out. The configuration stays
+    unchanged."""
+    for module in list(model.modules()):
         if isinstance(module, nn.Dropout):
             module.p = dropout
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, dropout)
+        for name, child in module.named_children():
+            if "drop" in name and isinstance(child, nn.Identity):
+                setattr(module, name, nn.Dropout(dropout))
 
 
 def _some(names: list[str]) -> str:

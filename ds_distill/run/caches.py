@@ -10,7 +10,7 @@ from ds_distill.cache.format import Fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import CachedSignals, Examples
 from ds_distill.engine.precision import dtype_name
-from ds_distill.models.configuration import load_config
+from ds_distill.models.configuration import load_config, pools_all_tokens
 from ds_distill.parts.phases import Cache
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.types import Signals
@@ -26,8 +26,12 @@ def cache_folder(run: Run, phase: Cache, number: int) -> Path:
 def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
     """Everything that a teacher's cached signals depend on, except the attention implementation,
     which a build adds."""
-    commit = getattr(load_config(reference.model, reference.revision), "_commit_hash", None)
+    config = load_config(reference.model, reference.revision)
+    commit = getattr(config, "_commit_hash", None)
+    # Not in all: caches of other teachers are as they were before states were pooled.
+    pooling = {"pooling": "mean"} if run.task.of_texts and pools_all_tokens(config) else {}
     return {
+        **pooling,
         "weights": weights_fingerprint(reference.model, commit),
         "tokenizer": run.tokenizer_fingerprint(reference),
         "max_length": run.task.max_length,

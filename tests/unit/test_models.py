@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers as tr
 from safetensors.torch import load_file
+from torch import nn
 
 from ds_distill.errors import UserError
 from ds_distill.models.bundle import Bundle
@@ -535,6 +536,57 @@ def test_a_classifiers_signals_are_its_logits_and_first_states(family):
     assert torch.equal(signals.logits, output.logits)
     assert torch.equal(signals.hidden[-1], output.hidden_states[-1][:, 0])
     assert read_signals(model, PaddedView(**inputs())).hidden == {}
+
+
+MEAN = [("ModernBert", "mean"), ("ModernBert", "cls"), ("EuroBert", "mean"), ("EuroBert", "late")]
+
+
+def pooling(kind, pools, **more):
+    tokens = {f"{name}_token_id": 0 for name in ("pad", "bos", "eos", "cls", "sep")}
+    config = getattr(tr, f"{kind}Config")(**SIZES, **tokens, **more, classifier_pooling=pools)
+    torch.manual_seed(0)
+    return getattr(tr, f"{kind}ForSequenceClassification")(config).eval()
+
+
+@pytest.mark.parametrize(("kind", "pools"), MEAN)
+def test_a_state_is_what_the_head_reads(kind, pools):
+    model, given = pooling(kind, pools), inputs()
+    with torch.no_grad():
+        signals = read_signals(model, PaddedView(**given), [-1])
+        state = signals.hidden[-1]
+        if pools == "late":  # each token's state is read, and their logits have a mean
+            last = model.model(**given).last_hidden_state
+            torch.testing.assert_close(state[1], last[1, :6].mean(dim=0))
+            return
+        parts = ("dense", "activation") if kind == "EuroBert" else ("head", "drop")
+        for name in (*parts, "classifier"):
+            state = getattr(model, name)(state)
+    torch.testing.assert_close(state, signals.logits)
+
+
+@pytest.mark.parametrize("kind", ["ModernBert", "EuroBert"])
+def test_dropout_is_set_where_a_rate_is_a_number(kind):
+    """Attention's; with a rate of 0 ModernBERT has another layer in the place of a dropout."""
+    drops = {"attention_dropout": 0.5}
+    for model in (pooling(kind, "mean", **drops), pooling(kind, "mean")):
+        wanted = logits_of(model)
+        model.train()
+        set_dropout(model, 0.0)
+        assert torch.equal(logits_of(model), wanted)
+        set_dropout(model, 0.7)
+        rates = [
+            rate
+            for module in model.modules()
+            for name, rate in vars(module).items()
+            if name == "attention_dropout" or (name == "p" and isinstance(module, nn.Dropout))
+        ]
+        assert set(rates) == {0.7} and len(rates) >= 2
+        assert not any(
+            isinstance(child, nn.Identity)
+            for module in model.modules()
+            for name, child in module.named_children()
+            if "drop" in name
+        )
 
 
 MOBILE = {"embedding_size": 8, "intra_bottleneck_size": 16, "true_hidden_size": 16}
