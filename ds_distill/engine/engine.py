@@ -17,7 +17,7 @@ from transformers import get_linear_schedule_with_warmup
 
 from ds_distill.engine.config import zero_stage
 from ds_distill.engine.placement import forget, keep_resident
-from ds_distill.engine.precision import model_dtype
+from ds_distill.engine.precision import is_half, model_dtype
 from ds_distill.engine.training_state import read_training_state, write_training_state
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.models.bundle import Bundle
@@ -69,6 +69,7 @@ class Engine:
         self._stage = zero_stage(config)
         self._micro_steps = int(config["gradient_accumulation_steps"])
         self._optimizer = optimizer
+        self._frozen = _frozen_weights(bundle) if optimizer and is_half(config) else {}
         if optimizer is None and self._stage != 3:
             # Nothing to shard or to step; DeepSpeed would add an fp32 copy of models in bf16.
             self._engine: Any = bundle.to(world.device, model_dtype(config))
@@ -242,12 +243,15 @@ class Engine:
     def student_weights(self, name: str = "student") -> dict[str, torch.Tensor]:
         """A student's state dict in fp32 on the CPU of rank 0 (others get an empty one).
 
-        Trained weights come from the optimizer's fp32 copy. Every rank must call this.
+        Trained weights come from the optimizer's fp32 copy, frozen ones are as they were loaded.
+        Every rank must call this.
         """
         student = self.bundle.students[name]
         weights: dict[str, torch.Tensor] = {}
         for name, parameter in student.named_parameters(remove_duplicate=False):
-            value = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
+            value = self._frozen.get(parameter)
+            if parameter.requires_grad:
+                value = safe_get_full_fp32_param(parameter)
             if value is None:
                 value = self._whole(parameter)
             if self.world.is_main:
@@ -270,6 +274,17 @@ class Engine:
         if isinstance(self._engine, deepspeed.DeepSpeedEngine):
             self._engine.destroy()
             forget(self.bundle)
+
+
+def _frozen_weights(bundle: Bundle) -> dict[nn.Parameter, torch.Tensor]:
+    """Copies of the students' weights that are not trained, which an engine in bf16 or fp16
+    rounds."""
+    return {
+        weight: weight.detach().clone()
+        for student in bundle.students.values()
+        for weight in student.parameters()
+        if not weight.requires_grad
+    }
 
 
 def _for_inference(config: dict[str, Any]) -> dict[str, Any]:

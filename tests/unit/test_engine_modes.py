@@ -1,18 +1,21 @@
 """A student trains with dropout from the first step on, and again after it was validated; teachers
-never do."""
+never do. What a step leaves out, and which weights it does not train, stays out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch
 from engines import make_batch, make_student
 
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.world import World
-from ds_distill.losses import TermInputs, build_terms
+from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.load import freeze_embeddings
 from ds_distill.parts.phases import Training
 from ds_distill.parts.terms import losses_of
 
@@ -23,17 +26,25 @@ def world() -> Iterator[World]:
     World.stop()
 
 
-@pytest.mark.parametrize("config", ["zero0_fp32", "zero1_bf16", "zero3_fp32"])
-def test_student_and_teachers_are_in_their_modes(world: World, config: str) -> None:
-    student, teacher = make_student(0.3).eval(), make_student(0.3).eval()  # as transformers loads
-    terms = build_terms(losses_of({"cross_entropy": {}}), TermInputs(8))
-    training = Training(batch_size=4, micro_batch_size=4)
-    engine = Engine(
-        Bundle(student, {"teacher": teacher}, terms),
+def terms_of(losses: dict[str, dict[str, Any]]) -> dict[str, Term]:
+    return build_terms(losses_of(losses), TermInputs(8))
+
+
+def engine_of(world: World, bundle: Bundle, config: str, micro_steps: int = 1) -> Engine:
+    training = Training(batch_size=4 * micro_steps, micro_batch_size=4)
+    return Engine(
+        bundle,
         deepspeed_config(config, training, 1),
         world,
         OptimizerSettings(0.01, 0.1, total_steps=10, warmup_steps=2),
     )
+
+
+@pytest.mark.parametrize("config", ["zero0_fp32", "zero1_bf16", "zero3_fp32"])
+def test_student_and_teachers_are_in_their_modes(world: World, config: str) -> None:
+    student, teacher = make_student(0.3).eval(), make_student(0.3).eval()  # as transformers loads
+    bundle = Bundle(student, {"teacher": teacher}, terms_of({"cross_entropy": {}}))
+    engine = engine_of(world, bundle, config)
     for _ in range(2):
         engine.train_step([make_batch()])
         assert all(module.training for module in student.modules())
@@ -41,3 +52,20 @@ def test_student_and_teachers_are_in_their_modes(world: World, config: str) -> N
         engine.predict(make_batch(), ["student"])
         assert not any(module.training for module in student.modules())
     engine.close()
+
+
+@pytest.mark.parametrize("config", ["zero0_bf16", "zero1_bf16", "zero3_bf16", "zero0_fp32"])
+def test_frozen_weights_are_saved_as_they_were_loaded(world: World, config: str) -> None:
+    """bf16 has no more than 8 bits of each."""
+    student = make_student(0.3)
+    freeze_embeddings(student)
+    before = {name: value.clone() for name, value in student.named_parameters()}
+    engine = engine_of(world, Bundle(student, {}, terms_of({"cross_entropy": {}})), config)
+    for _ in range(2):
+        engine.train_step([make_batch()])
+    weights = engine.student_weights()
+    engine.close()
+    frozen = {name for name in before if ".embeddings." in name}
+    assert len(frozen) == 5
+    assert all(torch.equal(weights[name], before[name]) for name in frozen)
+    assert not torch.equal(weights["classifier.weight"], before["classifier.weight"])
