@@ -143,20 +143,29 @@ class Engine:
             micro-batch's place. None: losses are not looked at, which would wait for the device.
 
         Returns this rank's share of `loss` and of each term, on the device; their sum over
-        ranks is the mean over the step's rows.
+        ranks is the mean over the step's rows, without those that are left out. Nothing for a step
+        of which all is left out, and which changes no weight.
         """
         assert len(micro_batches) == self._micro_steps
         if not self.bundle.training:  # after `predict`; it visits every module
             self._engine.train()
         self._rest.at(micro_batches[0].progress)
         micro_batches = self._with_counts([batch.to(self.world.device) for batch in micro_batches])
+        left_out = 0
+        random_states: list[dict[str, torch.Tensor]] = []
+        if leave_out is not None and self._micro_steps > 1:
+            micro_batches, random_states, left_out = self._look_at(micro_batches, leave_out)
         total: dict[str, torch.Tensor] = {}
         for number, batch in enumerate(micro_batches):
+            if random_states:
+                _set_random_state(random_states[number], self.world.device)
             with timed("deepspeed"):  # what is neither of the models' passes nor of the loss
                 parts = self._engine(batch=batch)
-            if leave_out is not None and (bad := self._not_finite(parts)):
-                none = replace(leave_out(number, bad).to(self.world.device), counts=batch.counts)
-                parts = self._engine(batch=none)
+            if leave_out is not None and not random_states and (bad := self._not_finite(parts)):
+                [none] = self._with_counts([leave_out(number, bad).to(self.world.device)])
+                parts, left_out = self._engine(batch=none), 1
+            if left_out == self._micro_steps:
+                self._rest.at(None)
             # DeepSpeed averages gradients over ranks. Rows are already divided by their number
             # over all ranks, so the factor turns the average into a sum.
             with timed("backward"):
@@ -167,7 +176,25 @@ class Engine:
                 self._engine.step()
             for name, part in parts.items():
                 total[name] = total.get(name, 0.0) + part.detach().float()
-        return total
+        return {} if left_out == self._micro_steps else total
+
+    def _look_at(
+        self, micro_batches: list[Batch], leave_out: Callable[[int, list[str]], Batch]
+    ) -> tuple[list[Batch], list[dict[str, torch.Tensor]], int]:
+        """Leave out the micro-batches whose loss is not finite before the first backward pass,
+        because losses are divided by the rows of those that are kept. Returns the micro-batches,
+        the random state with which each was looked at, and how many are left out."""
+        kept: list[Batch] = []
+        random_states: list[dict[str, torch.Tensor]] = []
+        left_out = 0
+        for number, batch in enumerate(micro_batches):
+            random_states.append(_random_state(self.world.device))
+            with torch.no_grad(), timed("deepspeed"):
+                parts = self._engine(batch=batch)
+            if bad := self._not_finite(parts):
+                left_out += 1
+            kept.append(leave_out(number, bad).to(self.world.device) if bad else batch)
+        return self._with_counts(kept), random_states, left_out
 
     def _fill_gradients(self) -> None:
         """As DeepSpeed's reduction would: weights that a loss reaches on no path have a gradient of

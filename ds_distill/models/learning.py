@@ -50,15 +50,16 @@ class Rest:
         optimizer: each of its groups has `learns`, as `WeightGroup` has it.
         starts: of the stretches, as `weight_groups` gives them.
         """
-        self._starts, self._stretch = starts, 0
+        self._starts = starts
+        self._stretch: int | None = 0
         optimizer.register_step_pre_hook(self._take_gradients)
 
-    def at(self, progress: float) -> None:
-        """The next step is at this share of the phase."""
-        self._stretch = bisect_right(self._starts, progress) - 1
+    def at(self, progress: float | None) -> None:
+        """The next step is at this share of the phase; None: in it all weights rest."""
+        self._stretch = None if progress is None else bisect_right(self._starts, progress) - 1
 
     def _take_gradients(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
-            if not group["learns"][self._stretch]:
+            if self._stretch is None or not group["learns"][self._stretch]:
                 for weight in group["params"]:
                     weight.grad = None

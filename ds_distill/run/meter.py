@@ -38,7 +38,10 @@ class Meter:
         self._started = time.perf_counter()
 
     def add(self, losses: dict[str, torch.Tensor], lengths: np.ndarray) -> None:
-        """losses: this rank's shares of one step; lengths: of the global batch's examples."""
+        """
+        losses: this rank's shares of one step; none of one that was left out.
+        lengths: of the global batch's examples.
+        """
         self._steps += 1
         self._each.append(losses)
         for name, loss in losses.items():
@@ -56,9 +59,8 @@ class Meter:
         """Means since the last reading, each over the steps that gave it: the only place that
         waits for the device. Every rank must call this."""
         names = list(self._losses)
-        losses = torch.stack([self._losses[name] for name in names])
-        stops = losses.new_full((1,), stop_requested())
-        both = world.sum(torch.cat([losses, stops]))
+        stops = torch.tensor(float(stop_requested()), device=world.device)
+        both = world.sum(torch.stack([*self._losses.values(), stops]))
         totals, self.stop_requested = both[:-1], bool(both[-1] > 0)
         means = totals / totals.new_tensor([self._times[name] for name in names])
         values = dict(zip(names, means.tolist(), strict=True))
@@ -83,6 +85,8 @@ class Meter:
         """The first of the steps of the last reading whose loss is not finite, counted from 0, and
         the terms that are not. Every rank must call this."""
         for number, losses in enumerate(self._before):
+            if not losses:
+                continue
             names = [name for name in losses if "." not in name]  # others are measures
             finite = torch.isfinite(world.sum(torch.stack([losses[name] for name in names])))
             bad = [

@@ -215,6 +215,9 @@ class _Training:
     def _report(self, epoch: int, bar: Bar) -> None:
         """Means since the last report. Raises UserError where the loss is not finite."""
         values = self._meter.read(self.run.world)
+        if "loss" not in values:  # all steps were left out
+            self._unreported.clear()
+            return
         if not math.isfinite(values["loss"]):
             raise self._astray(epoch, values["loss"])
         self._unreported.clear()

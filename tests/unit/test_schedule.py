@@ -112,7 +112,7 @@ CPU = torch.device("cpu")
 
 def test_a_logged_mean_is_over_the_steps_that_gave_it() -> None:
     """Two steps with one term and three with another between two readings."""
-    meter, world = Meter(Timers(CPU)), SimpleNamespace(sum=lambda values: values)
+    meter, world = Meter(Timers(CPU)), SimpleNamespace(sum=lambda values: values, device=CPU)
     for step in range(5):
         name = "kl" if step < 2 else "cross_entropy"
         parts = {"loss": torch.tensor(float(step)), name: torch.tensor(float(step))}
@@ -121,6 +121,16 @@ def test_a_logged_mean_is_over_the_steps_that_gave_it() -> None:
     assert (values["loss"], values["kl"], values["cross_entropy"]) == (2.0, 0.5, 3.0)
     meter.add({"loss": torch.tensor(7.0)}, np.ones(4, dtype=np.int32))
     assert meter.read(world)["loss"] == 7.0  # and from anew
+
+
+def test_a_step_that_was_left_out_enters_no_mean() -> None:
+    meter, world = Meter(Timers(CPU)), SimpleNamespace(sum=lambda values: values, device=CPU)
+    for parts in ({"loss": torch.tensor(3.0)}, {}, {"loss": torch.tensor(5.0)}):
+        meter.add(parts, np.ones(4, dtype=np.int32))
+    assert meter.read(world)["loss"] == 4.0
+    assert meter.first_not_finite(world) == (2, ["their sum"])
+    meter.add({}, np.ones(4, dtype=np.int32))
+    assert "loss" not in meter.read(world)
 
 
 # ------------------------------------------------------------------------------------ recipes

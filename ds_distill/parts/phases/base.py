@@ -118,7 +118,9 @@ class Training(Section):
     not_finite: Literal["stop", "skip"] = "stop"
     """Where a loss is NaN or infinite: end the run, naming the term, the step and its examples, or
     leave that micro-batch out and go on, up to ten in a row. `skip` looks at every loss and so
-    waits for the device in each micro-step."""
+    waits for the device in each micro-step; where an optimizer step has several, their losses are
+    computed once more, before the first backward pass, so that each is divided by the rows that
+    are kept."""
     keep: Literal["best", "last"] = "best"
     """Which weights are kept: the epoch with the best validation accuracy, or the last."""
     save_every: Count | None = None
