@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.data.word_windows import question_words, ranges, room, token_counts
+from ds_distill.data.word_windows import owners, question_words, ranges, token_counts
 from ds_distill.data.words import NO_TOKEN, encode_words, first_tokens, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.words import entities
@@ -29,6 +29,8 @@ class _Window:
     words: list[str]
     question: list[str]
     """Words that are read before it; none where nothing is asked."""
+    owned: np.ndarray
+    """bool [words]: which of its words are tagged here, and not in another window."""
 
 
 class Tagger:
@@ -98,18 +100,15 @@ class Tagger:
         names = [*self.labels, OUTSIDE if OUTSIDE in self.labels else None]
         found = [np.full(len(words), len(self.labels)) for words in texts]
         shares = [np.ones(len(words)) for words in texts]
-        rooms = [np.full(len(words), -1) for words in texts]
         windows = sorted(self._windows(texts, questions), key=lambda window: len(window.words))
         for start in range(0, len(windows), batch_size):
             some = windows[start : start + batch_size]
             for window, (first, logits) in zip(some, self._read(some), strict=True):
                 own = slice(window.first, window.first + len(window.words))
-                here = room(own.start, own.stop, len(texts[window.text]))
-                better = (first != NO_TOKEN) & (here > rooms[window.text][own])
+                here = window.owned & (first != NO_TOKEN)
                 probabilities = logits.softmax(dim=1).numpy()
-                rooms[window.text][own][better] = here[better]
-                found[window.text][own][better] = probabilities.argmax(axis=1)[better]
-                shares[window.text][own][better] = probabilities.max(axis=1)[better]
+                found[window.text][own][here] = probabilities.argmax(axis=1)[here]
+                shares[window.text][own][here] = probabilities.max(axis=1)[here]
         return [
             ([names[number] for number in numbers], of_text)
             for numbers, of_text in zip(found, shares, strict=True)
@@ -161,5 +160,8 @@ class Tagger:
             rooms = [self.max_length - self.tokenizer.num_special_tokens_to_add()]
             if question is not None:
                 asked, rooms = question_words([self.tokenizer], question, self.max_length)
-            for first, end in ranges(token_counts(self.tokenizer, [words]), rooms):
-                yield _Window(text, first, words[first:end], asked)
+            found = list(ranges(token_counts(self.tokenizer, [words]), rooms))
+            owner = owners(found, len(words))
+            for number, (first, end) in enumerate(found):
+                owned = owner[first:end] == number
+                yield _Window(text, first, words[first:end], asked, owned)

@@ -81,6 +81,17 @@ class Words:
         firsts = np.repeat(self.offsets[indices] - (ends - lengths), lengths)
         return firsts + np.arange(ends[-1] if len(ends) else 0)
 
+    @property
+    def firsts(self) -> np.ndarray:
+        """The first example of each text: int64 [T]. A text that is too long for a view is several
+        examples, its windows."""
+        return np.arange(len(self))
+
+    def whole(self) -> tuple[np.ndarray, Words]:
+        """The rows of the texts' words, each word once, in their order: int64 [W]; and the words of
+        these T texts."""
+        return np.arange(len(self.counted)), self
+
     def at(self, indices: np.ndarray) -> Words:
         """Those of some examples."""
         lengths = self.lengths_of(indices)

@@ -208,6 +208,11 @@ def _notes(group: dict[str, Any]) -> Iterator[str]:
         "In brackets: 95% intervals on the same examples, paired bootstrap; beyond chance where "
         "they exclude 0 (*). They do not include the effect of another seed."
     )
+    if baseline.get("words_without_token"):
+        yield (
+            f"{baseline['words_without_token']:,} of the {baseline['words']:,} words have no token "
+            "that all models of these runs read, and count as not found."
+        )
     yield from undefined_note([baseline[entry.name], *(row["score"] for row in group["rows"])])
     if any(row["to_first"] is None and [row["run"], row["model"]] != group["first"]
            for row in group["rows"]):  # fmt: skip

@@ -132,8 +132,8 @@ def compare(
         of words, or character F1 of words of contexts.
     group_keys: int64 [N, 2], by which examples are assigned to folds; the keys, where None.
     words: where the examples are lists of words: signals and truth are then of all R words, the
-        teachers are compared on them, and intervals are over the examples; of windows of contexts,
-        over the questions.
+        teachers are compared on them, and intervals are over the examples; of windows over the
+        texts, or the questions.
     advance: called after each of FOLDS fits; where an example has any number of labels, of each.
 
     Raises UserError where the metric has no value on the examples.
@@ -213,7 +213,7 @@ class _Rows:
             groups = groups[which]
         else:
             assert which.all(), "all words have tags"
-            groups = groups[words.firsts] if isinstance(words, ContextWords) else groups
+            groups = groups[words.firsts]
             owner = torch.from_numpy(words.examples)
             keys, group_keys, which = keys[owner], group_keys[owner], words.counted
         known = torch.from_numpy(which)
@@ -229,7 +229,8 @@ class _Rows:
         every[self.which] = logits
         if isinstance(self.words, ContextWords):
             return SpanPredictions(every, self.truth, self.words, self.labels)
-        return TagPredictions(every, self.truth, self.words, self.labels)
+        own, words = self.words.whole()
+        return TagPredictions(every[own], self.truth[own], words, self.labels)
 
 
 _JUDGES: dict[Over, MetricSettings] = {

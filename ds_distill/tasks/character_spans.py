@@ -32,13 +32,7 @@ class CharacterSpansKind(TokenClassificationKind):
     ) -> datasets.Dataset:
         return prepare(examples, tokenizers(), self.settings.max_length)
 
-    def counted(self, examples: Examples) -> np.ndarray:
-        """The first window of each question whose answers are known."""
-        first = np.zeros(len(examples), dtype=bool)
-        first[context_words(examples).firsts] = True
-        return first & examples.labelled
-
-    def asked(self, examples: Examples) -> str:
+    def asked(self, examples: Examples) -> str | None:
         """A hash of the answers in all windows, and of where the words stand."""
         words = context_words(examples)
         arrays = (words.answers, words.spans, words.first, words.counted)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
+import xxhash
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ds_distill.cache.schema import SignalSchema
@@ -17,8 +18,8 @@ from ds_distill.data.batches import (
     WordCollator,
     WordTokenCollator,
 )
+from ds_distill.data.text_windows import prepare
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.data.words import prepare
 from ds_distill.evaluation.report import metric_values, reliability
 from ds_distill.evaluation.words import TagPredictions, word_report
 from ds_distill.models.labels import LabelMap
@@ -73,11 +74,26 @@ class TokenClassificationKind(OneLabelKind):
         schema = super().signal_schema(phase, config, codec, label_map)
         return schema.model_copy(update={"mask_variants": 1})
 
+    def counted(self, examples: Examples) -> np.ndarray:
+        """The first window of each text that has tags."""
+        assert examples.words is not None
+        first = np.zeros(len(examples), dtype=bool)
+        first[examples.words.firsts] = True
+        return first & examples.labelled
+
+    def asked(self, examples: Examples) -> str | None:
+        """A hash of which words are scored as a model predicts them, where some count as O: other
+        models of a recipe, or another length, leave out others."""
+        assert examples.words is not None
+        counted = examples.words.whole()[1].counted
+        return None if counted.all() else xxhash.xxh3_128_hexdigest(counted.tobytes())
+
     def scored(self, predictions: np.ndarray, examples: Examples) -> TagPredictions:
         known = examples.at(np.flatnonzero(examples.labelled))
         rows = examples.rows_of(np.flatnonzero(examples.labelled))
         assert known.words is not None
-        return TagPredictions(predictions[rows], known.labels, known.words, self.labels)
+        own, words = known.words.whole()
+        return TagPredictions(predictions[rows[own]], known.labels[own], words, self.labels)
 
     def report(self, scored: Any) -> dict[str, Any]:
         """Confidence is that of words that count."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import seqeval.metrics
 import torch
@@ -22,6 +22,10 @@ from runs import (
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
 from ds_distill import predict
+from ds_distill.data.combined import open_source
+from ds_distill.data.text_windows import prepare
+from ds_distill.models.configuration import load_tokenizer
+from ds_distill.parts.tasks import TokenClassification
 from tests.toys import TOY_FILLERS, TOY_WORDS, make_tiny_bert
 
 TAGS = ["O", "B-animal", "I-animal", "B-food", "I-food"]
@@ -119,11 +123,13 @@ def rows_of_test(settings: dict[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def lost_words(settings: dict[str, Any]) -> list[list[int]]:
-    """Of each example of test, the words of which the model that reads letters reads none: of its
-    64 tokens the first and the last are none of a word."""
-    ends = [[0, *accumulate(map(len, row["tokens"]))] for row in rows_of_test(settings)]
-    return [[at for at, before in enumerate(of_one[:-1]) if 1 + before >= 63] for of_one in ends]
+def windows_of_test(settings: dict[str, Any], folder: Path) -> datasets.Dataset:
+    """Test as the models of the recipe read it."""
+    task = TokenClassification.model_validate(settings["task"])
+    split = open_source(task, cache_folder=folder).read("test")
+    models = [teacher["model"] for teacher in settings["teachers"].values()]
+    tokenizers = [load_tokenizer(model, of_words=True) for model in models]
+    return prepare(split, tokenizers, task.max_length)
 
 
 def test_scores_are_of_entities(run: Path, settings: dict[str, Any]) -> None:
@@ -133,28 +139,35 @@ def test_scores_are_of_entities(run: Path, settings: dict[str, Any]) -> None:
     assert set(models["reads"]["per_class"]) == {"animal", "food"}
     assert models["reads"]["entity_f1"] > 0.8 and record["baseline"]["entity_f1"] == 0
     assert models["average"]["entity_f1"] > 0.3
-    lost = sum(map(len, lost_words(settings)))
-    assert {model["words_without_token"] for model in models.values()} == {lost} and lost > 0
+    rows = rows_of_test(settings)
+    assert {model["examples"] for model in models.values()} == {len(rows)}
+    words = sum(len(row["tokens"]) for row in rows)
+    counts = {(model["words"], model["words_without_token"]) for model in models.values()}
+    assert counts == {(words, 0)}, "the long sentence is scored whole"
     page = (run / "report.html").read_text()
-    assert "entity F1" in page and f"{lost} of the words have no token that all models" in page
+    assert "entity F1" in page and "0 of the words have no token that all models" in page
 
 
-def test_the_student_scores_the_same_in_transformers(run: Path, settings: dict[str, Any]) -> None:
-    """Words that not every model reads count as O, also of one that reads them."""
+def test_the_student_scores_the_same_in_transformers(
+    run: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """In the windows that every model reads, each word where it has most around it."""
     folder = run / "student"
     found = json.loads((run / "results.json").read_text())
     expected = evaluation(run)["models"][found["student"]]
     model = AutoModelForTokenClassification.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert [model.config.id2label[number] for number in range(len(TAGS))] == TAGS
-    rows, predicted = rows_of_test(settings), []
-    for row, lost in zip(rows, lost_words(settings), strict=True):
-        encoded = tokenizer(row["tokens"], is_split_into_words=True, return_tensors="pt")
+    rows, windows = rows_of_test(settings), windows_of_test(settings, tmp_path)
+    assert len(windows) > len(rows)
+    predicted: list[list[str]] = [[] for _ in rows]
+    for window in windows:
+        encoded = tokenizer(window["words"], is_split_into_words=True, return_tensors="pt")
         with torch.no_grad():
             best = model(**encoded).logits[0].argmax(dim=1).tolist()
         of_word = encoded.word_ids(0)
-        tags = [TAGS[best[of_word.index(at)]] for at in range(len(row["tokens"]))]
-        predicted.append(["O" if at in lost else tag for at, tag in enumerate(tags)])
+        for at, owned in enumerate(window["owned"]):
+            predicted[window["text"]] += [TAGS[best[of_word.index(at)]]] if owned else []
     truth = [row["tags"] for row in rows]
     assert seqeval.metrics.f1_score(truth, predicted) == pytest.approx(expected["entity_f1"])
 

@@ -20,6 +20,8 @@ from transformers import AutoConfig, AutoModelForTokenClassification
 
 from ds_distill.data.batches import Examples, WordCollator, WordTokenCollator, stored_rows
 from ds_distill.data.combined import open_source
+from ds_distill.data.text_windows import TextWindows
+from ds_distill.data.text_windows import prepare as windows_of_texts
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.word_windows import ContextWords, room
 from ds_distill.data.words import (
@@ -50,6 +52,7 @@ from ds_distill.parts.tags import are_entities, entity_types
 from ds_distill.parts.tasks import TokenClassification
 from ds_distill.prediction import load_predictor
 from ds_distill.reporting.verdict import metrics_of
+from ds_distill.routing.comparison import numbered
 from ds_distill.tagging import Tagger
 from ds_distill.tasks.token_classification import TokenClassificationKind
 from ds_distill.views import PaddedView
@@ -648,6 +651,71 @@ def test_windows_hold_every_word_and_are_short_enough(tagger: Tagger, words: lis
     assert len(found["predicted"]) == len(words)
     tags = zip(words, found["predicted"], strict=True)
     assert all(tag == "O" for word, tag in tags if word == "\u200b")
+
+
+def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: Path) -> None:
+    """In the same windows: each word once, under the text's one number. Before, what did not fit
+    the first window counted as O."""
+    draw = np.random.default_rng(0)
+    known = ["the", "cat", "saw", "a", "very", "old", "dog", "\u200b", "abcdefghijklmnopqrs"]
+    rows = [
+        {
+            "tokens": [str(word) for word in draw.choice(known, size)],
+            "tags": [str(tag) for tag in draw.choice(TAGS, size)],
+        }
+        for size in (3, 60, 1, 25, 11)
+    ]
+    source = written(tmp_path / "data", rows)
+    split = windows_of_texts(source, [tagger.tokenizer], 16)
+    tokenise(split, tagger.tokenizer, 16, tmp_path / "tokens.arrow")
+    examples = Examples.of(split)
+    assert len(examples) > len(rows) + 5
+    table = TokenTable(tmp_path / "tokens.arrow", tagger.tokenizer)
+    batch = WordCollator(examples, {"student": table})(np.arange(len(examples)))
+    with torch.no_grad():
+        logits = read_signals(tagger._model, batch.views["student"]).logits.numpy()
+    kind = TokenClassificationKind(TokenClassification(data={"path": "x"}, max_length=16), TAGS)
+    scored = kind.scored(logits, examples)
+    found = tagger.predictions([row["tokens"] for row in rows])
+    expected = [tag for one in found for tag in one["predicted"]]
+    assert [TAGS[number] for number in scored.predicted] == expected
+    assert [TAGS[number] for number in scored.labels] == [t for row in rows for t in row["tags"]]
+    report = kind.report(scored)
+    dropped = sum(word == "\u200b" for row in rows for word in row["tokens"])
+    assert (report["examples"], report["words"]) == (5, 100)
+    assert report["words_without_token"] == dropped > 0
+    keys = torch.from_numpy(word_keys([row["tokens"] for row in rows]))
+    firsts = np.flatnonzero(kind.counted(examples))
+    groups = numbered(examples.group_keys)
+    assert isinstance(examples.words, TextWindows)
+    assert (groups[firsts][examples.words.text] == groups).all(), "folds are of texts"
+    short = [0, 2]
+    assert torch.equal(examples.keys[firsts[short]], keys[short]), "found in a cache as before"
+    some = examples.at(np.flatnonzero(np.isin(examples.words.text, [1, 4])))
+    assert some.words is not None and len(some.words.whole()[1]) == 2
+    again = windows_of_texts(source.select([0, 2]), [tagger.tokenizer], 16)
+    assert "text" not in again.column_names and len(again) == 2, "as it is where all fit"
+
+
+def marks_of(tagger: Tagger, split: datasets.Dataset, max_length: int) -> str | None:
+    examples = Examples.of(windows_of_texts(split, [tagger.tokenizer], max_length))
+    task = TokenClassification(data={"path": "x"}, max_length=max_length)
+    return TokenClassificationKind(task, TAGS).asked(examples)
+
+
+def test_the_mark_is_of_the_words_that_were_scored(tagger: Tagger, tmp_path: Path) -> None:
+    """Windows of any length have the same words; another tokenizer may read others."""
+    rows = [
+        {"tokens": ["the", "cat", "\u200b", "saw"] * 5, "tags": ["O"] * 20},
+        {"tokens": ["a"], "tags": ["O"]},
+    ]
+    split = written(tmp_path / "data", rows)
+    assert marks_of(tagger, split, 8) == marks_of(tagger, split, 64) is not None
+    assert marks_of(tagger, split.select([1]), 8) is None, "as before where all words are scored"
+    words = Words(np.array([0, 20, 21]), np.arange(21) % 5 > 0)
+    other = Examples(torch.zeros(2, 2).long(), np.zeros(21, dtype=np.int64), words=words)
+    kind = TokenClassificationKind(TokenClassification(data={"path": "x"}), TAGS)
+    assert kind.asked(other) not in (None, marks_of(tagger, split, 8))
 
 
 def test_a_word_is_read_where_it_has_most_around_it(tagger: Tagger) -> None:

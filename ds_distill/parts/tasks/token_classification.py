@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field
+
 from ds_distill.parts.entry import TaskEntry
 from ds_distill.parts.metric_settings import (
     EntityF1,
@@ -17,17 +19,29 @@ class TokenClassification(LabelledTask):
     """Give each word a tag, such as that of the entity it is part of. A row is a list of words and
     a list of tags; the labels are the tags. A word is read at its first token, so teachers and
     student meet on words, whatever their tokenizers are. One that has no token in some model's view
-    teaches nothing, and is predicted O in every score."""
+    teaches nothing, and is predicted O in every score. A text too long for `max_length` is read in
+    windows that share a quarter of their words; a word counts where it has most around it."""
 
     of_words: ClassVar[bool] = True
 
     type: Literal["token-classification"] = "token-classification"
+    max_length: Annotated[int, Field(ge=8, le=4096)] = 128
+    """Tokens of a window at most, in every model's view; a text that fits is one."""
     subwords: Literal["first", "all"] = "first"
     """The tokens of a word that fine-tune phases train on its tag (Rohanian et al. 2022: all).
     Teachers and student meet at first ones, and predictions and scores are of these, either way."""
     metric: Annotated[MetricSettings, one_metric("words")] = EntityF1()
     """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
     others too."""
+
+    @property
+    def cuts(self) -> bool:
+        return False
+
+    @property
+    def overlap(self) -> int:
+        """Of windows that hold as many words as tokens, which is the most there can be."""
+        return self.max_length // 4
 
     @property
     def row_share(self) -> float:
