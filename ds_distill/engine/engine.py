@@ -176,6 +176,9 @@ class Engine:
                 self._engine.step()
             for name, part in parts.items():
                 total[name] = total.get(name, 0.0) + part.detach().float()
+        if self.was_step_skipped:
+            # DeepSpeed's schedule would wait, and end above 0: this one goes by planned steps.
+            self._engine.lr_scheduler.step()
         return {} if left_out == self._micro_steps else total
 
     def _look_at(

@@ -115,10 +115,12 @@ def read_training_state(engine: Any, bundle: Bundle, file: Path) -> int:
                     _set_stage_1_or_2(parameter, weight, own)
         for name, buffer in _buffers(bundle):
             buffer.copy_(states.get_tensor(f"buffer/{name}"))
+        of_scaler = json.loads(metadata["loss_scaler"])
         if scaler := _loss_scaler(engine):
-            for key, value in json.loads(metadata["loss_scaler"]).items():
+            for key, value in of_scaler.items():
                 setattr(scaler, key, value)
-        return int(metadata["steps"])
+        # In earlier versions the schedule did not count the steps that fp16 skipped.
+        return max(int(metadata["steps"]), of_scaler.get("cur_iter", 0))
 
 
 def _trained(bundle: Bundle) -> Iterator[tuple[str, nn.Parameter]]:

@@ -225,10 +225,11 @@ class _Training:
         measures = {**self.progress.measures, **measured}
         self.progress = replace(self.progress, measures=measures)
         step, rate = self.progress.step, self.engine.learning_rate
-        values = {**values, **self._meter.timing()}
+        about: dict[str, Any] = {**values, **self._meter.timing()}
         if scale := self.engine.loss_scale:
-            values |= {"loss_scale": scale.value, "skipped": self.progress.skipped}
-        self.run.log.event("train", phase=self.job.name, step=step, learning_rate=rate, **values)
+            about |= {"loss_scale": scale.value, "skipped": self.progress.skipped}
+            about["schedule"] = "planned steps"  # skipped ones among them
+        self.run.log.event("train", phase=self.job.name, step=step, learning_rate=rate, **about)
         bar.advance(0, f"loss {values['loss']:.4f}, lr {rate:.2g}")
 
     def _astray(self, epoch: int, loss: float) -> UserError:

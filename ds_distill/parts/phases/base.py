@@ -103,7 +103,7 @@ class Training(Section):
     """The highest one, of AdamW."""
     warmup: Share = 0.1
     """Share of all steps in which the learning rate rises linearly; then it falls linearly
-    to 0."""
+    to 0. Steps that fp16 skips count."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Of AdamW, on matrices alone."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
