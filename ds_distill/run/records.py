@@ -168,7 +168,7 @@ class Results(_Part):
     """results.json."""
 
     student: str | None = None
-    task: str
+    task: str | None = None
     seconds: Number
     phases: list[dict[str, Any]]
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from records import EVALUATION
 
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions
@@ -237,7 +238,8 @@ def test_intervals_are_over_seeds_and_test_examples(tmp_path):
     folders = {variant: tmp_path / variant.name for variant in made}
     for number, folder in enumerate(folders.values()):
         right = generator.random(200) < 0.7
-        record = {**results(0.7, 0.5)["phases"][1], "phase": "evaluate", "examples_mark": "a"}
+        models = {"average": EVALUATION["models"]["s"]}
+        record = {**EVALUATION, "models": models, "comparisons": []}
         content = {"student": "average", "seconds": 1.0, "phases": [record]}
         run = RunFolder(folder)
         folder.mkdir()
