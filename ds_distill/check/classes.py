@@ -66,12 +66,18 @@ def class_notes(
     *,
     of_words: bool,
 ) -> Iterator[str]:
-    """Names that may be one class, classes without an example, and copies of a text with other
-    labels.
+    """Classes of single examples, as where each text has a label of its own; names that may be one
+    class, classes without an example, and copies of a text with other labels.
 
     splits: those that are read. counts: of those that are labelled, see `class_counts`.
     """
     total = sum(counts.values(), np.zeros(len(labels), dtype=np.int64))
+    alone = int((total <= 1).sum())
+    if alone > len(labels) / 2 and not of_words:
+        yield (
+            f"{alone:,} of the {len(labels):,} classes have one example or none, from which nothing "
+            "of them can be learnt: is the column of labels one of texts, numbers or names?"
+        )
     near = list(near_labels(labels, total, tags=of_words))
     if near:
         named = []

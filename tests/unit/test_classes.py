@@ -122,3 +122,13 @@ def test_what_is_right_is_counted_alone(
     }
     said = check(splits)
     assert "Note" not in said and "split test, examples of each class: joy 3, sad 3." in said
+
+
+def test_a_label_of_its_own_for_each_text_is_named(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 labels for 300 texts, as of a column of ids, were a task of 300 classes."""
+    monkeypatch.chdir(tmp_path)
+    train = [(f"text {number}", f"id-{number}") for number in range(300)]
+    said = check({"train": train, "validation": train[:1], "test": train[1:2]})
+    assert "298 of the 300 classes have one example or none" in said
