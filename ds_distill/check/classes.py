@@ -75,8 +75,8 @@ def class_notes(
     alone = int((total <= 1).sum())
     if alone > len(labels) / 2 and not of_words:
         yield (
-            f"{alone:,} of the {len(labels):,} classes have one example or none, from which nothing "
-            "of them can be learnt: is the column of labels one of texts, numbers or names?"
+            f"{alone:,} of the {len(labels):,} classes have one example or none, from which "
+            "nothing of them can be learnt: is the column of labels one of texts, numbers or names?"
         )
     near = list(near_labels(labels, total, tags=of_words))
     if near:
