@@ -14,30 +14,46 @@ from ds_distill.files import read_text
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
+LAUNCHED = "DS_DISTILL_LAUNCHED"
+"""Environment variable of ranks whose standard input `ds-distill launch` holds open: it closes when
+the launch ends, for any reason. Its value is a name of that launch."""
+HOST = "DS_DISTILL_HOST"
+"""Environment variable of ranks: the name by which `ds-distill launch` has reached their host."""
+
 
 @dataclass(frozen=True)
 class ProcessId:
     """A process."""
 
     host: str
+    """By a name that others may reach it by."""
     pid: Count
     born: Count | None
     """When it began, in the system's own count; None where that does not tell."""
     machine: str
-    """What the process id belongs to: the same on all hosts that share them, see `_machine`."""
+    """What the process id belongs to: the same on all hosts that share them, see `machine`."""
 
     @staticmethod
     def of_this() -> ProcessId:
-        return ProcessId(socket.gethostname(), os.getpid(), _born(os.getpid()), _machine())
+        host = os.environ.get(HOST) or socket.gethostname()
+        return ProcessId(host, os.getpid(), _born(os.getpid()), machine())
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on host {self.host}"
 
     @staticmethod
     def read(file: Path) -> ProcessId:
         """As JSON of its fields. Raises ValueError where it is damaged."""
-        return TypeAdapter(ProcessId).validate_json(read_text(file), strict=True)
+        return ProcessId.parse(read_text(file))
+
+    @staticmethod
+    def parse(text: str | bytes) -> ProcessId:
+        """JSON of its fields. Raises ValueError where it is not."""
+        return TypeAdapter(ProcessId).validate_json(text, strict=True)
 
     def is_alive(self) -> bool | None:
         """Whether it runs; None where only its own host could tell."""
-        if self.machine != _machine() or self.born is None:
+        if self.machine != machine() or self.born is None:
             return None
         return _born(self.pid) == self.born
 
@@ -52,7 +68,7 @@ def _born(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def _machine() -> str:
+def machine() -> str:
     """A name for the space of process ids that this process lives in: the kernel's start, and the
     namespace, which differs between containers. A host's name tells neither."""
     try:

@@ -12,7 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from ds_distill.terminal import say
+
 Item = TypeVar("Item")
+
+TELL_SECONDS = 5.0
+"""Length of a wait from which on it is announced."""
+TELL_AGAIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -116,3 +122,15 @@ def mark_waiting(waits: bool) -> None:
     """The process waits for the other ranks, or no longer does."""
     global _activity
     _activity = replace(_activity, waits=waits, marks=_activity.marks + 1)
+
+
+class Tell:
+    """Prints what is waited for, after some seconds and then now and again."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + TELL_SECONDS
+
+    def __call__(self, what: str) -> None:
+        if time.monotonic() > self._next:
+            self._next = time.monotonic() + TELL_AGAIN_SECONDS
+            say(f"ds-distill: {what}")

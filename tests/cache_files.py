@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -123,21 +124,22 @@ def write_cache(
     worker, _ = joined
     try:
         for name, schema in schemas.items():
-            writers = [
-                ShardWriter(path, plan, name, schema, worker.writer_name(rank, ranks))
-                for rank in range(ranks)
-            ]
-            while (claimed := worker.claim(name, ranks)) is not None:
-                for writer, at in zip(writers, claimed, strict=True):
-                    if at is not None:
-                        split, part = plan.blocks[at]
-                        batch = block(name, schema, plan.keys[split][part])
-                        writer.append(at, batch, part.stop - part.start)
-                        acknowledge(name, plan.first_block + at)
-                if claimed == [None] * ranks:
-                    time.sleep(0.01)
-            for writer in writers:
-                writer.close()
+            with ExitStack() as opened:
+                writers = [
+                    opened.enter_context(
+                        closing(ShardWriter(path, plan, name, schema, worker.writer_name(rank)))
+                    )
+                    for rank in range(ranks)
+                ]
+                while (claimed := worker.claim(name, ranks)) is not None:
+                    for writer, at in zip(writers, claimed, strict=True):
+                        if at is not None:
+                            split, part = plan.blocks[at]
+                            batch = block(name, schema, plan.keys[split][part])
+                            writer.append(at, batch, part.stop - part.start)
+                            acknowledge(name, plan.first_block + at)
+                    if claimed == [None] * ranks:
+                        time.sleep(0.01)
     finally:
         worker.close()
     while worker.others():

@@ -11,9 +11,10 @@ manifest.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,13 +27,21 @@ from ds_distill.cache.format import (
     file_checksum,
 )
 from ds_distill.cache.index import KeyIndex, write_index
-from ds_distill.cache.plan import BUILDING, Plan, check_same_plan, read_plan, write_plan
+from ds_distill.cache.plan import (
+    BUILDING,
+    Plan,
+    is_same_plan,
+    other_plan,
+    read_plan,
+    write_plan,
+)
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.cache.shards import close_shard, written
-from ds_distill.cache.workers import CLAIMS, WORKERS, Worker, writing
+from ds_distill.cache.shards import WORKERS, close_shard, written, written_to
+from ds_distill.cache.workers import CLAIMS, Worker, writing
 from ds_distill.files import refuse_links_out, sync
-from ds_distill.lock import FolderLock
+from ds_distill.lock import FolderLock, LockLost
 
+T = TypeVar("T")
 Teachers = Mapping[str, tuple[Fingerprint, SignalSchema]]
 
 
@@ -46,21 +55,32 @@ def join_build(cache: Path, plan: Plan, teachers: Teachers) -> tuple[Worker, int
     damaged, and for a folder with a link out of it.
     """
     refuse_links_out(cache)
-    with _lock(cache):
-        manifest = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
-        if (manifest.blocks if manifest else 0) != plan.first_block:
-            return None
-        unfinished = read_plan(cache, manifest)
-        if unfinished is not None:
-            check_same_plan(cache, unfinished, plan, teachers, writing(cache))
-        else:
-            _begin(cache, plan, teachers)
-        blocks = sum(len(blocks) for name in teachers for blocks in written(cache, name).values())
-        return Worker(cache, plan, list(teachers)), blocks
+    return _in_lock(cache, lambda lock: _join(cache, plan, teachers, lock))
 
 
-def _begin(cache: Path, plan: Plan, teachers: Teachers) -> None:
-    _discard_build(cache)
+def _join(
+    cache: Path, plan: Plan, teachers: Teachers, lock: FolderLock
+) -> tuple[Worker, int] | None:
+    manifest = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
+    if (manifest.blocks if manifest else 0) != plan.first_block:
+        return None
+    unfinished = read_plan(cache, manifest)
+    if unfinished is None:
+        _begin(cache, plan, teachers, lock)
+    elif not is_same_plan(unfinished, plan, teachers):
+        raise other_plan(cache, unfinished, plan, teachers, writing(cache))
+    blocks = sum(len(blocks) for name in teachers for blocks in written(cache, name).values())
+    worker = Worker(cache, plan, list(teachers))
+    try:
+        lock.check_held()  # so its folder is in the build that it has seen
+    except LockLost:
+        worker.close()
+        raise
+    return worker, blocks
+
+
+def _begin(cache: Path, plan: Plan, teachers: Teachers, lock: FolderLock) -> None:
+    _discard_build(cache, lock)
     for name in teachers:
         (cache / name).mkdir(exist_ok=True)
         sync(cache / name)
@@ -77,33 +97,36 @@ def _begin(cache: Path, plan: Plan, teachers: Teachers) -> None:
 def finish_build(cache: Path, plan: Plan, teachers: Teachers, worker: Worker) -> None:
     """Add a build whose blocks are all written to the cache, unless another worker has done so.
     Main process of a worker that is closed, as its others are or have given no sign for long."""
-    with _lock(cache):
-        if not worker.build_goes_on():
-            return
-        old = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
-        if read_plan(cache, old) is None:  # a kill came between the manifest and the tidying up
-            _discard_build(cache)
-            return
-        entries = {}
-        for name, (fingerprint, schema) in teachers.items():
-            by_file = written(cache, name)
-            numbers = {block.number for blocks in by_file.values() for block in blocks}
-            wanted = set(range(plan.first_block, plan.first_block + len(plan.blocks)))
-            assert numbers == wanted, f"blocks {sorted(wanted ^ numbers)[:5]} of {name}"
-            shards = [
-                close_shard(cache / name / file, blocks, schema, in_use=worker.in_use(file))
-                for file, blocks in by_file.items()
-            ]
-            sync(cache / name)
-            before = old.teachers[name].shards if old else []
-            entries[name] = Teacher(fingerprint=fingerprint, signals=schema, shards=before + shards)
-        _write_manifest(cache, plan, old, entries)
-        _discard_build(cache)
+    _in_lock(cache, lambda lock: _finish(cache, plan, teachers, worker, lock))
 
 
-def _write_manifest(
+def _finish(cache: Path, plan: Plan, teachers: Teachers, worker: Worker, lock: FolderLock) -> None:
+    if not worker.build_goes_on():
+        return
+    old = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
+    if read_plan(cache, old) is None:  # a kill came between the manifest and the tidying up
+        _discard_build(cache, lock)
+        return
+    entries = {}
+    for name, (fingerprint, schema) in teachers.items():
+        by_file, in_use = written(cache, name), written_to(cache, name)
+        numbers = {block.number for blocks in by_file.values() for block in blocks}
+        wanted = set(range(plan.first_block, plan.first_block + len(plan.blocks)))
+        assert numbers == wanted, f"blocks {sorted(wanted ^ numbers)[:5]} of {name}"
+        shards = []
+        for file, blocks in by_file.items():
+            lock.check_held()
+            shards.append(close_shard(cache / name / file, blocks, schema, in_use=file in in_use))
+        sync(cache / name)
+        before = old.teachers[name].shards if old else []
+        entries[name] = Teacher(fingerprint=fingerprint, signals=schema, shards=before + shards)
+    _manifest(cache, plan, old, entries).write(cache, worker.folder)
+    _discard_build(cache, lock)
+
+
+def _manifest(
     cache: Path, plan: Plan, old: Manifest | None, teachers: dict[str, Teacher]
-) -> None:
+) -> Manifest:
     keys, indices = np.concatenate(plan.keys), plan.indices()
     if old is not None:
         index = KeyIndex(cache, old.index.file, old.index.checksum)
@@ -112,39 +135,51 @@ def _write_manifest(
     blocks = plan.first_block + len(plan.blocks)
     index_file = cache / f"index-{blocks}.arrow"
     write_index(index_file, keys, indices)
-    Manifest(
+    return Manifest(
         examples=len(keys),
         block_rows=plan.block_rows,
         blocks=blocks,
         index=Index(file=index_file.name, checksum=file_checksum(index_file)),
         teachers=teachers,
-    ).write(cache)
+    )
 
 
 def remove_leftovers(cache: Path) -> None:
     """Remove the files of builds that are finished or had no plan yet. Main process."""
-    with _lock(cache):
+
+    def remove(lock: FolderLock) -> None:
         manifest = Manifest.read(cache) if (cache / MANIFEST).is_file() else None
         if read_plan(cache, manifest) is None:
-            _discard_build(cache)
+            _discard_build(cache, lock)
+
+    _in_lock(cache, remove)
 
 
-def _lock(cache: Path) -> FolderLock:
-    """For the short times in which a cache's folder is one worker's alone."""
-    return FolderLock(cache, what="cache", wait=True)
+def _in_lock(cache: Path, work: Callable[[FolderLock], T]) -> T:
+    """Do what one process at a time may do in a cache's folder. It takes a moment; where it does
+    not, because this process stands still, another one takes the lock, and `work` begins again. It
+    asks whether the lock is held before each step that the other one's work would not bear."""
+    while True:
+        with FolderLock(cache, what="cache", wait=True) as lock:
+            try:
+                return work(lock)
+            except Exception:  # what it has read may have been changed meanwhile
+                if lock.is_held():
+                    raise
 
 
-def _discard_build(cache: Path) -> None:
+def _discard_build(cache: Path, lock: FolderLock) -> None:
     folder = cache / BUILDING
+    lock.check_held()
     if folder.exists():
         with suppress(OSError):  # a worker that gave no sign for long may be claiming something
             shutil.rmtree(folder)
     if folder.exists():
         shutil.rmtree(folder)
-    _remove_unlisted(cache)
+    _remove_unlisted(cache, lock)
 
 
-def _remove_unlisted(cache: Path) -> None:
+def _remove_unlisted(cache: Path, lock: FolderLock) -> None:
     """Remove shards of builds that never finished, and replaced indexes."""
     listed = set()
     if (cache / MANIFEST).is_file():
@@ -155,6 +190,7 @@ def _remove_unlisted(cache: Path) -> None:
     for pattern in ("index-*.arrow", "*/shard-*.arrow"):
         for file in cache.glob(pattern):
             if str(file.relative_to(cache)) not in listed:
+                lock.check_held()
                 file.unlink()
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError
-from ds_distill.files import read_json, write_json
+from ds_distill.files import publish_file, read_json
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -130,9 +130,18 @@ class Manifest(_Part):
                 raise ValueError("a codec needs token-level signals of its own vocabulary")
         return self
 
-    def write(self, cache: Path) -> None:
+    def write(self, cache: Path, aside: Path) -> None:
+        """Replace a cache's manifest. Raises FileNotFoundError, and replaces none, where its build
+        has ended.
+
+        aside: a folder of the build, which ends with it: the process may stand still, while another
+            one finishes the build and begins the next.
+        """
         content = self.model_dump(mode="json")
-        write_json(cache / MANIFEST, {**content, "checksum": _checksum(content)}, indent=None)
+        text = json.dumps({**content, "checksum": _checksum(content)}, ensure_ascii=False)
+        file = aside / MANIFEST
+        file.write_text(text + "\n", encoding="utf-8")
+        publish_file(file, cache / MANIFEST)
 
     @staticmethod
     def read(cache: Path) -> Manifest:

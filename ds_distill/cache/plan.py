@@ -135,28 +135,35 @@ def read_plan(cache: Path, manifest: Manifest | None) -> Written | None:
     return None if finished else Written(content, teachers)
 
 
-def check_same_plan(
+def is_same_plan(
+    unfinished: Written,
+    plan: Plan,
+    teachers: Mapping[str, tuple[Fingerprint, SignalSchema]],
+) -> bool:
+    """Whether an unfinished build has this plan."""
+    return unfinished.content == _content(plan, teachers)
+
+
+def other_plan(
     cache: Path,
     unfinished: Written,
     plan: Plan,
     teachers: Mapping[str, tuple[Fingerprint, SignalSchema]],
     workers: list[str],
-) -> None:
-    """Raises UserError when an unfinished build has another plan.
+) -> UserError:
+    """What to tell where an unfinished build has another plan.
 
     workers: processes that write it at the moment, in words.
     """
     wanted = _content(plan, teachers)
-    if unfinished.content == wanted:
-        return
     folder = cache / BUILDING
     if workers:
-        raise UserError(
+        return UserError(
             f"cache {cache}: {' and '.join(workers)} is building it, with "
             f"{_difference(unfinished.content, wanted)}. Wait until that build has ended, or name "
             "another folder (phases.cache.folder)."
         )
-    raise UserError(
+    return UserError(
         f"cache {cache}: {folder} holds an unfinished build that was started with "
         f"{_difference(unfinished.content, wanted)}. Continue with what it was started with, name "
         f"another folder (phases.cache.folder), or remove {folder} to start again: what that build "

@@ -1,16 +1,22 @@
 """The shards and journals of a build: each rank appends blocks to its own.
 
-    TEACHER/shard-FIRST-WRITER.arrow       blocks, one after the other
-    .building/TEACHER.WRITER.jsonl         the journal of that shard, one line per block
+    TEACHER/shard-BLOCK.arrow                    blocks, one after the other; BLOCK is the first
+    .building/workers/NAME/TEACHER.RANK.jsonl    the journal of that shard: its process, then a line
+                                                 for each block
 
 A rank syncs its shard before it adds the block to the journal, and syncs that too. A block in a
 journal survives a power cut; any other block is written again.
+
+Every file is written by the one process that has made it, with O_EXCL, and no other: what is in a
+cache is never opened for writing. The last that a rank writes is the end of its shard's stream.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
+from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 
@@ -20,7 +26,11 @@ import xxhash
 from ds_distill.cache.format import END_OF_STREAM, Block, Shard
 from ds_distill.cache.plan import BUILDING, Plan
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.files import new_file, sync
+from ds_distill.files import sync
+from ds_distill.process_id import ProcessId
+
+WORKERS = "workers"
+"""A folder for each worker, in that of a build."""
 
 
 def blocks_to_write(cache: Path, plan: Plan, teacher: str) -> list[int]:
@@ -35,33 +45,24 @@ class ShardWriter:
     def __init__(
         self, cache: Path, plan: Plan, teacher: str, schema: SignalSchema, writer: str
     ) -> None:
-        """
-        writer: a name that no other process has, see `writer_name`. A shard that a process of this
-            name began, and that has ended, is continued.
-        """
-        self._journal_file = cache / BUILDING / f"{teacher}.{writer}.jsonl"
-        self._file = cache / teacher / f"shard-{plan.first_block:08d}-{writer}.arrow"
-        self._first_block = plan.first_block
-        blocks = [block for _, block in _read_journal(cache / teacher, self._journal_file)]
-        header = _header(schema)
-        self._end = max([block.offset + block.length for block in blocks], default=len(header))
-        self._journal_end = sum(len(_line(self._file.name, block)) for block in blocks)
-        # Unbuffered: a writer that failed would flush its buffer later, when it is closed, over
-        # what another writer has written since.
-        mode = "r+" if blocks else "w+"
-        self._shard, self._journal = FileIO(self._file, mode), FileIO(self._journal_file, mode)
-        self._shard.truncate(self._end)
-        self._journal.truncate(self._journal_end)
-        if not blocks:
-            _write_at(self._shard, header, 0)
-            sync(self._file.parent)
-            sync(self._journal_file.parent)
+        """writer: a name that no other process ever has, see `writer_name`."""
+        self._folder, self._first_block = cache / teacher, plan.first_block
+        self._journal_file = cache / BUILDING / _worker_journal(teacher, writer)
+        self._header = _header(schema)
+        self._shard: FileIO | None = None
+        self._open: dict[Path, FileIO] = {}
+        self._end = self._journal_end = self._blocks = 0
 
     def append(self, position: int, batch: pa.RecordBatch, examples: int) -> None:
         """Write the block at `position` of the plan. After the return it survives a power cut.
+        Nothing is written where the build has ended without this worker, which stood still.
 
         Raises OSError; the blocks written before stay valid, and another writer can continue.
         """
+        if self._shard is None:
+            self._shard = self._begin(self._first_block + position)
+        if self._shard is None:
+            return
         message = memoryview(batch.serialize())
         _write_at(self._shard, message, self._end)
         os.fdatasync(self._shard.fileno())
@@ -72,15 +73,62 @@ class ShardWriter:
             len(message),
             xxhash.xxh3_128_hexdigest(message),
         )
-        line = _line(self._file.name, block)
+        self._note(_line(self._file.name, block))
+        self._end += len(message)
+        self._blocks += 1
+
+    def _begin(self, block: int) -> FileIO | None:
+        """Make the files, for a shard that begins with this block. None where the build has ended:
+        its workers' folders are gone."""
+        try:
+            # Unbuffered: a writer that failed would flush its buffer later, when it is closed.
+            self._journal = FileIO(self._journal_file, "x")
+        except FileNotFoundError:
+            return None
+        self._open[self._journal_file] = self._journal
+        self._file, shard = _new_shard(self._folder, block)
+        self._open[self._file] = shard
+        _write_at(shard, self._header, 0)
+        self._end = len(self._header)
+        self._note(json.dumps(asdict(ProcessId.of_this())).encode() + b"\n")
+        sync(self._folder)
+        sync(self._journal_file.parent)
+        return shard
+
+    def _note(self, line: bytes) -> None:
         _write_at(self._journal, line, self._journal_end)
         os.fdatasync(self._journal.fileno())
-        self._end += len(message)
         self._journal_end += len(line)
 
     def close(self) -> None:
-        self._shard.close()
-        self._journal.close()
+        """End the shard, which is in the cache as it is then; without a block it is removed."""
+        try:
+            if self._shard is not None and self._blocks:
+                self._shard.truncate(self._end)  # what has failed is behind
+                _write_at(self._shard, END_OF_STREAM, self._end)
+                os.fdatasync(self._shard.fileno())
+        finally:
+            for path, file in self._open.items():
+                file.close()
+                if not self._blocks:
+                    path.unlink(missing_ok=True)
+
+
+def _worker_journal(teacher: str, writer: str) -> str:
+    """In the folder of a build. writer: NAME/RANK."""
+    worker, _, rank = writer.partition("/")
+    return f"{WORKERS}/{worker}/{teacher}.{rank}.jsonl"
+
+
+def _new_shard(folder: Path, block: int) -> tuple[Path, FileIO]:
+    """A new file, that no other process writes. Where a block is written twice, two shards may
+    begin with it."""
+    number = 0
+    while True:
+        file = folder / f"shard-{block:08d}{f'-{number}' if number else ''}.arrow"
+        with suppress(FileExistsError):
+            return file, FileIO(file, "x")
+        number += 1
 
 
 def _write_at(file: FileIO, content: bytes | memoryview, offset: int) -> None:
@@ -102,6 +150,8 @@ def _read_journal(teacher: Path, journal: Path) -> list[tuple[str, Block]]:
         return blocks
     sizes: dict[str, int] = {}  # a journal belongs to one shard: one stat call
     for line in journal.read_bytes().splitlines(keepends=True):
+        if line.startswith(b"{"):  # the process
+            continue
         try:
             file, *fields = json.loads(line)
             block = Block(*fields)
@@ -115,15 +165,27 @@ def _read_journal(teacher: Path, journal: Path) -> list[tuple[str, Block]]:
     return blocks
 
 
+def _writer_has_ended(journal: Path) -> bool:
+    """Whether the process that wrote a journal has ended for certain."""
+    with open(journal, "rb") as file, suppress(ValueError):
+        return ProcessId.parse(file.readline()).is_alive() is False
+    return False  # a journal of an older version names none
+
+
 def _journals(cache: Path, teacher: str) -> list[Path]:
-    """The journals of all ranks, sorted. Raises OSError where the folder cannot be listed; a glob
+    """The journals of all ranks, sorted. Raises OSError where a folder cannot be listed; a glob
     would silently find none."""
-    try:
-        names = os.listdir(cache / BUILDING)
-    except FileNotFoundError:
-        return []
-    own = [name for name in names if name.startswith(f"{teacher}.") and name.endswith(".jsonl")]
-    return [cache / BUILDING / name for name in sorted(own)]
+    folders = [cache / BUILDING]  # older versions had them there
+    with suppress(FileNotFoundError):
+        workers = cache / BUILDING / WORKERS
+        folders += [workers / name for name in sorted(os.listdir(workers))]
+    found = []
+    for folder in folders:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = sorted(name for name in os.listdir(folder) if name.endswith(".jsonl"))
+            # TEACHER.RANK.jsonl
+            found += [folder / name for name in names if name.rsplit(".", 2)[0] == teacher]
+    return found
 
 
 def written(cache: Path, teacher: str) -> dict[str, list[Block]]:
@@ -136,25 +198,35 @@ def written(cache: Path, teacher: str) -> dict[str, list[Block]]:
             if block.number not in known:
                 known.add(block.number)
                 shards.setdefault(file, []).append(block)
-    return shards
+    return dict(sorted(shards.items()))
+
+
+def written_to(cache: Path, teacher: str) -> set[str]:
+    """The shards of a teacher whose writers may still be there."""
+    return {
+        file
+        for journal in _journals(cache, teacher)
+        for file, _ in _read_journal(cache / teacher, journal)[:1]
+        if not _writer_has_ended(journal)
+    }
 
 
 def close_shard(file: Path, blocks: list[Block], schema: SignalSchema, *, in_use: bool) -> Shard:
-    """End a shard's stream behind its blocks, for the manifest.
+    """A shard whose stream ends behind its blocks, for the manifest: the file as it is, where its
+    writer has ended it.
 
-    in_use: whether its writer may still write. It is copied then, and where another shard has one
-        of its blocks: what its writer adds to the old file is in no cache.
+    in_use: whether that writer may still be there. A shard that it has not ended is copied then,
+        and one where another shard has one of the blocks: what is added to the old file is in no
+        cache.
     """
     header, end = _header(schema), blocks[-1].offset + blocks[-1].length
-    if in_use or len(header) + sum(block.length for block in blocks) != end:
+    if len(header) + sum(block.length for block in blocks) != end:
         file, blocks, end = _copy_shard(file, blocks, header)
-    else:
-        with open(file, "r+b") as opened:
-            opened.truncate(end)
-            opened.seek(end)
-            opened.write(END_OF_STREAM)
-            opened.flush()
-            os.fsync(opened.fileno())
+    elif not _is_ended(file, end):
+        if in_use:
+            file, blocks, end = _copy_shard(file, blocks, header)
+        else:
+            _end_shard(file, end)
     return Shard(
         file=file.name,
         bytes=end + len(END_OF_STREAM),
@@ -163,17 +235,35 @@ def close_shard(file: Path, blocks: list[Block], schema: SignalSchema, *, in_use
     )
 
 
+def _is_ended(file: Path, end: int) -> bool:
+    with open(file, "rb") as opened:
+        opened.seek(end)
+        return opened.read() == END_OF_STREAM
+
+
+def _end_shard(file: Path, end: int) -> None:
+    """End the stream of a writer that was killed."""
+    with open(file, "r+b") as opened:
+        opened.truncate(end)
+        opened.seek(end)
+        opened.write(END_OF_STREAM)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
 def _copy_shard(file: Path, blocks: list[Block], header: bytes) -> tuple[Path, list[Block], int]:
     """A new shard of these blocks: its file, they as they stand there, and where the last ends."""
-    new, end, copied = file.with_name(f"{file.stem}-copy.arrow"), len(header), []
-    with new_file(new) as temporary, open(temporary, "wb") as target, open(file, "rb") as source:
-        target.write(header)
+    end, copied = len(header), []
+    new, target = _new_shard(file.parent, blocks[0].number)
+    with target, open(file, "rb") as source:
+        _write_at(target, header, 0)
         for block in blocks:
             source.seek(block.offset)
-            target.write(source.read(block.length))
+            _write_at(target, source.read(block.length), end)
             copied.append(Block(block.number, block.rows, end, block.length, block.checksum))
             end += block.length
-        target.write(END_OF_STREAM)
+        _write_at(target, END_OF_STREAM, end)
+        os.fsync(target.fileno())
     return new, copied, end
 
 

@@ -1,10 +1,13 @@
 """The processes that write a build together: any number, on all hosts that share the cache's
 folder. They come and go without a word to each other.
 
-    .building/workers/NUMBER.json     the process of a worker, as long as it writes
-    .building/claims/TEACHER.BLOCK    the number of the worker that writes a block
+    .building/workers/NAME/process.json   the process of a worker, as long as it writes
+    .building/claims/TEACHER.BLOCK        the name of the worker that writes a block
 
-A claim is a symbolic link to that number: made by one worker alone, at once with its content, and
+A name is drawn at random, and no other worker of any build has it: one that stood still, and goes
+on in a later build of the cache, finds its folder gone and writes no more.
+
+A claim is a symbolic link to a name: made by one worker alone, at once with its content, and
 without a block of the disk. That of a worker that has ended, or gives no sign, is taken over. Where
 such a worker goes on after all, a block is written twice, and the cache has it once.
 """
@@ -12,8 +15,8 @@ such a worker goes on after all, a block is written twice, and the cache has it 
 from __future__ import annotations
 
 import os
+import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,12 +24,13 @@ from itertools import islice
 from pathlib import Path
 
 from ds_distill.cache.plan import BUILDING, PLAN, Plan
-from ds_distill.cache.shards import blocks_to_write
-from ds_distill.files import write_json
-from ds_distill.lock import BEAT_SECONDS, STALE_SECONDS
+from ds_distill.cache.shards import WORKERS, blocks_to_write
+from ds_distill.files import sync, write_json
+from ds_distill.lock import BEAT_SECONDS, STALE_SECONDS, Signs, first_sign
 from ds_distill.process_id import ProcessId
+from ds_distill.progress import Tell
 
-WORKERS, CLAIMS = "workers", "claims"
+CLAIMS, PROCESS = "claims", "process.json"
 
 AT_ONCE = 256
 """Blocks that are looked at before it is asked whether any of them can be claimed."""
@@ -39,13 +43,17 @@ class Worker:
         """Join a build whose plan is written. In the lock of the cache's folder."""
         self._cache, self._plan = cache, plan
         self._claims = cache / BUILDING / CLAIMS
-        self._build = _identity(cache)
         self._own: set[tuple[str, int]] = set()
         self._may_be_unclaimed: dict[str, dict[int, None]] = {}
-        self.number = 0
-        while _may_write(cache, self.number):
-            self.number += 1
-        self._file = _file(cache, self.number)
+        self._signs, self._tell = Signs(), Tell()
+        self.number = secrets.randbits(62)
+        """What other ranks need to know, see `writer_name`."""
+        self._name = _name(self.number)
+        self.folder = cache / BUILDING / WORKERS / self._name
+        """Of this worker alone, and there as long as its build is."""
+        self.folder.mkdir()
+        sync(self.folder.parent)
+        self._file = self.folder / PROCESS
         write_json(self._file, asdict(ProcessId.of_this()), indent=None)
         self._free_claims(teachers)
         self._ended = threading.Event()
@@ -59,13 +67,13 @@ class Worker:
                 if self._is_over(teacher, at):
                     self._claim_file(teacher, at).unlink(missing_ok=True)
 
-    def writer_name(self, rank: int, ranks: int) -> str:
+    def writer_name(self, rank: int) -> str:
         """The name of one of its ranks, for `ShardWriter`."""
-        return writer_name(self.number, rank, ranks)
+        return writer_name(self.number, rank)
 
     def build_goes_on(self) -> bool:
         """Whether the build is unfinished; there may be another one of the cache by now."""
-        return _identity(self._cache) == self._build
+        return (self._cache / BUILDING / PLAN).is_file() and self.folder.is_dir()
 
     def claim(self, teacher: str, ranks: int) -> list[int | None] | None:
         """The next blocks of a teacher, positions in `plan.blocks`, one for each rank or None.
@@ -76,12 +84,16 @@ class Worker:
             return None
         assigned = self._assign(teacher, self._unclaimed(teacher), ranks, self._make)
         if any(at is not None for at in assigned):
+            self._tell = Tell()
             return assigned
         left = blocks_to_write(self._cache, self._plan, teacher)
         if not left:
             return None
         over = (at for at in left if (teacher, at) not in self._own and self._is_over(teacher, at))
-        return self._assign(teacher, over, ranks, self._take_over)
+        assigned = self._assign(teacher, over, ranks, self._take_over)
+        if assigned == [None] * ranks:
+            self.others()  # says whom it waits for
+        return assigned
 
     def _unclaimed(self, teacher: str) -> Iterator[int]:
         """Blocks that may be unclaimed, in order. Each is looked at until it has a claim, and then
@@ -112,48 +124,44 @@ class Worker:
         for at in free:
             if None not in assigned:
                 break
-            # The first worker's ranks have blocks of their own: what a lone build writes, and
-            # where, does not depend on kills.
-            number = self._plan.first_block + at
-            rank = number % ranks if self.number == 0 else assigned.index(None)
-            if assigned[rank] is None and take(self._claim_file(teacher, at)):
-                assigned[rank] = at
+            if take(self._claim_file(teacher, at)):
+                assigned[assigned.index(None)] = at
                 self._own.add((teacher, at))
         return assigned
 
     def _make(self, claim: Path) -> bool:
         try:
-            claim.symlink_to(str(self.number))
+            claim.symlink_to(self._name)
         except (FileExistsError, FileNotFoundError):
             return False
         return True
 
     def _take_over(self, claim: Path) -> bool:
         """Two workers may do it at once; the block is written twice then."""
-        aside = claim.with_name(f".{claim.name}.{self.number}")
+        aside = claim.with_name(f".{claim.name}.{self._name}")
         try:
-            aside.unlink(missing_ok=True)  # of a worker of this number that was killed here
-            aside.symlink_to(str(self.number))
+            aside.symlink_to(self._name)
             os.replace(aside, claim)
         except FileNotFoundError:  # another worker has finished the build
             return False
         return True
 
-    def _owner(self, teacher: str, at: int) -> int | None:
-        """The worker that has claimed a block, if one has."""
+    def _owner(self, teacher: str, at: int) -> str | None:
+        """The name of the worker that has claimed a block, if one has."""
         try:
-            return int(os.readlink(self._claim_file(teacher, at)))
+            return os.readlink(self._claim_file(teacher, at))
         except FileNotFoundError:
             return None
 
     def _is_over(self, teacher: str, at: int) -> bool:
         """Whether a claim is of nobody who would still write the block."""
         owner = self._owner(teacher, at)
-        return owner is None or owner == self.number or not self._writes(owner)
+        return owner is None or owner == self._name or not self._writes(owner)
 
-    def _writes(self, number: int) -> bool:
-        """Whether there are signs of another worker."""
-        return _may_write(self._cache, number) and not _is_silent(self._cache, number)
+    def _writes(self, name: str) -> bool:
+        """Whether there are signs of another worker, since this one first asked for it."""
+        file = _file(self._cache, name)
+        return _runs(file) is not False and self._signs.silent_for(file) < STALE_SECONDS
 
     def _claim_file(self, teacher: str, at: int) -> Path:
         return self._claims / f"{teacher}.{at:08d}"
@@ -162,83 +170,76 @@ class Worker:
         """The other workers that write, in words."""
         if not self.build_goes_on():
             return []
-        return [
-            _describe(self._cache, number)
-            for number in _numbers(self._cache)
-            if number != self.number and self._writes(number)
+        found = [
+            _describe(_file(self._cache, name))
+            for name in _names(self._cache)
+            if name != self._name and self._writes(name)
         ]
+        self._announce(found)
+        return found
 
-    def in_use(self, shard: str) -> bool:
-        """Whether the writer of a shard may still write: another worker that is not known to have
-        ended, though it may give no sign."""
-        number = int(shard.split("-")[2])
-        return number != self.number and _may_write(self._cache, number)
+    def _announce(self, others: list[str]) -> None:
+        """Say whom this worker waits for, where that takes long."""
+        if others:
+            self._tell(
+                f"waiting for blocks that {', '.join(others)} writes, until it gives no sign for "
+                f"{STALE_SECONDS:g} s"
+            )
 
     def close(self) -> None:
         """Say that this worker writes no more."""
         self._ended.set()
         self._beating.join()
-        if self.build_goes_on():
-            self._file.unlink(missing_ok=True)
+        self._file.unlink(missing_ok=True)
 
     def _beat(self) -> None:
-        with suppress(FileNotFoundError):  # another worker has just finished the build
-            while not self._ended.wait(BEAT_SECONDS) and self.build_goes_on():
+        while not self._ended.wait(BEAT_SECONDS):
+            with suppress(OSError):  # another worker has finished the build, or the disk is slow
                 os.utime(self._file)
 
 
-def writer_name(worker: int, rank: int, ranks: int) -> str:
-    return f"{worker:03d}-{rank:05d}-of-{ranks:05d}"
+def writer_name(worker: int, rank: int) -> str:
+    return f"{_name(worker)}/{rank:05d}"
 
 
 def writing(cache: Path) -> list[str]:
-    """The workers of a build of which there are signs, in words."""
-    return [
-        _describe(cache, number)
-        for number in _numbers(cache)
-        if _may_write(cache, number) and not _is_silent(cache, number)
-    ]
+    """Workers of a build that run, in words: those that are known to, else one of which there is a
+    sign within WATCH_SECONDS."""
+    runs = {file: _runs(file) for file in (_file(cache, name) for name in _names(cache))}
+    running = [file for file, known in runs.items() if known]
+    unknown = [file for file, known in runs.items() if known is None]
+    if not running and (sign := first_sign(unknown)) is not None:
+        running = [sign]
+    return [_describe(file) for file in running]
 
 
-def _identity(cache: Path) -> tuple[int, int] | None:
-    """What tells a build's plan from that of a later build; None without one."""
-    try:
-        status = (cache / BUILDING / PLAN).stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
+def _name(worker: int) -> str:
+    return f"{worker:016x}"
 
 
-def _file(cache: Path, number: int) -> Path:
-    return cache / BUILDING / WORKERS / f"{number:03d}.json"
+def _file(cache: Path, name: str) -> Path:
+    return cache / BUILDING / WORKERS / name / PROCESS
 
 
-def _numbers(cache: Path) -> list[int]:
+def _names(cache: Path) -> list[str]:
+    """Of the workers that have not said that they write no more."""
     with suppress(FileNotFoundError):
         names = os.listdir(cache / BUILDING / WORKERS)
-        return sorted(int(name[:-5]) for name in names if name[:-5].isdigit())
+        return sorted(name for name in names if _file(cache, name).is_file())
     return []
 
 
-def _may_write(cache: Path, number: int) -> bool:
-    """Whether a worker is not known to have ended."""
+def _runs(file: Path) -> bool | None:
+    """Whether a worker does, by its file; None where that is not known."""
     try:
-        return ProcessId.read(_file(cache, number)).is_alive() is not False
+        return ProcessId.read(file).is_alive()
     except FileNotFoundError:
         return False
     except ValueError:  # damaged: it may still be renewed
-        return True
+        return None
 
 
-def _is_silent(cache: Path, number: int) -> bool:
-    try:
-        return time.time() - _file(cache, number).stat().st_mtime > STALE_SECONDS
-    except FileNotFoundError:
-        return True
-
-
-def _describe(cache: Path, number: int) -> str:
+def _describe(file: Path) -> str:
     with suppress(FileNotFoundError, ValueError):
-        process = ProcessId.read(_file(cache, number))
-        return f"process {process.pid} on host {process.host}"
-    return f"worker {number}"
+        return str(ProcessId.read(file))
+    return f"worker {file.parent.name}"

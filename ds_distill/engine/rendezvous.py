@@ -18,10 +18,7 @@ from datetime import timedelta
 from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
 
 from ds_distill.process_id import ProcessId
-
-TELL_SECONDS = 5.0
-"""Length of a wait from which on it is announced."""
-TELL_AGAIN_SECONDS = 30.0
+from ds_distill.progress import TELL_AGAIN_SECONDS, TELL_SECONDS, Tell
 
 FAILURE = "failure"
 """Key of the first failure of any rank in the store."""
@@ -187,7 +184,7 @@ def _open(rank: int, deadline: float, limit: float) -> TCPStore:
 
 
 def _wait_for_port(rank: int, host: str, port: int, deadline: float, limit: float) -> None:
-    tell = _Tell()
+    tell = Tell()
     while True:
         try:
             socket.create_connection((host, port), timeout=5).close()
@@ -205,7 +202,7 @@ def _wait_for_port(rank: int, host: str, port: int, deadline: float, limit: floa
 
 
 def _wait_for_all(store: TCPStore, size: int, deadline: float, limit: float) -> list[ProcessId]:
-    tell = _Tell()
+    tell = Tell()
     processes: dict[int, ProcessId] = {}
     while True:
         for rank in range(size):
@@ -252,15 +249,3 @@ def _wait_for_main(store: TCPStore, deadline: float) -> None:
             time.sleep(_POLL_SECONDS)
     except (DistNetworkError, DistStoreError) as error:
         raise StoreLost("rank 0 ended before all ranks were there") from error
-
-
-class _Tell:
-    """Prints what is waited for, after some seconds and then now and again."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + TELL_SECONDS
-
-    def __call__(self, what: str) -> None:
-        if time.monotonic() > self._next:
-            self._next = time.monotonic() + TELL_AGAIN_SECONDS
-            print(f"ds-distill: {what}", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def _join(
             break
     worker, kept = joined or (None, 0)
     number = torch.full((1,), worker.number if worker is not None else 0, device=world.device)
-    writer = writer_name(int(world.sum(number).item()), world.rank, world.size)
+    writer = writer_name(int(world.sum(number).item()), world.rank)
     return _Build(plan, missing, known_teachers(path), worker, writer, kept)
 
 
@@ -249,7 +249,7 @@ def _run_teacher(
     with inference_engine(run, [reference]) as engine:
         if plan.examples:
             writer = ShardWriter(path, plan, reference.name, schema, build.writer)
-            with _progress(run, reference.name, path, build) as advance:
+            with closing(writer), _progress(run, reference.name, path, build) as advance:
                 write_blocks(
                     engine,
                     writer,
@@ -261,7 +261,6 @@ def _run_teacher(
                     batch_size,
                     advance,
                 )
-            writer.close()
         most = max(build.missing, key=lambda part: len(part.indices))
         return repeat_inference(
             engine, reference.name, most.examples, most.collate, most.indices, schema.mask_variants

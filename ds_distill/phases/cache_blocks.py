@@ -51,11 +51,11 @@ def claims(world: World, worker: Worker | None, teacher: str) -> Claim:
 def wait(world: World, worker: Worker | None) -> bool:
     """Wait a moment for the other workers. Returns whether there are any. Every rank must call
     this."""
-    others = len(worker.others()) if worker is not None else 0
+    others = worker.others() if worker is not None else []
     if others:
         time.sleep(WAIT_SECONDS)
     mark("waits for blocks that other workers write")
-    return bool(world.sum(torch.full((1,), others, device=world.device)).item())
+    return bool(world.sum(torch.full((1,), len(others), device=world.device)).item())
 
 
 def write_blocks(

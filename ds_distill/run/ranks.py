@@ -21,8 +21,9 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full
 from ds_distill.lock import Locked, release_all
+from ds_distill.process_id import LAUNCHED
 from ds_distill.run.failures import Failure, Kind, first_failure, record_failure
-from ds_distill.run.stopping import LAUNCHED, Stopped, is_rank, print_error
+from ds_distill.run.stopping import Stopped, is_rank, print_error
 from ds_distill.run.watchdog import GRACE_SECONDS, Watchdog
 
 Report = Literal["own", "printed", "silent"]

@@ -17,16 +17,13 @@ from types import FrameType
 from typing import Any
 
 from ds_distill.lock import release_all
+from ds_distill.process_id import LAUNCHED
 from ds_distill.terminal import message as shown
 
 STOPPED = 75
 """Exit code after SIGTERM, where work was saved: a launcher may start the run again."""
 
 SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
-
-LAUNCHED = "DS_DISTILL_LAUNCHED"
-"""Environment variable of ranks whose standard input `ds-distill launch` holds open: it closes when
-the launch ends, for any reason."""
 
 
 @contextmanager

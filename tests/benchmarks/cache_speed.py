@@ -84,7 +84,7 @@ def fill(
     teachers: dict[str, Any] = {"teacher": ({}, schema)}
     worker = join(path, plan, teachers)
     writers = [
-        ShardWriter(path, plan, "teacher", schema, worker.writer_name(rank, ranks))
+        ShardWriter(path, plan, "teacher", schema, worker.writer_name(rank))
         for rank in range(ranks)
     ]
     for at, (_, part) in enumerate(plan.blocks):
@@ -226,7 +226,7 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
         number += 1
         path = folder / f"built-{number}"
         worker = join(path, plan, teachers)
-        writer = ShardWriter(path, plan, "teacher", schema, worker.writer_name(0, 1))
+        writer = ShardWriter(path, plan, "teacher", schema, worker.writer_name(0))
         claim = claims(world, worker, "teacher")
         write_blocks(
             engine, writer, claim, "teacher", schema, plan, missing, batch, lambda done: None

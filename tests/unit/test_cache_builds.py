@@ -142,7 +142,7 @@ def started(tmp_path: Path) -> tuple[Path, Plan]:
     write_cache(path, make_keys(20), BEGUN)
     plan = Plan(3, 8, [make_keys(20, "more ")])
     worker = join(path, plan, BEGUN, kept=0)
-    writer = ShardWriter(path, plan, "first", BEGUN["first"], worker.writer_name(0, 1))
+    writer = ShardWriter(path, plan, "first", BEGUN["first"], worker.writer_name(0))
     assert worker.claim("first", 1) == [0]
     writer.append(0, block("first", BEGUN["first"], plan.keys[0][:8]), 8)
     writer.close()
@@ -229,8 +229,8 @@ def test_a_read_that_fails_is_reported_and_nothing_is_deleted(started, which, ho
     monkeypatch.setattr(build, "refuse_links_out", lambda cache: None)
     files = {
         "plan": path / BUILDING / "plan.json",
-        "journal": path / BUILDING / "first.000-00000-of-00001.jsonl",
-        "shard": path / "first" / "shard-00000003-000-00000-of-00001.arrow",
+        "journal": next(path.glob(f"{BUILDING}/workers/*/first.00000.jsonl")),
+        "shard": path / "first" / "shard-00000003.arrow",
     }
     aside = path.with_name("aside")
     shutil.copy(files[which], aside)

@@ -3,12 +3,14 @@ have written it."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cache_files import (
@@ -23,12 +25,14 @@ from cache_files import (
 )
 from processes import fork
 
-from ds_distill.cache import workers
+from ds_distill import lock, process_id
+from ds_distill.cache import build, format, workers
 from ds_distill.cache.build import finish_build, join_build
 from ds_distill.cache.format import MANIFEST
 from ds_distill.cache.plan import BUILDING, Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.shards import ShardWriter, blocks_to_write
+from ds_distill.cache.workers import Worker
 from ds_distill.errors import UserError
 
 KEYS = make_keys(200)
@@ -137,31 +141,156 @@ def test_they_share_the_work(tmp_path, children):
     check_rows(path, KEYS, TWO)
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes a minute takes a second."""
+    for module in (workers, lock):
+        monkeypatch.setattr(module, "STALE_SECONDS", 1.0)
+        monkeypatch.setattr(module, "BEAT_SECONDS", 0.1)
+
+
+def begin_another(path: Path) -> Worker:
+    """Another build of a cache, with a block written."""
+    plan = Plan(50, 4, [make_keys(9, "new ")])
+    joined = join_build(path, plan, TEACHERS)
+    assert joined is not None
+    writer = ShardWriter(path, plan, "first", TWO["first"], joined[0].writer_name(0))
+    write_blocks(writer, plan, "first", range(1))
+    writer.close()
+    return joined[0]
+
+
+def write_blocks(writer: ShardWriter, plan: Plan, teacher: str, which: Iterable[int]) -> None:
+    for at in which:
+        split, part = plan.blocks[at]
+        batch = block(teacher, TWO[teacher], plan.keys[split][part])
+        writer.append(at, batch, part.stop - part.start)
+
+
 @pytest.mark.parametrize("built_again", [False, True])
+@pytest.mark.parametrize("teacher", ["first", "second"])
 def test_one_that_freezes_is_replaced_and_may_wake_up_after_the_end(
-    built_again, tmp_path, children, monkeypatch
+    teacher, built_again, tmp_path, children, soon
 ):
-    monkeypatch.setattr(workers, "STALE_SECONDS", 1.0)
-    monkeypatch.setattr(workers, "BEAT_SECONDS", 0.1)
     write(tmp_path / "whole", seconds=0)
     path = tmp_path / "cache"
     frozen = children(lambda: write(path, ranks=3))
-    while len(list(path.glob(f"{BUILDING}/claims/second.*"))) < 5:
+    while len(list(path.glob(f"{BUILDING}/claims/{teacher}.*"))) < 5:
         time.sleep(0.002)
     os.kill(frozen, signal.SIGSTOP)
     assert not (path / MANIFEST).exists()
     write(path, seconds=0)
     check_whole(path, tmp_path / "whole")
     if built_again:  # another build of the same cache goes on by then
-        joined = join_build(path, Plan(50, 4, [make_keys(9, "new ")]), TEACHERS)
-        assert joined is not None
-        joined[0].close()
+        begin_another(path).close()
     before = contents(path)
     os.kill(frozen, signal.SIGCONT)
     assert ended(frozen) == 0
     assert contents(path) == before
     if not built_again:
         check_whole(path, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("module", "step"),
+    [(build, "written"), (build, "close_shard"), (build, "_manifest"), (format, "publish_file")],
+)
+def test_one_that_freezes_with_the_lock_loses_it_and_does_no_harm(
+    module, step, tmp_path, children, soon
+):
+    """Others wait for a minute, whatever host it is on, and finish the build; it wakes up when the
+    next one goes on."""
+    write(tmp_path / "whole", seconds=0)
+    path = tmp_path / "cache"
+
+    def freeze() -> None:
+        does = getattr(module, step)
+
+        def stopped(*given: Any, **named: Any) -> Any:
+            if blocks_to_write(path, Plan(0, 4, [KEYS]), "second") == []:
+                setattr(module, step, does)
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return does(*given, **named)
+
+        setattr(module, step, stopped)
+        write(path, seconds=0)
+
+    frozen = children(freeze)
+    assert os.WIFSTOPPED(os.waitpid(frozen, os.WUNTRACED)[1])
+    assert not (path / MANIFEST).exists() and (path / lock.NAME).exists()
+    at = time.monotonic()
+    write(path, seconds=0)
+    assert time.monotonic() - at > 0.9
+    check_whole(path, tmp_path / "whole")
+    other = begin_another(path)
+    before = contents(path)
+    os.kill(frozen, signal.SIGCONT)
+    assert ended(frozen) == 0
+    assert contents(path) == before
+    other.close()
+
+
+def test_a_worker_that_comes_between_the_last_block_and_the_manifest_destroys_nothing(tmp_path):
+    plan, teachers = Plan(0, 8, [make_keys(20)]), {"first": (PRINT, TWO["first"])}
+    joined = join_build(tmp_path, plan, teachers)
+    assert joined is not None
+    first, _ = joined
+    writer = ShardWriter(tmp_path, plan, "first", TWO["first"], first.writer_name(0))
+    write_blocks(writer, plan, "first", range(3))
+    writer.close()
+    first.close()
+    joined = join_build(tmp_path, plan, teachers)
+    assert joined is not None
+    late, _ = joined
+    finish_build(tmp_path, plan, teachers, first)
+    before = contents(tmp_path)
+    for name in (first, late):  # the number is that of the first one, or it is another
+        writer = ShardWriter(tmp_path, plan, "first", TWO["first"], name.writer_name(0))
+        write_blocks(writer, plan, "first", range(2))
+        writer.close()
+    late.close()
+    assert contents(tmp_path) == before
+    CacheReader(tmp_path).verify()
+    check_rows(tmp_path, plan.keys[0], {"first": TWO["first"]})
+
+
+def test_what_a_rank_still_writes_is_in_no_cache(tmp_path, monkeypatch):
+    """A rank on another host goes on for a while after the main process of its worker has ended."""
+    plan, teachers = Plan(0, 8, [make_keys(20)]), {"first": (PRINT, TWO["first"])}
+    joined = join_build(tmp_path, plan, teachers)
+    assert joined is not None
+    worker, _ = joined
+    with monkeypatch.context() as patch:
+        patch.setattr(process_id, "machine", lambda: "another")
+        writer = ShardWriter(tmp_path, plan, "first", TWO["first"], worker.writer_name(1))
+        write_blocks(writer, plan, "first", range(3))
+    worker.close()
+    finish_build(tmp_path, plan, teachers, worker)
+    before = contents(tmp_path)
+    write_blocks(writer, plan, "first", range(2))
+    writer.close()
+    assert contents(tmp_path) == before
+    CacheReader(tmp_path).verify()
+    check_rows(tmp_path, plan.keys[0], {"first": TWO["first"]})
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_one_whose_clock_is_an_hour_off_is_replaced_after_a_minute_too(hours, tmp_path, soon):
+    """Killed on another host."""
+    joined = join_build(tmp_path, Plan(0, 4, [KEYS]), TEACHERS)
+    assert joined is not None
+    killed, _ = joined
+    assert killed.claim("first", 1) == [0]
+    killed._ended.set()
+    killed._beating.join()
+    file = killed.folder / workers.PROCESS
+    file.write_text(json.dumps({**json.loads(file.read_text()), "machine": "another"}))
+    at = time.time() + 3600 * hours
+    os.utime(file, (at, at))
+    begun = time.monotonic()
+    write(tmp_path, seconds=0)
+    assert 0.9 < time.monotonic() - begun < 20
+    check_rows(tmp_path, KEYS, TWO)
 
 
 def test_a_block_that_two_have_written_is_in_the_cache_once(tmp_path):
@@ -171,10 +300,8 @@ def test_a_block_that_two_have_written_is_in_the_cache_once(tmp_path):
         joined = join_build(tmp_path, plan, {"first": (PRINT, schema)})
         assert joined is not None
         worker, _ = joined
-        writer = ShardWriter(tmp_path, plan, "first", schema, f"{number:03d}-00000-of-00001")
-        for at in ((0, 1), (1, 2))[number]:
-            _, part = plan.blocks[at]
-            writer.append(at, block("first", schema, plan.keys[0][part]), part.stop - part.start)
+        writer = ShardWriter(tmp_path, plan, "first", schema, worker.writer_name(0))
+        write_blocks(writer, plan, "first", ((0, 1), (1, 2))[number])
         writer.close()
         worker.close()
     assert blocks_to_write(tmp_path, plan, "first") == []
@@ -182,7 +309,8 @@ def test_a_block_that_two_have_written_is_in_the_cache_once(tmp_path):
     reader = CacheReader(tmp_path)
     reader.verify()
     check_rows(tmp_path, plan.keys[0], {"first": schema})
-    assert [len(shard.blocks) for shard in reader.manifest.teachers["first"].shards] == [2, 1]
+    shards = reader.manifest.teachers["first"].shards
+    assert sorted(len(shard.blocks) for shard in shards) == [1, 2]
 
 
 def test_where_another_one_was_faster_the_plan_is_made_anew(tmp_path):
@@ -197,16 +325,12 @@ def test_what_is_being_built_is_not_thrown_away_for_something_else(tmp_path, chi
     path = tmp_path / "cache"
     write_cache(path, make_keys(9, "old "), TWO, block_rows=4)
 
-    def build() -> None:
-        write_cache(
-            path,
-            make_keys(30),
-            TWO,
-            acknowledge=lambda *of: time.sleep(60),
-        )
+    def begin() -> None:
+        write_cache(path, make_keys(30), TWO, acknowledge=lambda *of: time.sleep(60))
 
-    child = children(build)
-    while not any(journal.stat().st_size for journal in path.glob(f"{BUILDING}/*.jsonl")):
+    child = children(begin)
+    journals = f"{BUILDING}/workers/*/*.jsonl"
+    while not any(b"\n[" in journal.read_bytes() for journal in path.glob(journals)):
         time.sleep(0.01)
     before = contents(path)
     with pytest.raises(UserError, match=rf"process {child} on host \S+ is building it, with ano"):

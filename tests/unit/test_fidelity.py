@@ -91,7 +91,7 @@ def test_what_a_top_leaves_out_of_a_flat_distribution_is_lost(tmp_path: Path) ->
     joined = join_build(tmp_path / "cache", plan, teachers)
     assert joined is not None
     worker, _ = joined
-    writer = ShardWriter(tmp_path / "cache", plan, "t", schema, worker.writer_name(0, 1))
+    writer = ShardWriter(tmp_path / "cache", plan, "t", schema, worker.writer_name(0))
     writer.append(0, schema.record_batch([schema.encode(Signals(logits))], np.array([1])), 1)
     writer.close()
     worker.close()

@@ -99,16 +99,32 @@ def test_a_process_id_that_was_given_again_is_another_process(hold, tmp_path):
     FolderLock(tmp_path).check()
 
 
-def test_on_another_machine_the_time_in_it_counts(hold, tmp_path):
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes a minute takes a second."""
+    monkeypatch.setattr(lock, "WATCH_SECONDS", 0.5)
+    monkeypatch.setattr(lock, "STALE_SECONDS", 1.0)
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
+
+
+def clock_of(folder: Path, hours: float) -> None:
+    """The owner's host, or its file server, has another time."""
+    at = time.time() + 3600 * hours
+    os.utime(folder / lock.NAME, (at, at))
+
+
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_on_another_machine_the_signs_tell_and_no_clock(hours, hold, tmp_path, soon):
     first = hold(tmp_path)
-    first.send_signal(signal.SIGSTOP)  # so that it does not renew the time
-    time.sleep(0.2)
-    edit(tmp_path, machine="another", host="node-7", beat=time.time())
+    edit(tmp_path, machine="another", host="node-7", since=time.time() + 3600 * hours)
     with pytest.raises(UserError, match=r"in use by process .* on host node-7"):
         FolderLock(tmp_path).take()
-    edit(tmp_path, beat=time.time() - lock.STALE_SECONDS - 1)
-    with pytest.raises(UserError, match="no sign since") as caught:
+    first.send_signal(signal.SIGSTOP)
+    time.sleep(0.2)
+    clock_of(tmp_path, hours)
+    with pytest.raises(UserError, match=r"gave no sign in 0\.5 seconds") as caught:
         FolderLock(tmp_path).take()
+    assert f"`ps -p {first.pid}` on node-7" in str(caught.value)
     assert f"remove {tmp_path / lock.NAME}" in str(caught.value)
     (tmp_path / lock.NAME).unlink()
     with FolderLock(tmp_path):
@@ -118,13 +134,23 @@ def test_on_another_machine_the_time_in_it_counts(hold, tmp_path):
         assert json.loads((tmp_path / lock.NAME).read_text())["process"]["pid"] == os.getpid()
 
 
-def test_the_time_is_renewed(hold, tmp_path):
-    hold(tmp_path)
-    before = json.loads((tmp_path / lock.NAME).read_text())["beat"]
-    deadline = time.monotonic() + 20
-    while json.loads((tmp_path / lock.NAME).read_text())["beat"] == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def test_who_loses_the_lock_by_hand_is_told(hold, tmp_path):
+    first = hold(tmp_path)
+    (tmp_path / lock.NAME).unlink()
+    assert first.stdout is not None
+    assert first.stdout.readline() == f"lost: the lock of {tmp_path} was removed\n"
+
+
+def test_the_lock_of_a_launch_that_has_ended_its_ranks_is_removed_by_it(hold, tmp_path, soon):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(lock.LAUNCHED, "one")
+        hold(tmp_path).kill()
+    edit(tmp_path, machine="another", host="node-7")
+    lock.free_after(tmp_path, "another")
+    with pytest.raises(UserError, match="on host node-7"):
+        FolderLock(tmp_path).check()
+    lock.free_after(tmp_path, "one")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_a_kill_left_empty_is_no_lock(tmp_path):
@@ -140,7 +166,6 @@ def test_one_that_was_left_empty_long_ago_is_not_waited_for(tmp_path, monkeypatc
     before = time.time() - lock.WRITE_SECONDS - 1
     os.utime(tmp_path / lock.NAME, (before, before))
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it waits"))
-    FolderLock(tmp_path).check()
     with FolderLock(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -152,8 +177,8 @@ def test_one_that_was_left_empty_long_ago_is_not_waited_for(tmp_path, monkeypatc
         *({"since": odd} for odd in (1e300, -1e20, math.nan, "x", None)),
         *({"nonce": odd} for odd in ("../../x", "a\0", 3, "a" * 300, "")),
         *({"process": odd} for odd in (None, [], {}, {"host": 1, "pid": "1/../2"})),
-        {"beat": 10**400},
-        {"beat": []},
+        {"since": 10**400},
+        {"launch": []},
     ],
 )
 def test_odd_fields_are_no_owner(change, tmp_path, monkeypatch):
@@ -187,12 +212,36 @@ def test_one_that_waits_has_the_lock_after_the_first(hold, tmp_path):
     at = time.monotonic()
     with waiting:
         assert time.monotonic() - at > 0.2
-    edited = hold(tmp_path)
-    edited.send_signal(signal.SIGSTOP)
-    time.sleep(0.2)
-    edit(tmp_path, machine="another", host="node-7", beat=time.time() - lock.STALE_SECONDS - 1)
-    with pytest.raises(UserError, match=f"^cache {tmp_path} is locked by .* on host node-7"):
-        waiting.take()
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_one_that_waits_takes_the_lock_of_a_silent_one(hours, hold, tmp_path, soon):
+    """Killed on another host, or frozen on this one."""
+    for frozen in (False, True):
+        first = hold(tmp_path)
+        first.send_signal(signal.SIGSTOP)
+        time.sleep(0.2)
+        if not frozen:
+            edit(tmp_path, machine="another", host="node-7")
+        clock_of(tmp_path, hours)
+        at = time.monotonic()
+        with FolderLock(tmp_path, what="cache", wait=True) as taken:
+            assert 0.9 < time.monotonic() - at < 10
+            first.send_signal(signal.SIGCONT)
+            assert first.stdout is not None
+            assert first.stdout.readline() == f"lost: process {os.getpid()}\n"
+            assert taken.is_held()
+        first.wait()
+
+
+def test_one_that_waits_does_not_take_the_lock_of_one_that_gives_signs(hold, tmp_path, soon):
+    first = hold(tmp_path)
+    edit(tmp_path, machine="another", host="node-7")
+    threading.Timer(3.0, lambda: (tmp_path / lock.NAME).unlink()).start()
+    at = time.monotonic()
+    with FolderLock(tmp_path, what="cache", wait=True):
+        assert time.monotonic() - at > 2.5
+    first.kill()
 
 
 def test_what_a_kill_leaves_aside_is_removed_where_its_owner_has_ended(hold, tmp_path):

@@ -21,11 +21,12 @@ RANKS = """
 import json, os, sys, time
 import numpy as np
 import torch
+from ds_distill import progress
 from ds_distill.engine import rendezvous
 from ds_distill.engine.rendezvous import Meeting, RanksMissing, StoreLost
 
 ranks, size, limit, what = json.loads(sys.argv[1])
-rendezvous.TELL_SECONDS = 0.5
+progress.TELL_SECONDS = rendezvous.TELL_SECONDS = 0.5
 os.environ.update(WORLD_SIZE=str(size), LOCAL_SIZE="2")
 
 def work(rank):

@@ -32,8 +32,10 @@ ASIDE = {"new_file", "new_folder", "new_model"}
 """What is written within a `with` of these is published by `files`."""
 
 KNOWN = {
-    ("cache/shards.py", "ShardWriter.__init__"): "shards and journals are appended to and synced",
-    ("cache/shards.py", "close_shard"): "ends a shard, and syncs it",
+    ("cache/format.py", "Manifest.write"): "aside, and then published",
+    ("cache/shards.py", "ShardWriter._begin"): "a journal, made with O_EXCL; lines are synced",
+    ("cache/shards.py", "_new_shard"): "a shard, made with O_EXCL; blocks are synced",
+    ("cache/shards.py", "_end_shard"): "ends a shard that is in no cache yet, and syncs it",
     ("cache/workers.py", "Worker._take_over"): "a symbolic link, made whole",
     ("cli/shared.py", "text_output"): "aside by new_file; only a device, a pipe or a link is not",
     ("data/docstrings.py", "docstring_corpus.write"): "a file aside, given by build_once",
