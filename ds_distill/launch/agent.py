@@ -16,6 +16,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 
 from ds_distill.launch.group import Command, Group
+from ds_distill.process_id import HOST
 
 STOP = b"stop\n"
 STOP_AT_ONCE = b"kill\n"
@@ -72,6 +73,7 @@ class AgentOrder:
         shared |= {"WORLD_SIZE": str(sum(map(len, self.hosts.values())))}
         shared |= {"LOCAL_SIZE": str(len(slots)), "LOCAL_WORLD_SIZE": str(len(slots))}
         command = [sys.executable, "-u", "-P", "-m", "ds_distill", *self.command]
+        shared[HOST] = host
         return [
             Command(command, {**shared, "RANK": str(before + local), "LOCAL_RANK": str(local)})
             for local in range(len(slots))

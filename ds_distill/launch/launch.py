@@ -7,6 +7,8 @@ import random
 import signal
 import socket
 import sys
+import uuid
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,14 +21,17 @@ from ds_distill.launch import slurm
 from ds_distill.launch.agent import TERMINATED, AgentOrder
 from ds_distill.launch.hosts import Hosts, choose, count_ranks, read_hostfile
 from ds_distill.launch.options import LaunchOptions
+from ds_distill.launch.owner import free_of_ended
 from ds_distill.launch.preflight import Probe, examine, paths_in, shared_file
 from ds_distill.launch.probe import Answer, Question
 from ds_distill.launch.processes import Agents, Ended, Start
 from ds_distill.launch.ssh import FAILED, SIGN_OF_LIFE_SECONDS, SILENCE_SECONDS, ssh_command
+from ds_distill.lock import free_after
+from ds_distill.process_id import LAUNCHED
 from ds_distill.recipe import Recipe
 from ds_distill.run.failures import clear_failures, first_failure
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.stopping import LAUNCHED, STOPPED, exit_on_signal, print_error
+from ds_distill.run.stopping import STOPPED, exit_on_signal, print_error
 
 AGENT = "ds_distill.launch.agent"
 PROBE = "ds_distill.launch.probe"
@@ -105,17 +110,28 @@ def launch(work: Work, options: LaunchOptions) -> None:
         _write_job(work, options)
         return
     agents: Agents | None = None
+    launched = uuid.uuid4().hex
+
+    def free_folder() -> None:
+        """From the lock of a rank 0 that was killed: no other host can tell that it has ended."""
+        if agents is not None and agents.main_has_ended():
+            with suppress(OSError):
+                free_after(work.folder.path, launched)
 
     def end(at_once: bool) -> bool:
-        return agents is not None and STOPPED in agents.stop(at_once)
+        saved = agents is not None and STOPPED in agents.stop(at_once)
+        free_folder()
+        return saved
 
     with exit_on_signal(lambda: work.folder.how_to_continue(*work.resume_options), end):
         hosts = _hosts(options)
+        remote = options.hostfile is not None and not options.no_ssh
+        if remote:
+            free_of_ended(work.folder.path, hosts, options.ssh_port)
         if not options.node_rank:  # of several, the first one's launch checks for all
             _check(work, count_ranks(hosts))
-        order = _order(work, options, hosts)
+        order = _order(work, options, hosts, launched)
         starts = _starts(options, order)
-        remote = options.hostfile is not None and not options.no_ssh
         if remote or options.slurm:
             order = _prepare(work, options, order)
             starts = _starts(options, order)
@@ -123,7 +139,9 @@ def launch(work: Work, options: LaunchOptions) -> None:
         print(f"Starting {count_ranks(hosts)} ranks{where} ...", flush=True)
         clear_failures(work.folder.path)
         agents = Agents(starts, options.grace)
-        ended = agents.run(SIGN_OF_LIFE_SECONDS if remote else None)
+        alive = SIGN_OF_LIFE_SECONDS if remote else None
+        ended = agents.run(alive, lambda one: _say_lost(one, remote, options.grace))
+        free_folder()
         _conclude(work, options, ended)
 
 
@@ -136,7 +154,7 @@ def _hosts(options: LaunchOptions) -> Hosts:
     gpus = torch.cuda.device_count()
     if gpus and options.num_gpus > gpus:
         raise UserError(f"launch: --num-gpus {options.num_gpus}, but this machine has {gpus}.")
-    return {"localhost": list(range(options.num_gpus))}
+    return {socket.gethostname(): list(range(options.num_gpus))}
 
 
 def _check(work: Work, ranks: int) -> None:
@@ -146,8 +164,11 @@ def _check(work: Work, ranks: int) -> None:
         check_data(work.recipe, open_sources(work.recipe))
 
 
-def _order(work: Work, options: LaunchOptions, hosts: Hosts) -> AgentOrder:
-    """The order of the first host; of all, with Slurm."""
+def _order(work: Work, options: LaunchOptions, hosts: Hosts, launched: str) -> AgentOrder:
+    """The order of the first host; of all, with Slurm.
+
+    launched: a name of this launch that no other has.
+    """
     remote = options.hostfile is not None and not options.no_ssh
     if options.hostfile is None and not options.slurm:
         address, port = "127.0.0.1", options.master_port or free_port()
@@ -155,7 +176,7 @@ def _order(work: Work, options: LaunchOptions, hosts: Hosts) -> AgentOrder:
         address = options.master_addr or next(iter(hosts)).rpartition("@")[2]
         port = options.master_port or _port(options)
     # With `python -m` a random.py in the current folder would hide the library of that name.
-    environment = {LAUNCHED: "1", "PYTHONSAFEPATH": "1", **options.variables()}
+    environment = {LAUNCHED: launched, "PYTHONSAFEPATH": "1", **options.variables()}
     if not torch.cuda.device_count() and not remote and not options.slurm:
         environment["DS_ACCELERATOR"] = "cpu"
     if options.node_rank is not None and options.node_rank >= len(hosts):
@@ -230,6 +251,13 @@ def _report_busy(hosts: Hosts, answers: list[Answer]) -> None:
             print(f"Note: {host}: another process is on a GPU: {process}", flush=True)
 
 
+def _say_lost(ended: Ended, by_ssh: bool, grace: float) -> None:
+    """Say at once that a connection is lost: the other hosts' ranks have the grace to save."""
+    if by_ssh and ended.code == FAILED:
+        also = f"Ending the ranks on the other hosts, within {grace:g} seconds"
+        print_error(f"{_reason(ended, by_ssh)}. {also}")
+
+
 def _conclude(work: Work, options: LaunchOptions, ended: list[Ended]) -> None:
     """Return when the run is finished; otherwise raise SystemExit with its exit code."""
     failed = [one for one in ended if one.code != 0]
@@ -240,12 +268,14 @@ def _conclude(work: Work, options: LaunchOptions, ended: list[Ended]) -> None:
     if code == 2:
         raise SystemExit(2)  # a rank has reported it
     advice = work.folder.how_to_continue(*work.resume_options)
-    if code == STOPPED:
-        print_error(f"stopped. {advice}")
-        raise SystemExit(STOPPED)
     by_ssh = options.hostfile is not None and not options.no_ssh
-    reason = first or (_reason(failed[0], by_ssh) if failed else f"there is no {work.result}")
-    print_error(f"the run stopped: {reason}. {advice}")
+    if code == STOPPED:
+        lost = next((one for one in failed if by_ssh and one.code == FAILED), None)
+        why = f", with a checkpoint: {_reason(lost, by_ssh)}" if lost is not None else ""
+        print_error(f"stopped{why}. {advice}")
+        raise SystemExit(STOPPED)
+    reason = str(first or (_reason(failed[0], by_ssh) if failed else f"there is no {work.result}"))
+    print_error(f"the run stopped: {reason.rstrip('.')}. {advice}")
     raise SystemExit(1)
 
 

@@ -63,6 +63,7 @@ def examine(probes: list[Probe], question: Question) -> list[Answer]:
             mistakes.append(f"{where}: {_no_answer(hosts, process.args, errors, code)}")
     names = list(question.hosts)
     mistakes += _mistakes(question, names, answers)
+    mistakes += _doubles(question, names, answers)
     if mistakes:
         raise UserError("launch: nothing was started.\n  " + "\n  ".join(mistakes))
     return [answers[rank] for rank in range(len(names))]
@@ -143,6 +144,27 @@ def _mistakes(question: Question, names: list[str], answers: dict[int, Answer]) 
                     f"{names[rank]}: it did not reach {names[0]} at port "
                     f"{question.master_port}. {_about_link(rank)}"
                 )
+
+
+def _doubles(question: Question, names: list[str], answers: dict[int, Answer]) -> Iterator[str]:
+    """Two names of one machine, or of one GPU: ranks of both would run on it."""
+    machines: dict[str, str] = {}
+    gpus: dict[str, str] = {}
+    for rank, answer in sorted(answers.items()):
+        name = names[rank]
+        other = machines.setdefault(answer.machine, name)
+        if other != name:
+            yield (
+                f"{name}: is the same machine as {other}. Give each machine one name, with the "
+                "number of all its GPUs."
+            )
+            continue
+        for slot in question.hosts[name]:
+            if slot < len(answer.gpu_ids):
+                here = f"GPU {slot} of {name}"
+                there = gpus.setdefault(answer.gpu_ids[slot], here)
+                if there != here:
+                    yield f"{name}: {here} is {there}, too. Give each GPU to one host."
 
 
 def _about_link(rank: int) -> str:

@@ -20,6 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from pathlib import Path
 
+from ds_distill.process_id import machine
+
 MARK = "ds-distill probe: "
 """Begins the answer's line: a shell's start-up files can print others."""
 
@@ -47,8 +49,12 @@ class Answer:
     node_rank: int
     versions: dict[str, str | None] = field(default_factory=dict)
     """Of Python, of PACKAGES, and a digest of this project's code."""
+    machine: str = ""
+    """See `process_id.machine`."""
     gpus: int | None = None
     """None: not counted, because something else is wrong."""
+    gpu_ids: list[str] = field(default_factory=list)
+    """What tells each from all others, in the order of their numbers."""
     busy: list[str] = field(default_factory=list)
     """Processes that use a GPU: `GPU 0: PID 12, 3456 MiB`."""
     missing: list[str] = field(default_factory=list)
@@ -72,11 +78,13 @@ def answer(question: Question) -> Answer:
         _listen(question, found)
     else:
         _visit(question, found)
-    found.versions = versions()
+    found.versions, found.machine = versions(), machine()
     if not (found.missing or found.link or found.absent):
         import torch  # slow: only after the meeting, and where the run can start
 
         found.gpus = torch.cuda.device_count()
+        properties = map(torch.cuda.get_device_properties, range(found.gpus))
+        found.gpu_ids = [str(one.uuid) for one in properties]
         found.busy = busy_gpus()
     return found
 

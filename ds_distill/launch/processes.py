@@ -6,11 +6,13 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
 from ds_distill.launch.agent import STOP, STOP_AT_ONCE, AgentOrder
 from ds_distill.launch.group import shell_code
+from ds_distill.launch.ssh import FAILED
 
 MARGIN_SECONDS = 10.0
 """For what an agent does beside waiting for its ranks, and for the way to it and back."""
@@ -53,6 +55,11 @@ class Agent:
         code = self._process.poll()  # no `wait`: a signal's handler calls this, too
         return None if code is None else shell_code(code)
 
+    def has_ended_there(self) -> bool:
+        """Whether it has ended with all that it has started, as it says itself."""
+        code = self._process.poll()
+        return code is not None and code >= 0 and code != FAILED
+
     def live(self) -> None:
         """Give a sign of life."""
         self._tell(b"\n")
@@ -86,10 +93,11 @@ class Agents:
         self._patience = grace + MARGIN_SECONDS
         self._agents: list[Agent] = []
 
-    def run(self, sign_of_life: float | None) -> list[Ended]:
+    def run(self, sign_of_life: float | None, on_failure: Callable[[Ended], None]) -> list[Ended]:
         """Start them and wait until all have ended: in the order of their ends.
 
         sign_of_life: seconds between two; None where the input's end is certain to arrive.
+        on_failure: called with the first that fails, before the others are ended.
         """
         for start in self._starts:
             self._agents.append(Agent(start))
@@ -102,9 +110,16 @@ class Agents:
             done = [agent for agent in running if not agent.is_running()]
             running = [agent for agent in running if agent not in done]
             ended += [Ended(agent.location, agent.code() or 0) for agent in done]
-            if any(one.code for one in ended):
+            failed = next((one for one in ended if one.code), None)
+            if failed is not None:
+                if running:
+                    on_failure(failed)
                 self.stop()
         return ended
+
+    def main_has_ended(self) -> bool:
+        """Whether the first host's ranks have ended for certain."""
+        return bool(self._agents) and self._agents[0].has_ended_there()
 
     def stop(self, at_once: bool = False) -> list[int | None]:
         """End all agents and what they have started: their exit codes."""

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from ds_distill import lock
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.launch import slurm
@@ -22,8 +24,13 @@ from ds_distill.launch.group import shell_code
 from ds_distill.launch.hosts import choose, count_ranks, read_hostfile
 from ds_distill.launch.launch import Work, _conclude, _reason
 from ds_distill.launch.options import LaunchOptions
+from ds_distill.launch.owner import free_of_ended
+from ds_distill.launch.preflight import _doubles
+from ds_distill.launch.probe import Answer, Question
 from ds_distill.launch.processes import Ended
 from ds_distill.launch.ssh import ssh_command
+from ds_distill.lock import FolderLock
+from ds_distill.process_id import ProcessId
 from ds_distill.recipe import Recipe
 from ds_distill.run.failures import Failure, record_failure
 from ds_distill.run.folder import PROBE, RunFolder
@@ -234,13 +241,13 @@ def test_a_lost_connection_is_explained():
     assert "two: the connection was lost (ssh's exit code is 255)" in lost
 
 
-def conclude(folder, ended, monkeypatch, capfd):
+def conclude(folder, ended, monkeypatch, capfd, **ways):
     """The exit code and the message after a launch."""
     monkeypatch.setattr(sys, "argv", ["ds-distill", "launch", "my.yaml"])
     run = RunFolder(folder)
     work = Work(None, [], run, ["launch"], ["run"], False, ["--resume"], run.results)
     with pytest.raises(SystemExit) as stopped:
-        _conclude(work, LaunchOptions(num_gpus=2), ended)
+        _conclude(work, LaunchOptions(**(ways or {"num_gpus": 2})), ended)
     return stopped.value.code, capfd.readouterr().err
 
 
@@ -255,6 +262,84 @@ def test_the_first_failure_of_a_rank_is_the_reason(tmp_path, monkeypatch, capfd)
     assert "launch my.yaml" in text
     record_failure(tmp_path, Failure(0, "one", 2.0, "mistake", "no such split"))
     assert conclude(tmp_path, failed, monkeypatch, capfd) == (2, ""), "the rank has printed it"
+
+
+def test_sentences_end_once_and_a_lost_connection_is_named(tmp_path, monkeypatch, capfd):
+    ended = [Ended("node-b", 255), Ended("node-a", 75)]
+    record_failure(tmp_path, Failure(0, "a", 1.0, "fault", "it hangs. Set timeout_minutes."))
+    code, text = conclude(tmp_path, ended, monkeypatch, capfd)
+    assert code == 1 and "Set timeout_minutes. Nothing was written" in text
+    (tmp_path / "failures" / "rank-00000.json").unlink()
+    record_failure(tmp_path, Failure(0, "a", 1.0, "stopped", "stopped"))
+    code, text = conclude(tmp_path, ended, monkeypatch, capfd, hostfile=tmp_path / "hosts")
+    assert code == 75 and "stopped, with a checkpoint: node-b: the connection was lost" in text
+
+
+def test_a_machine_or_a_gpu_that_has_two_names_is_refused():
+    hosts = {"one": [0, 1], "two": [0], "three": [1], "four": [0]}
+    question = Question(hosts, None, "one", 1, ".", "nonce", [])
+    machines = [("m", ["x", "y"]), ("n", ["z"]), ("o", ["v", "y"]), ("m", ["x"])]
+    answers = {
+        rank: Answer(rank, machine=machine, gpus=len(ids), gpu_ids=ids)
+        for rank, (machine, ids) in enumerate(machines)
+    }
+    three, four = _doubles(question, list(hosts), answers)
+    assert three.startswith("three: GPU 1 of three is GPU 1 of one, too.")
+    assert four.startswith("four: is the same machine as one. Give each machine one name")
+
+
+@pytest.fixture
+def locked(tmp_path):
+    """A folder whose lock has a process of another host; and what that host answers."""
+    (tmp_path / "bin").mkdir()
+    ssh = tmp_path / "bin" / "ssh"
+
+    def lock_of(host: str, answer: str) -> Path:
+        with FolderLock(tmp_path / "run"):
+            held = (tmp_path / "run" / lock.NAME).read_text()
+        fields = json.loads(held)
+        fields["process"] |= {"host": host, "machine": "another"}
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / lock.NAME).write_text(json.dumps(fields))
+        ssh.write_text(f"#!/bin/sh\n{answer}\n")
+        ssh.chmod(0o755)
+        return tmp_path / "run"
+
+    return lock_of
+
+
+@pytest.mark.parametrize(
+    ("host", "answer", "expected"),
+    [
+        ("one", "echo Welcome; echo ds-distill owner: false", None),
+        ("one", "echo ds-distill owner: true", "in use by process"),
+        ("one", "echo ds-distill owner: null", "one could not be asked whether it runs: it was in"),
+        ("one", "echo no route >&2; exit 255", "one could not be asked whether it runs: no route"),
+        ("other", "touch asked", "other is none of the hosts of this launch, so it is not asked"),
+    ],
+)
+def test_the_owners_host_is_asked(host, answer, expected, locked, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(lock, "WATCH_SECONDS", 0.1)
+    monkeypatch.chdir(tmp_path)
+    folder = locked(host, answer)
+    if expected is None:
+        free_of_ended(folder, HOSTS, None)
+        assert not (folder / lock.NAME).exists()
+        return
+    with pytest.raises(UserError, match=expected):
+        free_of_ended(folder, HOSTS, None)
+    assert (folder / lock.NAME).exists() and not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"), [({}, "true"), ({"born": 1}, "false"), ({"machine": "x"}, "null")]
+)
+def test_an_owner_is_known_on_its_own_host(changes, expected):
+    process = asdict(ProcessId.of_this()) | changes
+    command = [sys.executable, "-m", "ds_distill.launch.owner"]
+    done = subprocess.run(command, input=json.dumps(process), capture_output=True, text=True)
+    assert done.stdout == f"ds-distill owner: {expected}\n", done.stderr
 
 
 def test_a_question_that_was_killed_leaves_a_folder_that_can_be_used(tmp_path, toy_settings):
