@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,16 +11,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from two_hosts.network import PATH, TwoHosts
+from two_hosts.network import PATH, TwoHosts, inner
 
 TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "squeue", "scancel", "scontrol")
 
 
 SLURMD = """
 mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/freezer &&
-exec slurmd -D -N "$0" -f "$1"
+exec unshare --pid --fork --kill-child --mount-proc slurmd -D -N "$0" -f "$1"
 """
-"""It starts on no machine without control groups, which nothing here uses."""
+"""It starts on no machine without control groups, which nothing here uses. Its process ids are its
+own, as those of a node are."""
 
 
 @contextmanager
@@ -47,7 +47,10 @@ def slurm(hosts: TwoHosts, folder: Path) -> Iterator[dict[str, str]]:
         for command in (
             [*munge, f"--socket={folder / 'munge.socket'}"],
             ["slurmctld", "-D", "-i", "-f", str(settings)],
-            *(["sh", "-c", SLURMD, node, str(settings)] for node in ("node1", "node2")),
+            *(
+                ["unshare", "--mount", "sh", "-c", SLURMD, node, str(settings)]
+                for node in ("node1", "node2")
+            ),
         ):
             running.enter_context(_daemon(hosts, command, environment))
             time.sleep(0.5)
@@ -60,11 +63,10 @@ def slurm(hosts: TwoHosts, folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _settings(folder: Path) -> str:
-    name = socket.gethostname().split(".")[0]
-    node = f"NodeHostname={name} NodeAddr=login CPUs=2 Gres=gpu:1"
+    node = "NodeHostname=login NodeAddr=login CPUs=2 Gres=gpu:1"
     return f"""
 ClusterName=test
-SlurmctldHost={name}(login)
+SlurmctldHost=login
 SlurmctldPort=17000
 SlurmUser=root
 AuthInfo=socket={folder}/munge.socket
@@ -101,7 +103,7 @@ def _daemon(hosts: TwoHosts, command: list[str], environment: dict[str, str]) ->
     try:
         yield
     finally:
-        process.terminate()
+        inner(process).terminate()
         try:
             process.wait(timeout=20)
         except subprocess.TimeoutExpired:

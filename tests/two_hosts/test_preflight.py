@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from processes import left_of, marked
-from two_hosts.network import TwoHosts
+from two_hosts.network import TwoHosts, inner
 
 from ds_distill.launch.preflight import paths_in
 from ds_distill.launch.probe import Answer, Question, _listen
@@ -134,6 +134,13 @@ def test_hosts_that_cannot_be_reached(hosts, desk, session):
         assert seen.count("Connection refused") == 2 and "`ssh -p 2299 node-b true`" in seen
 
 
+def test_two_names_of_one_machine(hosts, desk, session):
+    other = hosts.address("node-a")
+    with hosts.sshd("node-a", 22, session):
+        [line] = desk.mistakes("node-a", other).strip().splitlines()
+    assert line.startswith(f"{other}: is the same machine as node-a.")
+
+
 def test_hosts_whose_question_ends(hosts, desk, session):
     """As when `ds-distill launch` is killed while it asks: nothing goes on, here or there."""
     mark = {name: desk.environment[name] for name in marked()}
@@ -153,7 +160,7 @@ def test_hosts_whose_question_ends(hosts, desk, session):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         time.sleep(1)
-        process.kill()
+        inner(process).kill()
         process.wait()
         deadline = time.monotonic() + 15  # much less than the first host waits for the other
         while desk.left() and time.monotonic() < deadline:

@@ -17,7 +17,8 @@ import pytest
 import yaml
 from processes import left_of, marked
 from runs import DS_DISTILL, SETTINGS, after_steps, check_same, curves, digests
-from two_hosts.network import TwoHosts
+from two_hosts.network import TwoHosts, inner
+from two_hosts.relay import Way
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +26,8 @@ METACHARACTERS = "a b;c$(touch canary)`touch canary`{1,2}*?'\"\\&|<>~#!é"
 CANARY = "canary-password-7f3a"
 SHARDED = "deepspeed=zero3_fp32"
 LIMIT = 900
+SESSION = ("PYTHONPATH", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
+"""Variables of sessions on a host."""
 
 
 class Run:
@@ -63,6 +66,9 @@ class Run:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
+    def terminate(self) -> None:
+        inner(self.process).terminate()
+
     def end(self, code: int, seconds: float = LIMIT) -> str:
         output, _ = self.process.communicate(timeout=seconds)
         assert self.process.returncode == code, output
@@ -94,11 +100,8 @@ class Watcher(threading.Thread):
 
 def test_two_hosts(hosts, toy_recipe, command_environment, tmp_path):
     (tmp_path / "hosts").write_text("node-a slots=1\nnode-b slots=2\n")
-    session = {
-        name: command_environment[name]
-        for name in ("PYTHONPATH", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
-        if name in command_environment
-    }
+    (tmp_path / "swapped").write_text("node-b slots=2\nnode-a slots=1\n")
+    session = {name: command_environment[name] for name in SESSION if name in command_environment}
     over_ssh = ["--hostfile", "hosts", "--include", "node-a@node-b:1", "--grace", "10"]
     over_ssh += ["--env", "WANDB_API_KEY", f"description={METACHARACTERS}"]
     secrets = {**command_environment, "WANDB_API_KEY": CANARY, "DB_PASSWORD": CANARY + "2"}
@@ -109,28 +112,39 @@ def test_two_hosts(hosts, toy_recipe, command_environment, tmp_path):
         for name in ("node-a", "node-b"):
             running.enter_context(hosts.sshd(name, 22, {**session, "CUDA_VISIBLE_DEVICES": ""}))
 
-        # Two runs side by side; one is stopped and leaves nothing, the other goes on.
+        # Two runs side by side, over a bad cable; one is stopped and leaves nothing, the other goes
+        # on.
+        bad = Way(loss=0.02, delay=0.002)
+        hosts.cable_of_b(bad, bad)
         first = Run(hosts, whole, secrets, *over_ssh)
         second = Run(hosts, cut, secrets, *over_ssh)
         second.is_training()
-        second.process.terminate()
+        second.terminate()
         output = second.end(75, seconds=60)  # with a checkpoint
         assert output.splitlines()[-1].startswith("ds-distill: stopped by SIGTERM.")
         assert second.left(seconds=30) == []
         assert CANARY not in output and CANARY not in first.end(0)
 
-        # The link goes down in mid-run: both sides end, and a word says why.
-        third = Run(hosts, cut, secrets, *over_ssh, "--resume")
+        hosts.cable_of_b()
+
+        # Nothing comes to the host of rank 0 any more: all ends, and a word says why at once.
+        swapped = ["swapped" if option == "hosts" else option for option in over_ssh]
+        third = Run(hosts, cut, secrets, *swapped, "--resume")
         third.is_training()
-        hosts.link("node-b", "down")
+        hosts.cable_of_b(there=Way(loss=1))
         begun = time.monotonic()
         output = third.end(1, seconds=120)
         assert third.left(seconds=120 - (time.monotonic() - begun)) == []
-        hosts.link("node-b", "up")
-        assert "node-b: the connection was lost" in output or "node-a: " in output
-        assert "Continue with: ds-distill launch" in output
+        hosts.cable_of_b()
+        lost = "node-b: the connection was lost" in output
+        assert lost or "node-a: " in output
+        assert "Ending the ranks on the other hosts, within 10 seconds" in output
+        assert "Continue with: ds-distill launch" in output and ".. " not in output
 
-        Run(hosts, cut, secrets, *over_ssh, "--resume").end(0)
+        # Its lock is left, and who continues is on another host.
+        fourth = Run(hosts, cut, secrets, *over_ssh, "--resume")
+        output = fourth.end(0)
+        assert "Asking node-b whether process" in output or not lost
         check_same(cut, whole)
     watcher.stopped = True
     watcher.join()
@@ -148,6 +162,37 @@ def test_two_hosts(hosts, toy_recipe, command_environment, tmp_path):
     for file in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert CANARY.encode() not in file.read_bytes(), file
     assert first.left(seconds=10) == []
+
+
+def test_what_does_not_come_through_is_the_networks(
+    hosts, toy_recipe, command_environment, tmp_path
+):
+    """Large frames are lost on the way: both ranks are alive, and wait for each other. Then rank 0
+    is killed, and a launch on another host goes on."""
+    (tmp_path / "hosts").write_text("node-b slots=1\nnode-a slots=1\n")
+    session = {name: command_environment[name] for name in SESSION if name in command_environment}
+    options = ["--hostfile", "hosts", "--grace", "5", "timeout_minutes=0.4"]
+    with ExitStack() as running:
+        for name in ("node-a", "node-b"):
+            running.enter_context(hosts.sshd(name, 22, {**session, "CUDA_VISIBLE_DEVICES": ""}))
+        first = Run(hosts, tmp_path / "run", command_environment, *options)
+        first.is_training()
+        hosts.cable_of_b(Way(largest=700), Way(largest=700))
+        output = first.end(1, seconds=180)
+        hosts.cable_of_b()
+        assert "See the network between node-b and node-a" in output, output
+        assert "set timeout_minutes" not in output and ".. " not in output
+
+        second = Run(hosts, tmp_path / "run", command_environment, *options, "--resume")
+        second.is_training()
+        holder = json.loads((tmp_path / "run" / "lock.json").read_text())["process"]
+        assert holder["host"] == "node-b"
+        subprocess.run(hosts.at("node-b", "kill", "-KILL", str(holder["pid"])), check=True)
+        output = second.end(1, seconds=120)
+        assert "Continue with: ds-distill launch" in output
+        Run(hosts, tmp_path / "run", command_environment, *options, "--resume", host="node-a").end(
+            0
+        )
 
 
 def test_without_ssh(hosts, toy_recipe, command_environment, tmp_path):
@@ -170,7 +215,7 @@ def test_without_ssh(hosts, toy_recipe, command_environment, tmp_path):
 
     runs = start()
     runs[0].is_training()
-    runs[1].process.kill()
+    inner(runs[1].process).kill()
     output, _ = runs[0].process.communicate(timeout=120)
     # Its ranks get SIGTERM then, and save a checkpoint with those of the other host.
     assert runs[0].process.returncode == 75 and "Continue with: ds-distill launch" in output
@@ -187,8 +232,7 @@ def test_deepspeeds_own_launcher(hosts, toy_recipe, command_environment, tmp_pat
         pytest.skip("no pdsh here (Debian: apt-get install pdsh)")
     (tmp_path / "hosts").write_text("node-a slots=1\nnode-b slots=1\n")
     folder = tmp_path / "run"
-    names = ("PYTHONPATH", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
-    session = {name: command_environment[name] for name in names if name in command_environment}
+    session = {name: command_environment[name] for name in SESSION if name in command_environment}
     session |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
     session["GLOO_SOCKET_IFNAME"] = "eth0"  # which `ds-distill launch` finds by itself
     deepspeed = [Path(sys.executable).with_name("deepspeed"), "--hostfile", "hosts"]
