@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -178,7 +179,9 @@ class Engine:
                 total[name] = total.get(name, 0.0) + part.detach().float()
         if self.was_step_skipped:
             # DeepSpeed's schedule would wait, and end above 0: this one goes by planned steps.
-            self._engine.lr_scheduler.step()
+            with warnings.catch_warnings():  # torch's, where the first steps are skipped
+                warnings.simplefilter("ignore", UserWarning)
+                self._engine.lr_scheduler.step()
         return {} if left_out == self._micro_steps else total
 
     def _look_at(
