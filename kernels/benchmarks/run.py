@@ -27,6 +27,7 @@ import ds_kernels
 
 RESULTS = Path(__file__).parent / "results"
 FLUSH_BYTES = 1 << 28  # more than any L2 cache
+BUSY_CYCLES = 10_000_000  # five milliseconds: more than any path's launches take the host
 
 
 def version(package: str) -> str:
@@ -46,7 +47,11 @@ def device_name(device: torch.device) -> str:
 
 
 class Timer:
-    """Device time of single calls, caches flushed in between."""
+    """Device time of single calls, caches flushed in between.
+
+    A GPU is kept busy while a call's launches are enqueued: with nothing to do in the meantime, the
+    time between the events would be the host's.
+    """
 
     def __init__(self, device: torch.device, seconds: float) -> None:
         self.device, self.seconds = device, seconds
@@ -57,6 +62,7 @@ class Timer:
         self.flush.zero_()
         if self.device.type == "cuda":
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(BUSY_CYCLES)
             start.record()
             call()
             end.record()

@@ -12,66 +12,89 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._shared import jit, tl
+from ._shared import constant, jit, tl
 
 KL, REVERSE_KL, JS, TV, MSE = range(5)
 _NEAR = 16.0
 
 
+LN2 = constant(0.6931471805599453)
+LOG2E = constant(1.4426950408889634)
+
+
+@jit
+def exp2(x, PTX: tl.constexpr):
+    """2 ** x. As PTX one instruction that flushes results below 2 ** -126 to 0; the compiler's own
+    keeps them, for four more. float64 and other targets have the compiler's."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.exp2(x)
+
+
 @jit
 def relative_entropy(p, q, d):
-    """p log(p / q) - p + q >= 0 with d = log(p / q), without cancellation where d is small."""
-    x = -d
-    series = 1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6)))
-    middle = tl.exp(tl.minimum(x, 1.0)) - 1 - x
-    value = tl.where(tl.abs(x) < 0.1, p * (0.5 * x * x * series), p * middle)
-    value = tl.where(x < 1, value, p * d - p + q)
+    """p log(p / q) - p + q >= 0 with d = log2(p / q), without cancellation where d is small."""
+    x = d * -LN2
+    series = 1 / 120 + x * (1 / 720 + x * (1 / 5040))
+    series = 0.5 + x * (1 / 6 + x * (1 / 24 + x * series))
+    value = tl.where(tl.abs(x) < 0.5, p * (x * x * series), (q - p) - p * x)
     return tl.where(p == 0, q, value)  # NaN in p stays NaN
 
 
 @jit
-def log_cosh(x):
-    square = x * x
-    series = square * (0.5 - square * (1 / 12 - square * (1 / 45 - square * (17 / 2520))))
-    a = tl.abs(x)
-    return tl.where(a < 0.25, series, a + tl.log(1 + tl.exp(-2 * a)) - 0.6931471805599453)
-
-
-@jit
 def difference(p, q, d):
-    """q - p, exact where the two are close."""
-    x = -d
-    series = x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6)))))
+    """q - p with d = log2(p / q), exact where the two are close."""
+    x = d * -LN2
+    series = x * (1 + x * (1 / 2 + x * (1 / 6 + x * (1 / 24 + x * (1 / 120 + x * (1 / 720))))))
     return tl.where((tl.abs(x) < 0.1) & (p > 0), p * series, q - p)
 
 
 @jit
-def log_ratio(s, t, lse_s, lse_t):
-    """log p - log q. Close logits are subtracted first, exactly; of far ones the difference would
-    be rounded more than log p and log q are."""
-    gap = t - s
-    return tl.where(tl.abs(gap) < 1, gap - (lse_t - lse_s), (t - lse_t) - (s - lse_s))
+def log_cosh(x, PTX: tl.constexpr):
+    square = x * x
+    series = square * (0.5 - square * (1 / 12 - square * (1 / 45 - square * (17 / 2520))))
+    a = tl.abs(x)
+    far = a + LN2 * tl.log2(1 + exp2(-2 * LOG2E * a, PTX)) - LN2
+    return tl.where(a < 0.25, series, far)
 
 
 @jit
-def elements(s, t, lse_s, lse_t, DIVERGENCE: tl.constexpr):
-    """Per column: the divergence's summand, q, and its derivative by q (for KL: q - p)."""
+def elements(
+    s, t, top_s, top_t, rest_s, rest_t, c,
+    DIVERGENCE: tl.constexpr, EXACT: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Per column: the divergence's summand, q, and its derivative by q (for KL: q - p).
+
+    s, t: logits. top_s, top_t: about the largest of their row. c = log2(e) / T makes exponents of 2
+        of logits less the top; rest_s, rest_t: log2 of their sums.
+    EXACT: q - p of KL without cancellation. Logits of 16 bits are further apart than it loses.
+    """
     if DIVERGENCE == 4:  # MSE
         return (s - t) * (s - t), s, 2 * (s - t)
-    p = tl.exp(t - lse_t)
-    q = tl.exp(s - lse_s)
-    d = log_ratio(s, t, lse_s, lse_t)
+    apart = t - s
+    s -= top_s
+    t -= top_t
+    p = exp2(t * c - rest_t, PTX)
+    q = exp2(s * c - rest_s, PTX)
+    # log2 of p / q: of close logits exactly, of others without what all of a row have in common.
+    rest = rest_t - rest_s
+    close = apart * c - ((top_t - top_s) * c + rest)
+    d = tl.where(tl.abs(apart) < 1, close, (t - s) * c - rest)
     if DIVERGENCE == 0:  # KL
-        return relative_entropy(p, q, d), q, difference(p, q, d)
+        return relative_entropy(p, q, d), q, difference(p, q, d) if EXACT else q - p
     elif DIVERGENCE == 1:  # reverse KL
-        return relative_entropy(q, p, -d), q, -d
+        return relative_entropy(q, p, -d), q, d * -LN2
     elif DIVERGENCE == 2:  # Jensen-Shannon
-        d = tl.minimum(tl.maximum(d, -80.0), 80.0)
+        half = tl.minimum(tl.maximum(d * (0.5 * LN2), -40.0), 40.0)
         m = 0.5 * (p + q)
-        log_p_m = 0.5 * d - log_cosh(0.5 * d)
-        log_q_m = -0.5 * d - log_cosh(0.5 * d)
-        value = 0.5 * (relative_entropy(p, m, log_p_m) + relative_entropy(q, m, log_q_m))
-        return value, q, 0.5 * log_q_m
+        log_q_m = -half - log_cosh(half, PTX)
+        log_p_m = log_q_m + 2 * half
+        value = relative_entropy(p, m, log_p_m * LOG2E)
+        value += relative_entropy(q, m, log_q_m * LOG2E)
+        return 0.5 * value, q, 0.5 * log_q_m
     else:  # total variation
         change = difference(p, q, d)
         sign = tl.where(change > 0, 0.5, tl.where(change < 0, -0.5, 0.0))
@@ -79,11 +102,22 @@ def elements(s, t, lse_s, lse_t, DIVERGENCE: tl.constexpr):
 
 
 @jit
-def online(x, largest, total):
-    """One step of an online log-sum-exp; a tile that is all -inf must not give NaN."""
-    new = tl.maximum(largest, tl.max(x, 0))
-    safe = tl.where(new == -float("inf"), 0.0, new)
-    return new, total * tl.exp(largest - safe) + tl.exp(x - safe)
+def online(x, c, largest, total, LANES: tl.constexpr, GROUP: tl.constexpr, PTX: tl.constexpr):
+    """One step of online log-sum-exps of x * c, one for each lane of GROUP neighbours: threads
+    need not wait for each other. `largest`, of x * c, begins at a finite number, so that a lane
+    that is all -inf gives 0, not NaN."""
+    x = tl.reshape(x, [LANES, GROUP])
+    new = tl.maximum(largest, tl.max(x, 1) * c)
+    total = total * exp2(largest - new, PTX)
+    return new, total + tl.sum(exp2(x * c - new[:, None], PTX), 1)
+
+
+@jit
+def log2_sum(largest, total, c, PTX: tl.constexpr):
+    """An x about as large as the largest, and log2 of the sum of 2 ** ((x - it) * c) over all lanes
+    of `online`: apart, since their sum would be rounded as coarsely as it is large."""
+    most = tl.max(largest, 0) / c
+    return most, tl.log2(tl.sum(total * exp2(largest - most * c, PTX), 0))
 
 
 def reference_softmax(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,16 @@
 """Divergences between teacher and student logits, row by row.
 
 The Triton kernels run one program per row: a first loop over the columns finds both log-sum-exps
-online, a second one sums the divergence; only three numbers per row are stored, and the backward
-pass reads the logits again. So any upstream gradient, per row too, is exact. Shapes: N rows,
-V columns.
+online, a second one sums the divergence; only five numbers per row are stored, and the backward
+pass reads the logits again. So any upstream gradient, per row too, is exact. Exponents are of 2, of
+which the hardware has one instruction. Shapes: N rows, V columns.
 """
 
 # Triton kernels have no Python types.
 # mypy: disallow-untyped-defs=False
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from ._divergences import (
     KL,
     MSE,
     elements,
+    log2_sum,
     online,
     reference_elements,
     reference_softmax,
@@ -26,111 +29,145 @@ from ._shared import (
     accumulator,
     hinge,
     jit,
+    on_its_device,
     register_limit,
     row_mask,
-    row_tile,
+    target_options,
     tl,
     use_triton,
 )
+from ._tiles import granule, granules, load, row_tile, span, store, tiles, walk
 
 _REFERENCE_ELEMENTS = 1 << 19  # logits of one model at a time; smaller: threads wait for each other
 
 
 @jit
-def _load(
-    pointer, bias, columns, inverse_t, V: tl.constexpr, BIAS: tl.constexpr, ACC: tl.constexpr
+def _pair(
+    student, teacher, bias_s, bias_t, at, shift, end, limit,
+    EDGE: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    x = tl.load(pointer + columns, mask=columns < V, other=-float("inf")).to(ACC)
-    if BIAS:
-        x += tl.load(bias + columns, mask=columns < V, other=0.0).to(ACC)
-    return x * inverse_t
+    s = load(student, at, shift, end, limit, EDGE, ACC)
+    t = load(teacher, at, shift, end, limit, EDGE, ACC)
+    if BIAS_S:
+        s += load(bias_s - shift, at, shift, end, end, EDGE, ACC)
+    if BIAS_T:
+        t += load(bias_t - shift, at, shift, end, end, EDGE, ACC)
+    return s, t
 
 
 @jit
 def _forward_kernel(
     student, teacher, bias_s, bias_t, counted, losses, stats, unit_gradient,
-    stride_s, stride_t, stride_g, num_rows, inverse_t, factor, tolerance,
-    V: tl.constexpr, BLOCK: tl.constexpr, DIVERGENCE: tl.constexpr,
-    BIAS_S: tl.constexpr, BIAS_T: tl.constexpr, MASKED: tl.constexpr, GRADIENT: tl.constexpr,
-    ACC: tl.constexpr,
+    stride_s, stride_t, stride_g, num_rows, c, factor, tolerance,
+    V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
+    DIVERGENCE: tl.constexpr, EXACT: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
+    MASKED: tl.constexpr, GRADIENT: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)  # row * stride passes 2^31
-    lse_s = tl.zeros([], ACC)
-    lse_t = tl.zeros([], ACC)
+    top_s = tl.zeros([], ACC)
+    top_t = tl.zeros([], ACC)
+    rest_s = tl.zeros([], ACC)
+    rest_t = tl.zeros([], ACC)
     loss = tl.zeros([], ACC)
     slope = tl.zeros([], ACC)
     keep = True
     if MASKED:
         keep = tl.load(counted + row) != 0
     if keep:
-        student += row * stride_s
-        teacher += row * stride_t
+        base, shift, end, limit = span(row, stride_s, V, GRANULE, SHIFTED)
+        student += base
+        teacher += granules(row, stride_t, GRANULE)
+        unit_gradient += granules(row, stride_g, GRANULE)
         tile = tl.arange(0, BLOCK)
+        LANES: tl.constexpr = BLOCK // GRANULE
         if DIVERGENCE != 4:
-            max_s = tl.full([], -float("inf"), ACC)
-            max_t = tl.full([], -float("inf"), ACC)
-            sum_s = tl.zeros([BLOCK], ACC)
-            sum_t = tl.zeros([BLOCK], ACC)
-            for start in range(0, V, BLOCK):
-                s = _load(student, bias_s, start + tile, inverse_t, V, BIAS_S, ACC)
-                t = _load(teacher, bias_t, start + tile, inverse_t, V, BIAS_T, ACC)
-                max_s, sum_s = online(s, max_s, sum_s)
-                max_t, sum_t = online(t, max_t, sum_t)
-            lse_s = max_s + tl.log(tl.sum(sum_s, 0))
-            lse_t = max_t + tl.log(tl.sum(sum_t, 0))
+            max_s = tl.full([LANES], -1e38, ACC)
+            max_t = tl.full([LANES], -1e38, ACC)
+            sum_s = tl.zeros([LANES], ACC)
+            sum_t = tl.zeros([LANES], ACC)
+            for part in tl.static_range(3):
+                begin, behind = tiles(part, end, BLOCK, SHIFTED)
+                for number in range(begin, behind):
+                    s, t = _pair(
+                        student, teacher, bias_s, bias_t, number * BLOCK + tile, shift, end, limit,
+                        part != 1, BIAS_S, BIAS_T, ACC,
+                    )  # fmt: skip
+                    max_s, sum_s = online(s, c, max_s, sum_s, LANES, GRANULE, PTX)
+                    max_t, sum_t = online(t, c, max_t, sum_t, LANES, GRANULE, PTX)
+            top_s, rest_s = log2_sum(max_s, sum_s, c, PTX)
+            top_t, rest_t = log2_sum(max_t, sum_t, c, PTX)
         value = tl.zeros([BLOCK], ACC)
         slopes = tl.zeros([BLOCK], ACC)
         # Last tile first: it is the one still in the cache.
-        for back in range(0, V, BLOCK):
-            columns = ((V - 1) // BLOCK) * BLOCK - back + tile
-            inside = columns < V
-            s = _load(student, bias_s, columns, inverse_t, V, BIAS_S, ACC)
-            t = _load(teacher, bias_t, columns, inverse_t, V, BIAS_T, ACC)
-            element, q, derivative = elements(s, t, lse_s, lse_t, DIVERGENCE)
-            value += tl.where(inside, element, 0.0)
-            if (DIVERGENCE != 0) & (DIVERGENCE != 4):
-                slopes += tl.where(inside & (q != 0), q * derivative, 0.0)
-            if GRADIENT:
-                target = unit_gradient + row * stride_g + columns
-                tl.store(target, derivative.to(unit_gradient.dtype.element_ty), mask=inside)
+        for part in tl.static_range(2, -1, -1):
+            begin, behind = tiles(part, end, BLOCK, SHIFTED)
+            for number in range(begin, behind):
+                at = (begin + behind - 1 - number) * BLOCK + tile
+                s, t = _pair(
+                    student, teacher, bias_s, bias_t, at, shift, end, limit,
+                    part != 1, BIAS_S, BIAS_T, ACC,
+                )  # fmt: skip
+                element, q, derivative = elements(
+                    s, t, top_s, top_t, rest_s, rest_t, c, DIVERGENCE, EXACT, PTX
+                )
+                if part != 1:
+                    inside = (at >= shift) & (at < end)
+                    element = tl.where(inside, element, 0.0)
+                    q = tl.where(inside, q, 0.0)
+                value += element
+                if (DIVERGENCE != 0) & (DIVERGENCE != 4):
+                    slopes += tl.where(q != 0, q * derivative, 0.0)
+                if GRADIENT:
+                    store(unit_gradient, at, derivative, shift, end, part != 1)
         loss = tl.sum(value, 0) * factor
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
         slope = tl.sum(slopes, 0)
     tl.store(losses + row, loss)
-    tl.store(stats + row, lse_s)
-    tl.store(stats + num_rows + row, lse_t)
-    tl.store(stats + 2 * num_rows + row, slope)
+    tl.store(stats + row, top_s)
+    tl.store(stats + num_rows + row, top_t)
+    tl.store(stats + 2 * num_rows + row, rest_s)
+    tl.store(stats + 3 * num_rows + row, rest_t)
+    tl.store(stats + 4 * num_rows + row, slope)
 
 
 @jit
 def _backward_kernel(
     upstream, student, teacher, losses, stats, gradient,
-    stride_s, stride_t, num_rows, inverse_t, factor,
-    V: tl.constexpr, BLOCK: tl.constexpr, DIVERGENCE: tl.constexpr, ACC: tl.constexpr,
+    stride_s, stride_t, num_rows, c, factor,
+    V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
+    DIVERGENCE: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    base, shift, end, limit = span(row, stride_s, V, GRANULE, SHIFTED)
+    gradient += granules(row, V, GRANULE)
     tile = tl.arange(0, BLOCK)
-    gradient += row * V
-    element_type = gradient.dtype.element_ty
     if tl.load(losses + row) <= 0:  # not counted, or below the tolerance: nothing is read
-        for start in range(0, V, BLOCK):
-            columns = start + tile
-            tl.store(gradient + columns, tl.zeros([BLOCK], element_type), mask=columns < V)
+        for part in tl.static_range(3):
+            begin, behind = tiles(part, end, BLOCK, SHIFTED)
+            for number in range(begin, behind):
+                zeros = tl.zeros([BLOCK], ACC)
+                store(gradient, number * BLOCK + tile, zeros, shift, end, part != 1)
     else:
-        student += row * stride_s
-        teacher += row * stride_t
-        lse_s = tl.load(stats + row)
-        lse_t = tl.load(stats + num_rows + row)
-        slope = tl.load(stats + 2 * num_rows + row)
+        student += base
+        teacher += granules(row, stride_t, GRANULE)
+        top_s = tl.load(stats + row)
+        top_t = tl.load(stats + num_rows + row)
+        rest_s = tl.load(stats + 2 * num_rows + row)
+        rest_t = tl.load(stats + 3 * num_rows + row)
+        slope = tl.load(stats + 4 * num_rows + row)
         scale = tl.load(upstream + row).to(ACC) * factor
-        for start in range(0, V, BLOCK):
-            columns = start + tile
-            s = _load(student, student, columns, inverse_t, V, False, ACC)
-            t = _load(teacher, teacher, columns, inverse_t, V, False, ACC)
-            _, q, derivative = elements(s, t, lse_s, lse_t, DIVERGENCE)
-            if (DIVERGENCE != 0) & (DIVERGENCE != 4):
-                derivative = tl.where(q != 0, q * (derivative - slope), 0.0)
-            tl.store(gradient + columns, (derivative * scale).to(element_type), mask=columns < V)
+        for part in tl.static_range(3):
+            begin, behind = tiles(part, end, BLOCK, SHIFTED)
+            for number in range(begin, behind):
+                at = number * BLOCK + tile
+                s = load(student, at, shift, end, limit, part != 1, ACC)
+                t = load(teacher, at, shift, end, limit, part != 1, ACC)
+                _, q, derivative = elements(
+                    s, t, top_s, top_t, rest_s, rest_t, c, DIVERGENCE, EXACT, PTX
+                )
+                if (DIVERGENCE != 0) & (DIVERGENCE != 4):
+                    derivative = tl.where(q != 0, q * (derivative - slope), 0.0)
+                store(gradient, at, derivative * scale, shift, end, part != 1)
 
 
 def _reference_rows(
@@ -144,12 +181,12 @@ def _reference_rows(
     bias_t: Tensor | None,
     acc: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses [n], stats [3, n] and derivatives [n, V] of these rows."""
+    """Losses [n], stats [5, n] and derivatives [n, V] of these rows."""
     s, t = _tempered(student, bias_s, inverse_t, acc), _tempered(teacher, bias_t, inverse_t, acc)
     if divergence == MSE:
         gap = s - t
         losses = hinge(gap.square().sum(-1).mul_(factor), tolerance)
-        return losses, losses.new_zeros(3, len(losses)), gap.mul_(2)
+        return losses, losses.new_zeros(5, len(losses)), gap.mul_(2)
     (q, lse_s), (p, lse_t) = reference_softmax(s), reference_softmax(t)
     value, derivative = reference_elements(s, t, lse_s, lse_t, p, q, divergence)
     losses = hinge(value.sum(-1).mul_(factor), tolerance)
@@ -157,7 +194,9 @@ def _reference_rows(
         slope = torch.zeros_like(losses)
     else:
         slope = torch.where(q != 0, q * derivative, 0.0).sum(-1)
-    return losses, torch.stack((lse_s[:, 0], lse_t[:, 0], slope)), derivative
+    nothing = torch.zeros_like(losses)
+    stats = torch.stack((lse_s[:, 0], lse_t[:, 0], nothing, nothing, slope))
+    return losses, stats, derivative
 
 
 def _tempered(x: Tensor, bias: Tensor | None, inverse_t: float, acc: torch.dtype) -> Tensor:
@@ -185,7 +224,7 @@ def _reference_forward(
     if rows is None and unit_gradient is None and num_rows <= size:
         return _reference_rows(student, teacher, *options)[:2]
     losses = torch.zeros(num_rows, dtype=acc, device=student.device)
-    stats = torch.zeros(3, num_rows, dtype=acc, device=student.device)
+    stats = torch.zeros(5, num_rows, dtype=acc, device=student.device)
     if rows is not None and rows.dtype == torch.bool:
         rows = rows.nonzero().squeeze(1)
     chunks = (
@@ -220,7 +259,7 @@ def _reference_backward(
     for chunk in [slice(None)] if whole else gate.nonzero().squeeze(1).split(size):
         s = _tempered(student[chunk], None, inverse_t, losses.dtype)
         t = _tempered(teacher[chunk], None, inverse_t, losses.dtype)
-        lse_s, lse_t, slope = stats[:, chunk, None]
+        lse_s, lse_t, _, _, slope = stats[:, chunk, None]
         p, q = (t - lse_t).exp_(), (s - lse_s).exp_()
         if divergence == KL:
             derivative = q.sub_(p)
@@ -243,6 +282,7 @@ def gradient_factor(temperature: float, weight: float, divergence: int) -> float
     return weight if divergence == MSE else weight * temperature
 
 
+@on_its_device
 def forward_rows(
     student: Tensor,
     teacher: Tensor,
@@ -255,7 +295,8 @@ def forward_rows(
     bias_t: Tensor | None = None,
     unit_gradient: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Row losses [N] and what the backward pass needs [3, N]: both log-sum-exps, mean slope.
+    """Row losses [N] and what the backward pass needs [5, N]: both log-sum-exps, each in two parts,
+    and the mean slope.
 
     The biases [V] are added to the logits as they are read. `unit_gradient` [N, V] receives the
     divergence's derivative by the tempered student logits (KL and MSE only: the others' needs a
@@ -270,9 +311,12 @@ def forward_rows(
     acc = accumulator(student, teacher)
     num_rows, width = student.shape
     losses = torch.empty(num_rows, dtype=acc, device=student.device)
-    stats = torch.empty(3, num_rows, dtype=acc, device=student.device)
+    stats = torch.empty(5, num_rows, dtype=acc, device=student.device)
     counted = row_mask(rows, num_rows)
-    block, warps = row_tile(width)
+    columns = granule(student, teacher, *([] if unit_gradient is None else [unit_gradient]))
+    block, warps = row_tile(width, columns)
+    # Two programs of 16 warps at a time, where nothing spills then.
+    plain = divergence == KL and bias_s is None and bias_t is None and columns > 1
     if num_rows:
         _forward_kernel[(num_rows,)](
             student, teacher,
@@ -281,16 +325,17 @@ def forward_rows(
             losses if unit_gradient is None else unit_gradient,
             student.stride(0), teacher.stride(0),
             0 if unit_gradient is None else unit_gradient.stride(0),
-            num_rows, inverse_t, factor, tolerance,
-            V=width, BLOCK=block, DIVERGENCE=divergence,
+            num_rows, inverse_t * math.log2(math.e), factor, tolerance,
+            V=width, **walk(student, columns, block), DIVERGENCE=divergence,
+            EXACT=student.element_size() > 2,
             BIAS_S=bias_s is not None, BIAS_T=bias_t is not None,
             MASKED=counted is not None, GRADIENT=unit_gradient is not None,
-            ACC=tl.float64 if acc == torch.float64 else tl.float32, num_warps=warps,
-            **register_limit(128),
+            num_warps=warps, **target_options(acc), **register_limit(64 if plain else 128),
         )  # fmt: skip
     return losses, stats
 
 
+@on_its_device
 def backward_rows(
     upstream: Tensor,
     student: Tensor,
@@ -309,12 +354,13 @@ def backward_rows(
         )
     num_rows, width = student.shape
     gradient = torch.empty((num_rows, width), dtype=student.dtype, device=student.device)
-    block, warps = row_tile(width)
+    columns = granule(student, teacher, gradient)
+    block, warps = row_tile(width, columns)
     if num_rows:
         _backward_kernel[(num_rows,)](
             upstream.contiguous(), student, teacher, losses, stats, gradient,
-            student.stride(0), teacher.stride(0), num_rows, inverse_t, factor,
-            V=width, BLOCK=block, DIVERGENCE=divergence,
-            ACC=tl.float64 if losses.dtype == torch.float64 else tl.float32, num_warps=warps,
+            student.stride(0), teacher.stride(0), num_rows, inverse_t * math.log2(math.e), factor,
+            V=width, **walk(student, columns, block), DIVERGENCE=divergence,
+            EXACT=student.element_size() > 2, num_warps=warps, **target_options(losses.dtype),
         )  # fmt: skip
     return gradient

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ._divergences import (
-    difference,
-    log_ratio,
+    LOG2E,
+    exp2,
     reference_log_ratio,
     reference_relative_entropy,
     reference_softmax,
@@ -28,9 +28,13 @@ from ._shared import (
     INTERPRETED,
     above_tolerance,
     accumulator,
+    capability,
     hinge,
     jit,
+    note_path,
+    on_its_device,
     register_limit,
+    target_options,
     tl,
     use_triton,
 )
@@ -59,40 +63,46 @@ def _scores(
     x, y, bias, own, other, length, scale, stride_own, stride_other,
     BIAS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    score = tl.dot(x, tl.trans(y), input_precision="ieee", out_dtype=ACC) * scale
+    """Exponents of 2."""
+    score = tl.dot(x, tl.trans(y), input_precision="ieee", out_dtype=ACC) * (scale * LOG2E)
     if BIAS:
-        offsets = own[:, None] * stride_own + other[None, :] * stride_other
+        rows = bias + own.to(tl.int64)[:, None] * stride_own  # S * S * A passes 2^31
         inside = (own < length)[:, None] & (other < length)[None, :]
-        score += tl.load(bias + offsets, mask=inside, other=0.0).to(ACC)
+        score += LOG2E * tl.load(rows + other[None, :] * stride_other, mask=inside, other=0.0).to(
+            ACC
+        )
     return score
 
 
 @jit
-def _online_rows(x, largest, total):
+def _online_rows(x, largest, total, PTX: tl.constexpr):
+    """As `online`, of rows of exponents of 2."""
     new = tl.maximum(largest, tl.max(x, 1))
-    safe = tl.where(new == -float("inf"), 0.0, new)
-    return new, total * tl.exp(largest - safe) + tl.sum(tl.exp(x - safe[:, None]), 1)
+    total = total * exp2(largest - new, PTX)
+    return new, total + tl.sum(exp2(x - new[:, None], PTX), 1)
 
 
 @jit
 def _forward_kernel(
-    query_s, key_s, query_t, key_t, bias_s, bias_t, valid, losses, stats,
+    query_s, key_s, query_t, key_t, bias_s, bias_t, valid, ends, losses, stats,
     stride_qs, stride_ks, stride_qt, stride_kt, stride_bs, stride_bt,
-    heads, length, num_rows, scale_s, scale_t, factor, tolerance,
+    heads, length, blocks, num_rows, scale_s, scale_t, factor, tolerance,
     DS: tl.constexpr, DSP: tl.constexpr, DT: tl.constexpr, DTP: tl.constexpr,
-    TILES: tl.constexpr, BLOCK: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
-    UPCAST: tl.constexpr, ACC: tl.constexpr,
+    BLOCK: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
+    UPCAST: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    pair = (tl.program_id(0) // TILES).to(tl.int64)
+    pair = (tl.program_id(0) // blocks).to(tl.int64)
     batch = pair // heads
     head = pair % heads
-    own = (tl.program_id(0) % TILES) * BLOCK + tl.arange(0, BLOCK)
-    valid += batch * length
-    counted = tl.load(valid + own, mask=own < length, other=0) != 0
+    first = (tl.program_id(0) % blocks) * BLOCK
+    own = first + tl.arange(0, BLOCK)
+    end = tl.load(ends + batch)
     loss = tl.zeros([BLOCK], ACC)
     lse_s = tl.zeros([BLOCK], ACC)
     lse_t = tl.zeros([BLOCK], ACC)
-    if tl.max(counted.to(tl.int32), 0) > 0:
+    if first < end:
+        valid += batch * length
+        counted = tl.load(valid + own, mask=own < length, other=0) != 0
         query_s += batch * stride_qs[0] + head * stride_qs[1]
         query_t += batch * stride_qt[0] + head * stride_qt[1]
         key_s += batch * stride_ks[0] + head * stride_ks[1]
@@ -101,27 +111,30 @@ def _forward_kernel(
         bias_t += batch * stride_bt[0] + head * stride_bt[1]
         xs = _rows(query_s, own, counted, stride_qs[2], DS, DSP, UPCAST, ACC)
         xt = _rows(query_t, own, counted, stride_qt[2], DT, DTP, UPCAST, ACC)
-        max_s = tl.full([BLOCK], -float("inf"), ACC)
-        max_t = tl.full([BLOCK], -float("inf"), ACC)
+        max_s = tl.full([BLOCK], -1e38, ACC)  # finite: a row of -inf gives 0, not NaN
+        max_t = tl.full([BLOCK], -1e38, ACC)
         sum_s = tl.zeros([BLOCK], ACC)
         sum_t = tl.zeros([BLOCK], ACC)
-        for start in range(0, TILES * BLOCK, BLOCK):
+        for start in range(0, end, BLOCK):
             other = start + tl.arange(0, BLOCK)
             inside = tl.load(valid + other, mask=other < length, other=0) != 0
             ys = _rows(key_s, other, inside, stride_ks[2], DS, DSP, UPCAST, ACC)
             s = _scores(
                 xs, ys, bias_s, own, other, length, scale_s, stride_bs[2], stride_bs[3], BIAS_S, ACC
             )
-            max_s, sum_s = _online_rows(tl.where(inside[None, :], s, -float("inf")), max_s, sum_s)
+            s = tl.where(inside[None, :], s, -float("inf"))
+            max_s, sum_s = _online_rows(s, max_s, sum_s, PTX)
             yt = _rows(key_t, other, inside, stride_kt[2], DT, DTP, UPCAST, ACC)
             t = _scores(
                 xt, yt, bias_t, own, other, length, scale_t, stride_bt[2], stride_bt[3], BIAS_T, ACC
             )
-            max_t, sum_t = _online_rows(tl.where(inside[None, :], t, -float("inf")), max_t, sum_t)
-        lse_s = max_s + tl.log(sum_s)
-        lse_t = max_t + tl.log(sum_t)
+            t = tl.where(inside[None, :], t, -float("inf"))
+            max_t, sum_t = _online_rows(t, max_t, sum_t, PTX)
+        lse_s = max_s + tl.log2(sum_s)
+        lse_t = max_t + tl.log2(sum_t)
+        gap = (lse_t - lse_s)[:, None]
         value = tl.zeros([BLOCK], ACC)
-        for start in range(0, TILES * BLOCK, BLOCK):
+        for start in range(0, end, BLOCK):
             other = start + tl.arange(0, BLOCK)
             inside = tl.load(valid + other, mask=other < length, other=0) != 0
             ys = _rows(key_s, other, inside, stride_ks[2], DS, DSP, UPCAST, ACC)
@@ -132,8 +145,13 @@ def _forward_kernel(
             t = _scores(
                 xt, yt, bias_t, own, other, length, scale_t, stride_bt[2], stride_bt[3], BIAS_T, ACC
             )
-            d = log_ratio(s, t, lse_s[:, None], lse_t[:, None])
-            element = relative_entropy(tl.exp(t - lse_t[:, None]), tl.exp(s - lse_s[:, None]), d)
+            log_q = s - lse_s[:, None]
+            log_p = t - lse_t[:, None]
+            # Close scores are subtracted first, exactly; of far ones the difference would be
+            # rounded more than log p and log q are.
+            apart = t - s
+            d = tl.where(tl.abs(apart) < 1, apart - gap, log_p - log_q)
+            element = relative_entropy(exp2(log_p, PTX), exp2(log_q, PTX), d)
             value += tl.sum(tl.where(inside[None, :], element, 0.0), 1)
         loss = value * factor
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
@@ -146,22 +164,24 @@ def _forward_kernel(
 
 @jit
 def _backward_kernel(
-    ratio, largest, own_s, other_s, own_t, other_t, bias_s, bias_t, valid, stats, gradient,
+    ratio, largest, own_s, other_s, own_t, other_t, bias_s, bias_t, valid, ends, stats, gradient,
     stride_os, stride_ys, stride_ot, stride_yt, stride_bs, stride_bt, stride_g,
-    heads, length, num_rows, scale_s, scale_t,
+    heads, length, blocks, num_rows, scale_s, scale_t,
     DS: tl.constexpr, DSP: tl.constexpr, DT: tl.constexpr, DTP: tl.constexpr,
-    TILES: tl.constexpr, BLOCK: tl.constexpr, MODE: tl.constexpr,
-    BIAS_S: tl.constexpr, BIAS_T: tl.constexpr, UPCAST: tl.constexpr, ACC: tl.constexpr,
+    BLOCK: tl.constexpr, MODE: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
+    UPCAST: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    pair = (tl.program_id(0) // TILES).to(tl.int64)
+    pair = (tl.program_id(0) // blocks).to(tl.int64)
     batch = pair // heads
     head = pair % heads
-    own = (tl.program_id(0) % TILES) * BLOCK + tl.arange(0, BLOCK)
-    valid += batch * length
+    first = (tl.program_id(0) % blocks) * BLOCK
+    own = first + tl.arange(0, BLOCK)
+    end = tl.load(ends + batch)
     gradient += batch * stride_g[0] + head * stride_g[1]
-    counted = tl.load(valid + own, mask=own < length, other=0) != 0
     total = tl.zeros([BLOCK, DSP], ACC)
-    if tl.max(counted.to(tl.int32), 0) > 0:
+    if first < end:
+        valid += batch * length
+        counted = tl.load(valid + own, mask=own < length, other=0) != 0
         own_s += batch * stride_os[0] + head * stride_os[1]
         other_s += batch * stride_ys[0] + head * stride_ys[1]
         own_t += batch * stride_ot[0] + head * stride_ot[1]
@@ -175,7 +195,7 @@ def _backward_kernel(
         own_ratio = tl.load(ratio + own, mask=own < length, other=0.0).to(ACC)[:, None]
         own_lse_s = tl.load(stats + own, mask=own < length, other=0.0)[:, None]
         own_lse_t = tl.load(stats + num_rows + own, mask=own < length, other=0.0)[:, None]
-        for start in range(0, TILES * BLOCK, BLOCK):
+        for start in range(0, end, BLOCK):
             other = start + tl.arange(0, BLOCK)
             inside = tl.load(valid + other, mask=other < length, other=0) != 0
             ys = _rows(other_s, other, inside, stride_ys[2], DS, DSP, UPCAST, ACC)
@@ -186,21 +206,21 @@ def _backward_kernel(
             t = _scores(
                 xt, yt, bias_t, own, other, length, scale_t, stride_bt[2], stride_bt[3], BIAS_T, ACC
             )
-            both = counted[:, None] & inside[None, :]
             slope = tl.zeros([BLOCK, BLOCK], ACC)
             if MODE != 1:  # this block holds the queries
-                d = log_ratio(s, t, own_lse_s, own_lse_t)
-                change = difference(tl.exp(t - own_lse_t), tl.exp(s - own_lse_s), d)
-                slope += tl.where(both & (own_ratio != 0), change * own_ratio, 0.0)
+                change = exp2(s - own_lse_s, PTX) - exp2(t - own_lse_t, PTX)
+                taken = inside[None, :] & (own_ratio != 0) if MODE == 2 else inside[None, :]
+                slope += tl.where(taken, change * own_ratio, 0.0)
             if MODE != 0:  # the other block does
-                weight = tl.load(ratio + other, mask=other < length, other=0.0).to(ACC)[None, :]
+                weight = tl.load(ratio + other, mask=other < length, other=0.0).to(ACC)
                 lse_s = tl.load(stats + other, mask=other < length, other=0.0)[None, :]
                 lse_t = tl.load(stats + num_rows + other, mask=other < length, other=0.0)[None, :]
-                d = log_ratio(s, t, lse_s, lse_t)
-                change = difference(tl.exp(t - lse_t), tl.exp(s - lse_s), d)
-                slope += tl.where(both & (weight != 0), change * weight, 0.0)
+                change = exp2(s - lse_s, PTX) - exp2(t - lse_t, PTX)
+                taken = (inside & (weight != 0))[None, :]
+                slope += tl.where(taken, change * weight[None, :], 0.0)
             total += tl.dot(slope.to(ys.dtype), ys, input_precision="ieee", out_dtype=ACC)
-    total = total * (tl.load(largest) * scale_s)
+        taken = counted[:, None] & (own_ratio != 0) if MODE == 0 else counted[:, None]
+        total = tl.where(taken, total * (tl.load(largest) * scale_s), 0.0)
     d = tl.arange(0, DSP)
     target = gradient + own[:, None] * stride_g[2] + d[None, :]
     inside = (own < length)[:, None] & (d < DS)[None, :]
@@ -233,6 +253,7 @@ def _reference_scores(
     return scores
 
 
+@on_its_device
 def forward_scores(
     query_s: Tensor,
     key_s: Tensor,
@@ -254,17 +275,18 @@ def forward_scores(
         valid = torch.ones(batch, length, dtype=torch.bool, device=device)
     losses = torch.zeros(batch, heads, length, dtype=acc, device=device)
     stats = torch.zeros(2, batch, heads, length, dtype=acc, device=device)
-    if use_triton(query_s):
+    if _runs_triton(query_s, acc):
         if losses.numel():
-            launch, grid = _launch(query_s, query_t, bias_s, bias_t)
+            launch, grid, blocks = _launch(query_s, query_t, bias_s, bias_t)
             _forward_kernel[grid](
                 query_s, key_s, query_t, key_t,
                 losses if bias_s is None else bias_s, losses if bias_t is None else bias_t,
-                valid.contiguous(), losses, stats,
+                valid.contiguous(), _ends(valid), losses, stats,
                 query_s.stride()[:3], key_s.stride()[:3],
                 query_t.stride()[:3], key_t.stride()[:3],
                 _bias_stride(bias_s), _bias_stride(bias_t),
-                heads, length, losses.numel(), scale_s, scale_t, weight, tolerance, **launch,
+                heads, length, blocks, losses.numel(), scale_s, scale_t, weight, tolerance,
+                **launch,
             )  # fmt: skip
         return losses, stats
     with torch.autocast(device.type, enabled=False):
@@ -279,6 +301,7 @@ def forward_scores(
     return losses, stats
 
 
+@on_its_device
 def backward_scores(
     upstream: Tensor,
     query_s: Tensor,
@@ -305,15 +328,15 @@ def backward_scores(
     key_gradient = query_gradient if symmetric else empty_like_heads(key_s)
     if not losses.numel():
         return query_gradient, key_gradient
-    if not use_triton(query_s):
+    if not _runs_triton(query_s, stats.dtype):
         student, teacher = (query_s, key_s, bias_s, scale_s), (query_t, key_t, bias_t, scale_t)
         sums = _reference_backward(student, teacher, valid, scale, stats, symmetric)
         return query_gradient.copy_(sums[0]), key_gradient.copy_(sums[1])
     # Taken out, so that float16 slopes do not underflow where the loss is a mean.
     largest = scale.abs().amax()
     largest = torch.where(largest == 0, 1, largest)
-    ratio, valid = scale / largest, valid.contiguous()
-    launch, grid = _launch(query_s, query_t, bias_s, bias_t)
+    ratio, valid, ends = scale / largest, valid.contiguous(), _ends(valid)
+    launch, grid, blocks = _launch(query_s, query_t, bias_s, bias_t)
     biases = (losses if bias_s is None else bias_s, losses if bias_t is None else bias_t)
     stride_bs, stride_bt = _bias_stride(bias_s), _bias_stride(bias_t)
     across_bs = (*stride_bs[:2], stride_bs[3], stride_bs[2])
@@ -325,9 +348,9 @@ def backward_scores(
         passes.append((BY_COLUMNS, columns, across_bs, across_bt, key_gradient))
     for mode, tensors, stride_s, stride_t, gradient in passes:
         _backward_kernel[grid](
-            ratio, largest, *tensors, *biases, valid, stats, gradient,
+            ratio, largest, *tensors, *biases, valid, ends, stats, gradient,
             *(tensor.stride()[:3] for tensor in tensors), stride_s, stride_t,
-            gradient.stride()[:3], heads, length, losses.numel(), scale_s, scale_t,
+            gradient.stride()[:3], heads, length, blocks, losses.numel(), scale_s, scale_t,
             MODE=mode, **launch,
         )  # fmt: skip
     return query_gradient, key_gradient
@@ -372,26 +395,50 @@ def _bias_stride(bias: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0, 0) if bias is None else bias.stride()
 
 
+def _runs_triton(query: Tensor, acc: torch.dtype) -> bool:
+    """Triton 3.6 compiles no products of float64: gradient checks on a GPU take the reference."""
+    if acc == torch.float64 and not INTERPRETED:
+        note_path("reference")
+        return False
+    return use_triton(query)
+
+
+def _ends(valid: Tensor) -> Tensor:
+    """int32 [B]: behind the last real token of each example. Later tiles are not visited."""
+    positions = torch.arange(1, valid.shape[1] + 1, dtype=torch.int32, device=valid.device)
+    return (positions * valid).amax(1)
+
+
 def _launch(
     student: Tensor, teacher: Tensor, bias_s: Tensor | None, bias_t: Tensor | None
-) -> tuple[dict[str, Any], tuple[int]]:
+) -> tuple[dict[str, Any], tuple[int], int]:
+    """Launch options, grid, and blocks of queries per head."""
     batch, heads, length, width = student.shape
     padded_s, padded_t = (max(16, 1 << (x.shape[-1] - 1).bit_length()) for x in (student, teacher))
-    acc = accumulator(student, teacher)
-    block = score_block(student.element_size())
-    tiles = -(-length // block)
+    block, warps, stages = score_tile(
+        max(student.element_size(), teacher.element_size()), max(padded_s, padded_t),
+        capability(student.device), bias_s is not None or bias_t is not None,
+    )  # fmt: skip
+    blocks = -(-length // block)
     launch: dict[str, Any] = {
-        "DS": width, "DSP": padded_s, "DT": teacher.shape[-1], "DTP": padded_t,
-        "TILES": tiles, "BLOCK": block,
+        "DS": width, "DSP": padded_s, "DT": teacher.shape[-1], "DTP": padded_t, "BLOCK": block,
         "BIAS_S": bias_s is not None, "BIAS_T": bias_t is not None, "UPCAST": INTERPRETED,
-        "ACC": tl.float64 if acc == torch.float64 else tl.float32,
-        **register_limit(255),
+        "num_warps": warps, "num_stages": stages,
+        **target_options(accumulator(student, teacher)), **register_limit(255),
     }  # fmt: skip
-    wide = max(padded_s, padded_t) > 64  # at the limit of registers: tuned until none spills
-    launch |= {"num_warps": 8, "num_stages": 2} if wide else {"num_warps": 4}
-    return launch, (batch * heads * tiles,)
+    return launch, (batch * heads * blocks,), blocks
 
 
-def score_block(element_size: int) -> int:
-    """Queries and keys of a tile: as large as registers allow without spilling."""
-    return 32 if element_size == 2 else 16
+def score_tile(
+    element_size: int, width: int, capability: int, biased: bool
+) -> tuple[int, int, int]:
+    """(queries and keys of a tile, warps, pipeline stages): as large as registers allow without
+    spilling. Tiles of 64 rows on four warps are what the matrix units of sm_90 and sm_100 take;
+    narrower ones compute products twice."""
+    if element_size != 2:
+        return (16, 4, 3) if width <= 64 else (16, 8, 2)
+    if width > 64:
+        return (64 if capability >= 90 else 32), 8, 2
+    if capability < 90:
+        return 32, (4 if biased else 2), 2
+    return 64, 4, (1 if biased and capability >= 100 else 2)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ except ImportError:  # torch's CPU wheel does not bring Triton
 INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 REDUCTIONS = ("none", "sum", "mean")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+P, R = ParamSpec("P"), TypeVar("R")
 _path = "none"
 
 
@@ -27,18 +29,42 @@ def jit(function: Callable[..., Any]) -> Any:
     return function if triton is None else triton.jit(function)
 
 
+def constant(value: float) -> Any:
+    """A number that kernels may read from their module."""
+    return value if triton is None or INTERPRETED else tl.constexpr(value)
+
+
 def use_triton(tensor: Tensor) -> bool:
     """True where an op runs its Triton kernels; remembers the choice for `last_path`."""
-    global _path
     chosen = tensor.is_cuda or INTERPRETED
     if chosen and triton is None:
         raise RuntimeError("ds_kernels: CUDA tensors need Triton (pip install triton)")
-    _path = "triton" if chosen else "reference"
+    note_path("triton" if chosen else "reference")
     return chosen
 
 
+def note_path(path: str) -> None:
+    global _path
+    _path = path
+
+
+def on_its_device(function: Callable[P, R]) -> Callable[P, R]:
+    """Launches go to the GPU of the first argument's tensors, which need not be the current one."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        first: Any = args[0] if isinstance(args[0], Tensor) else args[0][0]  # type: ignore[index]
+        if not first.is_cuda:
+            return function(*args, **kwargs)
+        with torch.cuda.device(first.device):
+            return function(*args, **kwargs)
+
+    return call
+
+
 def last_path() -> str:
-    """ "triton" or "reference": what the last op that ran used; "none" before the first."""
+    """What the last op that ran used: "triton", "reference", or "torch" for few logits on a GPU;
+    "none" before the first."""
     return _path
 
 
@@ -227,10 +253,23 @@ def row_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
-def row_tile(length: int) -> tuple[int, int]:
-    """(columns, warps) of a program that walks one row of this length."""
-    block = max(16, min(1 << (length - 1).bit_length(), 1024))
-    return block, max(1, block // 256)
+def target_options(acc: torch.dtype) -> dict[str, Any]:
+    """Launch options: PTX where the kernels may have instructions of NVIDIA's, and multiplications
+    fused with additions, which no default of Triton shall decide."""
+    ptx = not INTERPRETED and torch.version.hip is None and acc == torch.float32
+    return {
+        "ACC": tl.float64 if acc == torch.float64 else tl.float32,
+        "PTX": ptx,
+        "enable_fp_fusion": True,
+    }
+
+
+def capability(device: torch.device) -> int:
+    """NVIDIA's compute capability of a device, such as 90; 0 for another."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def register_limit(most: int) -> dict[str, int]:

@@ -9,45 +9,61 @@ Shapes: N rows, V columns.
 # mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from ._divergences import difference, online, reference_relative_entropy, relative_entropy
+from ._divergences import (
+    LOG2E,
+    difference,
+    exp2,
+    log2_sum,
+    online,
+    reference_relative_entropy,
+    relative_entropy,
+)
 from ._shared import (
     above_tolerance,
     accumulator,
     hinge,
     jit,
+    on_its_device,
     row_mask,
-    row_tile,
+    target_options,
     tl,
     use_triton,
 )
+from ._tiles import granule, granules, load, row_tile, span, store, tiles, walk
 
 _REFERENCE_ELEMENTS = 1 << 18
 
 
 @jit
-def _teacher(log_probs, ids, tail, row, K: tl.constexpr, KP: tl.constexpr, ACC: tl.constexpr):
-    """The K entries and the tail, renormalised; absent entries have the largest id."""
+def _teacher(
+    log_probs, ids, tail, row, K: tl.constexpr, KP: tl.constexpr, ACC: tl.constexpr,
+    PTX: tl.constexpr,
+):  # fmt: skip
+    """log2 of the K entries and of the tail, renormalised; absent entries have the largest id."""
     k = tl.arange(0, KP)
     columns = tl.load(ids + row * K + k, mask=k < K, other=-1)
     columns = tl.minimum(tl.maximum(columns, -1), 2147483646).to(tl.int32)
     valid = columns >= 0
-    entries = tl.load(log_probs + row * K + k, mask=valid, other=-float("inf")).to(ACC)
-    rest = tl.load(tail + row).to(ACC)
+    entries = tl.load(log_probs + row * K + k, mask=valid, other=-float("inf")).to(ACC) * LOG2E
+    rest = tl.load(tail + row).to(ACC) * LOG2E
     largest = tl.maximum(tl.max(entries, 0), rest)
     safe = tl.where(largest == -float("inf"), 0.0, largest)
-    lse = safe + tl.log(tl.sum(tl.exp(entries - safe), 0) + tl.exp(rest - safe))
+    lse = safe + tl.log2(tl.sum(exp2(entries - safe, PTX), 0) + exp2(rest - safe, PTX))
     return tl.where(valid, columns, 2147483647), entries - lse, rest - lse
 
 
 @jit
 def _forward_kernel(
     student, log_probs, ids, tail, counted, losses, stats,
-    stride, num_rows, inverse_t, factor, tolerance,
-    V: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
-    MASKED: tl.constexpr, ACC: tl.constexpr,
+    stride, num_rows, c, factor, tolerance,
+    V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, MASKED: tl.constexpr, ACC: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     lse = tl.zeros([], ACC)
@@ -57,39 +73,50 @@ def _forward_kernel(
     if MASKED:
         keep = tl.load(counted + row) != 0
     if keep:
-        student += row * stride
-        columns, entries, rest = _teacher(log_probs, ids, tail, row, K, KP, ACC)
-        own = tl.load(student + columns, mask=columns < V, other=-float("inf")).to(ACC)
-        own = own * inverse_t
+        base, shift, end, limit = span(row, stride, V, GRANULE, SHIFTED)
+        columns, entries, rest = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
+        own = tl.load(
+            student + row * stride + columns, mask=columns < V, other=-float("inf")
+        ).to(ACC)  # fmt: skip
+        student += base
         tile = tl.arange(0, BLOCK)
-        largest = tl.full([], -float("inf"), ACC)
-        total = tl.zeros([BLOCK], ACC)
-        smallest = tl.min(columns, 0)
+        LANES: tl.constexpr = BLOCK // GRANULE
+        largest = tl.full([LANES], -1e38, ACC)
+        total = tl.zeros([LANES], ACC)
         found = tl.zeros([], tl.int32)
-        for start in range(0, V, BLOCK):
-            position = start + tile
-            x = tl.load(student + position, mask=position < V, other=-float("inf")).to(ACC)
-            x = x * inverse_t
-            # The K columns leave the tail in ascending order, each in the tile that holds it.
-            while smallest < start + BLOCK:
-                x = tl.where(position == smallest, -float("inf"), x)
-                found += (smallest < V).to(tl.int32)
-                smallest = tl.min(tl.where(columns > smallest, columns, 2147483647), 0)
-            largest, total = online(x, largest, total)
-        lse_rest = largest + tl.log(tl.sum(total, 0))
-        top = tl.maximum(tl.max(own, 0), lse_rest)
+        # The ids are in ascending order, padding (-1) first.
+        given = tl.sum((columns < 2147483647).to(tl.int32), 0)
+        ids += row * K
+        entry = K - given
+        before = tl.full([], -1, tl.int64)
+        column = tl.load(ids + entry, mask=entry < K, other=9223372036854775807)
+        for part in tl.static_range(3):
+            begin, behind = tiles(part, end, BLOCK, SHIFTED)
+            for number in range(begin, behind):
+                at = number * BLOCK + tile
+                x = load(student, at, shift, end, limit, part != 1, ACC)
+                # The K columns leave the tail, each in the tile that holds it.
+                while column < tl.minimum((number + 1) * BLOCK - shift, V):
+                    x = tl.where(at - shift == column, -float("inf"), x)
+                    found += (column != before).to(tl.int32)
+                    before = column
+                    entry += 1
+                    column = tl.load(ids + entry, mask=entry < K, other=9223372036854775807)
+                largest, total = online(x, c, largest, total, LANES, GRANULE, PTX)
+        most, lse_rest = log2_sum(largest, total, c, PTX)
+        lse_rest += most * c
+        top = tl.maximum(tl.max(own, 0) * c, lse_rest)
         safe = tl.where(top == -float("inf"), 0.0, top)
-        lse = safe + tl.log(tl.sum(tl.exp(own - safe), 0) + tl.exp(lse_rest - safe))
-        p = tl.exp(entries)
-        q = tl.exp(own - lse)
-        value = relative_entropy(p, q, entries - (own - lse))
+        lse = safe + tl.log2(
+            tl.sum(exp2(own * c - safe, PTX), 0) + exp2(lse_rest - safe, PTX)
+        )  # fmt: skip
+        log_q = own * c - lse
+        value = relative_entropy(exp2(entries, PTX), exp2(log_q, PTX), entries - log_q)
         loss = tl.sum(tl.where(columns < 2147483647, value, 0.0), 0)
-        p_rest = tl.exp(rest)
-        q_rest = tl.exp(lse_rest - lse)
-        loss += relative_entropy(p_rest, q_rest, rest - (lse_rest - lse))
+        log_q_rest = lse_rest - lse
+        loss += relative_entropy(exp2(rest, PTX), exp2(log_q_rest, PTX), rest - log_q_rest)
         loss *= factor
         # An id outside the row was not found, one that stands twice was found once.
-        given = tl.sum((columns < 2147483647).to(tl.int32), 0)
         loss = tl.where(found == given, loss, float("inf"))
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
     tl.store(losses + row, loss)
@@ -100,46 +127,51 @@ def _forward_kernel(
 @jit
 def _tail_backward_kernel(
     upstream, student, log_probs, ids, tail, losses, stats, gradient,
-    stride, num_rows, inverse_t, factor,
-    V: tl.constexpr, BLOCK: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, ACC: tl.constexpr,
+    stride, num_rows, c, factor,
+    V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    base, shift, end, limit = span(row, stride, V, GRANULE, SHIFTED)
+    gradient += granules(row, V, GRANULE)
     tile = tl.arange(0, BLOCK)
-    gradient += row * V
-    element_type = gradient.dtype.element_ty
     if tl.load(losses + row) <= 0:  # not counted, or below the tolerance: nothing is read
-        for start in range(0, V, BLOCK):
-            position = start + tile
-            tl.store(gradient + position, tl.zeros([BLOCK], element_type), mask=position < V)
+        for part in tl.static_range(3):
+            begin, behind = tiles(part, end, BLOCK, SHIFTED)
+            for number in range(begin, behind):
+                zeros = tl.zeros([BLOCK], ACC)
+                store(gradient, number * BLOCK + tile, zeros, shift, end, part != 1)
     else:
-        student += row * stride
-        _, _, rest = _teacher(log_probs, ids, tail, row, K, KP, ACC)
+        student += base
+        _, _, rest = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
         lse = tl.load(stats + row)
         lse_rest = tl.load(stats + num_rows + row)
-        scale = tl.load(upstream + row).to(ACC) * factor
-        d = tl.zeros([BLOCK], ACC) + (rest - (lse_rest - lse))
-        for start in range(0, V, BLOCK):
-            position = start + tile
-            x = tl.load(student + position, mask=position < V, other=-float("inf")).to(ACC)
-            x = x * inverse_t
-            slope = difference(tl.exp(rest + (x - lse_rest)), tl.exp(x - lse), d)
-            tl.store(gradient + position, (slope * scale).to(element_type), mask=position < V)
+        # q - p of a column in the tail is q times what all of them have in common.
+        d = rest - (lse_rest - lse)
+        common = tl.where(lse_rest == -float("inf"), 0.0, difference(exp2(d, PTX), 1.0, d))
+        common *= tl.load(upstream + row).to(ACC) * factor
+        for part in tl.static_range(3):
+            begin, behind = tiles(part, end, BLOCK, SHIFTED)
+            for number in range(begin, behind):
+                at = number * BLOCK + tile
+                x = load(student, at, shift, end, limit, part != 1, ACC)
+                store(gradient, at, exp2(x * c - lse, PTX) * common, shift, end, part != 1)
 
 
 @jit
 def _entries_backward_kernel(
     upstream, student, log_probs, ids, tail, losses, stats, gradient,
-    stride, num_rows, inverse_t, factor,
-    V: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, ACC: tl.constexpr,
+    stride, num_rows, c, factor,
+    V: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     # A launch of its own: it overwrites columns that other threads of the tail kernel wrote.
     row = tl.program_id(0).to(tl.int64)
     if not tl.load(losses + row) <= 0:
-        columns, entries, _ = _teacher(log_probs, ids, tail, row, K, KP, ACC)
+        columns, entries, _ = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
         inside = columns < V
         own = tl.load(student + row * stride + columns, mask=inside, other=-float("inf")).to(ACC)
-        own = own * inverse_t - tl.load(stats + row)
-        slope = difference(tl.exp(entries), tl.exp(own), entries - own)
+        log_q = own * c - tl.load(stats + row)
+        slope = difference(exp2(entries, PTX), exp2(log_q, PTX), entries - log_q)
         slope = slope * (tl.load(upstream + row).to(ACC) * factor)
         target = gradient + row * V + columns
         tl.store(target, slope.to(gradient.dtype.element_ty), mask=inside)
@@ -231,6 +263,7 @@ def _reference_backward(
     return gradient
 
 
+@on_its_device
 def forward_topk(
     student: Tensor,
     log_probs: Tensor,
@@ -251,18 +284,22 @@ def forward_topk(
     losses = torch.empty(num_rows, dtype=acc, device=student.device)
     stats = torch.empty(2, num_rows, dtype=acc, device=student.device)
     counted = row_mask(rows, num_rows)
-    block, warps = row_tile(width)
+    columns = granule(student)
+    block, warps = row_tile(width, columns)
+    ids, order = ids.sort(1)
+    log_probs = log_probs.gather(1, order)
     if num_rows:
         _forward_kernel[(num_rows,)](
             student, log_probs, ids, tail, losses if counted is None else counted, losses, stats,
-            student.stride(0), num_rows, inverse_t, factor, tolerance,
-            V=width, BLOCK=block, K=ids.shape[1], KP=_padded(ids.shape[1]),
+            student.stride(0), num_rows, inverse_t * math.log2(math.e), factor, tolerance,
+            V=width, **walk(student, columns, block), K=ids.shape[1], KP=_padded(ids.shape[1]),
             MASKED=counted is not None,
-            ACC=tl.float64 if acc == torch.float64 else tl.float32, num_warps=warps,
+            num_warps=warps, **target_options(acc),
         )  # fmt: skip
     return losses, stats
 
 
+@on_its_device
 def backward_topk(
     upstream: Tensor,
     student: Tensor,
@@ -282,19 +319,18 @@ def backward_topk(
         )
     num_rows, width = student.shape
     gradient = torch.empty((num_rows, width), dtype=student.dtype, device=student.device)
-    block, warps = row_tile(width)
+    columns = granule(student, gradient)
+    block, warps = row_tile(width, columns)
     if num_rows:
         shared = (
             upstream.contiguous(), student, log_probs, ids, tail, losses, stats, gradient,
-            student.stride(0), num_rows, inverse_t, factor,
+            student.stride(0), num_rows, inverse_t * math.log2(math.e), factor,
         )  # fmt: skip
-        sizes = {
-            "V": width,
-            "K": ids.shape[1],
-            "KP": _padded(ids.shape[1]),
-            "ACC": tl.float64 if losses.dtype == torch.float64 else tl.float32,
-        }
-        _tail_backward_kernel[(num_rows,)](*shared, **sizes, BLOCK=block, num_warps=warps)
+        sizes = {"V": width, "K": ids.shape[1], "KP": _padded(ids.shape[1])}
+        sizes |= target_options(losses.dtype)
+        _tail_backward_kernel[(num_rows,)](
+            *shared, **sizes, **walk(student, columns, block), num_warps=warps
+        )
         _entries_backward_kernel[(num_rows,)](*shared, **sizes, num_warps=1)
     return gradient
 

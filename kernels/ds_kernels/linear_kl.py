@@ -34,7 +34,7 @@ from ._shared import (
 # chunk reads both weights again, so on a GPU a chunk is a thousand rows or more.
 _LOGIT_BYTES = {"cuda": 5 << 28, "cpu": 1 << 27}
 _KEEP_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}
-_ALIGN = 8  # columns: rows of a 16-bit buffer stay 16-byte aligned, which V itself does not give
+_ALIGN = 16  # columns of a buffer: its rows stay 16-byte aligned, which V itself does not give
 _BLOCK = 4096
 
 
@@ -73,6 +73,18 @@ def _mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return out
 
 
+def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """float32 [n, V] (float64 stays); for the Triton kernels in rows that begin at 16 bytes."""
+    if not use_triton(hidden) or hidden.dtype == torch.float64:
+        return _mm(hidden, weight.t())
+    logits = _buffer(hidden, hidden.shape[0], weight.shape[0], torch.float32)[:, : len(weight)]
+    if not hidden.is_cuda:  # the interpreter
+        return logits.copy_(_mm(hidden, weight.t()))
+    if hidden.dtype == torch.float32:
+        return torch.mm(hidden, weight.t(), out=logits)
+    return torch.mm(hidden, weight.t(), out_dtype=torch.float32, out=logits)
+
+
 def _divergence_rows(
     student_hidden: Tensor,
     student_weight: Tensor,
@@ -83,8 +95,8 @@ def _divergence_rows(
     options: tuple[float, float, float, int],
     unit_gradient: Tensor | None,
 ) -> Tensor:
-    student = _mm(student_hidden, student_weight.t())
-    teacher = _mm(teacher_hidden, teacher_weight.t())
+    student = _logits(student_hidden, student_weight)
+    teacher = _logits(teacher_hidden, teacher_weight)
     losses, _ = forward_rows(
         student, teacher, None, *options, student_bias, teacher_bias, unit_gradient
     )
@@ -111,7 +123,7 @@ def _forward(
     width = student_weight.shape[0]
     acc = accumulator(student_hidden, teacher_hidden)
     losses = student_hidden.new_empty(num_counted, dtype=acc)
-    unit = _unit_buffer(student_hidden, num_counted if keep else 0, width)
+    unit = _buffer(student_hidden, num_counted if keep else 0, width)
     options = (temperature, weight, tolerance, divergence)
     with torch.autocast(device.type, enabled=False):
         for start, end in _chunks(num_counted, width, device):
@@ -148,8 +160,8 @@ def _unscaled(total: Tensor | None, largest: Tensor | None, weight: Tensor) -> T
     return (total if largest is None else total.mul_(largest)).to(weight.dtype)
 
 
-def _unit_buffer(hidden: Tensor, num_rows: int, width: int) -> Tensor:
-    return hidden.new_empty((num_rows, -(-width // _ALIGN) * _ALIGN))
+def _buffer(hidden: Tensor, num_rows: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    return hidden.new_empty((num_rows, -(-width // _ALIGN) * _ALIGN), dtype=dtype)
 
 
 def _backward(
@@ -184,7 +196,7 @@ def _backward(
                 part = unit[:, :width]
             else:
                 assert teacher_hidden is not None and teacher_weight is not None
-                part = _unit_buffer(student_hidden, end - start, width)[:, :width]
+                part = _buffer(student_hidden, end - start, width)[:, :width]
                 _divergence_rows(
                     hidden, student_weight, student_bias,
                     _take(teacher_hidden, rows, start, end), teacher_weight, teacher_bias,
@@ -237,7 +249,7 @@ def _(
     num_counted = (student_hidden if rows is None else rows).shape[0]
     acc, keep = accumulator(student_hidden, teacher_hidden), args[-1]
     losses = student_hidden.new_empty(num_counted, dtype=acc)
-    return losses, _unit_buffer(student_hidden, num_counted if keep else 0, student_weight.shape[0])
+    return losses, _buffer(student_hidden, num_counted if keep else 0, student_weight.shape[0])
 
 
 @_backward_op.register_fake

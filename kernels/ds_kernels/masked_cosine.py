@@ -20,14 +20,15 @@ from ._shared import (
     forbid_double_backward,
     hinge,
     jit,
+    on_its_device,
     reduce_rows,
     refuse_transforms,
-    row_mask,
     row_stride,
-    row_tile,
+    target_options,
     tl,
     use_triton,
 )
+from ._tiles import granule, granules, load, row_tile, span, store, tiles, walk
 
 _REFERENCE_ELEMENTS = 1 << 18
 
@@ -41,16 +42,11 @@ def _select(layers, layer, LAYERS: tl.constexpr):
 
 
 @jit
-def _load(pointer, columns, D: tl.constexpr, ACC: tl.constexpr):
-    return tl.load(pointer + columns, mask=columns < D, other=0.0).to(ACC)
-
-
-@jit
 def _forward_kernel(
-    students, teachers, counted, losses, stats,
+    students, teachers, rows, losses, stats,
     stride_s, stride_t, num_rows, weight, tolerance,
-    D: tl.constexpr, BLOCK: tl.constexpr, LAYERS: tl.constexpr, MASKED: tl.constexpr,
-    ACC: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
+    LAYERS: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     layer = tl.program_id(1)
@@ -59,29 +55,38 @@ def _forward_kernel(
     distance = tl.zeros([], ACC)
     loss = tl.zeros([], ACC)
     keep = True
-    if MASKED:
-        keep = tl.load(counted + row) != 0
+    if ROWS == 1:  # a mask
+        keep = tl.load(rows + row) != 0
+    elif ROWS == 2:  # indices
+        row = tl.load(rows + row)
     if keep:
-        student = _select(students, layer, LAYERS) + row * stride_s
-        teacher = _select(teachers, layer, LAYERS) + row * stride_t
+        base, shift, end, limit = span(row, stride_s, D, GRANULE, SHIFTED)
+        student = _select(students, layer, LAYERS) + base
+        teacher = _select(teachers, layer, LAYERS) + granules(row, stride_t, GRANULE)
         tile = tl.arange(0, BLOCK)
         sum_s = tl.zeros([BLOCK], ACC)
         sum_t = tl.zeros([BLOCK], ACC)
-        for start in range(0, D, BLOCK):
-            s = _load(student, start + tile, D, ACC)
-            t = _load(teacher, start + tile, D, ACC)
-            sum_s += s * s
-            sum_t += t * t
+        for part in tl.static_range(3):
+            begin, behind = tiles(part, end, BLOCK, SHIFTED)
+            for number in range(begin, behind):
+                at = number * BLOCK + tile
+                s = load(student, at, shift, end, limit, part != 1, ACC, 0.0)
+                t = load(teacher, at, shift, end, limit, part != 1, ACC, 0.0)
+                sum_s += s * s
+                sum_t += t * t
         square_s = tl.sum(sum_s, 0)
         square_t = tl.sum(sum_t, 0)
         scale_s = tl.where(square_s == 0, 0.0, 1 / tl.sqrt(square_s))
         scale_t = tl.where(square_t == 0, 0.0, 1 / tl.sqrt(square_t))
         sum_d = tl.zeros([BLOCK], ACC)
-        for start in range(0, D, BLOCK):
-            s = _load(student, start + tile, D, ACC)
-            t = _load(teacher, start + tile, D, ACC)
-            difference = s * scale_s - t * scale_t
-            sum_d += difference * difference
+        for part in tl.static_range(3):
+            begin, behind = tiles(part, end, BLOCK, SHIFTED)
+            for number in range(begin, behind):
+                at = number * BLOCK + tile
+                s = load(student, at, shift, end, limit, part != 1, ACC, 0.0)
+                t = load(teacher, at, shift, end, limit, part != 1, ACC, 0.0)
+                difference = s * scale_s - t * scale_t
+                sum_d += difference * difference
         distance = 0.5 * tl.sum(sum_d, 0)
         distance = tl.where((square_s == 0) | (square_t == 0), 1.0, distance)
         loss = distance * weight
@@ -98,33 +103,38 @@ def _forward_kernel(
 def _backward_kernel(
     upstream, students, teachers, losses, stats, gradients,
     stride_s, stride_t, num_rows, weight,
-    D: tl.constexpr, BLOCK: tl.constexpr, LAYERS: tl.constexpr, ACC: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
+    LAYERS: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     layer = tl.program_id(1)
-    gradient = _select(gradients, layer, LAYERS) + row * D
-    student = _select(students, layer, LAYERS) + row * stride_s
-    teacher = _select(teachers, layer, LAYERS) + row * stride_t
-    element_type = gradient.dtype.element_ty
+    base, shift, end, limit = span(row, stride_s, D, GRANULE, SHIFTED)
+    gradient = _select(gradients, layer, LAYERS) + granules(row, D, GRANULE)
+    student = _select(students, layer, LAYERS) + base
+    teacher = _select(teachers, layer, LAYERS) + granules(row, stride_t, GRANULE)
     tile = tl.arange(0, BLOCK)
     row += layer * num_rows
     total = num_rows * LAYERS
     if tl.load(losses + row) <= 0:  # not counted, or below the tolerance: nothing is read
-        for start in range(0, D, BLOCK):
-            columns = start + tile
-            tl.store(gradient + columns, tl.zeros([BLOCK], element_type), mask=columns < D)
+        for part in tl.static_range(3):
+            begin, behind = tiles(part, end, BLOCK, SHIFTED)
+            for number in range(begin, behind):
+                zeros = tl.zeros([BLOCK], ACC)
+                store(gradient, number * BLOCK + tile, zeros, shift, end, part != 1)
     else:
         scale_s = tl.load(stats + row)
         scale_t = tl.load(stats + total + row)
         distance = tl.load(stats + 2 * total + row)
         factor = tl.load(upstream + row).to(ACC) * weight * scale_s
         factor = tl.where(scale_t == 0, 0.0, factor)  # no direction to follow
-        for start in range(0, D, BLOCK):
-            columns = start + tile
-            s = _load(student, columns, D, ACC) * scale_s
-            t = _load(teacher, columns, D, ACC) * scale_t
-            slope = factor * ((s - t) - distance * s)
-            tl.store(gradient + columns, slope.to(element_type), mask=columns < D)
+        for part in tl.static_range(3):
+            begin, behind = tiles(part, end, BLOCK, SHIFTED)
+            for number in range(begin, behind):
+                at = number * BLOCK + tile
+                s = load(student, at, shift, end, limit, part != 1, ACC, 0.0) * scale_s
+                t = load(teacher, at, shift, end, limit, part != 1, ACC, 0.0) * scale_t
+                slope = factor * ((s - t) - distance * s)
+                store(gradient, at, slope, shift, end, part != 1)
 
 
 def _reference_forward(
@@ -178,6 +188,7 @@ def _reference_backward(
     return gradients
 
 
+@on_its_device
 def _forward(
     students: Sequence[Tensor],
     teachers: Sequence[Tensor],
@@ -189,21 +200,27 @@ def _forward(
         return _reference_forward(students, teachers, rows, weight, tolerance)
     acc = accumulator(*students, *teachers)
     num_rows, width = students[0].shape
-    losses = torch.empty(len(students), num_rows, dtype=acc, device=students[0].device)
+    indices = rows is not None and rows.dtype == torch.int64
+    # With indices one program runs for each, and what is not among them stays 0.
+    losses = (torch.zeros if indices else torch.empty)(
+        len(students), num_rows, dtype=acc, device=students[0].device
+    )
     stats = torch.empty(3, len(students), num_rows, dtype=acc, device=students[0].device)
-    counted = row_mask(rows, num_rows)
-    block, warps = row_tile(width)
-    if num_rows:
-        _forward_kernel[(num_rows, len(students))](
-            tuple(students), tuple(teachers), losses if counted is None else counted,
+    columns = granule(*students, *teachers)
+    block, warps = row_tile(width, columns, warps=1)
+    programs = num_rows if rows is None or not indices else rows.shape[0]
+    if programs:
+        _forward_kernel[(programs, len(students))](
+            tuple(students), tuple(teachers), losses if rows is None else rows,
             losses, stats, students[0].stride(0), teachers[0].stride(0),
             num_rows, weight, tolerance,
-            D=width, BLOCK=block, LAYERS=len(students), MASKED=counted is not None,
-            ACC=tl.float64 if acc == torch.float64 else tl.float32, num_warps=warps,
+            D=width, **walk(students[0], columns, block), LAYERS=len(students),
+            ROWS=0 if rows is None else 1 + indices, num_warps=warps, **target_options(acc),
         )  # fmt: skip
     return losses, stats
 
 
+@on_its_device
 def _backward(
     upstream: Tensor,
     students: Sequence[Tensor],
@@ -216,13 +233,14 @@ def _backward(
         return _reference_backward(upstream, students, teachers, losses, stats, weight)
     num_rows, width = students[0].shape
     gradients = [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in students]
-    block, warps = row_tile(width)
+    columns = granule(*students, *teachers, *gradients)
+    block, warps = row_tile(width, columns, warps=1)
     if num_rows:
         _backward_kernel[(num_rows, len(students))](
             upstream.contiguous(), tuple(students), tuple(teachers), losses, stats,
             tuple(gradients), students[0].stride(0), teachers[0].stride(0), num_rows, weight,
-            D=width, BLOCK=block, LAYERS=len(students),
-            ACC=tl.float64 if losses.dtype == torch.float64 else tl.float32, num_warps=warps,
+            D=width, **walk(students[0], columns, block), LAYERS=len(students), num_warps=warps,
+            **target_options(losses.dtype),
         )  # fmt: skip
     return gradients
 

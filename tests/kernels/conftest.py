@@ -11,6 +11,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "benchmarks"))
 
 import cases
 
@@ -26,8 +27,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     if cases.INTERPRETED:
         for module in cases.MODULES.values():
             if hasattr(module, "row_tile"):
-                monkeypatch.setattr(module, "row_tile", lambda length: (16, 1))
-        monkeypatch.setattr(cases.MODULES["_scores"], "score_block", lambda *sizes: 16)
+                monkeypatch.setattr(module, "row_tile", lambda *sizes, **options: (16, 1))
+        monkeypatch.setattr(cases.MODULES["_scores"], "score_tile", lambda *sizes: (16, 4, 2))
 
 
 @pytest.fixture(autouse=True)

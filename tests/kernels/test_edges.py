@@ -395,3 +395,80 @@ def test_topk_against_brute_force(device: torch.device) -> None:
         total = sum(p)
         wanted = sum(a / total * math.log(a / total / b) for a, b in zip(p, q, strict=True))
         assert losses[row].item() == pytest.approx(wanted, rel=2e-5)
+
+
+@pytest.mark.parametrize("op", [*DIVERGENCES, ds_kernels.masked_cosine], ids=lambda op: op.__name__)
+@pytest.mark.parametrize(
+    ("widths", "firsts"),
+    [
+        ((37, 37), (0, 0)),  # each row begins elsewhere in its 16 bytes, the teacher's alike
+        ((40, 40), (0, 0)),  # all begin with them
+        ((41, 45), (0, 0)),  # alike, by other strides
+        ((40, 37), (0, 0)),  # unlike
+        ((48, 48), (3, 3)),  # parts of wider rows
+        ((48, 40), (0, 1)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_begin_anywhere_in_memory(
+    op, widths, firsts, dtype: torch.dtype, device: torch.device
+) -> None:
+    """The same rows, 37 wide, in other places: the same losses, and nothing of the neighbours."""
+    torch.manual_seed(0)
+    rows = [(torch.randn(5, 37, device=device) * 2).to(dtype) for _ in range(2)]
+    placed = []
+    for row, width, first in zip(rows, widths, firsts, strict=True):
+        wide = torch.full((5, width), torch.nan, dtype=dtype, device=device)
+        wide[:, first : first + 37] = row
+        placed.append(wide[:, first : first + 37])
+    student = placed[0].requires_grad_()
+    losses = op(student, placed[1], reduction="none")
+    (gradient,) = torch.autograd.grad(losses.sum(), student)
+    wanted, wanted_gradient = both(op, *rows)
+    torch.testing.assert_close(losses.detach(), wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, wanted_gradient, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 8.0])
+@pytest.mark.parametrize("offset", [0.0, 80.0])
+@pytest.mark.parametrize("gap", [0.001, 0.1, 3.0])
+def test_accuracy_at_any_gap(
+    gap: float, offset: float, temperature: float, device: torch.device
+) -> None:
+    """float32 against float64: a loss that is a millionth of the logits, and what all logits of a
+    row have in common, which is not part of it."""
+    torch.manual_seed(0)
+    teacher = torch.randn(3, 301, device=device) * 4
+    student = teacher + torch.randn(3, 301, device=device) * gap + offset
+    teacher = teacher - offset
+    losses, gradient = both(ds_kernels.masked_kl, student, teacher, temperature=temperature)
+    exact = student.double().requires_grad_()
+    oracle = kl_rows([exact], [teacher.double()], temperature)
+    (wanted,) = torch.autograd.grad(oracle.sum(), exact)
+    # Of peaked rows that are nearly alike: what the largest probability is rounded by. The
+    # interpreter rounds products before it adds, which a GPU does not.
+    rounded = 20 if INTERPRETED else 1
+    assert ((losses - oracle).abs() <= 5e-4 * oracle + rounded * 1e-8 * temperature**2).all()
+    allowed = 2e-2 * wanted.norm(dim=1) + rounded * 1e-5 * temperature
+    assert ((gradient - wanted).norm(dim=1) <= allowed).all()
+
+
+def test_few_logits_in_plain_torch() -> None:
+    """What class logits take on a GPU, here on the CPU: the same loss and gradient."""
+    torch.manual_seed(0)
+    student, teacher = torch.randn(6, 5), torch.randn(6, 5)
+    teacher[0, 1] = student[0, 1] = -INF
+    student[2] = torch.nan
+    mask = torch.tensor([True, True, False, True, True, True])
+    plain = MODULES["masked_kl"]._plain
+    for temperature, tolerance in ((1.0, 0.0), (2.0, 0.5)):
+        leaf = student.clone().requires_grad_()
+        losses = plain(leaf, teacher, mask, temperature, 1.5, tolerance)
+        (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+        wanted, wanted_gradient = both(
+            ds_kernels.masked_kl, student, teacher, mask=mask, temperature=temperature,
+            weight=1.5, tolerance=tolerance,
+        )  # fmt: skip
+        torch.testing.assert_close(losses.detach(), wanted)
+        torch.testing.assert_close(gradient, wanted_gradient)
