@@ -20,7 +20,8 @@ except ImportError:  # torch's CPU wheel does not bring Triton
 INTERPRETED = triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 REDUCTIONS = ("none", "sum", "mean")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 _path = "none"
 
 
