@@ -92,8 +92,11 @@ class Signs:
 def first_sign(paths: Iterable[Path]) -> Path | None:
     """Watch files that other processes touch: the first that changes within WATCH_SECONDS."""
     before = {path: _sign(path) for path in paths}
-    deadline = time.monotonic() + WATCH_SECONDS
+    deadline, tell = time.monotonic() + WATCH_SECONDS, Tell()
     while before and time.monotonic() < deadline:
+        tell(
+            f"watching {', '.join(map(str, before))} for a sign of life, {WATCH_SECONDS:g} s at most"
+        )
         for path, sign in before.items():
             if _sign(path) not in (None, sign):
                 return path

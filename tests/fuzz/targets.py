@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -177,9 +178,10 @@ def lock_target(folder: Path) -> Target:
         file = place / lock.NAME
         if file.is_file():
             os.utime(file, (0, 0))  # one that is being written is waited for
-        lock.FolderLock(place).check()
-        with lock.FolderLock(place):
-            pass
+        with mock.patch.object(lock, "WATCH_SECONDS", 0.5):  # of an owner on another host
+            lock.FolderLock(place).check()
+            with lock.FolderLock(place):
+                pass
 
     return Target(folder, {lock.NAME: changed_json}, use, nodes=(lock.NAME,))
 
