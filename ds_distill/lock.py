@@ -94,9 +94,8 @@ def first_sign(paths: Iterable[Path]) -> Path | None:
     before = {path: _sign(path) for path in paths}
     deadline, tell = time.monotonic() + WATCH_SECONDS, Tell()
     while before and time.monotonic() < deadline:
-        tell(
-            f"watching {', '.join(map(str, before))} for a sign of life, {WATCH_SECONDS:g} s at most"
-        )
+        files = ", ".join(map(str, before))
+        tell(f"watching {files} for a sign of life, {WATCH_SECONDS:g} s at most")
         for path, sign in before.items():
             if _sign(path) not in (None, sign):
                 return path
