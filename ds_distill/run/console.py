@@ -23,4 +23,4 @@ class _Escaped:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
         for segment in console.render(self._within, options):
-            yield segment if segment.control else segment._replace(text=escaped(segment.text))
+            yield segment if segment.control else Segment(escaped(segment.text), segment.style)

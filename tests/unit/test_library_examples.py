@@ -30,8 +30,10 @@ def test_the_readmes_lines_for_own_data_check_labels_of_any_name(
 ) -> None:
     """As a shell reads them, with other labels than those of the recipe that they begin with."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    own = shlex.split(re.search(r'^own="(.*)"$', page, re.MULTILINE)[1])  # type: ignore[index]
-    write_toy_task(tmp_path, {"train": 80, "validation": 30, "test": 30})
+    line = re.search(r"^ds-distill check my\.yaml (.*)$", page, re.MULTILINE)
+    assert line is not None
+    own = shlex.split(line[1])
+    write_toy_task(tmp_path, {"train": 80, "validation": 60, "test": 30})
     models = [f"teachers.{name}.model={tiny_models['toy']}" for name in ("bert", "roberta")]
     models += [
         f"teachers.deberta.model={tiny_models['toy']}",

@@ -37,7 +37,6 @@ PRIVATE = {
     "_attn_implementation": "transformers: which attention a loaded model has",
     "_commit_hash": "transformers: the commit of the hub that a configuration came from",
     "_current_frames": "sys: documented; where the threads of a rank that hangs are",
-    "_fingerprint": "datasets: the only identity of a data set of the hub",
     "_lazy_init_hp_params_optimizer_state": "deepspeed: links parameters to Adam's states, which "
     "it does by itself only for one of its groups",
     "_local_scalar_dense": "torch: the operator of Tensor.item(), which a trace answers",
@@ -56,6 +55,9 @@ MODULES = {
     "torch.utils._python_dispatch": "TorchDispatchMode: where torch documents it to be",
     "torch.utils.flop_counter": "the operations of each operator, by FlopCounterMode's rules",
     "torch.utils.weak": "WeakIdKeyDictionary: storages have no equality",
+    "transformers.tokenization_utils_base": "VERY_LARGE_INTEGER: of a tokenizer without a longest "
+    "input",
+    "transformers.utils": "cached_file: a file of a model's folder, local or of the hub",
     "transformers.integrations.deepspeed": "unset_hf_deepspeed_config ends what HfDeepSpeedConfig "
     "begins",
     "transformers.masking_utils": "sdpa_mask: the mask of the attention that `attend` ends in",
