@@ -89,7 +89,7 @@ def _forward_kernel(
         ids += row * K
         entry = K - given
         before = tl.full([], -1, tl.int64)
-        column = tl.load(ids + entry, mask=entry < K, other=9223372036854775807)
+        column = tl.load(ids + entry, mask=entry < K, other=2147483647).to(tl.int64)
         for part in tl.static_range(3):
             begin, behind = tiles(part, end, BLOCK, SHIFTED)
             for number in range(begin, behind):
@@ -101,7 +101,7 @@ def _forward_kernel(
                     found += (column != before).to(tl.int32)
                     before = column
                     entry += 1
-                    column = tl.load(ids + entry, mask=entry < K, other=9223372036854775807)
+                    column = tl.load(ids + entry, mask=entry < K, other=2147483647).to(tl.int64)
                 largest, total = online(x, c, largest, total, LANES, GRANULE, PTX)
         most, lse_rest = log2_sum(largest, total, c, PTX)
         lse_rest += most * c
