@@ -82,8 +82,8 @@ def class_notes(
     if near:
         named = []
         for rare, frequent, how in near[:PAIRS]:
-            place = None if of_words else _place(source, splits, rare)
-            at = f", e.g. {place}" if place else ""
+            location = None if of_words else _location(source, splits, rare)
+            at = f", e.g. {location}" if location else ""
             named.append(
                 f"{labels[rare]!r} ({total[rare]:,}{at}) and {labels[frequent]!r} "
                 f"({total[frequent]:,}) differ in {how}"
@@ -141,7 +141,7 @@ def _is_one_letter(one: str, other: str) -> bool:
     return longer[at + 1 :] == shorter[at + replaced :] and changed.isalpha() and beside.isalpha()
 
 
-def _place(source: Source, splits: Mapping[str, datasets.Dataset], label: int) -> str | None:
+def _location(source: Source, splits: Mapping[str, datasets.Dataset], label: int) -> str | None:
     """Where the first example of a label stands."""
     for split, data in splits.items():
         first = 0
@@ -204,10 +204,10 @@ def _copies(
             continue
         examples = data.select(here.tolist())
         key = examples[0]["key_hi"], examples[0]["key_lo"]
-        places = source.all_locations(split, {key: len(here)}).get(key, [])
-        places += [f"split {split}"] * (len(here) - len(places))
-        for place, row in zip(places, examples, strict=True):
-            found.append(f"{place} {_named(row['label'], labels)}")
+        locations = source.all_locations(split, {key: len(here)}).get(key, [])
+        locations += [f"split {split}"] * (len(here) - len(locations))
+        for location, row in zip(locations, examples, strict=True):
+            found.append(f"{location} {_named(row['label'], labels)}")
     return ", ".join(found[: 2 * TEXTS]) + (", ..." if len(found) > 2 * TEXTS else "")
 
 

@@ -37,20 +37,20 @@ class _Loader(yaml.SafeLoader):
         """The next event. Raises UserError at the first that a recipe cannot have, so that what is
         behind it takes no time."""
         event = super().get_event()
-        place = f"{self._source}:{event.start_mark.line + 1 if event.start_mark else 1}"
+        location = f"{self._source}:{event.start_mark.line + 1 if event.start_mark else 1}"
         tag = getattr(event, "tag", None)
         if tag not in (None, "!"):
             raise UserError(
-                f"{place}: YAML tags are not allowed (found {tag!r}). Write the plain value."
+                f"{location}: YAML tags are not allowed (found {tag!r}). Write the plain value."
             )
         self._nodes += isinstance(event, yaml.NodeEvent)
         self._depth += isinstance(event, yaml.CollectionStartEvent)
         self._depth -= isinstance(event, yaml.CollectionEndEvent)
         if self._nodes > MAX_NODES:
-            raise UserError(f"{place}: a file has at most {MAX_NODES:,} values. Write fewer.")
+            raise UserError(f"{location}: a file has at most {MAX_NODES:,} values. Write fewer.")
         if self._depth > MAX_DEPTH:
             raise UserError(
-                f"{place}: sections lie too deep in each other: {MAX_DEPTH} are possible. Write it "
+                f"{location}: sections lie too deep in each other: {MAX_DEPTH} are possible. Write it "
                 "flat."
             )
         return event

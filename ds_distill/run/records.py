@@ -317,9 +317,9 @@ def _validate(kind: type[BaseModel], found: dict[str, Any], where: str, fix: str
         if not isinstance(error, ValidationError):
             raise UserError(f"{where}: too deep. {fix}") from error
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
+        location = ".".join(str(part) for part in first["loc"])
         why = first["msg"].removeprefix("Value error, ")
         raise UserError(
-            f"{where}: {f'{place}: ' if place else ''}{why}. It is not as this version of "
+            f"{where}: {f'{location}: ' if location else ''}{why}. It is not as this version of "
             f"ds_distill writes it. {fix}"
         ) from error
