@@ -50,8 +50,8 @@ class _Loader(yaml.SafeLoader):
             raise UserError(f"{location}: a file has at most {MAX_NODES:,} values. Write fewer.")
         if self._depth > MAX_DEPTH:
             raise UserError(
-                f"{location}: sections lie too deep in each other: {MAX_DEPTH} are possible. Write it "
-                "flat."
+                f"{location}: sections lie too deep in each other: {MAX_DEPTH} are possible. Write "
+                "it flat."
             )
         return event
 
