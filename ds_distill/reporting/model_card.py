@@ -32,12 +32,13 @@ _INHERITED = ("license", "license_name", "license_link", "language")
 def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
     """The card as Markdown, with the hub's metadata block.
 
-    Figures come from the last evaluation on a split that no phase used to train, fit or choose;
-    without such an evaluation the card has none. Licence and language are those of the model that
-    the student starts from, if its own card has them. Of a local folder the card has only the name,
-    not the path.
+    Figures come from the last evaluation on a split that no phase used to train, fit or choose, or
+    where there is none, from such evaluations of other tasks; else the card has none. Licence and
+    language are those of the model that the student starts from, if its own card has them. Of a
+    local folder the card has only the name, not the path.
     """
-    evaluation = _evaluation(recipe, results)
+    evaluation = _evaluation(recipe, results, results["task"])
+    elsewhere = [] if evaluation else _elsewhere(recipe, results)
     student, task = recipe.student, _task(recipe, results)
     lines = [
         "---",
@@ -46,7 +47,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "",
         f"# {recipe.name}: student {_code(results['student'])}",
         "",
-        _escaped(results["verdict"]) if evaluation is not None else _no_evaluation(results),
+        _escaped(results["verdict"]) if evaluation else _no_evaluation(results, elsewhere),
         "",
         "Run in this folder (elsewhere, use its path or its hub id):",
         "",
@@ -69,9 +70,10 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         lines += ["", f"Teachers: {teachers}."]
         for teacher, why in left_out(results).items():
             lines += ["", f"Left out: {teacher}, which {_escaped(why)}."]
-    if evaluation is not None:
-        title = f"## {judge_of(evaluation).heading} on {evaluation['split']}"
-        lines += ["", title, "", *_table(evaluation)]
+    for judged in [evaluation] if evaluation else elsewhere:
+        of_task = "" if judged["task"] == results["task"] else f", task {_escaped(judged['task'])}"
+        title = f"## {judge_of(judged).heading} on {judged['split']}{of_task}"
+        lines += ["", title, "", *_table(judged, _ready_teachers(results, judged))]
     environment = results["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
     lines += ["", "## Versions", "", f"ds_distill {environment['ds_distill']}, {versions}."]
@@ -137,7 +139,7 @@ def _eval_results(
         EvalResult(
             task_type=TASKS[task.type].pipeline,
             dataset_type=hub_data or "local",
-            dataset_name=hub_data or _name_of_data(task),
+            dataset_name=hub_data or _name_of_data(task.data.path),
             dataset_config=task.data.config if hub_data else None,
             dataset_split=task.data.own_splits().get(split, split),
             metric_type=entry.hub_name,
@@ -149,9 +151,9 @@ def _eval_results(
     ]
 
 
-def _evaluation(recipe: Recipe, results: dict[str, Any]) -> dict[str, Any] | None:
-    """The last evaluation of the shipped student on a split that was not used to make it."""
-    phases = list(recipe.phases_of(results["task"]))
+def _evaluation(recipe: Recipe, results: dict[str, Any], task: str) -> dict[str, Any] | None:
+    """The last evaluation of the shipped student on a split of a task that no phase has used."""
+    phases = list(recipe.phases_of(task))
     used = {split for phase in phases for split in phase.learns_from}
     if any(phase.outputs for phase in phases):
         used.add(CHOOSING_SPLIT)  # it chooses epochs and students
@@ -159,14 +161,31 @@ def _evaluation(recipe: Recipe, results: dict[str, Any]) -> dict[str, Any] | Non
         record
         for record in results["phases"]
         if PHASES[record["kind"]].makes == "evaluation"
-        and record["task"] == results["task"]
+        and record["task"] == task
         and record["split"] not in used
         and results["student"] in record["models"]
     ]
     return found[-1] if found else None
 
 
-def _no_evaluation(results: dict[str, Any]) -> str:
+def _elsewhere(recipe: Recipe, results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same of other tasks, as where a student of all types of entities is judged by type."""
+    others = [task for task in recipe.tasks_by_name if task != results["task"]]
+    found = [_evaluation(recipe, results, task) for task in others]
+    return [evaluation for evaluation in found if evaluation is not None]
+
+
+def _ready_teachers(results: dict[str, Any], evaluation: dict[str, Any]) -> list[str]:
+    """Teachers in an evaluation that no phase has trained."""
+    trained = {one["output"] for record in results["phases"] for one in record.get("trained", [])}
+    models = evaluation["models"].items()
+    return [name for name, one in models if one["role"] == "teacher" and name not in trained]
+
+
+def _no_evaluation(results: dict[str, Any], elsewhere: list[dict[str, Any]]) -> str:
+    if elsewhere:
+        tasks = ", ".join(_escaped(evaluation["task"]) for evaluation in elsewhere)
+        return f"It was evaluated on other tasks than its own: {tasks}. Their figures are below."
     evaluations = [r for r in results["phases"] if PHASES[r["kind"]].makes == "evaluation"]
     splits = [record["split"] for record in evaluations]
     why = "No evaluate phase came after it"
@@ -192,7 +211,14 @@ def _trained_on_pairs(results: dict[str, Any]) -> bool:
     )
 
 
-def _table(evaluation: dict[str, Any]) -> list[str]:
+def _unknown(ready: list[str]) -> str:
+    """What is not known of teachers that came trained."""
+    names = ", ".join(map(_escaped, ready))
+    return f" Whether {names} had seen it is not known here: trained elsewhere." if ready else ""
+
+
+def _table(evaluation: dict[str, Any], ready: list[str]) -> list[str]:
+    """ready: teachers that came trained."""
     first = next(iter(evaluation["models"].values()))
     metrics = metrics_of(evaluation)
     measure = PER_CLASS.get(evaluation["over"])
@@ -200,16 +226,17 @@ def _table(evaluation: dict[str, Any]) -> list[str]:
     if "windows" in first:
         about = (
             f"On {first['examples']:,} questions of a split that was not used to make the models; "
-            f"contexts were read in {first['windows']:,} windows."
+            f"contexts were read in {first['windows']:,} windows." + _unknown(ready)
         )
     elif "tokens" in first:
         about = (
             f"On {first['tokens']:,} masked tokens of {first['examples']:,} examples, the same for "
-            "all models. The split was not used to make them."
+            "all models. The split was not used to make them." + _unknown(ready)
         )
     else:
         about = (
             f"On {first['examples']:,} examples of a split that was not used to make the models."
+            + _unknown(ready)
         )
         if labels:
             noun = NOUNS[evaluation["over"]]
@@ -238,11 +265,13 @@ def _model(reference: str) -> str:
 def _data(task: TaskSettings) -> str:
     hub_data = _hub_data(task)
     config = f" ({_code(task.data.config)})" if hub_data and task.data.config else ""
-    return _code(hub_data or _name_of_data(task)) + config
+    own = _code(hub_data or _name_of_data(task.data.path)) + config
+    parts = [part for split in task.data.splits_from().values() for part in split]
+    others = [_code(_name_of_data(part.path)) for part in parts]
+    return ", ".join(dict.fromkeys([own, *others]))
 
 
-def _name_of_data(task: TaskSettings) -> str:
-    path = task.data.path
+def _name_of_data(path: str) -> str:
     if path.startswith(DATA_FOLDER):
         return path.removeprefix(DATA_FOLDER)
     if source_of(path).name == "files":  # which may have gone by now

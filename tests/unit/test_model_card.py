@@ -130,6 +130,33 @@ def test_a_masked_lm_has_a_perplexity_and_no_f1() -> None:
     assert "1,234 masked tokens" in text and "mask_token" in text
 
 
+def test_a_student_judged_on_other_tasks_has_their_figures() -> None:
+    """As one of all types of entities, which is judged by type. Its data are those of all parts."""
+    splits = {"train": [{"path": "data:genes"}, {"path": "data:drugs"}]}
+    tasks = {
+        "all": {"data": {"path": "data:genes", "splits": splits}, "max_length": 48},
+        "drugs": {"data": {"path": "data:drugs"}, "max_length": 48},
+    }
+    distil = {"distil": {"task": "all", "losses": {"kl": {}}}}
+    recipe = make_recipe(
+        task=None, tasks=tasks, phases=[distil, {"evaluate": {"task": "drugs", "split": "test"}}]
+    )
+    results = {**make_results(["test"], LABELS), "task": "all"}
+    results["phases"][0]["task"], results["phases"][1]["task"] = "all", "drugs"
+    text = model_card(recipe, results)
+    assert "evaluated on other tasks than its own: drugs" in text and "evaluated only" not in text
+    assert "## Accuracy on test, task drugs" in text and "72.0%" in text
+    assert "data: `genes`, `drugs`." in text
+    assert "model-index" not in text, "the hub's figures are of a model's own task"
+
+
+def test_what_a_teacher_has_seen_elsewhere_is_not_known() -> None:
+    results = make_results(["test"], LABELS)
+    assert "Whether bert had seen it is not known here" in model_card(make_recipe(), results)
+    results["phases"][0]["trained"] = [{"output": "bert"}]
+    assert "not known" not in model_card(make_recipe(), results)
+
+
 def test_data_of_the_data_folder_are_not_the_hubs() -> None:
     metadata, text = card_of(make_recipe(task={"data": {"path": "data:set"}, "max_length": 48}))
     assert "datasets" not in metadata
