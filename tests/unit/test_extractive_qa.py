@@ -527,7 +527,7 @@ def test_predict_reads_as_the_evaluation_of_the_run(
     answerer.overlap = min(answerer.overlap, 10)
     assert (answerer.max_answer_length, answerer.overlap) == ((2, 3) if shipped else (30, 10))
     rows = {key: [one[at] for one in pairs] for at, key in enumerate(("text", "text_b"))}
-    rows |= {"answers": [None, None], "group": [0, 1]}
+    rows |= {"answers": [None, None], "copy": [0, 1], "group": [0, 1]}
     kind = ExtractiveQAKind(task, [])
     judged = kind.prepare(datasets.Dataset.from_dict(rows), lambda: [answerer.tokenizer])
     assert judged["text_b"][:] == answerer._windows(pairs)["text_b"][:]
