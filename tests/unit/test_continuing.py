@@ -151,6 +151,10 @@ def test_the_path_of_a_student_is_that_of_one(
         assert "\nReport   " in said and ("\nStudent  " in said) == student
 
 
+def record_of(output: str) -> dict[str, Any]:
+    return {"output": output, "split": "train", "examples": 1, "steps": 1, "choosing": None}
+
+
 def keep(folder: RunFolder, epoch: int, *outputs: str) -> None:
     for output in outputs:
         with folder.new_model(0, "both", epoch, output) as aside:
@@ -190,13 +194,13 @@ def test_a_kill_while_models_are_published(
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", killed)
         with contextlib.suppress(InterruptedError):
-            folder.publish_models(0, "both", 0, {output: {"output": output} for output in both})
+            folder.publish_models(0, "both", 0, {output: record_of(output) for output in both})
     folder.end_publishing(0, "both", both)
     found = folder.finished_training(0, both)
     if not renames:
         assert found is None
-        folder.publish_models(0, "both", 1, {output: {"output": output} for output in both})
-    assert folder.finished_training(0, both) == [{"output": output} for output in both]
+        folder.publish_models(0, "both", 1, {output: record_of(output) for output in both})
+    assert folder.finished_training(0, both) == [record_of(output) for output in both]
     for output in both:
         weights = (folder.model(0, output) / "weights").read_text()
         assert weights == f"{output} {0 if renames else 1}"

@@ -191,7 +191,7 @@ def test_a_path_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)  # of the group that this process is in
     row = in_own_process("live", TINY, tmp_path, False)
-    assert row["path"] == "live" and row["error"].startswith("UserError: model ")
+    assert row["path"] == "live" and row["error"].startswith("Unreachable: model ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")

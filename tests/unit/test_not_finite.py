@@ -39,7 +39,7 @@ def world() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"train": 60, "validation": 30, "test": 60, "transfer": 60}
+    sizes = {"train": 60, "validation": 60, "test": 60, "transfer": 60}
     return write_toy_task(tmp_path_factory.mktemp("task") / "toy", sizes)
 
 
