@@ -72,11 +72,13 @@ def plot_settings(found: dict[str, Any], entry: MetricEntry, path: Path) -> None
         axis.errorbar(factor * mean, number, xerr=reach, fmt="D", capsize=3, color="C1")
     majority = [row["majority"]["mean"] for row in rows if row["majority"]["mean"] is not None]
     scores = [row["score"] for row in rows]
-    shown = [one for score in scores for one in (*score["values"], *(score["interval"] or ()))]
+    every = [one for score in scores for one in (*score["values"], *(score["interval"] or ()))]
+    shown = [one for one in every if one is not None]
     if majority:
         shown.append(majority[0])
         axis.axvline(factor * majority[0], color="0.5", linestyle="--", linewidth=1)
-    axis.set_xlim(of_scores((factor * score for score in shown), in_percent=entry.is_share))
+    if shown:
+        axis.set_xlim(of_scores((factor * score for score in shown), in_percent=entry.is_share))
     names = [", ".join(row["setting"]) or "the recipe's" for row in rows]
     axis.set_yticks(range(len(rows)), names)
     axis.set_ylim(len(rows) - 0.5, -0.5)

@@ -65,7 +65,10 @@ def results_of(predicted: dict[str, tuple[str, np.ndarray]]) -> dict[str, Any]:
         },
         "comparisons": comparisons(scored, roles, reports, metric, entry),
     }
-    trained = [{"output": "one", "choosing": {"score": reports["one"]["pearson"]}}]
+    choosing = {"split": "validation", "examples": 30, "score": reports["one"]["pearson"]}
+    trained = [
+        {"output": "one", "split": "train", "examples": 60, "steps": 4, "choosing": choosing}
+    ]
     packages = dict.fromkeys(("torch", "deepspeed", "transformers"), "1")
     environment = {"ranks": 1, "gpus": [], "processor": "one", "cores": 1, "packages": packages}
     phases = [{"phase": "distil", "kind": "distil", "task": "task", "seconds": 1.0}, record]
