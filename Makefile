@@ -1,5 +1,7 @@
 # make quickstart   install into .venv and run the quickstart; ends with the path of report.html
-# make test         the test suite (make test-slow: the series that take minutes each)
+# make test         the test suite: an example of everything
+# make test-all     the tests that `make test` leaves out: further examples of the same
+# make test-slow    the series that take minutes each
 # make lint types   what CI checks beside the tests
 # make same BASE=C  whether commit C and HEAD give the same numbers, bit for bit
 # make gpu TEXTS=F  on a GPU: kernels right and fast, 24-layer teachers, a distillation step
@@ -17,7 +19,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c const
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: quickstart test test-slow same gpu lint types clean
+.PHONY: quickstart test test-all test-slow same gpu lint types clean
 .DELETE_ON_ERROR:
 
 # An interrupted quickstart is continued, a finished one is shown: its folder is never lost.
@@ -33,11 +35,17 @@ quickstart: $(RUN_STAMP)
 	@$(BIN)/python -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).absolute())' "$(FOLDER)/report.html"
 
 # Files in their order: those that take minutes begin first.
+PYTEST := $(BIN)/python -m pytest --durations=10
+WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m "not slow" --durations=10 -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) $(WORKERS) -m "not further and not slow"
+
+test-all: $(DEV_STAMP)
+	$(PYTEST) $(WORKERS) -m "further and not slow"
 
 test-slow: $(DEV_STAMP)
-	$(BIN)/python -m pytest -m slow --durations=10
+	$(PYTEST) -m slow
 
 # For changes that must move no number. One that does on purpose: python tests/golden/golden.py --write
 same: $(DEV_STAMP)
