@@ -18,6 +18,8 @@ from ds_distill.parts.terms import losses_of
 from ds_distill.planning.memory import States, Zero, training_states
 from ds_distill.planning.models import planned_model
 
+pytestmark = pytest.mark.further
+
 HERE = Path(__file__).parent
 BUCKET = 100_000
 SIZES = {"num_hidden_layers": 2, "vocab_size": 1500, "max_position_embeddings": 64}

@@ -175,6 +175,7 @@ def whole(builds: Builds, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.further
 def test_a_build_that_was_stopped_at_half_goes_on(builds, whole, tmp_path):
     killed = builds.stop(tmp_path / "run", ranks=2, share=0.5)
     assert killed < BLOCKS
@@ -230,6 +231,7 @@ def claimed(cache: Path) -> int:
     return len(list(claims.iterdir())) if claims.is_dir() else 0
 
 
+@pytest.mark.further
 def test_what_a_killed_worker_leaves_is_written_by_those_that_come_later(workers, whole, tmp_path):
     shared = tmp_path / "shared"
     first = workers()
@@ -297,6 +299,7 @@ def test_five_kills_change_nothing(builds, whole, tmp_path):
     CacheReader(cache_of(tmp_path / "run")).verify()
 
 
+@pytest.mark.further
 def test_a_full_disk_is_reported_and_the_same_command_continues(
     settings, whole, ds_distill, small_disk, tmp_path
 ):

@@ -219,6 +219,7 @@ ONE_PHASE = {
 }
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("ending", ["csv", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_other_kinds_of_files_run(ending, toy_settings, toy_task, tmp_path, ds_distill):
     data = tmp_path / "data"
@@ -243,6 +244,7 @@ def write_rows(path: Path, rows: list[tuple[str, str]]) -> None:
         csv.writer(file).writerows([("text", "label"), *rows])
 
 
+@pytest.mark.further
 def test_pairs_of_texts_run(toy_settings, tmp_path, ds_distill):
     """What is the second text about? The first says nothing of it."""
     draw = random.Random(0)

@@ -70,6 +70,7 @@ def test_check_reports_what_is_cut(
     assert "task.max_length=32" in output and "task.long=split" in output
 
 
+@pytest.mark.further
 def test_a_transfer_set_of_random_text_from_other_data(
     toy_settings: dict[str, Any], toy_task: Path, ds_distill: Any, tmp_path: Path
 ) -> None:

@@ -19,6 +19,8 @@ from ds_distill.errors import UserError
 from ds_distill.recipe import load_recipe
 from tests.toys import TOY_FILLERS, TOY_WORDS, break_word
 
+pytestmark = pytest.mark.further
+
 KINDS = ("animal", "food")
 
 

@@ -26,6 +26,7 @@ def runs(tmp_path: Path, toy_settings: dict[str, Any], command_environment: dict
     return Runs(Path("toy.yaml"), {**command_environment, **extensions}, ranks=2)
 
 
+@pytest.mark.further
 def test_stopped_by_signals_a_launch_leaves_no_process_and_goes_on(runs, tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "run"
     runs.finish(whole)

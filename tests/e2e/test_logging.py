@@ -148,6 +148,7 @@ def test_without_a_terminal_there_are_plain_lines_only(logged):
     assert ours[-3].startswith("Report   ") and ours[-1].endswith("/student")
 
 
+@pytest.mark.further
 def test_a_terminal_shows_a_bar_with_the_time_left(toy_recipe, tmp_path, command_environment):
     command = [sys.executable, "-m", "ds_distill", "run", str(toy_recipe)]
     main, child = pty.openpty()

@@ -12,6 +12,8 @@ import torch
 import yaml
 from transformers import pipeline
 
+pytestmark = pytest.mark.further
+
 
 @pytest.fixture(scope="module")
 def runs(

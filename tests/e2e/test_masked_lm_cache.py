@@ -101,6 +101,7 @@ def test_encoded_logits_train_within_the_codecs_error(run: Path, codec: str, err
     assert packed[-1] < 0.5 * packed[0]
 
 
+@pytest.mark.further
 def test_ranks_with_a_sharded_teacher_and_padding_write_the_same_signals(
     run: Path, recipe: dict[str, Any], ds_distill: Any
 ) -> None:
@@ -126,6 +127,7 @@ def test_ranks_with_a_sharded_teacher_and_padding_write_the_same_signals(
         torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.further
 def test_ranks_without_a_chosen_token_train_from_every_codec(
     recipe: dict[str, Any], ds_distill: Any, tmp_path: Path
 ) -> None:

@@ -13,6 +13,8 @@ from sklearn.metrics import f1_score
 from toys import TOY_LABELS, make_toy_classifier
 from transformers import pipeline
 
+pytestmark = pytest.mark.further
+
 METRIC = {"name": "micro_f1", "leave_out": ["animal"]}
 
 

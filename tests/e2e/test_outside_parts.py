@@ -17,6 +17,8 @@ import yaml
 from processes import events
 from runs import Runs, curves, digests
 
+pytestmark = pytest.mark.further
+
 EXAMPLE = Path(__file__).parents[2] / "docs" / "example_parts"
 
 

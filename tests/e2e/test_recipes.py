@@ -167,6 +167,7 @@ def intermediate(recipe: Recipe) -> set[str]:
     return {start for phase in recipe.phases for start in phase.starts}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "name", ["large-teachers", pytest.param("large-masked-lm", marks=pytest.mark.slow)]
 )

@@ -91,6 +91,7 @@ def kill_series(runs: Runs, folder: Path, kinds: list[str], total: int, seed: in
     return hit
 
 
+@pytest.mark.further
 def test_two_kills_and_ctrl_c_change_nothing(make_runs, whole, tmp_path):
     runs, folder = make_runs(None), tmp_path / "run"
     kill_series(runs, folder, ["checkpoint", "phase"], len(curves(whole)), seed=1)
@@ -120,6 +121,7 @@ def test_two_kills_and_ctrl_c_change_nothing(make_runs, whole, tmp_path):
     check_same(folder, whole)
 
 
+@pytest.mark.further
 def test_a_finished_run_may_be_resumed(make_runs, whole):
     before = digests(whole), curves(whole), files(whole)
     make_runs(None).finish(whole, resume=True)

@@ -31,6 +31,8 @@ from tests.toys import TINY, save_tiny
 RANK = """
 from ds_distill import load_recipe, run_recipe
 
+pytestmark = pytest.mark.further
+
 run_recipe(load_recipe("together.yaml", ["deepspeed=zero3_fp32"]), "two")
 """
 TOGETHER = "reads+spells"

@@ -31,8 +31,13 @@ from ds_distill.run.execute import execute
 from ds_distill.run.inference import inference_collator
 from ds_distill.views import PaddedView
 
-CONFIGS = ["zero1_fp32", "zero3_bf16"]
-TASKS = ["single-label", "masked-lm"]
+RUNS = [
+    ("single-label", "zero3_bf16"),
+    ("masked-lm", "zero1_fp32"),
+    pytest.param(("single-label", "zero1_fp32"), marks=pytest.mark.further),
+    pytest.param(("masked-lm", "zero3_bf16"), marks=pytest.mark.further),
+]
+"""Task and DeepSpeed config."""
 
 
 class Finished:
@@ -50,7 +55,7 @@ class Finished:
         return {output: self.run.folder.model(number, output) for number, output in trained}
 
 
-@pytest.fixture(scope="module", params=[(task, config) for task in TASKS for config in CONFIGS])
+@pytest.fixture(scope="module", params=RUNS)
 def finished(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

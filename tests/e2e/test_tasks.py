@@ -75,6 +75,7 @@ def results(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("which", [ONE_RANK, ON_TWO_RANKS[3]])
 def test_each_task_has_its_data_its_routing_and_its_models(
     folders: dict[str, Path], settings: dict[str, Any], which: str
@@ -95,6 +96,7 @@ def test_each_task_has_its_data_its_routing_and_its_models(
     assert {use["task"] for use in found["uses"]} == {"corpus", "topics"}
 
 
+@pytest.mark.further
 def test_a_model_keeps_its_body_across_tasks(folders: dict[str, Path]) -> None:
     models = folders[ONE_RANK] / "models"
     base = AutoModelForMaskedLM.from_pretrained(models / "00-base")
@@ -105,6 +107,7 @@ def test_a_model_keeps_its_body_across_tasks(folders: dict[str, Path]) -> None:
     assert 0 < max(close) < 0.05, "trained on from the base's weights"
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("which", ON_TWO_RANKS)
 def test_losses_on_two_ranks_are_those_on_one(folders: dict[str, Path], which: str) -> None:
     def losses(folder: Path) -> list[tuple[str, int, float]]:

@@ -111,6 +111,7 @@ def test_live_teachers_give_the_losses_of_cached_ones(run: Path) -> None:
     assert live == pytest.approx(cached, rel=1e-4)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("phase", ["reads", "spells", "average", "gate", "live"])
 def test_losses_on_two_ranks_at_stage_3_are_those_on_one_at_stage_0(
     short_runs: dict[int, Path], phase: str
