@@ -23,6 +23,7 @@ from toys import (
     toy_vocabulary,
     write_toy_task,
 )
+from warm import Warm
 
 SHARED_DATA = Path(
     os.environ.get("DS_DISTILL_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data")
@@ -154,20 +155,26 @@ CommandLine = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def ds_distill(command_environment: dict[str, str]) -> CommandLine:
-    """Run `ds-distill` in a process of its own, with captured output."""
+def ds_distill(command_environment: dict[str, str]) -> Iterator[CommandLine]:
+    """Run `ds-distill` in a process of its own, with captured output: in a fork of one that has the
+    libraries loaded, but for commands that start ranks or are given an environment."""
+    warm = Warm(command_environment)
 
-    def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(*given: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+        arguments = [*map(str, given)]
+        if not {"launch", "--num-gpus"} & {*arguments} and "env" not in options:
+            return warm.run(arguments, **options)
         extra = options.pop("env", {})
         return subprocess.run(
-            [sys.executable, "-m", "ds_distill", *map(str, arguments)],
+            [sys.executable, "-m", "ds_distill", *arguments],
             capture_output=True,
             text=True,
             env={**command_environment, **extra},
             **{"timeout": 300, **options},
         )
 
-    return run
+    yield run
+    warm.close()
 
 
 GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")

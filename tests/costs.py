@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -53,6 +54,9 @@ class Costs:
     def _now(self) -> Counter[str]:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         spent = sum(each.ru_utime + each.ru_stime for each in used)
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                spent += sum(child.cpu_times()[:4])  # its own, and of what it waited for
         return Counter(
             processor_seconds=spent, seconds=time.monotonic(), process_starts=self.starts
         )

@@ -62,21 +62,24 @@ def last(errors: str) -> str:
     return errors.splitlines()[-1] if errors else ""
 
 
+@pytest.mark.further
 def test_a_rank_that_does_not_come_is_named(ranks, tmp_path):
-    for rank, line in (
-        (0, f"ds-distill: rank 0 on {HOST}: rank 1 on {HOST}: did not come within 20 seconds."),
-        (1, f"ds-distill: rank 1 on {HOST}: rank 0 does not answer at 127.0.0.1:"),
-    ):
-        folder = tmp_path / f"run-{rank}"
-        [(code, output, errors)] = results(ranks.start(folder, ranks=(rank,)), 300)
+    folders = [tmp_path / f"run-{rank}" for rank in (0, 1)]
+    started = [ranks.start(folder, ranks=(rank,))[0] for rank, folder in enumerate(folders)]
+    lines = (
+        f"ds-distill: rank 0 on {HOST}: rank 1 on {HOST}: did not come within 20 seconds.",
+        f"ds-distill: rank 1 on {HOST}: rank 0 does not answer at 127.0.0.1:",
+    )
+    for rank, (code, output, errors) in enumerate(results(started, 300)):
         assert code == 1, errors
-        assert last(errors).startswith(line) and "Traceback" not in errors
+        assert last(errors).startswith(lines[rank]) and "Traceback" not in errors
         assert "waiting for rank 1" in output or "waits for rank 0" in output
-        failure = first_failure(folder)
+        failure = first_failure(folders[rank])
         assert failure is not None and (failure.rank, failure.kind) == (rank, "fault")
-        assert [path.name for path in folder.iterdir()] == ["failures"]
+        assert [path.name for path in folders[rank].iterdir()] == ["failures"]
 
 
+@pytest.mark.further
 def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     folder = tmp_path / "run"
 
@@ -152,11 +155,31 @@ def test_whoever_is_to_blame_is_named_and_the_run_goes_on(ranks, tmp_path):
     assert code in (1, -SIGSEGV) and "ds-distill:" not in errors, errors
 
 
-def test_a_folder_is_of_one_run_whose_killed_rank_is_named_at_once(ranks, tmp_path):
+def kill_one(number: int, started: list[subprocess.Popen[str]], folder: Path) -> None:
+    """The other one ends at once and names it."""
+    started[number].send_signal(SIGKILL)
+    at = time.monotonic()
+    (code, _, errors) = results(started, 200)[1 - number]
+    assert code == 1 and time.monotonic() - at < LIMIT
+    line = f"ds-distill: rank {number} on {HOST}: its process ended without an error of its own"
+    assert last(errors).startswith(line), errors
+    assert "Traceback" not in errors
+    failure = first_failure(folder)
+    assert failure is not None and failure.rank == number
+
+
+def test_a_killed_rank_is_named_at_once(ranks, tmp_path):
     folder = tmp_path / "run"
     started = ranks.start(folder)
     wait_for_steps(folder, 3, started)
+    kill_one(1, started, folder)
 
+
+@pytest.mark.further
+def test_a_folder_is_of_one_run(ranks, tmp_path):
+    folder = tmp_path / "run"
+    started = ranks.start(folder)
+    wait_for_steps(folder, 3, started)
     # Another run, of as many ranks or of one, is refused the folder.
     for more, own in (((), (0, 1)), (("--resume",), (0,))):
         others = results(ranks.start(folder, *more, ranks=own, size=len(own)), 300)
@@ -166,20 +189,7 @@ def test_a_folder_is_of_one_run_whose_killed_rank_is_named_at_once(ranks, tmp_pa
         assert "Traceback" not in errors
     wait_for_steps(folder, 3, started)
     assert first_failure(folder) is None
-
-    for number in (1, 0):
-        if number == 0:
-            started = ranks.start(folder, "--resume")
-            wait_for_steps(folder, 3, started)
-        started[number].send_signal(SIGKILL)
-        at = time.monotonic()
-        (code, _, errors) = results(started, 200)[1 - number]
-        assert code == 1 and time.monotonic() - at < LIMIT
-        line = f"ds-distill: rank {number} on {HOST}: its process ended without an error of its own"
-        assert last(errors).startswith(line), errors
-        assert "Traceback" not in errors
-        failure = first_failure(folder)
-        assert failure is not None and failure.rank == number
+    kill_one(0, started, folder)
 
 
 @pytest.mark.slow

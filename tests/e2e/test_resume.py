@@ -129,7 +129,7 @@ def test_a_finished_run_may_be_resumed(make_runs, whole):
 
 
 def test_a_killed_masked_lm_training_ends_as_if_left_alone(
-    masked_lm_settings, command_environment, tmp_path
+    masked_lm_settings, command_environment, ds_distill, tmp_path
 ):
     """Masks are drawn anew in every epoch, and the same again after a resume."""
     recipe = tmp_path / "masked-lm.yaml"
@@ -146,11 +146,13 @@ def test_a_killed_masked_lm_training_ends_as_if_left_alone(
     recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
     runs = Runs(recipe, command_environment, None)
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    runs.finish(whole)
+    done = ds_distill(*runs.arguments, "--folder", whole)
+    assert done.returncode == 0, done.stderr
     teachers = sum(event[1] != "student" for event in curves(whole))
     assert runs.kill(folder, after_steps(teachers + 20, 0.0), resume=False), "ended too early"
     assert len(records(folder)) == 1, "killed outside of the student's training"
-    runs.finish(folder, resume=True)
+    done = ds_distill(*runs.arguments, "--folder", folder, "--resume")
+    assert done.returncode == 0, done.stderr
     assert len(digests(whole)) == 4  # two teachers, the student, and again as it is shipped
     assert digests(folder) == digests(whole)
     assert curves(folder) == curves(whole)

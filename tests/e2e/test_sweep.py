@@ -40,6 +40,19 @@ def recipe(toy_settings: dict[str, Any], tmp_path: Path) -> Path:
     return file
 
 
+def test_what_settings_share_runs_once_and_what_failed_is_told(
+    recipe: Path, tmp_path: Path, in_this_process: None
+) -> None:
+    folder, good = tmp_path / "sweep", "learning_rate=1e-2"
+    done = command_line("sweep", recipe, *SETTINGS, "seeds=null", "--folder", folder, "--jobs", "2")
+    assert done.exit_code == 1, done.output
+    assert done.output.count("failed with exit code 2") == 1
+    assert json.loads((folder / "results.json").read_text())["missing"] == ["learning_rate=1e30"]
+    assert len(list(folder.glob("shared/*"))) == 1
+    assert "fine-tune: done before" in (folder / "logs" / f"{good}.txt").read_text()
+
+
+@pytest.mark.further
 def test_a_sweep_is_stopped_and_continued_and_tells_what_failed(
     recipe: Path,
     tmp_path: Path,
