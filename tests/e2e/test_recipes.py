@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from toys import TOY_LABELS, make_tiny_bert, toy_text, toy_vocabulary
 from transformers import BertForMaskedLM
 
 from ds_distill import run_recipe
+from ds_distill.parts.registry import KINDS
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
 
 ROWS = {"train": 40, "validation": 60, "test": 24}
@@ -33,13 +35,28 @@ WIDTHS = (32, 48, 64)
 Section = dict[str, Any]
 
 
+def parts_of(name: str, small: bool) -> set[tuple[str, str]]:
+    """(kind, name) of all parts that a recipe speaks of."""
+    words = set(re.findall(r"[\w-]+", dump_recipe(load_recipe(name, small=small))))
+    return {(kind.name, part) for kind in KINDS for part in kind.entries if part in words}
+
+
 def runs() -> Iterator[Any]:
-    """(name, small form or not): all recipes, and small forms with phases of their own."""
+    """(name, small form or not): all recipes, and small forms with phases of their own. Those
+    whose parts are in the ones before them are further examples."""
+    left: dict[tuple[str, bool], set[tuple[str, str]]] = {}
     for name, path in builtin_recipes().items():
-        yield pytest.param(name, False, id=name)
+        left[name, False] = parts_of(name, False)
         small = small_form(path)
         if small.is_file() and isinstance(yaml.safe_load(small.read_text()).get("phases"), list):
-            yield pytest.param(name, True, id=f"{name}-small")
+            left[name, True] = parts_of(name, True)
+    seen: set[tuple[str, str]] = set()
+    while left:
+        name, small = chosen = max(left, key=lambda one: len(left[one] - seen))
+        new = left.pop(chosen) - seen
+        seen |= new
+        marks = [] if new else [pytest.mark.further]
+        yield pytest.param(name, small, id=f"{name}-small" if small else name, marks=marks)
 
 
 class Toys:

@@ -51,14 +51,20 @@ LIMITS = {
     "masked_tv": (56, 50),
 }
 
+
+def tier(call: Call, target: str) -> list[pytest.MarkDecorator]:
+    if (call.shape, call.dtype) not in FEW and not has_limit(call, target):
+        return [pytest.mark.slow]
+    first = target == "sm_90" and call.dtype == torch.bfloat16
+    return [] if first else [pytest.mark.further]
+
+
 CASES = [
     pytest.param(
         call,
         target,
         id=f"{call.op}-{call.shape}-{call.dtype}-{target}",
-        marks=[]
-        if (call.shape, call.dtype) in FEW or has_limit(call, target)
-        else [pytest.mark.slow],
+        marks=tier(call, target),
     )
     for call in calls()
     for target in TARGETS

@@ -16,12 +16,26 @@ pytest.importorskip("triton", reason="the interpreter needs Triton")
 HERE = Path(__file__).parent
 
 
+LATER = "rows_begin_anywhere or strides or hinge or autocast or nan_in or gradcheck or repeated"
+"""Three quarters of the time, for what the others show of other numbers."""
+
 # Two processes at once: the kernels of attention scores take as long as all others.
-PARTS = {"scores": "attention or relation", "others": "not (attention or relation)"}
+SCORES = "attention or relation"
+PARTS = {
+    "an example of each": [f"({SCORES}) and not ({LATER})", f"not ({SCORES} or {LATER})"],
+    "the others": [f"({SCORES}) and ({LATER})", f"not ({SCORES}) and ({LATER})"],
+}
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the process in the interpreter")
-def test_triton_kernels_in_the_interpreter() -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(parts, id=name, marks=[] if "each" in name else [pytest.mark.further])
+        for name, parts in PARTS.items()
+    ],
+)
+def test_triton_kernels_in_the_interpreter(parts: list[str]) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
     command += ["--import-mode=importlib", "-o", "addopts=", "-m", "not slow"]
     command += [str(HERE / f"test_{name}.py") for name in ("ops", "edges", "indices")] + ["-k"]
@@ -29,10 +43,10 @@ def test_triton_kernels_in_the_interpreter() -> None:
     pipe = subprocess.PIPE
     runs = [
         subprocess.Popen([*command, part], stdout=pipe, stderr=pipe, text=True, env=environment)
-        for part in PARTS.values()
+        for part in parts
     ]
     for run in runs:
         out, errors = run.communicate()
         assert run.returncode == 0, out[-6000:] + errors[-2000:]
         passed = re.search(r"(\d+) passed", out)
-        assert passed and int(passed[1]) > 30, out[-500:]
+        assert passed and int(passed[1]) > 5, out[-500:]

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SEED = 12
+SEED = 13
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ GROUPS = {
     ),
     "checkpoints": Group(("ds_distill/run/checkpoints.py",), 3, (f"{UNIT}checkpoints.py",)),
     "kernels": Group(
-        ("kernels/ds_kernels/_divergences.py",),
+        ("kernels/ds_kernels/_divergences.py", "kernels/ds_kernels/_topk.py"),
         0,
         tuple(f"tests/kernels/test_{name}.py" for name in ("edges", "ops", "interpreter")),
     ),
@@ -93,6 +93,7 @@ _POLICIES = "ds_distill/routing/policies.py"
 _COMPARISON = "ds_distill/routing/comparison.py"
 _WORDS = "ds_distill/cache/schema.py"
 _DIVERGENCES = "kernels/ds_kernels/_divergences.py"
+_TOPK = "kernels/ds_kernels/_topk.py"
 NAMED: list[tuple[str, str, str]] = [
     (_MASKING, "uniforms[CHOSEN] < masking.rate", "uniforms[CHOSEN] < masking.rate / 2"),
     (_MASKING, "uniforms[SHOWN] < 0.8", "uniforms[SHOWN] < 0.5"),
@@ -119,10 +120,10 @@ NAMED: list[tuple[str, str, str]] = [
     (_WORDS, "self._codec, self.temperature)", "self._codec, 1.0)"),
     (_DIVERGENCES, "_NEAR = 16.0", "_NEAR = 1000.0"),
     (_DIVERGENCES, "near = gap.abs() < 1", "near = gap.abs() < 1000"),
-    (_DIVERGENCES, "tl.abs(gap) < 1,", "tl.abs(gap) < 1000,"),
+    (_DIVERGENCES, "tl.abs(apart) < 1, close", "tl.abs(apart) < 1000, close"),
     (_DIVERGENCES, "torch.where(x < 1,", "torch.where(x < 100,"),
-    (_DIVERGENCES, "tl.where(x < 1,", "tl.where(x < 100,"),
-    (_DIVERGENCES, 'safe = tl.where(new == -float("inf"), 0.0, new)', "safe = new"),
+    (_DIVERGENCES, "tl.where(tl.abs(x) < 0.5, p", "tl.where(tl.abs(x) < 50.0, p"),
+    (_TOPK, 'safe = tl.where(top == -float("inf"), 0.0, top)', "safe = top"),
 ]
 """File, old text, new text."""
 

@@ -113,6 +113,7 @@ def test_a_live_teacher_not_the_learning_rate_is_blamed(settings, task, tmp_path
     check_examples(message, task / "train.jsonl")
 
 
+@pytest.mark.further
 def test_its_examples_may_be_left_out_on_all_ranks(settings, task, ds_distill, tmp_path):
     """Of sharded teachers: one rank's micro-batch is not finite, and none takes its own."""
     training = {"batch_size": 2, "keep": "last", "not_finite": "skip"}

@@ -87,6 +87,7 @@ def test_live_teachers_are_whole_below_stage_3_and_a_cache_has_none(tmp_path: Pa
     assert len({other.choice for other in job.others}) == 16
 
 
+@pytest.mark.further
 def test_fp16_is_planned_as_bf16_is_but_not_at_stage_0(tmp_path: Path) -> None:
     half, brain = (
         planned(tmp_path, f"deepspeed=zero3_{name}").jobs[0] for name in ("fp16", "bf16")
@@ -143,6 +144,7 @@ def test_a_cache_costs_about_a_pass_of_the_teachers(tmp_path: Path) -> None:
     assert pays.passes < 0.5
 
 
+@pytest.mark.further
 def test_a_cache_is_of_its_task(tmp_path: Path) -> None:
     """With two tasks the other's cache was counted: here one of batches of 1."""
     task = {"data": {"path": "data"}, "labels": ["a", "b", "c"], "max_length": 32}
@@ -158,6 +160,7 @@ def test_a_cache_is_of_its_task(tmp_path: Path) -> None:
     assert passes(own, other) == passes(own) == passes(other)
 
 
+@pytest.mark.further
 def test_a_cache_of_mask_variants_costs_a_pass_each(tmp_path: Path) -> None:
     task = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
     parts = {
@@ -251,6 +254,7 @@ def test_what_cannot_be_planned_is_refused(
     assert said in str(done.exception)
 
 
+@pytest.mark.further
 def test_albert_cannot_checkpoint(tmp_path: Path) -> None:
     albert = {"model": str(shipped_configs()["albert/albert-base-v2"])}
     [job] = planned(tmp_path, student=albert).jobs
@@ -259,6 +263,7 @@ def test_albert_cannot_checkpoint(tmp_path: Path) -> None:
         planned(tmp_path, "training.activation_checkpointing=true", student=albert)
 
 
+@pytest.mark.further
 def test_a_shipped_configuration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     plan = planned(tmp_path, "student.model=google-bert/bert-large-cased")
