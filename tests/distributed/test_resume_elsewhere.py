@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.further
+
 WORKER = Path(__file__).with_name("resume_worker.py")
 
 

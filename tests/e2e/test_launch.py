@@ -64,6 +64,7 @@ def test_stopped_by_signals_a_launch_leaves_no_process_and_goes_on(runs, tmp_pat
     check_same(folder, whole)
 
 
+@pytest.mark.further
 def test_what_all_ranks_find_is_reported_once(
     toy_settings, toy_task, command_environment, tmp_path
 ):
