@@ -331,6 +331,7 @@ def runs(
     return folders
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("teachers", ["cached", "live"])
 def test_the_thesis_runs_on_real_tweets(runs: dict[str, Path], teachers: str) -> None:
     folder = runs[teachers]
@@ -349,12 +350,14 @@ def test_the_thesis_runs_on_real_tweets(runs: dict[str, Path], teachers: str) ->
     assert (folder / "report.html").stat().st_size > 0
 
 
+@pytest.mark.further
 def test_each_teacher_read_the_tweets_in_its_own_tokens(runs: dict[str, Path]) -> None:
     tables = list((runs["cached"] / "data" / "train").glob("tokens-*.arrow"))
     # BERT's is the student's, too: DistilBERT has the same vocabulary.
     assert len(tables) == 3
 
 
+@pytest.mark.further
 def test_live_and_cached_teachers_give_the_same_losses(runs: dict[str, Path]) -> None:
     """The cache rounds logits to fp16: 1e-3 relative."""
     cached, live = distil_losses(runs["cached"]), distil_losses(runs["live"])
@@ -373,6 +376,7 @@ def distil_losses(folder: Path) -> dict[tuple[str, int], float]:
     }
 
 
+@pytest.mark.further
 def test_the_shipped_student_loads_and_answers(runs: dict[str, Path]) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -386,6 +390,7 @@ def test_the_shipped_student_loads_and_answers(runs: dict[str, Path]) -> None:
     assert torch.isfinite(logits).all()
 
 
+@pytest.mark.further
 def test_the_run_keeps_the_recipe_that_it_ran(runs: dict[str, Path]) -> None:
     written = yaml.safe_load((runs["live"] / "recipe.yaml").read_text())
     recipe = Recipe.model_validate(written)
