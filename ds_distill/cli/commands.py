@@ -28,6 +28,7 @@ from ds_distill.cli.shared import (
     print_reading,
     quiet_libraries,
     text_output,
+    write_json_output,
 )
 from ds_distill.cli.suite import suite
 from ds_distill.cli.sweep import HowToRun, run_settings, sweep
@@ -310,7 +311,6 @@ def plan(
     """
     loaded = load(recipe, overrides, small)
     quiet_libraries()
-    from ds_distill.files import write_json
     from ds_distill.planning.figures import plot_curves
     from ds_distill.planning.gpus import find_device
     from ds_distill.planning.planner import Planner
@@ -320,7 +320,7 @@ def plan(
     made = planner.plan()
     say(plan_text(made), end="")
     if json is not None:
-        write_json(json, made.to_json())
+        write_json_output(json, made.to_json())
     if figure is not None:
         plot_curves(planner, figure)
 

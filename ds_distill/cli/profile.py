@@ -9,7 +9,13 @@ from typing import Annotated
 
 import typer
 
-from ds_distill.cli.shared import Overrides, SmallOption, load, quiet_libraries
+from ds_distill.cli.shared import (
+    Overrides,
+    SmallOption,
+    load,
+    quiet_libraries,
+    write_json_output,
+)
 from ds_distill.run.stopping import Stopped
 from ds_distill.terminal import say
 
@@ -79,7 +85,6 @@ def _trainings(
     whole = load(recipe, overrides, small)
     quiet_libraries()
     from ds_distill.check.recipe import open_sources
-    from ds_distill.files import write_json
     from ds_distill.profiling.figures import plot_trainings
     from ds_distill.profiling.shorten import shortening, total_steps
     from ds_distill.profiling.table import trainings_text
@@ -108,7 +113,7 @@ def _trainings(
         environment = describe_environment(ranks, "cpu" if device is None else device.name)
         trainings = [one.to_json() for one in found]
         content = {"recipe": short.name, "environment": environment, "trainings": trainings}
-        write_json(json, content)
+        write_json_output(json, content)
     if figure is not None:
         plot_trainings(found, figure)
 
@@ -117,7 +122,6 @@ def _models(run: Path, json: Path | None, figure: Path | None) -> None:
     import torch
 
     quiet_libraries()
-    from ds_distill.files import write_json
     from ds_distill.profiling.figures import plot_models
     from ds_distill.profiling.models import profile_models
     from ds_distill.profiling.table import models_text
@@ -131,6 +135,6 @@ def _models(run: Path, json: Path | None, figure: Path | None) -> None:
     if json is not None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         models = [one.to_json() for one in found]
-        write_json(json, {"environment": describe_environment(1, device), "models": models})
+        write_json_output(json, {"environment": describe_environment(1, device), "models": models})
     if figure is not None:
         plot_models(found, figure)

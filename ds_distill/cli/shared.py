@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -146,12 +147,13 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def text_output(file: Path | None) -> Iterator[TextIO]:
-    """A new file, which is there once the block has ended well; standard output for None. A device,
-    a pipe or a link, such as /dev/stdout, is written into.
+    """A new file, which is there once the block has ended well; standard output for None and for
+    /dev/stdout, which would be emptied if it were opened again. A device, a pipe or a link is
+    written into.
 
     Raises UserError where it cannot be opened.
     """
-    if file is None:
+    if file is None or str(file) == "/dev/stdout":
         yield sys.stdout
         return
     with ExitStack() as opened:
@@ -164,3 +166,9 @@ def text_output(file: Path | None) -> Iterator[TextIO]:
                 f"{file}: cannot be written: {error.strerror or error}. Name another file."
             ) from error
         yield lines
+
+
+def write_json_output(file: Path, data: Any) -> None:
+    """Write JSON to where a user says; see `text_output`."""
+    with text_output(file) as lines:
+        lines.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")

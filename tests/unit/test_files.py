@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from ds_distill.cli.shared import text_output
+from ds_distill.cli.shared import text_output, write_json_output
 from ds_distill.errors import UserError
 from ds_distill.files import (
     is_disk_full,
@@ -257,6 +257,28 @@ def test_an_output_that_is_no_regular_file_is_written_into(kind, tmp_path):
     assert os.lstat(tmp_path / "there").st_mode == before
     if kind == "link":
         assert (tmp_path / "elsewhere").read_text() == "new"
+
+
+def test_json_is_written_to_a_device_a_pipe_and_the_own_output(tmp_path, capsys):
+    """A command's --json. What stands in the own output already stays, also where it is a file."""
+    for kind in ("device", "pipe", "file"):
+        (tmp_path / kind).mkdir()
+    make_node("device", tmp_path / "device" / "there")
+    write_json_output(tmp_path / "device" / "there", {"a": 1})
+    assert stat.S_ISCHR(os.lstat(tmp_path / "device" / "there").st_mode)
+    make_node("pipe", tmp_path / "pipe" / "there")
+    reader = os.open(tmp_path / "pipe" / "there", os.O_RDONLY | os.O_NONBLOCK)
+    write_json_output(tmp_path / "pipe" / "there", {"a": 1})
+    assert os.read(reader, 99) == b'{\n  "a": 1\n}\n'
+    os.close(reader)
+    print("a table")
+    write_json_output(Path("/dev/stdout"), {"a": 1})
+    assert capsys.readouterr().out == 'a table\n{\n  "a": 1\n}\n'
+    program = "from ds_distill.cli.shared import write_json_output\nfrom pathlib import Path\n"
+    program += "print('a table')\nwrite_json_output(Path('/dev/stdout'), 1)"
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "a table\n1\n"
 
 
 def test_an_output_that_cannot_be_written_is_told(tmp_path):

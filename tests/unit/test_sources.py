@@ -14,6 +14,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from ds_distill.data import examples, labels
 from ds_distill.data.combined import open_source
 from ds_distill.data.keys import content_keys
-from ds_distill.data.readers import open_file
+from ds_distill.data.readers import open_file, tables
 from ds_distill.errors import UserError
 from ds_distill.parts.tasks import Columns, Data, SingleLabel, Task
 
@@ -337,6 +338,50 @@ def test_bad_parquet_is_refused_with_the_row(columns, expected, tmp_path, read):
     with pytest.raises(UserError) as refusal:
         read(task(tmp_path / "a.parquet", ["anger", "joy"]))
     assert all(part in str(refusal.value) for part in ["a.parquet", *expected]), refusal.value
+
+
+def coded(texts: list[str], rows: int) -> pa.Array:
+    """Texts by turns, which a parquet file has once each."""
+    numbers = pa.array(np.arange(rows) % len(texts), pa.int32())
+    return pa.DictionaryArray.from_arrays(numbers, pa.array(texts)).dictionary_decode()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_long_texts_that_repeat_in_parquet_are_read_a_few_at_a_time(nested, tmp_path, monkeypatch):
+    """A file of kilobytes, 10,000 rows of which were read at once: 400 MB here."""
+    texts = ["a" * 100_000, "b" * 100_000, "c"]
+    column = coded(texts, 6_000)
+    if nested:
+        column = pa.ListArray.from_arrays(pa.array(range(0, 6_001, 2), pa.int32()), column)
+    pa.parquet.write_table(pa.table({"text": column}), tmp_path / "a.parquet", row_group_size=4_000)
+    assert (tmp_path / "a.parquet").stat().st_size < 100_000
+    monkeypatch.setattr(tables, "LARGEST", 1 << 26)
+    sizes, firsts = [], []
+    for table in tables.Parquet(tmp_path / "a.parquet").tables(["text"]):
+        sizes.append(table.nbytes)
+        flat = table.column("text").combine_chunks()
+        firsts += pc.utf8_slice_codeunits(flat.flatten() if nested else flat, 0, 1).to_pylist()
+    assert firsts == ["a", "b", "c"] * 2_000
+    assert max(sizes) < 1 << 25 and len(sizes) < 60
+
+
+def test_parquet_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch, read):
+    pa.parquet.write_table(
+        pa.table({"text": coded(["a", "b" * (2**24 + 1)], 10), "label": ["joy"] * 10}),
+        tmp_path / "a.parquet",
+    )
+    with pytest.raises(UserError, match=r"a\.parquet: column 'text' has a text of 16,777,217 "):
+        read(task(tmp_path / "a.parquet", ["anger", "joy"]))
+    monkeypatch.setattr(tables, "LARGEST", 1 << 20)
+    texts = ["a" * 2**21, "b" * 2**20]  # once each, so that there is no code for them
+    pa.parquet.write_table(
+        pa.table({"text": texts, "label": ["joy"] * 2}),
+        tmp_path / "b.parquet",
+        compression="zstd",
+        use_dictionary=False,
+    )
+    with pytest.raises(UserError, match=r"b\.parquet: column 'text' holds 3,1\d\d,\d\d\d bytes"):
+        read(task(tmp_path / "b.parquet", ["anger", "joy"]))
 
 
 def test_a_column_twice_and_metadata_that_are_none_are_refused(tmp_path, read):

@@ -19,6 +19,9 @@ from ds_distill.errors import UserError
 
 BATCH = 10_000
 
+LONGEST_LINE = 1 << 24
+"""Bytes, 16 MiB: what is read at once. A gzip file of kilobytes may hold a line of gigabytes."""
+
 
 class Reader(ABC):
     """The rows of one split."""

@@ -13,11 +13,8 @@ from typing import IO, Any, cast
 import pyarrow as pa
 import pyarrow.json
 
-from ds_distill.data.readers.base import BATCH, FileReader, kind_of
+from ds_distill.data.readers.base import BATCH, LONGEST_LINE, FileReader, kind_of
 from ds_distill.errors import UserError
-
-LONGEST_LINE = 1 << 24
-"""Bytes, 16 MiB: what is read at once. A gzip file of kilobytes may hold a line of gigabytes."""
 
 
 def lines_of(file: IO[bytes], name: str) -> Iterator[tuple[int, str]]:
