@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.data.word_windows import owners, question_words, ranges, token_counts
-from ds_distill.data.words import NO_TOKEN, encode_words, first_tokens, words_of
+from ds_distill.data.word_tokens import WindowViews, WordView
+from ds_distill.data.word_windows import texts_of
+from ds_distill.data.words import NO_TOKEN, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.words import entities
 from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
@@ -27,10 +28,10 @@ class _Window:
     text: int
     first: int
     words: list[str]
-    question: list[str]
-    """Words that are read before it; none where nothing is asked."""
     owned: np.ndarray
     """bool [words]: which of its words are tagged here, and not in another window."""
+    view: WordView
+    """Its words as they are read, behind those of the question where one is asked."""
 
 
 class Tagger:
@@ -141,27 +142,25 @@ class Tagger:
     @torch.no_grad()
     def _read(self, windows: list[_Window]) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         """Of each window its words' first tokens, and logits there, float32 [words, C]."""
-        asked = [window.question for window in windows] if self.answers_questions else None
-        encoded = encode_words(self.tokenizer, [w.words for w in windows], self.max_length, asked)
-        inputs = self.tokenizer.pad(dict(encoded), return_tensors="pt").to(self._model.device)
+        names = ("input_ids", "token_type_ids")[: 1 + self.answers_questions]
+        encoded = {name: [getattr(w.view, name).tolist() for w in windows] for name in names}
+        inputs = self.tokenizer.pad(encoded, return_tensors="pt").to(self._model.device)
         logits = finite(self._model, self._model(**inputs).logits.float().cpu())
         for number, window in enumerate(windows):
-            first = first_tokens(encoded, number, len(window.words), of_pair=asked is not None)
+            first = window.view.first_tokens
             yield first, logits[number][torch.from_numpy(np.maximum(first, 0)).long()]
 
     def _windows(
         self, texts: list[list[str]], questions: Sequence[str | None]
     ) -> Iterator[_Window]:
         """Windows of at most `max_length` tokens that cover each text."""
+        cutter = WindowViews([self.tokenizer], self.max_length, pairs=self.answers_questions)
         for text, (words, question) in enumerate(zip(texts, questions, strict=True)):
             if not words:
                 continue
-            asked: list[str] = []
-            rooms = [self.max_length - self.tokenizer.num_special_tokens_to_add()]
+            [tokens], asked = cutter.tokens([words]), None
             if question is not None:
-                asked, rooms = question_words([self.tokenizer], question, self.max_length)
-            found = list(ranges(token_counts(self.tokenizer, [words]), rooms))
-            owner = owners(found, len(words))
-            for number, (first, end) in enumerate(found):
-                owned = owner[first:end] == number
-                yield _Window(text, first, words[first:end], asked, owned)
+                [asked] = cutter.tokens([texts_of(question, words_of(question))])
+                asked = [of_one.first(cutter.kept(asked)) for of_one in asked]
+            for first, end, owned, [view] in cutter.windows(tokens, asked):
+                yield _Window(text, first, words[first:end], owned, view)

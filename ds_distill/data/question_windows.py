@@ -6,22 +6,22 @@ of the question and that text, found by its own content key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import datasets
 import numpy as np
-import xxhash
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ds_distill.data.cutting import column_of, cut, lists_of, token_columns
 from ds_distill.data.groups import MARKS
 from ds_distill.data.keys import content_keys
-from ds_distill.models.configuration import tokenizer_fingerprint
+from ds_distill.models.configuration import tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.progress import mark
 
-VERSION = 2
+VERSION = 3
 """Part of the fingerprint: raise it when the same contexts give other windows."""
 
 NO_ANSWER = 0
@@ -74,23 +74,12 @@ class Windows:
         return np.sort(np.unique(self.question, return_index=True)[1])
 
 
-_FEATURES = datasets.Features(
-    {
-        "text": datasets.Value("string"),
-        "text_b": datasets.Value("string"),
-        "label": datasets.List(datasets.Value("int16")),
-        "key_hi": datasets.Value("int64"),
-        "key_lo": datasets.Value("int64"),
-        **{name: datasets.Value("int64") for name in MARKS},
-        "question": datasets.Value("int64"),
-        "at": datasets.Value("int64"),
-        "first": datasets.Value("int16"),
-        "tokens": datasets.Value("int16"),
-        "begins": datasets.List(datasets.Value("int32")),
-        "ends": datasets.List(datasets.Value("int32")),
-        "answers": datasets.List(datasets.Value("string")),
-    }
-)
+_FEATURES = {
+    **{name: datasets.Value("string") for name in ("text", "text_b")},
+    **{name: datasets.Value("int64") for name in ("key_hi", "key_lo", *MARKS, "question", "at")},
+    **{name: datasets.Value("int16") for name in ("first", "tokens")},
+    **lists_of({"label": "int16", "begins": "int32", "ends": "int32", "answers": "string"}),
+}
 
 
 def prepare(
@@ -109,36 +98,42 @@ def prepare(
     holds none, -1 where answers are not known; `question`: its number; `at`: the window's first
     character in the context; `first` and `tokens`: position of the context's first token, and how
     many it has; `begins` and `ends`: the characters of each, in the window; `answers`: all right
-    answers to the question.
+    answers to the question; and the tokens of the pair, see `cutting`.
     """
     cutter = _Cutter(tokenizer, max_length, overlap)
+    fingerprint = tokens_fingerprint(tokenizer)
+    tokens = token_columns(fingerprint, of_words=False, pairs=True)
 
-    def windows(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
+    def windows(batch: dict[str, list[Any]], numbers: list[int]) -> list[dict[str, Any]]:
         mark("cuts contexts into windows", done=len(numbers))
+        found = cutter.windows(batch["text"], batch["text_b"])
         rows = []
-        columns = (batch[name] for name in ("text", "text_b", "answers", *MARKS))
-        for number, question, context, answers, *marks in zip(numbers, *columns, strict=True):
-            texts = None if answers is None else [answer["text"] for answer in answers]
-            for window in cutter.windows(question, context):
-                label = [-1, -1] if answers is None else window.label(answers)
-                rows.append((window, label, number, marks, texts))
-        keys = content_keys([w.question for w, *_ in rows], [w.text for w, *_ in rows])
-        found = [
-            (w.question, w.text, label, *key, *marks, number, w.at, w.first, *w.columns, texts)
-            for (w, label, number, marks, texts), key in zip(rows, keys, strict=True)
-        ]
-        return dict(zip(_FEATURES, map(list, zip(*found, strict=True)), strict=True))
+        for at, of_question in enumerate(found):
+            answers = batch["answers"][at]
+            for window in of_question:
+                rows.append(
+                    {
+                        "text": window.question,
+                        "text_b": window.text,
+                        "label": [-1, -1] if answers is None else window.label(answers),
+                        **{name: batch[name][at] for name in MARKS},
+                        "question": numbers[at],
+                        "at": window.at,
+                        "first": window.first,
+                        "tokens": len(window.spans),
+                        "begins": window.spans[:, 0],
+                        "ends": window.spans[:, 1],
+                        "answers": None if answers is None else [a["text"] for a in answers],
+                        **{name: window.encoded[column_of(name)] for name in tokens},
+                    }
+                )
+        keys = content_keys([row["text"] for row in rows], [row["text_b"] for row in rows])
+        for row, (high, low) in zip(rows, keys, strict=True):
+            row.update(key_hi=high, key_lo=low)
+        return rows
 
-    state = [VERSION, max_length, overlap, examples._fingerprint, tokenizer_fingerprint(tokenizer)]
-    return examples.map(
-        windows,
-        batched=True,
-        with_indices=True,
-        batch_size=_AT_ONCE,
-        remove_columns=examples.column_names,
-        features=_FEATURES,
-        new_fingerprint=xxhash.xxh3_64_hexdigest(str(state).encode()),
-    )
+    state = [VERSION, max_length, overlap, tokenizer_fingerprint(tokenizer)]
+    return cut(examples, windows, {**_FEATURES, **lists_of(tokens)}, state, _AT_ONCE)
 
 
 @dataclass(frozen=True)
@@ -150,10 +145,8 @@ class _Window:
     spans: np.ndarray
     """int64 [tokens, 2]: first character and end of each token of the context, in the window."""
 
-    @property
-    def columns(self) -> tuple[int, np.ndarray, np.ndarray]:
-        """`tokens`, `begins` and `ends`; see `prepare`."""
-        return len(self.spans), self.spans[:, 0], self.spans[:, 1]
+    encoded: dict[str, list[int]]
+    """Its tokens: `input_ids` and `token_type_ids`."""
 
     def label(self, answers: list[dict[str, Any]]) -> list[int]:
         """The classes of the first and last token of the first answer that it holds whole."""
@@ -177,8 +170,19 @@ class _Cutter:
         self._tokenizer, self._max_length, self._overlap = tokenizer, max_length, overlap
         self._special = tokenizer.num_special_tokens_to_add(pair=True)
 
-    def windows(self, question: str, context: str) -> Iterator[_Window]:
-        """The windows of a context, one or more, with the question as far as it is read."""
+    def windows(
+        self, questions: Sequence[str], contexts: Sequence[str]
+    ) -> Iterator[Iterator[_Window]]:
+        """The windows of each context, one or more, with the question as far as it is read."""
+        encoded = self._encode(questions, contexts)
+        for number, (question, context) in enumerate(zip(questions, contexts, strict=True)):
+            parts = encoded.sequence_ids(number)
+            if len(parts) <= self._max_length and parts.count(0) <= self._max_length // 2:
+                yield iter([_window(question, context, 0, encoded, number)])
+            else:
+                yield self._cut(question, context)
+
+    def _cut(self, question: str, context: str) -> Iterator[_Window]:
         question, length = self._question(question)
         whole = self._window(question, context, 0)
         if whole is not None:
@@ -232,13 +236,28 @@ class _Cutter:
     def _window(self, question: str, text: str, start: int) -> _Window | None:
         """The window with a text that stands from a character of the context on; None where it is
         too long."""
-        encoded = self._tokenizer(question, text, return_offsets_mapping=True, verbose=False)
-        if len(encoded["input_ids"]) > self._max_length:
+        encoded = self._encode([question], [text])
+        if len(encoded["input_ids"][0]) > self._max_length:
             return None
-        here = [at for at, part in enumerate(encoded.sequence_ids(0)) if part == 1]
-        spans = np.array([encoded["offset_mapping"][at] for at in here], dtype=np.int64)
-        first = here[0] if here else len(encoded["input_ids"]) - 1
-        return _Window(question, text, start, first, _trimmed(text, spans.reshape(-1, 2)))
+        return _window(question, text, start, encoded, 0)
+
+    def _encode(self, questions: Sequence[str], texts: Sequence[str]) -> BatchEncoding:
+        return self._tokenizer(
+            list(questions),
+            list(texts),
+            return_offsets_mapping=True,
+            return_token_type_ids=True,
+            verbose=False,
+        )
+
+
+def _window(question: str, text: str, start: int, encoded: BatchEncoding, number: int) -> _Window:
+    """The window that is tokenised as `number` of some."""
+    here = [at for at, part in enumerate(encoded.sequence_ids(number)) if part == 1]
+    tokens = {name: encoded[name][number] for name in ("input_ids", "token_type_ids")}
+    spans = np.array(encoded["offset_mapping"][number], dtype=np.int64).reshape(-1, 2)[here]
+    first = here[0] if here else len(tokens["input_ids"]) - 1
+    return _Window(question, text, start, first, _trimmed(text, spans), tokens)
 
 
 def _trimmed(text: str, spans: np.ndarray) -> np.ndarray:

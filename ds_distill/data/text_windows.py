@@ -13,17 +13,15 @@ from typing import Any
 
 import datasets
 import numpy as np
-import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.groups import MARKS
-from ds_distill.data.word_windows import owners, ranges, token_counts
+from ds_distill.data.cutting import cut, lists_of
+from ds_distill.data.word_tokens import WindowViews
 from ds_distill.data.words import Words, flat_lists, word_keys
-from ds_distill.data.words import prepare as find_common
 from ds_distill.models.configuration import tokenizer_fingerprint
 from ds_distill.progress import mark
 
-VERSION = "windows of texts 1"
+VERSION = "windows of texts 2"
 """Part of the fingerprint: change it when the same texts give other windows."""
 
 _AT_ONCE = 1000
@@ -66,49 +64,36 @@ class TextWindows(Words):
 def prepare(
     examples: datasets.Dataset, tokenizers: list[PreTrainedTokenizerBase], max_length: int
 ) -> datasets.Dataset:
-    """Each list of words as windows of at most `max_length` tokens in every model's view; see
-    `words.prepare` for `counted`.
+    """Each list of words as windows of at most `max_length` tokens in every model's view.
 
-    examples: columns as of `words.EXAMPLES`, and `MARKS`. Where a list is too long, the result also
-        has `text`: the number of each window's list; and `owned`: of each word whether it belongs
-        to the window. Marks are those of the whole list.
+    examples: columns as of `words.EXAMPLES`, and marks.
+
+    The result has each tokenizer's tokens, see `cutting`; and `counted`, list of bool: of each word
+    whether it has a token in the view of every model. Teachers and student meet on these words,
+    whatever their tokenizers are. Where a list is too long, it also has `text`: the number of each
+    window's list; and `owned`: of each word whether it belongs to the window. Marks are those of
+    the whole list.
     """
-    rooms = [max_length - tokenizer.num_special_tokens_to_add() for tokenizer in tokenizers]
+    cutter = WindowViews(tokenizers, max_length)
 
-    def windows(batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, list[Any]]:
-        mark("cuts long texts into windows")
-        tokens = [token_counts(tokenizer, batch["words"]) for tokenizer in tokenizers]
+    def windows(batch: dict[str, list[Any]], numbers: list[int]) -> list[dict[str, Any]]:
+        mark("cuts long texts into windows", done=len(numbers))
         rows = []
-        for at, number in enumerate(numbers):
+        for at, tokens in enumerate(cutter.tokens(batch["words"])):
             row = {name: values[at] for name, values in batch.items()}
-            found = list(ranges([of_one[at] for of_one in tokens], rooms))
-            owner = owners(found, len(row["words"]))
-            for window, (first, end) in enumerate(found):
+            for first, end, owned, views in cutter.windows(tokens):
                 here = {name: row[name][first:end] for name in ("words", "label")}
-                rows.append({**row, **here, "text": number, "owned": owner[first:end] == window})
+                here |= cutter.columns(views)
+                rows.append({**row, **here, "text": numbers[at], "owned": owned})
         keys = word_keys([row["words"] for row in rows])
         for row, (high, low) in zip(rows, keys, strict=True):
             row.update(key_hi=high, key_lo=low)
-        return {name: [row[name] for row in rows] for name in _FEATURES}
+        return rows
 
-    state = [VERSION, max_length, examples._fingerprint, *map(tokenizer_fingerprint, tokenizers)]
-    cut = examples.map(
-        windows,
-        batched=True,
-        with_indices=True,
-        batch_size=_AT_ONCE,
-        remove_columns=examples.column_names,
-        features=_FEATURES,
-        new_fingerprint=xxhash.xxh3_64_hexdigest(str(state).encode()),
-    )
-    return find_common(cut if len(cut) > len(examples) else examples, tokenizers, max_length)
+    state = [VERSION, max_length, *map(tokenizer_fingerprint, tokenizers)]
+    features = {**examples.features, **_WINDOWS, **cutter.features}
+    found = cut(examples, windows, features, state, _AT_ONCE)
+    return found if len(found) > len(examples) else found.remove_columns(list(_WINDOWS))
 
 
-_FEATURES = datasets.Features(
-    {
-        "words": datasets.List(datasets.Value("string")),
-        "label": datasets.List(datasets.Value("int16")),
-        **{name: datasets.Value("int64") for name in ("key_hi", "key_lo", *MARKS, "text")},
-        "owned": datasets.List(datasets.Value("bool")),
-    }
-)
+_WINDOWS = {"text": datasets.Value("int64"), **lists_of({"owned": "bool"})}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.words import encode_words, first_tokens, token_counts
+from ds_distill.data.word_tokens import WordTokens, WordViews
 from ds_distill.files import publish_file
 from ds_distill.progress import mark
 from ds_distill.views import PaddedView
@@ -38,8 +38,9 @@ def tokenise(
     if pairs:
         features["token_type_ids"] = datasets.List(datasets.Value("int8"))
     if of_words:
-        features |= dict.fromkeys(_OF_WORDS, datasets.List(datasets.Value("int16")))
-        return _write(examples, partial(_of_words, tokenizer, max_length), features, file)
+        names = ("first_tokens", "token_counts")
+        features |= dict.fromkeys(names, datasets.List(datasets.Value("int16")))
+        return _write(examples, partial(_of_words, tokenizer, max_length, features), features, file)
 
     def encode(rows: dict[str, list[str]]) -> dict[str, Any]:
         mark("tokenises", done=len(rows["text"]))
@@ -57,22 +58,19 @@ def tokenise(
 
 
 def _of_words(
-    tokenizer: PreTrainedTokenizerBase, max_length: int, rows: dict[str, list[list[str]]]
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    names: Collection[str],
+    rows: dict[str, list[list[str]]],
 ) -> dict[str, Any]:
     mark("tokenises", done=len(rows["words"]))
-    questions = rows.get("question")
-    encoded = encode_words(tokenizer, rows["words"], max_length, questions)
-    found = [
-        [
-            of(encoded, number, len(words), of_pair=questions is not None)
-            for of in _OF_WORDS.values()
-        ]
-        for number, words in enumerate(rows["words"])
-    ]
-    return {**encoded, **dict(zip(_OF_WORDS, map(list, zip(*found, strict=True)), strict=True))}
-
-
-_OF_WORDS = {"first_tokens": first_tokens, "token_counts": token_counts}
+    words = WordTokens.of_lists(tokenizer, rows["words"])
+    asked: list[WordTokens | None] = [None] * len(words)
+    if "question" in rows:
+        asked = [*WordTokens.of_lists(tokenizer, rows["question"])]
+    views = WordViews(tokenizer, max_length, pairs="question" in rows)
+    found = [views.view(*of_one) for of_one in zip(words, asked, strict=True)]
+    return {name: [getattr(view, name) for view in found] for name in names}
 
 
 def _write(

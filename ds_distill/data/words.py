@@ -12,15 +12,12 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
-import xxhash
 from tokenizers import pre_tokenizers
-from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ds_distill.data.keys import content_keys
 from ds_distill.data.labels import LabelIds
 from ds_distill.data.readers import BATCH, Reader, check_text, kind_of
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.models.configuration import tokenizer_fingerprint
 from ds_distill.parts.data import Columns
 from ds_distill.parts.tags import OUTSIDE
 from ds_distill.progress import mark
@@ -39,11 +36,6 @@ no tags."""
 NO_TOKEN = -1
 """The position of a word that has no token in a view: the tokenizer drops it, or it is cut off."""
 
-VERSION = "words 1"
-"""Part of the fingerprint: change it when other words of the same examples count."""
-
-_AT_ONCE = 1000
-
 
 @dataclass(frozen=True)
 class Words:
@@ -57,7 +49,7 @@ class Words:
 
     @staticmethod
     def of(split: datasets.Dataset) -> Words:
-        """Of a prepared split; see `prepare`."""
+        """Of a prepared split; see `text_windows`."""
         return Words(*flat_lists(split, "counted"))
 
     def __len__(self) -> int:
@@ -301,85 +293,6 @@ def _tags(
             "a row a tag, or write null in place of the whole list."
         )
     return tags
-
-
-def encode_words(
-    tokenizer: PreTrainedTokenizerBase,
-    examples: list[list[str]],
-    max_length: int,
-    questions: list[list[str]] | None = None,
-) -> BatchEncoding:
-    """The tokens of lists of words, with special tokens, truncated.
-
-    questions: words that stand before those of each example, as the first text of a pair; of such a
-        pair the second text alone is truncated.
-    """
-    pairs = questions is not None
-    return tokenizer(
-        questions if pairs else examples,
-        examples if pairs else None,
-        is_split_into_words=True,
-        truncation="only_second" if pairs else True,
-        max_length=max_length,
-        return_attention_mask=False,
-        return_token_type_ids=pairs,
-    )
-
-
-def first_tokens(
-    encoded: BatchEncoding, number: int, words: int, *, of_pair: bool = False
-) -> np.ndarray:
-    """The position of the first token of each word of an example: int16 [words], NO_TOKEN of those
-    that have none.
-
-    number: the example's, in `encoded`. of_pair: whether the words are the second text of a pair.
-    """
-    found = np.full(words, NO_TOKEN, dtype=np.int16)
-    of_token, text = encoded.word_ids(number), encoded.sequence_ids(number)
-    for position in range(len(of_token) - 1, -1, -1):  # the first one is written last
-        word = of_token[position]
-        if word is not None and text[position] == int(of_pair):
-            found[word] = position
-    return found
-
-
-def token_counts(
-    encoded: BatchEncoding, number: int, words: int, *, of_pair: bool = False
-) -> np.ndarray:
-    """How many tokens each word of an example has: int16 [words]. They stand one after the other.
-    Arguments as of `first_tokens`."""
-    pairs = zip(encoded.word_ids(number), encoded.sequence_ids(number), strict=True)
-    here = [word for word, text in pairs if word is not None and text == int(of_pair)]
-    return np.bincount(np.array(here, dtype=np.int64), minlength=words).astype(np.int16)
-
-
-def prepare(
-    examples: datasets.Dataset, tokenizers: list[PreTrainedTokenizerBase], max_length: int
-) -> datasets.Dataset:
-    """Examples with a column `counted`, list of bool: of each word whether it has a token in the
-    view of every model. Teachers and student meet on these words, whatever their tokenizers are."""
-
-    def count(rows: dict[str, list[list[str]]]) -> dict[str, list[list[bool]]]:
-        mark("finds the words that all models have", done=len(rows["words"]))
-        all_words = rows["words"]
-        have = [np.ones(len(words), dtype=bool) for words in all_words]
-        for tokenizer in tokenizers:
-            encoded = encode_words(tokenizer, all_words, max_length)
-            for number, here in enumerate(have):
-                here &= first_tokens(encoded, number, len(here)) != NO_TOKEN
-        return {"counted": [here.tolist() for here in have]}
-
-    features = datasets.Features(
-        {**examples.features, "counted": datasets.List(datasets.Value("bool"))}
-    )
-    state = [VERSION, max_length, examples._fingerprint, *map(tokenizer_fingerprint, tokenizers)]
-    return examples.map(
-        count,
-        batched=True,
-        batch_size=_AT_ONCE,
-        features=features,
-        new_fingerprint=xxhash.xxh3_64_hexdigest(str(state).encode()),
-    )
 
 
 def _lengths(lists: pa.Array) -> np.ndarray:

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ds_distill.data.batches import CachedSignals, Collator, Examples
+from ds_distill.data.cutting import without_tokens, write_tokens
 from ds_distill.data.groups import MARKS
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise
@@ -128,10 +129,14 @@ class Run:
             given = self._source.read(split)
             with self.log.bar(f"prepares {split}", len(given)) as bar, counted_by(bar.advance):
                 examples = self.kind.prepare(given, self._tokenizers_of_all)
+            write_tokens(examples, lambda tokens: self._tokens_file(split, tokens))
             with new_folder(folder) as temporary:
-                examples.save_to_disk(temporary)
+                without_tokens(examples).save_to_disk(temporary)
         self.world.barrier()
         return folder
+
+    def _tokens_file(self, split: str, fingerprint: str) -> Path:
+        return self.data_folder / split / f"tokens-{fingerprint}.arrow"
 
     def locations(self, split: str, keys: torch.Tensor) -> dict[tuple[int, int], str]:
         """See `Source.locations`; keys: int64 [n, 2]."""
@@ -161,7 +166,7 @@ class Run:
             tokenizer = self.tokenizer(reference)
             fingerprint = self.tokenizer_fingerprint(reference)
             if (split, fingerprint) not in self._tables:
-                file = folder.parent / f"tokens-{tokens_fingerprint(tokenizer)}.arrow"
+                file = self._tokens_file(split, tokens_fingerprint(tokenizer))
                 if self.world.is_main and not file.is_file():
                     examples = datasets.load_from_disk(folder)
                     label = f"tokenises {split} for {reference.name}"

@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score, precision_score, recall_score
+from slow_windows import windows_of_context
 from transformers import AutoModelForTokenClassification, BertConfig
 
 from ds_distill.data.batches import Examples, WordCollator
@@ -21,7 +22,8 @@ from ds_distill.data.combined import open_source
 from ds_distill.data.groups import MARKS
 from ds_distill.data.keys import content_keys
 from ds_distill.data.tokenise import TokenTable, tokenise
-from ds_distill.data.word_windows import ContextWords, owners, prepare, ranges, room
+from ds_distill.data.word_tokens import owners, ranges, room
+from ds_distill.data.word_windows import ContextWords, prepare
 from ds_distill.data.words import words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
@@ -139,6 +141,10 @@ def test_the_same_words_are_in_every_view_and_come_back_to_the_same_characters(
         ]
     }
     split = prepare(rows_of([question], [context], [answers]), list(real.values()), length)
+    slow = windows_of_context(list(real.values()), length, question, context)
+    assert len(split) == len(slow)
+    for name in slow[0]:
+        assert list(split[name]) == [window[name] for window in slow], name
     asked = [question[a:b] for a, b in words_of(question)]
     counted: list[int] = []
     for row in split:
@@ -176,7 +182,8 @@ def test_windows_hold_every_word_and_each_counts_where_it_has_most_around_it(
 ) -> None:
     """Against all windows, one after the other."""
     counts = [np.array(of_one) for of_one in zip(*tokens, strict=True)]
-    windows, total = list(ranges(counts, rooms)), len(tokens)
+    offsets = [np.concatenate([[0], np.cumsum(of_one)]) for of_one in counts]
+    windows, total = list(ranges(offsets, rooms)), len(tokens)
     assert windows[0][0] == 0 and windows[-1][1] == total
     for (first, end), (later, _) in pairwise(windows):
         assert first < later <= end, "they go on, and leave out no word"

@@ -40,7 +40,7 @@ from ds_distill.evaluation.answers import (
 )
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.losses import KL, CrossEntropy
-from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.configuration import load_tokenizer, tokens_fingerprint
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packed import packed_attention
 from ds_distill.parts.metric_settings import MetricSettings
@@ -118,8 +118,10 @@ def test_answers_come_back_to_the_same_characters(
             assert question.startswith(row["text"])
             assert context[at : at + len(text)] == text
             positions, spans = tokens_of(tokenizer, row["text"], text)
-            ids = tokenizer(row["text"], text)["input_ids"]
-            assert len(ids) <= length, "nothing is cut when it is tokenised"
+            encoded = tokenizer(row["text"], text, return_token_type_ids=True)
+            assert len(encoded["input_ids"]) <= length, "nothing is cut when it is tokenised"
+            for name in ("input_ids", "token_type_ids"):
+                assert row[f"{tokens_fingerprint(tokenizer)}:{name}"] == encoded[name]
             assert (row["begins"], row["ends"]) == ([a for a, _ in spans], [b for _, b in spans])
             assert row["tokens"] == len(spans)
             assert not positions or row["first"] == positions[0]

@@ -16,24 +16,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from seqeval.scheme import IOB2
 from sklearn.metrics import f1_score
+from slow_windows import encode_words, first_tokens, windows_of_text, with_counted
 from transformers import AutoConfig, AutoModelForTokenClassification
 
 from ds_distill.data.batches import Examples, WordCollator, WordTokenCollator, stored_rows
 from ds_distill.data.combined import open_source
+from ds_distill.data.cutting import without_tokens, write_tokens
 from ds_distill.data.text_windows import TextWindows
 from ds_distill.data.text_windows import prepare as windows_of_texts
 from ds_distill.data.tokenise import TokenTable, tokenise
-from ds_distill.data.word_windows import ContextWords, room
-from ds_distill.data.words import (
-    NO_TOKEN,
-    Words,
-    encode_words,
-    first_tokens,
-    prepare,
-    tags_of_spans,
-    word_keys,
-    words_of,
-)
+from ds_distill.data.word_tokens import room
+from ds_distill.data.word_windows import ContextWords
+from ds_distill.data.words import NO_TOKEN, Words, tags_of_spans, word_keys, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.words import (
@@ -45,7 +39,7 @@ from ds_distill.evaluation.words import (
     WordF1,
     entities,
 )
-from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.configuration import load_tokenizer, tokens_fingerprint
 from ds_distill.models.encoder import read_signals
 from ds_distill.parts.metric_settings import EntityF1 as EntityF1Settings
 from ds_distill.parts.tags import are_entities, entity_types
@@ -111,9 +105,9 @@ def test_the_same_words_count_in_every_view(
             for at, count in zip(before.tolist(), alone, strict=True)
         ]
         encoded = encode_words(tokenizer, [words], max_length)
-        found = first_tokens(encoded, 0, len(words))
-        assert found.tolist() == expected
-        have &= found != NO_TOKEN
+        found = first_tokens(encoded, len(words))
+        assert found == expected
+        have &= np.array(found) != NO_TOKEN
     keys = word_keys([words])
     row = {
         "words": [words],
@@ -121,8 +115,36 @@ def test_the_same_words_count_in_every_view(
         "key_hi": keys[:, 0],
         "key_lo": keys[:, 1],
     }
-    split = prepare(datasets.Dataset.from_dict(row), list(real.values()), max_length)
-    assert list(split["counted"]) == [have.tolist()]
+    every = list(real.values())
+    split = windows_of_texts(datasets.Dataset.from_dict(row), every, max_length)
+    slow = windows_of_text(every, max_length, words)
+    for name in (set(split.column_names) & set(slow[0])) | {"words", "counted"}:
+        assert list(split[name]) == [window[name] for window in slow], name
+    assert len(split) == len(slow)
+    assert ("owned" in split.column_names) == (len(slow) > 1)
+    missing = {name for name in slow[0] if name not in split.column_names}
+    assert missing <= {"owned"}
+    if len(slow) == 1:
+        assert list(split["counted"]) == [have.tolist()]
+
+
+def test_tokens_of_windows_are_as_if_they_were_tokenised_again(
+    real: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = [
+        {"tokens": ["the", "interleukin-2", "\u200b", "receptor's"] * n, "tags": TAGS[:4] * n}
+        for n in (1, 9, 2)
+    ]
+    split = windows_of_texts(written(tmp_path / "data", rows), [*real.values()], 24)
+    write_tokens(split, lambda fingerprint: tmp_path / f"{fingerprint}.arrow")
+    examples = without_tokens(split)
+    assert not any(":" in name for name in examples.column_names) and len(examples) > len(rows)
+    for tokenizer in real.values():
+        tokenise(examples, tokenizer, 24, tmp_path / "again.arrow")
+        found = tmp_path / f"{tokens_fingerprint(tokenizer)}.arrow"
+        tables = [datasets.Dataset.from_file(str(at)) for at in (found, tmp_path / "again.arrow")]
+        assert tables[0].features == tables[1].features
+        assert tables[0][:] == tables[1][:]
 
 
 def test_roberta_reads_words_with_a_space_before_each(real: dict[str, Any]) -> None:
@@ -211,8 +233,7 @@ ROWS = [
 def collator(folder: Path, model: Path, **options: Any) -> tuple[Examples, WordCollator]:
     """max_length 6: of the third example `old` and `tiger` are cut off, and U+200B has no token."""
     tokenizer = load_tokenizer(str(model), of_words=True)
-    split = prepare(written(folder, ROWS), [tokenizer], 5)
-    assert split.cache_files, "memory-mapped"
+    split = with_counted(written(folder, ROWS), [tokenizer], 5)
     tokenise(split, tokenizer, 5, folder / "tokens.arrow")
     examples = Examples.of(split)
     return examples, WordCollator(
@@ -246,7 +267,7 @@ def test_a_row_per_token_where_all_are_trained(real: dict[str, Any], tmp_path: P
         {"tokens": ["hyperparathyroidism"], "tags": ["B-disease"]},
         {"tokens": ["a", "very", "thrombocytopenic", "old", "tiger"] * 9, "tags": ["O"] * 45},
     ]
-    split = prepare(written(tmp_path / "data", rows), [*real.values()], 40)
+    split = with_counted(written(tmp_path / "data", rows), [*real.values()], 40)
     examples = Examples.of(split)
     assert examples.words is not None
     offsets, chosen = examples.words.offsets, np.array([2, 0, 1])
@@ -286,7 +307,7 @@ def test_unlabelled_splits_have_no_labelled_rows(
 ) -> None:
     tokenizer = load_tokenizer(str(tiny_models["toy"]), of_words=True)
     plain = written(tmp_path / "data", [{"tokens": row["tokens"]} for row in ROWS])
-    examples = Examples.of(prepare(plain, [tokenizer], 16))
+    examples = Examples.of(windows_of_texts(plain, [tokenizer], 16))
     assert not examples.labelled.any() and set(examples.labels.tolist()) == {-1}
     assert examples.words is not None and examples.words.counted.sum() == 9
 
