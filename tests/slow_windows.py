@@ -9,6 +9,8 @@ import datasets
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from ds_distill.data.question_windows import _cuts as cuts
+from ds_distill.data.question_windows import _trimmed as trimmed
 from ds_distill.data.word_tokens import owners, ranges
 from ds_distill.data.words import NO_TOKEN, words_of
 from ds_distill.models.configuration import tokens_fingerprint
@@ -123,3 +125,39 @@ def _windows(
         (first, end, (owner[first:end] == number).tolist())
         for number, (first, end) in enumerate(found)
     ]
+
+
+def windows_of_question(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, overlap: int, question: str, context: str
+) -> list[tuple[str, str, int]]:
+    """Question, text and its first character of each window, each text by a call of its own."""
+
+    def spans_of(text: str) -> np.ndarray:
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+
+    def fits(text: str) -> bool:
+        return len(tokenizer(question, text)["input_ids"]) <= max_length
+
+    while len(of_question := spans_of(question)) > max_length // 2:
+        until = int(of_question[max_length // 2 - 1, 1])
+        question = question[: min(until, len(question) - 1)]
+    if fits(context):
+        return [(question, context, 0)]
+    spans = trimmed(context, spans_of(context))
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - len(of_question)
+    begins = cuts(context, spans, room)
+    found, first, reached = [], 0, 0
+    while first < len(begins) - 1:
+        start = int(spans[begins[first], 0])
+        end = max(first + 1, int(np.sum(begins <= begins[first] + room)) - 1)
+        while not fits(text := context[start : int(spans[begins[end] - 1, 1])]) and end > first + 1:
+            end -= 1
+        if fits(text) and end > reached:
+            reached = end
+            found.append((question, text, start))
+        if end == len(begins) - 1:
+            break
+        back = int(np.sum(begins < begins[end] - overlap))
+        first = max(first + 1, min(back, end))
+    return found or [(question, "", 0)] * fits("")

@@ -176,20 +176,23 @@ class _Cutter:
         """The windows of each context, one or more, with the question as far as it is read."""
         encoded = self._encode(questions, contexts)
         for number, (question, context) in enumerate(zip(questions, contexts, strict=True)):
-            parts = encoded.sequence_ids(number)
-            if len(parts) <= self._max_length and parts.count(0) <= self._max_length // 2:
-                yield iter([_window(question, context, 0, encoded, number)])
+            whole = _window(question, context, 0, encoded, number)
+            length = encoded.sequence_ids(number).count(0)
+            tokens = len(whole.encoded["input_ids"])
+            if tokens <= self._max_length and length <= self._max_length // 2:
+                yield iter([whole])
             else:
-                yield self._cut(question, context)
+                yield self._cut(whole, length)
 
-    def _cut(self, question: str, context: str) -> Iterator[_Window]:
-        question, length = self._question(question)
-        whole = self._window(question, context, 0)
-        if whole is not None:
-            yield whole
-            return
+    def _cut(self, uncut: _Window, length: int) -> Iterator[_Window]:
+        """length: tokens of the question."""
+        question, context, spans = uncut.question, uncut.text, uncut.spans
+        if length > self._max_length // 2:
+            question, length = self._question(question)
+            if (whole := self._window(question, context, 0)) is not None:
+                yield whole
+                return
         room = self._max_length - self._special - length
-        spans = _trimmed(context, self._spans(context))
         begins = _cuts(context, spans, room)
         first, reached = 0, 0  # numbers of cuts: where a window begins, where the last one ends
         while first < len(begins) - 1:
