@@ -8,9 +8,11 @@ from typing import Any
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.precision import computes_bf16, is_half
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.configuration import load_config, pools_all_tokens
 from ds_distill.parts.phases import Distil
 from ds_distill.parts.policies import POLICIES, Routing
 from ds_distill.routing import Router
+from ds_distill.routing.by_label import check_states
 from ds_distill.routing.comparison import routing_of_candidate
 from ds_distill.run.caches import cached_signals
 from ds_distill.run.context import ModelReference, Run, label_maps_of
@@ -50,6 +52,10 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         seed=run.recipe.seed,
         fitted=run.fitted,
     )
+    if router is not None and router.layers and not run.task.of_words:
+        configs = (load_config(teacher.model, teacher.revision) for teacher in teachers)
+        if any(map(pools_all_tokens, configs)):
+            check_states(run.fitted)
     examples = run.examples(phase.split)
     terms = terms_of(phase, run, student, examples, teachers)
     config = run.deepspeed(phase)

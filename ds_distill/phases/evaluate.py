@@ -92,8 +92,10 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     of_baseline, baseline = kind.baseline(run, phase.split, examples, references)
     if not run.world.is_main:
         return {}
-    given = [each for each in references if roles[each.name] in ("teacher", CHECKPOINT)]
-    warnings = warn_of_teachers(run, name, phase.split, given, predictions, examples)
+    warnings = []
+    for role in ("teacher", CHECKPOINT):
+        given = [each for each in references if roles[each.name] == role]
+        warnings += warn_of_teachers(run, name, phase.split, given, predictions, examples, role)
     predictions[BASELINE] = of_baseline
     scored = {model: kind.scored(of_model, examples) for model, of_model in predictions.items()}
     with located(f"phase {name}, split {phase.split}"):

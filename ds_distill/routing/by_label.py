@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ds_distill.data.labels import is_labelled
+from ds_distill.errors import UserError
 from ds_distill.files import new_file
 from ds_distill.progress import mark
 from ds_distill.routing.expertise import ExpertiseTable
@@ -193,3 +194,17 @@ def load_fitted(path: Path) -> Fitted | FittedByLabel:
     of = (Fitted.of_parts(*both) for both in zip(parts, header["of"], strict=True))
     ranked = (replace(fitted, table=LabelTable.of(fitted.table)) for fitted in of)
     return FittedByLabel(tuple(header["labels"]), tuple(ranked))
+
+
+def check_states(path: Path) -> None:
+    """Raises UserError where a gate was fitted, by an earlier version, on first tokens' states. To
+    be called where a teacher's head reads the mean of all: the gate would read that now."""
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["fitted"])
+    for part in header.get("of", [header]):
+        if part["reads_states"] and "states" not in part:
+            raise UserError(
+                f"{path}: an earlier version of ds_distill fitted this gate to first tokens' "
+                "states, and a teacher's head reads the mean of all tokens', which the gate is "
+                "given now. Begin anew, in another folder (--folder)."
+            )

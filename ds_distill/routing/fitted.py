@@ -98,6 +98,7 @@ class Fitted:
             "table": self.table.to_json(),
             "temperatures": self.temperatures,
             "reads_states": self.reads_states,
+            "states": "what the head reads",  # before, the first token's; see `check_states`
             "classes": self.classes,
         }
         return {**tensors, "prior": self.prior, "keys": self.keys.contiguous()}, header

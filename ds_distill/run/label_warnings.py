@@ -23,11 +23,13 @@ def warn_of_teachers(
     references: list[ModelReference],
     predictions: Mapping[str, Any],
     examples: Examples,
+    role: str = "teacher",
 ) -> list[str]:
     """Log and return a line for each doubtful teacher; see `TaskKind.doubt`. The label order of a
     teacher that this run trained is not in doubt.
 
-    predictions: of the split's examples, by teacher, as the task's kind makes them.
+    predictions: of the split's examples, by teacher, as the task's kind makes them. role: what they
+        are called: a checkpoint that is only evaluated teaches nobody.
     """
     warnings = []
     for reference in references:
@@ -35,7 +37,8 @@ def warn_of_teachers(
         found = run.kind.doubt(predictions[reference.name], examples, classes)
         if found is not None and (found.is_worthless or not reference.trained):
             text = doubt_text(run, reference, split, found, classes)
-            warnings.append(f"teacher {reference.name}: {text}")
+            name = reference.name if reference.name == role else f"{role} {reference.name}"
+            warnings.append(f"{name}: {text}")
     return _logged(run, phase, warnings)
 
 

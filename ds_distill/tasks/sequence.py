@@ -54,10 +54,16 @@ class SequenceKind(TaskKind[Settings, np.ndarray]):
         return examples.labelled
 
     def training_labels(self, run: Run, examples: Examples) -> tuple[str, np.ndarray]:
-        """The labels of train, and its name; where it has none, those of the evaluated examples: no
-        constant answer is right more often."""
-        if run.has_split("train"):
-            labels = run.examples("train").labels
-            if is_labelled(labels).any():
-                return "train", labels[is_labelled(labels)]
-        return "the evaluated split", examples.labels[is_labelled(examples.labels)]
+        """The labels of train, each once, and its name; where it has none, those of the evaluated
+        examples: no constant answer is right more often."""
+        if run.has_split("train") and len(labels := _known_labels(run.examples("train"))):
+            return "train", labels
+        return "the evaluated split", _known_labels(examples)
+
+
+def _known_labels(examples: Examples) -> np.ndarray:
+    """Of words that are in several windows one."""
+    labels = examples.labels
+    if examples.words is not None:
+        labels = labels[examples.words.whole()[0]]
+    return labels[is_labelled(labels)]

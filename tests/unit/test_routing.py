@@ -1,6 +1,7 @@
 """Routing policies against slow transcriptions of their rules, one example at a time."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -8,13 +9,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from ds_distill.data.keys import content_keys, uniform
+from ds_distill.errors import UserError
 from ds_distill.losses import KL
 from ds_distill.parts.policies import POLICIES, routing_of
 from ds_distill.parts.terms import KLLoss
 from ds_distill.routing import ExpertiseTable, Fitted, Router, fit
-from ds_distill.routing.by_label import load_fitted
+from ds_distill.routing.by_label import check_states, fit_by_label, load_fitted
 from ds_distill.routing.calibration import fit_temperature
 from ds_distill.routing.fitted import folds_of
 from ds_distill.routing.gate import FOLDS, Gate
@@ -512,6 +516,30 @@ def test_what_is_fitted_survives_the_disk(width, tmp_path):
         assert torch.equal(answers[0].weights, answers[1].weights)
         if answers[0].logits is not None:
             assert torch.equal(answers[0].logits, answers[1].logits)
+
+
+@pytest.mark.parametrize(("width", "many"), [(0, False), (4, False), (4, True)])
+def test_a_gate_of_first_tokens_states_is_refused(width, many, tmp_path):
+    """As earlier versions fitted it, whatever the teachers' heads read."""
+    words, truth, keys = speaking(60, width=width)
+    path = tmp_path / "routing.safetensors"
+    if many:
+        truth = np.stack([truth == label for label in range(3)], axis=1).astype(np.int64)
+        fit_by_label(words, truth, keys, list("abc")).save(path)
+    else:
+        fit(words, truth, keys, list("abc")).save(path)
+    check_states(path)
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["fitted"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for part in header.get("of", [header]):
+        del part["states"]
+    save_file(tensors, path, {"fitted": json.dumps(header)})
+    if width:
+        with pytest.raises(UserError, match=r"fitted this gate to first tokens' states"):
+            check_states(path)
+    else:
+        check_states(path)
 
 
 def test_a_gate_takes_at_most_so_many_examples(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -716,6 +717,22 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     assert some.words is not None and len(some.words.whole()[1]) == 2
     again = windows_of_texts(source.select([0, 2]), [tagger.tokenizer], 16)
     assert "text" not in again.column_names and len(again) == 2, "as it is where all fit"
+
+
+def test_the_baseline_counts_a_word_of_two_windows_once(tagger: Tagger, tmp_path: Path) -> None:
+    tags = ["O"] * 8 + ["B-gene"] * 4 + ["O"] * 8
+    rows = [{"tokens": ["the", "cat", "saw", "snow"] * 5, "tags": tags}]
+    examples = Examples.of(
+        windows_of_texts(written(tmp_path / "data", rows), [tagger.tokenizer], 12)
+    )
+    assert len(examples.labels) > 20
+    kind = TokenClassificationKind(TokenClassification(data={"path": "x"}, max_length=12), TAGS)
+    for run in (
+        SimpleNamespace(has_split=lambda split: False),
+        SimpleNamespace(has_split=lambda split: True, examples=lambda split: examples),
+    ):
+        labels = kind.training_labels(run, examples)[1]
+        assert np.bincount(labels).tolist() == [16, 4]
 
 
 def marks_of(tagger: Tagger, split: datasets.Dataset, max_length: int) -> str | None:
