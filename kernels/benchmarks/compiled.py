@@ -1,9 +1,9 @@
 """What the compiler makes of every launch: a JSON file, and a table beside it.
 
-PYTHONPATH=kernels python kernels/benchmarks/compiled.py [--targets sm_90] [--before FILE.json]
+PYTHONPATH=kernels python kernels/benchmarks/compiled.py [--targets sm_90]
 
-Nothing runs on a GPU. Counts are exact, and the same again under the same Triton. --before takes an
-earlier file, whose figures stand beside the new ones.
+Nothing runs on a GPU. Counts are exact, and the same again under the same Triton. The table has
+those of `results/compiled-before.json` in brackets, the kernels before they were counted.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import datetime
 import importlib.metadata
 import json
 import multiprocessing
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from compiling import TARGETS, Compiled, Launch
+from assembly import Compiled
+from compiling import TARGETS, Launch
 from launches import COUNTED, ROWS, calls, each
+from modelled import MACHINES, least_bytes, seconds
 
 RESULTS = Path(__file__).parent / "results"
-# An H100 SXM: warps issued a second (132 multiprocessors of 4 schedulers at 1.98 GHz), elements of
-# exponentials a second (16 a multiprocessor and cycle), copied bytes a second, and its L2 cache.
-ISSUED, SPECIAL, COPIED, CACHE = 132 * 4 * 1.98e9, 132 * 16 * 1.98e9, 2.9e12, 50 << 20
+BEFORE = RESULTS / "compiled-before.json"
 _launches: list[tuple[Launch, str]] = []
 
 
-def compile_one(index: int) -> Compiled | str | None:
+def compile_one(index: int) -> Compiled | str:
     launch, target = _launches[index]
     try:
         return launch.compile(target)
@@ -52,39 +53,16 @@ def rows_of(targets: list[str]) -> list[dict[str, Any]]:
                         "target": target,
                     }
                 )
-    with multiprocessing.get_context("fork").Pool() as pool:  # launches cannot be pickled
+    processes = len(os.sched_getaffinity(0))
+    with multiprocessing.get_context("fork").Pool(processes) as pool:  # nothing is pickled
         for number, found in enumerate(pool.imap(compile_one, range(len(rows)), 1)):
             row, launch = rows[number], _launches[number][0]
             if isinstance(found, Compiled):
-                row |= {key: value for key, value in asdict(found).items() if key != "kernel"}
-                row["each"] = each(launch, found)
+                row |= asdict(found) | {"each": each(launch, found)}
             else:
-                row["failed" if found else "compiles"] = found or True
+                row["failed"] = found
             print(number + 1, "of", len(rows), *list(row.values())[:6], row.get("each"), flush=True)
     return rows
-
-
-def limit(rows: list[dict[str, Any]], counted: int, others: int) -> float:
-    """The modelled time of masked_kl both ways over that of its least bytes: of each pass the
-    longest of what is issued, the exponentials, and the bytes.
-
-    rows: its forward and backward launch, of one target. counted, others: rows of logits.
-    """
-    width, size = int(rows[0]["shape"].removeprefix("V=")), 4 if "32" in rows[0]["dtype"] else 2
-    pairs = counted * width
-    programs = 132 * max(1, round(rows[0]["occupancy"] * 2048 / rows[0]["loops"][0]["threads"]))
-    again = 0 if 2 * size * width * min(programs, counted) <= CACHE else 2 * size
-    forward, backward = rows
-    passes = [
-        (forward["each"][0], 2, 2 * size * pairs),
-        (forward["each"][1], 2, again * pairs),
-        (backward["each"][-1], 2, 3 * size * pairs + size * others * width),
-    ]
-    seconds = sum(
-        max(pairs * instructions / 32 / ISSUED, pairs * special / SPECIAL, moved / COPIED)
-        for instructions, special, moved in passes
-    )
-    return seconds / ((5 * size * pairs + size * others * width) / COPIED)
 
 
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -92,16 +70,25 @@ def key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def limits(rows: list[dict[str, Any]]) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """By target, vocabulary and dtype: of 15% of the rows, and of these alone."""
-    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    """By machine, vocabulary and dtype: the modelled time of masked_kl both ways over that of its
+    least bytes, of 15% of the rows and of these alone."""
+    found: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
         if row["op"] == "masked_kl" and row.get("loops"):
             found.setdefault((row["target"], row["shape"], row["dtype"]), []).append(row)
-    return {
-        name: (limit(pair, COUNTED, ROWS - COUNTED), limit(pair, COUNTED, 0))
-        for name, pair in found.items()
-        if len(pair) == 2
-    }
+    result = {}
+    for machine in MACHINES:
+        for (target, shape, dtype), pair in found.items():
+            if target != machine.target or len(pair) != 2:
+                continue
+            width, size = int(shape.removeprefix("V=")), 4 if "32" in dtype else 2
+            result[machine.name, shape, dtype] = tuple(
+                seconds(pair, {"N": n, "counted": COUNTED, "V": width, "size": size}, machine)
+                * machine.copied
+                / least_bytes(COUNTED, n - COUNTED, width, size)
+                for n in (ROWS, COUNTED)
+            )
+    return result
 
 
 def table(result: dict[str, Any], before: dict[str, Any] | None) -> str:
@@ -110,28 +97,30 @@ def table(result: dict[str, Any], before: dict[str, Any] | None) -> str:
         f"# What Triton {result['triton']} makes of the kernels, {result['date']}",
         "",
         "Compiled on a CPU, never run on a GPU. Instructions of a thread per pair of logits, per "
-        "score, or per pair of states, in each loop; bytes of its loads and stores; spilled bytes "
-        "of a thread; occupancy: warps that fit. "
-        + (f"In brackets: Triton {before['triton']}, {before['date']}." if before else ""),
+        "score, or per pair of states, in each loop, or in all of a program that has none; for "
+        "topk_kl's K entries per entry. Bytes of loads and stores there; spilled bytes of a "
+        "thread; shared bytes of a program; occupancy: warps that fit. AMD's scalar unit is not "
+        "counted. "
+        + (f"In brackets: Triton {before['triton']}, {before['of']}." if before else ""),
         "",
-        "| target | op | shape | dtype | kernel | registers | spilled | occupancy | instructions | "
-        "loads | stores | shuffles, barriers |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| target | op | shape | dtype | kernel | registers | spilled | shared | occupancy | "
+        "instructions | loads | stores | shuffles, barriers |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        if "loops" not in row:
-            what = "compiles" if row.get("compiles") else f"failed: {row['failed']}"
-            cells = [row["target"], row["op"], row["shape"], row["dtype"], row["kernel"], what]
-            lines.append("| " + " | ".join(cells) + " |" * 7)
-            continue
-        was = old.get(key(row))
-        lines.append("| " + " | ".join(_cells(row, was)) + " |")
+        if "failed" in row:
+            cells = [row["target"], row["op"], row["shape"], row["dtype"], row["kernel"]]
+            lines.append("| " + " | ".join([*cells, f"failed: {row['failed']}"]) + " |" * 8)
+        else:
+            lines.append("| " + " | ".join(_cells(row, old.get(key(row)))) + " |")
+    machines = ", ".join(f"{one.name} {one.copied / 1e12:.2f}" for one in MACHINES)
     lines += [
         "",
-        "Modelled time of masked_kl, forward and backward, over that of its least bytes on an H100 "
-        f"({COPIED / 1e12} TB/s copied): {COUNTED:,} counted rows of {ROWS:,}, and these alone.",
+        "Modelled time of masked_kl, forward and backward, over that of its least bytes "
+        f"(TB/s copied: {machines}; rates of `modelled.py`): {COUNTED:,} counted rows of "
+        f"{ROWS:,}, and these alone.",
         "",
-        "| target | vocabulary | dtype | of all | alone |",
+        "| machine | vocabulary | dtype | of all | alone |",
         "|---|---|---|---|---|",
     ]
     earlier = limits(before["rows"]) if before else {}
@@ -145,9 +134,12 @@ def table(result: dict[str, Any], before: dict[str, Any] | None) -> str:
 
 
 def _cells(row: dict[str, Any], was: dict[str, Any] | None) -> list[str]:
+    both = [row] if was is None else [row, was]
+
     def sizes(kind: str) -> str:
-        found = {int(size) for loop in row["loops"] for size in loop[kind]}
-        return ", ".join(map(str, sorted(found)))
+        of = [sorted({int(size) for loop in one["loops"] for size in loop[kind]}) for one in both]
+        now, *earlier = [", ".join(map(str, widths)) for widths in of]
+        return now + "".join(f" ({widths})" for widths in earlier)
 
     def beside(name: str) -> str:
         def shown(value: Any) -> str:
@@ -158,14 +150,21 @@ def _cells(row: dict[str, Any], was: dict[str, Any] | None) -> list[str]:
     mode = "" if row["mode"] is None else f" {row['mode']}"
     waits = ", ".join(f"{loop['shuffles']}, {loop['barriers']}" for loop in row["loops"])
     names = [row["target"], row["op"], row["shape"], row["dtype"], row["kernel"] + mode]
-    figures = [beside("registers"), beside("spilled"), beside("occupancy"), beside("each")]
+    figures = [beside(name) for name in ("registers", "spilled", "shared", "occupancy", "each")]
     return [*names, *figures, sizes("loads"), sizes("stores"), waits]
+
+
+def write(file: Path, result: dict[str, Any]) -> None:
+    """A launch a line."""
+    about = json.dumps({name: value for name, value in result.items() if name != "rows"})
+    rows = ",\n".join(json.dumps(row) for row in result["rows"])
+    file.write_text(f'{about[:-1]}, "rows": [\n{rows}\n]}}\n')
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", default="sm_80,sm_90,sm_100,gfx942")
-    parser.add_argument("--before", type=Path, help="an earlier file")
+    parser.add_argument("--of", default="the working tree", help="which kernels, for the table")
     parser.add_argument("--out", type=Path, default=RESULTS / "compiled.json")
     arguments = parser.parse_args()
     targets = arguments.targets.split(",")
@@ -173,12 +172,15 @@ def main() -> None:
         parser.error(f"--targets {', '.join(unknown)}: there are {', '.join(TARGETS)}")
     result = {
         "date": datetime.date.today().isoformat(),
+        "of": arguments.of,
         "triton": importlib.metadata.version("triton"),
         "torch": torch.__version__,
         "rows": rows_of(targets),
     }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    before = json.loads(arguments.before.read_text()) if arguments.before else None
+    write(arguments.out, result)
+    before = (
+        json.loads(BEFORE.read_text()) if BEFORE.is_file() and arguments.out != BEFORE else None
+    )
     arguments.out.with_suffix(".md").write_text(table(json.loads(json.dumps(result)), before))
     print(arguments.out)
 

@@ -1,22 +1,17 @@
-"""Record an op's Triton launches on CPU tensors, compile them for GPUs that are not here, and count
-what the compiler made: registers, spills, shared memory, and the instructions of each loop."""
+"""Record an op's Triton launches on CPU tensors, and compile them for GPUs that are not here."""
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 import triton
+from assembly import Compiled, amd, nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -27,8 +22,13 @@ TARGETS = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-CAPABILITIES = {"sm_80": 80, "sm_90": 90, "sm_100": 100, "gfx942": 0}
-TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+CHOICES = {
+    # What the ops ask a device for.
+    "sm_80": {"capability": 80, "warp_lanes": 32},
+    "sm_90": {"capability": 90, "warp_lanes": 32},
+    "sm_100": {"capability": 100, "warp_lanes": 32},
+    "gfx942": {"capability": 0, "warp_lanes": 64},
+}
 _TYPES = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -70,130 +70,17 @@ class Launch:
             fn=self.kernel, signature=signature, constexprs=constants, attrs=attributes
         )
 
-    def compile(self, target: str) -> Compiled | None:
-        """What it became. On AMD targets None: it compiles."""
+    def compile(self, target: str) -> Compiled:
+        """What it became."""
         gpu = TARGETS[target]
         options = dict(self.options)
         if gpu.backend == "hip":
             options.pop("maxnreg", None)  # the launch leaves it out there, and has no PTX
             self.arguments |= {"PTX": False} if "PTX" in self.arguments else {}
         compiled = triton.compile(self.source(), target=gpu, options=options)
-        if gpu.backend == "hip":
-            assert compiled.asm["hsaco"]
-            return None
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(compiled.asm["cubin"])
-            file.flush()
-            usage = _output("cuobjdump", "--dump-resource-usage", file.name)
-            sass = _output("nvdisasm", "-c", file.name)
-        size = {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", usage)}
-        shared = int(compiled.metadata.shared)
-        return Compiled(
-            kernel=self.kernel.__name__.strip("_"),
-            registers=size["REG"],
-            spilled=size["STACK"] + size["LOCAL"],  # what is spilled, and what a kernel declares
-            shared=shared,
-            occupancy=_occupancy(size["REG"], shared, compiled.metadata.num_warps, target),
-            loops=[Loop.of(body, compiled.metadata.num_warps) for body in _loops(sass)],
-        )
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A loop that reads memory or multiplies matrices.
-
-    instructions: of one thread in one turn; threads: of a program.
-    accesses: bytes of an access to global memory -> how many of them, loads and stores.
-    """
-
-    instructions: int
-    threads: int
-    loads: dict[int, int]
-    stores: dict[int, int]
-    special: int  # exponentials, logarithms, roots
-    shuffles: int
-    barriers: int
-    matrix: str  # the matrix instruction, or ""
-
-    @classmethod
-    def of(cls, body: Counter[str], warps: int) -> Loop:
-        def number(*names: str) -> int:
-            return sum(count for op, count in body.items() if op.split(".")[0] in names)
-
-        matrix = [name for name in ("HGMMA", "UTCHMMA", "HMMA", "FFMA2") if number(name)]
-        return cls(
-            instructions=body.total(), threads=32 * warps, loads=_widths(body, "LDG"),
-            stores=_widths(body, "STG"), special=number("MUFU"), shuffles=number("SHFL"),
-            barriers=number("BAR"), matrix=matrix[0] if matrix else "",
-        )  # fmt: skip
-
-    def each(self, elements: int) -> float:
-        """Instructions per element, of which a program takes so many in one turn."""
-        return self.instructions * self.threads / elements
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A launch as the compiler made it. spilled, shared: bytes of a thread, of a program.
-    occupancy: warps that fit, of those that a multiprocessor can hold."""
-
-    kernel: str
-    registers: int
-    spilled: int
-    shared: int
-    occupancy: float
-    loops: list[Loop]
-
-
-def _output(tool: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [TOOLS / tool, *arguments], capture_output=True, text=True, check=True
-    )  # fmt: skip
-    return done.stdout
-
-
-def _occupancy(registers: int, shared: int, warps: int, target: str) -> float:
-    memory = {"sm_80": 164, "sm_90": 228, "sm_100": 228}[target] * 1024
-    by_registers = 65536 // (-(-registers * 32 // 256) * 256 * warps)
-    programs = min(32, 64 // warps, by_registers, memory // (shared + 1024))
-    return programs * warps / 64
-
-
-def _loops(sass: str) -> Iterator[Counter[str]]:
-    """Opcodes of the bodies of loops with accesses or products: from a label to the branch back to
-    it, without the loops inside."""
-    labels: dict[str, int] = {}
-    found: list[tuple[str, str]] = []
-    for line in sass.splitlines():
-        if label := re.match(r"^(\.L_[\w]+):", line):
-            labels[label[1]] = len(found)
-        elif op := re.match(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);", line):
-            found.append((op[1], op[2]))
-    spans = []
-    for at, (op, arguments) in enumerate(found):
-        target = re.search(r"\((\.L_\w+)\)", arguments) if op.startswith("BRA") else None
-        if target and labels.get(target[1], at) < at:
-            spans.append((labels[target[1]], at + 1))
-    for begin, end in spans:
-        inner = [
-            span for span in spans if begin <= span[0] and span[1] <= end and span != (begin, end)
-        ]
-        own = [at for at in range(begin, end) if not any(b <= at < e for b, e in inner)]
-        body = Counter(found[at][0] for at in own)
-        if any(op.startswith(("LDG", "STG", "HGMMA", "UTCHMMA", "HMMA")) for op in body):
-            yield body
-
-
-def _widths(body: Counter[str], kind: str) -> dict[int, int]:
-    """Bytes of an access -> how many."""
-    widths: Counter[int] = Counter()
-    for op, count in body.items():
-        name, *parts = op.split(".")
-        if name not in (kind, f"{kind}STS"):
-            continue
-        sizes = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
-        widths[next((sizes[part] for part in parts if part in sizes), 4)] += count
-    return dict(widths)
+        read = amd.read if gpu.backend == "hip" else nvidia.read
+        warps, shared = compiled.metadata.num_warps, int(compiled.metadata.shared)
+        return read(compiled.asm, warps, shared, target)
 
 
 def _type(value: Any) -> str:
@@ -234,9 +121,10 @@ def recorded(*modules: ModuleType, target: str = "sm_90") -> Any:
             if isinstance(value, JITFunction) and name.endswith("_kernel"):
                 patches.append(mock.patch.object(module, name, _Recorder(value, launches)))
         patches.append(mock.patch.object(module, "use_triton", lambda tensor: True))
-        if hasattr(module, "capability"):
-            own = CAPABILITIES[target]
-            patches.append(mock.patch.object(module, "capability", lambda device, own=own: own))
+        for name, value in CHOICES[target].items():
+            if hasattr(module, name):
+                choose = lambda device, value=value: value  # noqa: E731
+                patches.append(mock.patch.object(module, name, choose))
     for patch in patches:
         patch.start()
     try:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from compiling import Compiled, Launch, Loop, recorded
+from assembly import Compiled, Loop
+from compiling import Launch, recorded
 
 import ds_kernels
 
@@ -34,19 +35,24 @@ class Call:
 
 
 def elements(launch: Launch, loop: Loop) -> float:
-    """Pairs of logits, scores, or columns of hidden states that a program takes in one turn."""
-    block = launch.arguments.get("BLOCK", 0)
-    if "heads" in launch.arguments:
-        return block * block
-    size = launch.arguments.get("student", launch.arguments.get("students"))
+    """Pairs of logits, scores, or columns of hidden states that a program takes in one turn. In the
+    loop over the K entries of `topk_kl`: one of each thread."""
+    arguments = launch.arguments
+    if "heads" in arguments:
+        return arguments["BLOCK"] ** 2
+    if loop.whole:  # a row, or its K entries
+        return next(arguments[name] for name in ("D", "V") if name in arguments)
+    if "log_probs" in arguments and not loop.special and not loop.stores:
+        return loop.threads
+    size = arguments.get("student", arguments.get("students"))
     width = (size[0] if isinstance(size, tuple) else size).element_size()
-    both = 1 if "log_probs" in launch.arguments else 2
-    wide = sum(bytes * count for bytes, count in loop.loads.items() if bytes * block >= 16)
-    return wide * loop.threads / (both * width) if wide else block
+    both = 1 if "log_probs" in arguments else 2
+    read = sum(bytes * count for bytes, count in loop.loads.items())
+    return read * loop.threads / (both * width) if read else arguments["BLOCK"]
 
 
 def each(launch: Launch, compiled: Compiled) -> list[float]:
-    """Instructions per element in each loop."""
+    """Instructions per element in each loop, or in the whole of a program without one."""
     return [round(loop.each(elements(launch, loop)), 1) for loop in compiled.loops]
 
 
@@ -56,7 +62,9 @@ def calls() -> Iterator[Call]:
             shape = f"V={width}"
             yield Call("masked_kl", shape, dtype, ("_rows",), _masked(ds_kernels.masked_kl, width))
             yield Call("topk_kl", f"{shape} K=64", dtype, ("_topk",), _topk(width))
-            yield Call("linear_kl", shape, dtype, ("_rows", "linear_kl"), _linear(width))
+            yield Call(
+                "linear_kl", shape, dtype, ("_rows", "_projections", "linear_kl"), _linear(width)
+            )
         for op in (ds_kernels.masked_reverse_kl, ds_kernels.masked_js, ds_kernels.masked_tv):
             yield Call(op.__name__, "V=30522", dtype, ("_rows",), _masked(op, 30522))
         for width, layers in ((768, 12), (1024, 24)):

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from modelled import least_bytes
 from torch import Tensor
 
 import ds_kernels
 
 SHARE = 0.15  # counted rows
+TILE = 64  # positions of a tile of scores in 16 bits
 
 
 @dataclass
@@ -30,6 +32,7 @@ class Problem:
     fixed: list[Tensor]
     paths: dict[str, Callable[[list[Tensor], list[Tensor]], Tensor]]
     floor_bytes: int
+    sizes: dict[str, int] = field(default_factory=dict)  # for a model of its time: what is visited
     exact: tuple[list[Tensor], list[Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,8 +86,11 @@ def masked_kl(rows: int, width: int, dtype: torch.dtype, device: torch.device) -
         paths["liger_compact"] = lambda leaves, fixed: liger(
             leaves[0][chosen].float().log_softmax(-1), fixed[0][chosen].float().softmax(-1)
         )
-    floor = 5 * size * counted * width + size * (rows - counted) * width
-    return Problem("masked_kl", {"N": rows, "V": width}, dtype, [student], [teacher], paths, floor)
+    floor = least_bytes(counted, rows - counted, width, size)
+    return Problem(
+        "masked_kl", {"N": rows, "V": width}, dtype, [student], [teacher], paths, floor,
+        {"counted": counted},
+    )  # fmt: skip
 
 
 def class_kl(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Problem:
@@ -196,7 +202,7 @@ def topk_kl(
     floor = counted * (3 * size * width + 16 * entries) + size * (rows - counted) * width
     return Problem(
         "topk_kl", {"N": rows, "V": width, "K": entries}, dtype, [student],
-        [log_probs, ids, tail], paths, floor,
+        [log_probs, ids, tail], paths, floor, {"counted": counted},
     )  # fmt: skip
 
 
@@ -231,7 +237,11 @@ def scores(
 
     floor = 5 * count * dtype.itemsize * batch * length * heads * width
     sizes = {"B": batch, "A": heads, "S": length, "D": width}
-    return Problem(op, sizes, dtype, leaves, fixed, {"ds_kernels": fused, "eager": eager}, floor)
+    # Tiles of 64 positions up to the last real one are visited, by each query of them.
+    tiles = -(-lengths // TILE) * TILE
+    visited = {"scores": heads * int((tiles * tiles).sum())}
+    paths = {"ds_kernels": fused, "eager": eager}
+    return Problem(op, sizes, dtype, leaves, fixed, paths, floor, visited)
 
 
 def _liger(name: str) -> Any:

@@ -52,7 +52,8 @@ def table(rows: list[Row]) -> str:
         "the start of each run. Median milliseconds, 15% of "
         "the rows counted where a path has a mask; the range is p20 to p80 of forward + backward. "
         "Speed is the path's time over ours: below 1 we lose. Floor: least bytes at the copy "
-        "bandwidth. Errors are relative, against float64.",
+        "bandwidth. Modelled: of each pass the longest of its bytes and the instructions that the "
+        "compiler made (modelled.py). Errors are relative, against float64.",
     ]
     if not on_gpu(rows):
         lines += [
@@ -62,21 +63,22 @@ def table(rows: list[Row]) -> str:
         ]
     lines += [
         "",
-        "| problem | path | forward | backward | both | range | speed | floor | peak MB | "
-        "loss error | gradient error |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| problem | path | forward | backward | both | range | speed | floor | modelled | "
+        "peak MB | loss error | gradient error |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for title, members in groups(rows).items():
         ours = next((row for row in members if row["path"] == "ds_kernels"), {})
         for row in members:
             if row.get("failure"):
-                lines.append(f"| {title} | {row['path']} | failed: {row['failure']} |" + " |" * 8)
+                lines.append(f"| {title} | {row['path']} | failed: {row['failure']} |" + " |" * 9)
                 continue
             speed = float(row["both_ms"]) / float(ours["both_ms"]) if ours.get("both_ms") else 0.0
             spread = f"{_number(row, 'both_ms_p20')} - {_number(row, 'both_ms_p80')}"
             cells = [
                 title, row["path"], _number(row, "forward_ms"), _number(row, "backward_ms"),
                 _number(row, "both_ms"), spread, f"{speed:.2f}", _number(row, "floor_ms"),
+                f"{float(row['modelled_ms']):.3g}" if row.get("modelled_ms") else "",
                 _number(row, "peak_mb", 4), _number(row, "loss_error", 2),
                 _number(row, "gradient_error", 2),
             ]  # fmt: skip

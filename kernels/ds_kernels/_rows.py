@@ -35,8 +35,9 @@ from ._shared import (
     target_options,
     tl,
     use_triton,
+    warp_lanes,
 )
-from ._tiles import granule, granules, load, row_tile, span, store, tiles, walk
+from ._tiles import granule, granules, load, row_tile, span, store, store_zeros, tiles, walk
 
 _REFERENCE_ELEMENTS = 1 << 19  # logits of one model at a time; smaller: threads wait for each other
 
@@ -141,12 +142,8 @@ def _backward_kernel(
     base, shift, end, limit = span(row, stride_s, V, GRANULE, SHIFTED)
     gradient += granules(row, V, GRANULE)
     tile = tl.arange(0, BLOCK)
-    if tl.load(losses + row) <= 0:  # not counted, or below the tolerance: nothing is read
-        for part in tl.static_range(3):
-            begin, behind = tiles(part, end, BLOCK, SHIFTED)
-            for number in range(begin, behind):
-                zeros = tl.zeros([BLOCK], ACC)
-                store(gradient, number * BLOCK + tile, zeros, shift, end, part != 1)
+    if tl.load(losses + row) <= 0:
+        store_zeros(gradient, shift, end, BLOCK, SHIFTED, ACC)
     else:
         student += base
         teacher += granules(row, stride_t, GRANULE)
@@ -314,7 +311,7 @@ def forward_rows(
     stats = torch.empty(5, num_rows, dtype=acc, device=student.device)
     counted = row_mask(rows, num_rows)
     columns = granule(student, teacher, *([] if unit_gradient is None else [unit_gradient]))
-    block, warps = row_tile(width, columns)
+    block, warps = row_tile(width, columns, warp_lanes(student.device))
     # Two programs of 16 warps at a time, where nothing spills then.
     plain = divergence == KL and bias_s is None and bias_t is None and columns > 1
     if num_rows:
@@ -355,7 +352,7 @@ def backward_rows(
     num_rows, width = student.shape
     gradient = torch.empty((num_rows, width), dtype=student.dtype, device=student.device)
     columns = granule(student, teacher, gradient)
-    block, warps = row_tile(width, columns)
+    block, warps = row_tile(width, columns, warp_lanes(student.device))
     if num_rows:
         _backward_kernel[(num_rows,)](
             upstream.contiguous(), student, teacher, losses, stats, gradient,

@@ -10,26 +10,19 @@ S positions, D head width.
 # mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._divergences import (
-    LOG2E,
-    exp2,
-    reference_log_ratio,
-    reference_relative_entropy,
-    reference_softmax,
-    relative_entropy,
-)
+from ._divergences import LOG2E, exp2, relative_entropy
+from ._scores_reference import reference_backward, reference_forward
 from ._shared import (
     INTERPRETED,
     above_tolerance,
     accumulator,
     capability,
-    hinge,
+    empty_like_heads,
     jit,
     note_path,
     on_its_device,
@@ -40,7 +33,6 @@ from ._shared import (
 )
 
 BY_ROWS, BY_COLUMNS, SYMMETRIC = range(3)
-_REFERENCE_ELEMENTS = 1 << 18
 
 
 @jit
@@ -227,32 +219,6 @@ def _backward_kernel(
     tl.store(target, total.to(gradient.dtype.element_ty), mask=inside)
 
 
-def _spans(valid: Tensor, heads: int) -> Iterator[tuple[int, slice, Tensor, Tensor]]:
-    """(example, heads, query positions, key positions): a bounded number of scores at a time."""
-    for example in range(valid.shape[0]):
-        keys = valid[example].nonzero().squeeze(1)
-        if not len(keys):
-            continue
-        group = max(1, _REFERENCE_ELEMENTS // len(keys) ** 2)
-        rows = (
-            len(keys) if len(keys) ** 2 <= _REFERENCE_ELEMENTS else _REFERENCE_ELEMENTS // len(keys)
-        )
-        for head in range(0, heads, group):
-            for queries in keys.split(max(1, rows)):
-                yield example, slice(head, head + group), queries, keys
-
-
-def _reference_scores(
-    query: Tensor, key: Tensor, bias: Tensor | None, scale: float, span: Any, acc: torch.dtype
-) -> Tensor:
-    example, heads, queries, keys = span
-    q, k = query[example, heads][:, queries].to(acc), key[example, heads][:, keys].to(acc)
-    scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=scale)
-    if bias is not None:
-        scores += bias[example, heads][:, queries][:, :, keys]
-    return scores
-
-
 @on_its_device
 def forward_scores(
     query_s: Tensor,
@@ -289,15 +255,8 @@ def forward_scores(
                 **launch,
             )  # fmt: skip
         return losses, stats
-    with torch.autocast(device.type, enabled=False):
-        for span in _spans(valid, heads):
-            s = _reference_scores(query_s, key_s, bias_s, scale_s, span, acc)
-            t = _reference_scores(query_t, key_t, bias_t, scale_t, span, acc)
-            (q, s_lse), (p, t_lse) = reference_softmax(s), reference_softmax(t)
-            value = reference_relative_entropy(p, q, reference_log_ratio(s, t, s_lse, t_lse))
-            example, head, queries, _ = span
-            losses[example, head, queries] = hinge(value.sum(-1).mul_(weight), tolerance)
-            stats[:, example, head, queries] = torch.stack((s_lse[..., 0], t_lse[..., 0]))
+    student, teacher = (query_s, key_s, bias_s, scale_s), (query_t, key_t, bias_t, scale_t)
+    reference_forward(student, teacher, valid, weight, tolerance, losses, stats)
     return losses, stats
 
 
@@ -330,7 +289,7 @@ def backward_scores(
         return query_gradient, key_gradient
     if not _runs_triton(query_s, stats.dtype):
         student, teacher = (query_s, key_s, bias_s, scale_s), (query_t, key_t, bias_t, scale_t)
-        sums = _reference_backward(student, teacher, valid, scale, stats, symmetric)
+        sums = reference_backward(student, teacher, valid, scale, stats, symmetric)
         return query_gradient.copy_(sums[0]), key_gradient.copy_(sums[1])
     # Taken out, so that float16 slopes do not underflow where the loss is a mean.
     largest = scale.abs().amax()
@@ -354,41 +313,6 @@ def backward_scores(
             MODE=mode, **launch,
         )  # fmt: skip
     return query_gradient, key_gradient
-
-
-def _reference_backward(
-    student: tuple[Tensor, Tensor, Tensor | None, float],
-    teacher: tuple[Tensor, Tensor, Tensor | None, float],
-    valid: Tensor,
-    scale: Tensor,
-    stats: Tensor,
-    symmetric: bool,
-) -> list[Tensor]:
-    """The same in plain PyTorch, in the dtype of `stats`. student, teacher: query, key, bias and
-    the factor of their scores; scale: of each row's loss, [B, A, S]."""
-    query, key, _, scale_s = student
-    # Spans of one head add up: in float32, rounded once.
-    sums = [torch.zeros_like(empty_like_heads(query), dtype=stats.dtype)] * 2
-    if not symmetric:
-        sums[1] = torch.zeros_like(sums[0])
-    with torch.autocast(query.device.type, enabled=False):
-        for span in _spans(valid, query.shape[1]):
-            example, head, queries, keys = span
-            s = _reference_scores(*student, span, stats.dtype)
-            t = _reference_scores(*teacher, span, stats.dtype)
-            s_lse, t_lse = stats[:, example, head, queries][..., None]
-            change = s.sub_(s_lse).exp_().sub_(t.sub_(t_lse).exp_())
-            change = change * (scale[example, head, queries][..., None] * scale_s)
-            q, k = query[example, head][:, queries], key[example, head][:, keys]
-            sums[0][example, head, queries] += change @ k.to(change)
-            sums[1][example, head, keys] += change.mT @ q.to(change)
-    return sums
-
-
-def empty_like_heads(x: Tensor) -> Tensor:
-    """[B, A, S, D] laid out as [B, S, A, D], as projections of hidden states are."""
-    batch, heads, length, width = x.shape
-    return x.new_empty(batch, length, heads, width).transpose(1, 2)
 
 
 def _bias_stride(bias: Tensor | None) -> tuple[int, ...]:

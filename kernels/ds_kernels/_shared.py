@@ -254,6 +254,12 @@ def row_stride(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
+def empty_like_heads(x: Tensor) -> Tensor:
+    """[B, A, S, D] laid out as [B, S, A, D], as projections of hidden states are."""
+    batch, heads, length, width = x.shape
+    return x.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
 def target_options(acc: torch.dtype) -> dict[str, Any]:
     """Launch options: PTX where the kernels may have instructions of NVIDIA's, and multiplications
     fused with additions, which no default of Triton shall decide."""
@@ -271,6 +277,11 @@ def capability(device: torch.device) -> int:
         return 0
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def warp_lanes(device: torch.device) -> int:
+    """Threads of a warp."""
+    return 64 if device.type == "cuda" and torch.version.hip is not None else 32
 
 
 def register_limit(most: int) -> dict[str, int]:

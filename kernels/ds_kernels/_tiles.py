@@ -68,6 +68,16 @@ def store(pointer, at, values, shift, end, EDGE: tl.constexpr):
         tl.store(pointer + at, values)
 
 
+@jit
+def store_zeros(pointer, shift, end, BLOCK: tl.constexpr, SHIFTED: tl.constexpr, ACC: tl.constexpr):
+    """The gradient of a row that does not count, or is below the tolerance: nothing is read."""
+    tile = tl.arange(0, BLOCK)
+    for part in tl.static_range(3):
+        begin, behind = tiles(part, end, BLOCK, SHIFTED)
+        for number in range(begin, behind):
+            store(pointer, number * BLOCK + tile, tl.zeros([BLOCK], ACC), shift, end, part != 1)
+
+
 def granule(*tensors: Tensor) -> int:
     """Columns that are 16 bytes of the narrowest of these [N, V], where the rows of all begin
     equally far into one; else 1."""
@@ -80,13 +90,13 @@ def granule(*tensors: Tensor) -> int:
     return columns if alike else 1
 
 
-def row_tile(length: int, columns: int, warps: int = 16) -> tuple[int, int]:
-    """(columns, warps) of a program that walks one row of this length, a granule of `columns` a
-    thread. Programs are large so that few rows are read at a time, and what a second loop reads
-    again is still in the L2 cache."""
+def row_tile(length: int, columns: int, lanes: int, threads: int = 512) -> tuple[int, int]:
+    """(columns, warps of `lanes` threads) of a program that walks one row of this length, a granule
+    of `columns` a thread. Programs are large so that few rows are read at a time, and what a second
+    loop reads again is still in the L2 cache."""
     thread = max(columns, 4)
-    block = max(16, min(1 << (length - 1).bit_length(), 32 * warps * thread))
-    return block, max(1, block // (32 * thread))
+    block = max(16, min(1 << (length - 1).bit_length(), max(threads, lanes) * thread))
+    return block, max(1, block // (lanes * thread))
 
 
 def walk(first: Tensor, columns: int, block: int) -> dict[str, int]:

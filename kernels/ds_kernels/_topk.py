@@ -33,8 +33,9 @@ from ._shared import (
     target_options,
     tl,
     use_triton,
+    warp_lanes,
 )
-from ._tiles import granule, granules, load, row_tile, span, store, tiles, walk
+from ._tiles import granule, granules, load, row_tile, span, store, store_zeros, tiles, walk
 
 _REFERENCE_ELEMENTS = 1 << 18
 
@@ -135,12 +136,8 @@ def _tail_backward_kernel(
     base, shift, end, limit = span(row, stride, V, GRANULE, SHIFTED)
     gradient += granules(row, V, GRANULE)
     tile = tl.arange(0, BLOCK)
-    if tl.load(losses + row) <= 0:  # not counted, or below the tolerance: nothing is read
-        for part in tl.static_range(3):
-            begin, behind = tiles(part, end, BLOCK, SHIFTED)
-            for number in range(begin, behind):
-                zeros = tl.zeros([BLOCK], ACC)
-                store(gradient, number * BLOCK + tile, zeros, shift, end, part != 1)
+    if tl.load(losses + row) <= 0:
+        store_zeros(gradient, shift, end, BLOCK, SHIFTED, ACC)
     else:
         student += base
         _, _, rest = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
@@ -285,7 +282,7 @@ def forward_topk(
     stats = torch.empty(2, num_rows, dtype=acc, device=student.device)
     counted = row_mask(rows, num_rows)
     columns = granule(student)
-    block, warps = row_tile(width, columns)
+    block, warps = row_tile(width, columns, warp_lanes(student.device))
     ids, order = ids.sort(1)
     log_probs = log_probs.gather(1, order)
     if num_rows:
@@ -320,7 +317,7 @@ def backward_topk(
     num_rows, width = student.shape
     gradient = torch.empty((num_rows, width), dtype=student.dtype, device=student.device)
     columns = granule(student, gradient)
-    block, warps = row_tile(width, columns)
+    block, warps = row_tile(width, columns, warp_lanes(student.device))
     if num_rows:
         shared = (
             upstream.contiguous(), student, log_probs, ids, tail, losses, stats, gradient,

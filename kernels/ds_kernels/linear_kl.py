@@ -8,13 +8,13 @@ dtype where it fits a budget; beyond the budget the backward pass projects again
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._divergences import KL, MSE
+from ._projections import add_rows, buffer, chunks, keeps, logits, mm, take, unscaled
 from ._rows import forward_rows, gradient_factor
 from ._shared import (
     FLOATS,
@@ -30,60 +30,6 @@ from ._shared import (
     use_triton,
 )
 
-# Bytes of float32 logits (both models) alive at a time, and of stored derivatives. Every further
-# chunk reads both weights again, so on a GPU a chunk is a thousand rows or more.
-_LOGIT_BYTES = {"cuda": 5 << 28, "cpu": 1 << 27}
-_KEEP_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}
-_ALIGN = 16  # columns of a buffer: its rows stay 16-byte aligned, which V itself does not give
-_BLOCK = 4096
-
-
-def _chunks(num_rows: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
-    budget = _LOGIT_BYTES.get(device.type, _LOGIT_BYTES["cpu"])
-    count = -(-num_rows // max(1, budget // (8 * width)))
-    for i in range(count):
-        yield i * num_rows // count, (i + 1) * num_rows // count
-
-
-def _keeps(num_rows: int, width: int, hidden: Tensor) -> bool:
-    budget = _KEEP_BYTES.get(hidden.device.type, _KEEP_BYTES["cpu"])
-    return num_rows * width * hidden.element_size() <= budget
-
-
-def _take(tensor: Tensor, rows: Tensor | None, start: int, end: int) -> Tensor:
-    return tensor[start:end] if rows is None else tensor.index_select(0, rows[start:end])
-
-
-def _mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """out + a @ b in float32 (float64 stays), without rounding to a 16-bit dtype on the way."""
-    low = a.dtype in (torch.float16, torch.bfloat16)
-    if a.is_cuda or not low:
-        product = torch.mm(a, b, out_dtype=torch.float32) if low else torch.mm(a, b)
-        return product if out is None else out.add_(product)
-    # In blocks: the CPU has no such out_dtype, and the operands are never converted whole.
-    (rows, inner), columns = a.shape, b.shape[1]
-    if out is None:
-        out = torch.zeros(rows, columns, dtype=torch.float32, device=a.device)
-    for i in range(0, rows, _BLOCK):
-        for k in range(0, inner, _BLOCK):
-            part = a[i : i + _BLOCK, k : k + _BLOCK].float()
-            for j in range(0, columns, _BLOCK):
-                block = b[k : k + _BLOCK, j : j + _BLOCK].float()
-                out[i : i + _BLOCK, j : j + _BLOCK].addmm_(part, block)
-    return out
-
-
-def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """float32 [n, V] (float64 stays); for the Triton kernels in rows that begin at 16 bytes."""
-    if not use_triton(hidden) or hidden.dtype == torch.float64:
-        return _mm(hidden, weight.t())
-    logits = _buffer(hidden, hidden.shape[0], weight.shape[0], torch.float32)[:, : len(weight)]
-    if not hidden.is_cuda:  # the interpreter
-        return logits.copy_(_mm(hidden, weight.t()))
-    if hidden.dtype == torch.float32:
-        return torch.mm(hidden, weight.t(), out=logits)
-    return torch.mm(hidden, weight.t(), out_dtype=torch.float32, out=logits)
-
 
 def _divergence_rows(
     student_hidden: Tensor,
@@ -95,8 +41,8 @@ def _divergence_rows(
     options: tuple[float, float, float, int],
     unit_gradient: Tensor | None,
 ) -> Tensor:
-    student = _logits(student_hidden, student_weight)
-    teacher = _logits(teacher_hidden, teacher_weight)
+    student = logits(student_hidden, student_weight)
+    teacher = logits(teacher_hidden, teacher_weight)
     losses, _ = forward_rows(
         student, teacher, None, *options, student_bias, teacher_bias, unit_gradient
     )
@@ -123,13 +69,13 @@ def _forward(
     width = student_weight.shape[0]
     acc = accumulator(student_hidden, teacher_hidden)
     losses = student_hidden.new_empty(num_counted, dtype=acc)
-    unit = _buffer(student_hidden, num_counted if keep else 0, width)
+    unit = buffer(student_hidden, num_counted if keep else 0, width)
     options = (temperature, weight, tolerance, divergence)
     with torch.autocast(device.type, enabled=False):
-        for start, end in _chunks(num_counted, width, device):
+        for start, end in chunks(num_counted, width, device):
             losses[start:end] = _divergence_rows(
-                _take(student_hidden, rows, start, end), student_weight, student_bias,
-                _take(teacher_hidden, rows, start, end), teacher_weight, teacher_bias,
+                take(student_hidden, rows, start, end), student_weight, student_bias,
+                take(teacher_hidden, rows, start, end), teacher_weight, teacher_bias,
                 options, unit[start:end, :width] if keep else None,
             )  # fmt: skip
     return losses, unit
@@ -142,26 +88,6 @@ def _refuse_released(student_weight: Tensor, teacher_weight: Tensor | None) -> N
                 f"linear_kl: {name}_weight is empty in the backward pass: it was released after "
                 "the forward pass (ZeRO stage 3). Call the op inside the wrapped module's forward"
             )
-
-
-def _add_rows(target: Tensor, rows: Tensor | None, start: int, end: int, values: Tensor) -> None:
-    """Add to the counted rows `start` to `end` of a tensor of zeros."""
-    if rows is None:
-        target[start:end] = values
-    else:  # a row may stand twice; each address gets equal addends, in any order
-        target.index_add_(0, rows[start:end], values)
-
-
-def _unscaled(total: Tensor | None, largest: Tensor | None, weight: Tensor) -> Tensor:
-    """A gradient of the weight from its sum over chunks, None where no row counts. largest: the
-    factor that was taken out, if one was."""
-    if total is None:
-        return torch.zeros_like(weight)
-    return (total if largest is None else total.mul_(largest)).to(weight.dtype)
-
-
-def _buffer(hidden: Tensor, num_rows: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
-    return hidden.new_empty((num_rows, -(-width // _ALIGN) * _ALIGN), dtype=dtype)
 
 
 def _backward(
@@ -186,35 +112,35 @@ def _backward(
     grad_weight = student_weight.new_empty(0)
     grad_bias = student_weight.new_empty(0)
     is_stored = teacher_hidden is None
-    spans = [(0, num_counted)] if is_stored else list(_chunks(num_counted, width, device))
+    spans = [(0, num_counted)] if is_stored else list(chunks(num_counted, width, device))
     sum_weight: Tensor | None = None
     sum_bias = torch.zeros(width, dtype=acc, device=device) if wanted[2] else None
     with torch.autocast(device.type, enabled=False):
         for start, end in spans:
-            hidden = _take(student_hidden, rows, start, end)
+            hidden = take(student_hidden, rows, start, end)
             if is_stored:
                 part = unit[:, :width]
             else:
                 assert teacher_hidden is not None and teacher_weight is not None
-                part = _buffer(student_hidden, end - start, width)[:, :width]
+                part = buffer(student_hidden, end - start, width)[:, :width]
                 _divergence_rows(
                     hidden, student_weight, student_bias,
-                    _take(teacher_hidden, rows, start, end), teacher_weight, teacher_bias,
+                    take(teacher_hidden, rows, start, end), teacher_weight, teacher_bias,
                     (temperature, weight, 0.0, divergence), part,
                 )  # fmt: skip
             if wanted[0]:
-                product = _mm(part, student_weight).mul_(scale[start:end, None]).to(dtype)
-                _add_rows(grad_hidden, rows, start, end, product)
+                product = mm(part, student_weight).mul_(scale[start:end, None]).to(dtype)
+                add_rows(grad_hidden, rows, start, end, product)
             if wanted[1]:
                 scaled = (hidden * ratio[start:end]).to(dtype)
                 if len(spans) == 1 and device.type == "cuda":  # summed and rounded in one go
                     sum_weight = torch.mm(part.t(), scaled)
                 else:
-                    sum_weight = _mm(part.t(), scaled, sum_weight)
+                    sum_weight = mm(part.t(), scaled, sum_weight)
             if sum_bias is not None:
-                sum_bias.add_(_mm(part.t(), ratio[start:end].to(dtype))[:, 0])
+                sum_bias.add_(mm(part.t(), ratio[start:end].to(dtype))[:, 0])
         if wanted[1]:
-            grad_weight = _unscaled(sum_weight, largest if low else None, student_weight)
+            grad_weight = unscaled(sum_weight, largest if low else None, student_weight)
         if sum_bias is not None and student_bias is not None:
             grad_bias = sum_bias.mul_(largest).to(student_bias.dtype)
     return grad_hidden, grad_weight, grad_bias
@@ -249,7 +175,7 @@ def _(
     num_counted = (student_hidden if rows is None else rows).shape[0]
     acc, keep = accumulator(student_hidden, teacher_hidden), args[-1]
     losses = student_hidden.new_empty(num_counted, dtype=acc)
-    return losses, _buffer(student_hidden, num_counted if keep else 0, student_weight.shape[0])
+    return losses, buffer(student_hidden, num_counted if keep else 0, student_weight.shape[0])
 
 
 @_backward_op.register_fake
@@ -343,7 +269,7 @@ def _linear(
     num_counted = lead.numel() if rows is None else rows.shape[0]
     differentiable = [t for t in student if t is not None and t.requires_grad]
     needs = torch.is_grad_enabled() and bool(differentiable)
-    keep = needs and _keeps(num_counted, student[1].shape[0], parts[0])  # type: ignore[arg-type]
+    keep = needs and keeps(num_counted, student[1].shape[0], parts[0])  # type: ignore[arg-type]
     losses, _ = _forward_op(*parts, rows, temperature, weight, tolerance, divergence, keep)
     return reduce_rows(op, losses, rows, lead, reduction, denominator)
 

@@ -27,8 +27,9 @@ from ._shared import (
     target_options,
     tl,
     use_triton,
+    warp_lanes,
 )
-from ._tiles import granule, granules, load, row_tile, span, store, tiles, walk
+from ._tiles import granule, granules, load, row_tile, span, store, store_zeros, tiles, walk
 
 _REFERENCE_ELEMENTS = 1 << 18
 
@@ -115,12 +116,8 @@ def _backward_kernel(
     tile = tl.arange(0, BLOCK)
     row += layer * num_rows
     total = num_rows * LAYERS
-    if tl.load(losses + row) <= 0:  # not counted, or below the tolerance: nothing is read
-        for part in tl.static_range(3):
-            begin, behind = tiles(part, end, BLOCK, SHIFTED)
-            for number in range(begin, behind):
-                zeros = tl.zeros([BLOCK], ACC)
-                store(gradient, number * BLOCK + tile, zeros, shift, end, part != 1)
+    if tl.load(losses + row) <= 0:
+        store_zeros(gradient, shift, end, BLOCK, SHIFTED, ACC)
     else:
         scale_s = tl.load(stats + row)
         scale_t = tl.load(stats + total + row)
@@ -207,7 +204,7 @@ def _forward(
     )
     stats = torch.empty(3, len(students), num_rows, dtype=acc, device=students[0].device)
     columns = granule(*students, *teachers)
-    block, warps = row_tile(width, columns, warps=1)
+    block, warps = row_tile(width, columns, warp_lanes(students[0].device), threads=32)
     programs = num_rows if rows is None or not indices else rows.shape[0]
     if programs:
         _forward_kernel[(programs, len(students))](
@@ -234,7 +231,7 @@ def _backward(
     num_rows, width = students[0].shape
     gradients = [torch.empty(s.shape, dtype=s.dtype, device=s.device) for s in students]
     columns = granule(*students, *teachers, *gradients)
-    block, warps = row_tile(width, columns, warps=1)
+    block, warps = row_tile(width, columns, warp_lanes(students[0].device), threads=32)
     if num_rows:
         _backward_kernel[(num_rows, len(students))](
             upstream.contiguous(), tuple(students), tuple(teachers), losses, stats,

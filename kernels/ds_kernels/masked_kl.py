@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ._divergences import KL
-from ._rows import backward_rows, forward_rows
+from ._rows import backward_rows, forward_rows, gradient_factor
 from ._shared import (
     accumulator,
     check_options,
@@ -16,7 +17,6 @@ from ._shared import (
     chosen,
     flat_rows,
     forbid_double_backward,
-    hinge,
     note_path,
     reduce_rows,
     refuse_transforms,
@@ -84,27 +84,46 @@ _FEW = 1 << 16
 """Logits below which launching the kernels takes longer than PyTorch's own operations do."""
 
 
-def _plain(
-    student: Tensor,
-    teacher: Tensor,
-    rows: Tensor | None,
-    temperature: float,
-    weight: float,
-    tolerance: float,
-) -> Tensor:
-    """Row losses [N] of KL in plain PyTorch, differentiated by it, without a device
-    synchronisation: for class logits, where all that counts is the number of calls."""
-    acc = accumulator(student, teacher)
-    s, t = student.to(acc), teacher.to(acc)
-    keep = row_mask(rows, len(s))
-    if keep is not None:  # rows that are not counted may hold NaN
-        s, t = (torch.where(keep[:, None], x, 0.0) for x in (s, t))
-    log_q, log_p = (x.div(temperature).log_softmax(-1) for x in (s, t))
-    absent = log_p == -float("inf")
-    p, d = log_p.exp(), torch.where(absent, 0.0, log_p) - torch.where(absent, 0.0, log_q)
-    value = torch.where(absent, log_q.exp(), p * (d + torch.expm1(-d)))
-    losses = hinge(value.sum(-1) * (weight * temperature * temperature), tolerance)
-    return losses if keep is None else torch.where(keep, losses, 0.0)
+def _takes_plain(student: Tensor, divergence: int) -> bool:
+    return student.is_cuda and divergence == KL and student.numel() <= _FEW
+
+
+class _Plain(torch.autograd.Function):
+    """Row losses [N] of KL by PyTorch's own operations, as few of them as can be: for class logits,
+    where their number is all that counts. No device synchronisation."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        student: Tensor,
+        teacher: Tensor,
+        keep: Tensor | None,
+        temperature: float,
+        weight: float,
+        tolerance: float,
+    ) -> Tensor:
+        acc = accumulator(student, teacher)
+        if temperature != 1.0:
+            student, teacher = student.to(acc) / temperature, teacher.to(acc) / temperature
+        log_q, log_p = student.log_softmax(-1, dtype=acc), teacher.log_softmax(-1, dtype=acc)
+        q, p = log_q.exp(), log_p.exp()
+        x = log_q.sub_(log_p)
+        value = torch.where(p == 0, q, x.expm1().sub_(x).mul_(p))
+        losses = value.sum(-1).mul_(weight * temperature * temperature)
+        losses = losses.sub_(tolerance).clamp_(min=0)  # NaN stays
+        if keep is not None:  # rows that are not counted may hold NaN
+            losses = torch.where(keep, losses, 0.0)
+        ctx.save_for_backward(q.sub_(p), losses)
+        ctx.factor = gradient_factor(temperature, weight, KL)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        slope, losses = ctx.saved_tensors
+        slope = slope * (upstream * ctx.factor)[:, None]
+        gradient = torch.where((losses <= 0)[:, None], 0.0, slope)
+        return gradient, None, None, None, None, None
 
 
 def masked_divergence(
@@ -127,9 +146,10 @@ def masked_divergence(
     rows = flat_rows(op, mask, lead, student_logits.device)
     student = row_stride(student_logits.reshape(-1, width))
     teacher = row_stride(teacher_logits.detach().reshape(-1, width))
-    if student.is_cuda and divergence == KL and student.numel() <= _FEW:
+    if _takes_plain(student, divergence):
         note_path("torch")
-        losses = _plain(student, teacher, rows, temperature, weight, tolerance)
+        keep = row_mask(rows, len(student))
+        losses = _Plain.apply(student, teacher, keep, temperature, weight, tolerance)
     else:
         losses, _ = _forward_op(student, teacher, rows, temperature, weight, tolerance, divergence)
     return reduce_rows(op, chosen(losses, rows), rows, lead, reduction, denominator)

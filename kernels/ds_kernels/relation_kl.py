@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._scores import backward_scores, empty_like_heads, forward_scores
+from ._scores import backward_scores, forward_scores
 from ._shared import (
     accumulator,
     check_options,
+    empty_like_heads,
     forbid_double_backward,
     reduce_losses,
     refuse_transforms,

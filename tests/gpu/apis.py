@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).with_name("apis.txt")
 FILES = (
-    "ds_distill/**/*.py", "kernels/ds_kernels/*.py", "kernels/benchmarks/*.py",
+    "ds_distill/**/*.py", "kernels/ds_kernels/*.py", "kernels/benchmarks/**/*.py",
     "tests/benchmarks/*.py", "tests/gpu/*.py", "tests/kernels/*.py",
 )  # fmt: skip
 PACKAGES = (

@@ -32,6 +32,12 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def kernels_on_few_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, where plain PyTorch takes as few logits as most tests have."""
+    monkeypatch.setattr(cases.MODULES["masked_kl"], "_FEW", -1)
+
+
+@pytest.fixture(autouse=True)
 def expected_path(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test that runs an op ran it on the path its device calls for."""
     cases.MODULES["_shared"]._path = "none"

@@ -23,10 +23,12 @@ from cases import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ds_kernels
 
 INF = float("inf")
+FEW = MODULES["masked_kl"]._FEW
 DIVERGENCES = [
     ds_kernels.masked_kl,
     ds_kernels.masked_reverse_kl,
@@ -300,7 +302,7 @@ def test_linear_weight_released_before_backward() -> None:
 @pytest.mark.parametrize("keep", [1 << 28, 0])
 def test_linear_in_chunks(keep: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of rows, with kept derivatives and with a second projection; tied head."""
-    module = MODULES["linear_kl"]
+    module = MODULES["_projections"]
     monkeypatch.setattr(module, "_KEEP_BYTES", {"cpu": keep, "cuda": keep})
     monkeypatch.setattr(module, "_LOGIT_BYTES", {"cpu": 8 * 37 * 2, "cuda": 8 * 37 * 2})
     torch.manual_seed(0)
@@ -462,7 +464,7 @@ def test_few_logits_in_plain_torch() -> None:
     teacher[0, 1] = student[0, 1] = -INF
     student[2] = torch.nan
     mask = torch.tensor([True, True, False, True, True, True])
-    plain = MODULES["masked_kl"]._plain
+    plain = MODULES["masked_kl"]._Plain.apply
     for temperature, tolerance in ((1.0, 0.0), (2.0, 0.5)):
         leaf = student.clone().requires_grad_()
         losses = plain(leaf, teacher, mask, temperature, 1.5, tolerance)
@@ -473,3 +475,26 @@ def test_few_logits_in_plain_torch() -> None:
         )  # fmt: skip
         torch.testing.assert_close(losses.detach(), wanted)
         torch.testing.assert_close(gradient, wanted_gradient)
+
+
+@pytest.mark.parametrize(("rows", "path"), [(32, "torch"), (32 * 342, "none")])
+def test_what_few_logits_are_on_a_gpu(rows: int, path: str) -> None:
+    """Shapes and devices alone, of a GPU that need not be there: 65,536 logits are the most."""
+    with pytest.MonkeyPatch.context() as patch, FakeTensorMode():
+        patch.setattr(MODULES["masked_kl"], "_FEW", FEW)
+        student = torch.empty(rows, 6, device="cuda")
+        ds_kernels.masked_kl(student, student)
+    assert ds_kernels.last_path() == path
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear_logits_in_rows_of_16_bytes(dtype: torch.dtype, device: torch.device) -> None:
+    """float32 from 16-bit operands, written in place: on a GPU by torch.mm(out_dtype=, out=)."""
+    torch.manual_seed(0)
+    hidden = torch.randn(3, 8, device=device).to(dtype)
+    weight = torch.randn(37, 8, device=device).to(dtype)
+    logits = MODULES["_projections"].logits(hidden, weight)
+    assert logits.dtype == torch.float32
+    assert logits.stride() == ((48, 1) if device.type == "cuda" or INTERPRETED else (37, 1))
+    exact = hidden.double() @ weight.double().T
+    torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-5)

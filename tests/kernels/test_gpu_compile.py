@@ -14,7 +14,8 @@ pytest.importorskip("triton", reason="compiling needs Triton")
 if INTERPRETED:
     pytest.skip("interpreted kernels do not compile", allow_module_level=True)
 
-from compiling import TARGETS, Compiled, Launch, recorded
+from assembly import Compiled
+from compiling import TARGETS, Launch, recorded
 from launches import DTYPES, VOCABULARIES, Call, calls, each
 
 import ds_kernels
@@ -73,20 +74,19 @@ CASES = [
 _launches: list[Launch] = []
 
 
-def _compile(index: int, target: str) -> Compiled | None:
+def _compile(index: int, target: str) -> Compiled:
     return _launches[index].compile(target)
 
 
-def compile_all(launches: list[Launch], target: str) -> list[Compiled | None]:
+def compile_all(launches: list[Launch], target: str) -> list[Compiled]:
     """In two processes, forked so that they see the launches, which cannot be pickled."""
     _launches[:] = launches
     with multiprocessing.get_context("fork").Pool(2) as pool:
         jobs = [(index, target) for index in range(len(launches))]
         found = pool.starmap(_compile, jobs, 1)
     for launch, compiled in zip(launches, found, strict=True):
-        if compiled is not None:
-            name = launch.kernel.__name__
-            assert not compiled.spilled, f"{name} spills {compiled.spilled} bytes on {target}"
+        name = launch.kernel.__name__
+        assert not compiled.spilled, f"{name} spills {compiled.spilled} bytes on {target}"
     return found
 
 
@@ -95,20 +95,30 @@ def test_every_launch(call: Call, target: str) -> None:
     launches = call.launches(target)
     assert len(launches) == {"topk_kl": 3, "attention_kl": 3, "linear_kl": 1}.get(call.op, 2)
     found = compile_all(launches, target)
+    if call.op == "masked_kl":
+        check_streams(found)
     if not has_limit(call, target):
         return
     for launch, compiled, most in zip(launches, found, LIMITS[call.op], strict=False):
-        assert compiled is not None
         if most is not None:
-            assert sum(each(launch, compiled)) <= most, (compiled, triton.__version__)
+            # Triton 3.6 leaves the tail of V = 30522 no loop: with what is before it, and zeros.
+            more = 2 if compiled.loops[0].whole else 0
+            assert sum(each(launch, compiled)) <= most + more, (compiled, triton.__version__)
     if "heads" in call.shape:
-        assert all(loop.matrix == "HGMMA" for one in found if one for loop in one.loops)
+        assert all(loop.matrix == "HGMMA" for one in found for loop in one.loops)
     else:
-        for compiled in found[:2]:
-            assert compiled is not None
-            for loop in compiled.loops:
-                assert loop.shuffles == loop.barriers == 0
-                assert loop.loads.keys() <= {16, 8} and loop.stores.keys() <= {16}, loop
+        check_streams(found[:2])
+
+
+def check_streams(found: list[Compiled]) -> None:
+    """Rows of logits are read and written 16 bytes at a time, ids 8, and no thread waits for
+    another."""
+    for compiled in found:
+        for loop in compiled.loops:
+            if loop.whole:  # its sums over threads are not repeated
+                continue
+            assert loop.shuffles == loop.barriers == 0
+            assert loop.loads.keys() <= {16, 8} and loop.stores.keys() <= {16}, loop
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_repeated_indices_of_linear_kl_in_chunks(
     keep: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row's copies in several chunks, with kept derivatives and with a second projection."""
-    module = MODULES["linear_kl"]
+    module = MODULES["_projections"]
     monkeypatch.setattr(module, "_KEEP_BYTES", {"cpu": keep, "cuda": keep})
     monkeypatch.setattr(module, "_LOGIT_BYTES", {"cpu": 8 * 37 * 2, "cuda": 8 * 37 * 2})
     for case in ROW_CASES:

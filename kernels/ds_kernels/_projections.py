@@ -1,0 +1,91 @@
+"""Products of hidden states and output weights, for `linear_kl`: which rows at a time, into what.
+
+Shapes: n counted rows, V columns of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ._shared import use_triton
+
+# Bytes of float32 logits (both models) alive at a time, and of stored derivatives. Every further
+# chunk reads both weights again, so on a GPU a chunk is a thousand rows or more.
+_LOGIT_BYTES = {"cuda": 5 << 28, "cpu": 1 << 27}
+_KEEP_BYTES = {"cuda": 1 << 29, "cpu": 1 << 28}
+_ALIGN = 16  # columns of a buffer: its rows stay 16-byte aligned, which V itself does not give
+_BLOCK = 4096
+
+
+def chunks(num_rows: int, width: int, device: torch.device) -> Iterator[tuple[int, int]]:
+    """Where each of the chunks of rows begins and ends, all about as long."""
+    budget = _LOGIT_BYTES.get(device.type, _LOGIT_BYTES["cpu"])
+    count = -(-num_rows // max(1, budget // (8 * width)))
+    for i in range(count):
+        yield i * num_rows // count, (i + 1) * num_rows // count
+
+
+def keeps(num_rows: int, width: int, hidden: Tensor) -> bool:
+    """Whether derivatives [num_rows, width] of the dtype of `hidden` fit the budget."""
+    budget = _KEEP_BYTES.get(hidden.device.type, _KEEP_BYTES["cpu"])
+    return num_rows * width * hidden.element_size() <= budget
+
+
+def take(tensor: Tensor, rows: Tensor | None, start: int, end: int) -> Tensor:
+    """Counted rows `start` to `end`."""
+    return tensor[start:end] if rows is None else tensor.index_select(0, rows[start:end])
+
+
+def mm(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """out + a @ b in float32 (float64 stays), without rounding to a 16-bit dtype on the way."""
+    low = a.dtype in (torch.float16, torch.bfloat16)
+    if a.is_cuda or not low:
+        product = torch.mm(a, b, out_dtype=torch.float32) if low else torch.mm(a, b)
+        return product if out is None else out.add_(product)
+    # In blocks: the CPU has no such out_dtype, and the operands are never converted whole.
+    (rows, inner), columns = a.shape, b.shape[1]
+    if out is None:
+        out = torch.zeros(rows, columns, dtype=torch.float32, device=a.device)
+    for i in range(0, rows, _BLOCK):
+        for k in range(0, inner, _BLOCK):
+            part = a[i : i + _BLOCK, k : k + _BLOCK].float()
+            for j in range(0, columns, _BLOCK):
+                block = b[k : k + _BLOCK, j : j + _BLOCK].float()
+                out[i : i + _BLOCK, j : j + _BLOCK].addmm_(part, block)
+    return out
+
+
+def buffer(hidden: Tensor, num_rows: int, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    """[num_rows, at least width], every row at 16 bytes; of `dtype`, or that of `hidden`."""
+    return hidden.new_empty((num_rows, -(-width // _ALIGN) * _ALIGN), dtype=dtype)
+
+
+def logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """float32 [n, V] (float64 stays); for the Triton kernels in rows that begin at 16 bytes."""
+    if not use_triton(hidden) or hidden.dtype == torch.float64:
+        return mm(hidden, weight.t())
+    out = buffer(hidden, hidden.shape[0], weight.shape[0], torch.float32)[:, : len(weight)]
+    if not hidden.is_cuda:  # the interpreter
+        return out.copy_(mm(hidden, weight.t()))
+    if hidden.dtype == torch.float32:
+        return torch.mm(hidden, weight.t(), out=out)
+    return torch.mm(hidden, weight.t(), out_dtype=torch.float32, out=out)
+
+
+def add_rows(target: Tensor, rows: Tensor | None, start: int, end: int, values: Tensor) -> None:
+    """Add to the counted rows `start` to `end` of a tensor of zeros."""
+    if rows is None:
+        target[start:end] = values
+    else:  # a row may stand twice; each address gets equal addends, in any order
+        target.index_add_(0, rows[start:end], values)
+
+
+def unscaled(total: Tensor | None, largest: Tensor | None, weight: Tensor) -> Tensor:
+    """A gradient of the weight from its sum over chunks, None where no row counts. largest: the
+    factor that was taken out, if one was."""
+    if total is None:
+        return torch.zeros_like(weight)
+    return (total if largest is None else total.mul_(largest)).to(weight.dtype)
