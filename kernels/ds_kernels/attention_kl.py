@@ -179,6 +179,10 @@ def _expanded(op: str, role: str, bias: Tensor | None, query: Tensor) -> Tensor 
         ) from None
 
 
+def _scale(given: float | None, query: Tensor) -> float:
+    return 1 / math.sqrt(query.shape[3]) if given is None else float(given)
+
+
 def attention_kl(
     student_query: Tensor,
     student_key: Tensor,
@@ -228,22 +232,15 @@ def attention_kl(
     check_options(op, weight, tolerance, reduction)
     _check_inputs(op, student_query, student_key, teacher_query, teacher_key, student_bias)
     refuse_transforms(op, student_query, student_key, student_bias)
-    batch, heads, length, width = student_query.shape
+    batch, heads, length, _ = student_query.shape
     biases = [
         _expanded(op, role, bias, student_query)
         for role, bias in (("student", student_bias), ("teacher", teacher_bias))
     ]
     valid = valid_positions(op, mask, batch, length, student_query.device)
+    tensors = (student_query, student_key, teacher_query.detach(), teacher_key.detach())
+    scales = _scale(student_scale, student_query), _scale(teacher_scale, teacher_query)
     losses, _ = _forward_op(
-        contiguous_rows(student_query),
-        contiguous_rows(student_key),
-        contiguous_rows(teacher_query.detach()),
-        contiguous_rows(teacher_key.detach()),
-        *biases,
-        valid,
-        1 / math.sqrt(width) if student_scale is None else float(student_scale),
-        1 / math.sqrt(teacher_query.shape[3]) if teacher_scale is None else float(teacher_scale),
-        weight,
-        tolerance,
+        *map(contiguous_rows, tensors), *biases, valid, *scales, weight, tolerance
     )
     return reduce_losses(op, losses, valid, batch * length, reduction, denominator, heads)
