@@ -14,8 +14,8 @@ import triton
 from .program import Compiled, Loop, counted
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-MATRIX = ("HGMMA", "UTCHMMA", "HMMA", "FFMA2")
-INSTRUCTION = r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);"
+MATRIX = ("HGMMA", "UTCHMMA", "HMMA")
+INSTRUCTION = r"^\s+/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?);"
 WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 
 
@@ -51,19 +51,20 @@ def _occupancy(registers: int, shared: int, warps: int, target: str) -> float:
 
 def _bodies(sass: str) -> tuple[list[Counter[str]], Counter[str]]:
     """Of each loop the opcodes without those of loops inside, from a label to the branch back to
-    it; and all."""
+    it; and all. A branch from behind the program's end comes from where it waits, not a loop."""
     labels: dict[str, int] = {}
     code: list[tuple[str, str]] = []
     for line in sass.splitlines():
         if label := re.match(r"^(\.L_[\w]+):", line):
             labels[label[1]] = len(code)
         elif op := re.match(INSTRUCTION, line):
-            code.append((op[1], op[2]))
+            code.append((op[2], (op[1] or "") + op[3]))  # a predicate is an operand
     spans = []
     for at, (op, operands) in enumerate(code):
         target = re.search(r"\((\.L_\w+)\)", operands) if op.startswith("BRA") else None
-        if target and labels.get(target[1], at) < at:
-            spans.append((labels[target[1]], at + 1))
+        begin = labels.get(target[1], at) if target else at
+        if begin < at and ("EXIT", "") not in code[begin:at]:
+            spans.append((begin, at + 1))
     bodies = []
     for begin, end in spans:
         inner = [
