@@ -215,6 +215,7 @@ def test_hinge_gates_rows(case: Case, device: torch.device) -> None:
     assert all((grad == 0).all() for grad in gradients(loss, student))
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", CASES, **ids)
 def test_only_the_student_gets_gradients(case: Case, device: torch.device) -> None:
     student, teacher, *_ = case.inputs(lead_of(case), torch.float32, device)
@@ -240,6 +241,7 @@ def test_double_backward_raises(case: Case, device: torch.device) -> None:
         grad.sum().backward()
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", CASES, **ids)
 def test_two_runs_are_bit_identical(case: Case, device: torch.device) -> None:
     runs = []
@@ -250,6 +252,7 @@ def test_two_runs_are_bit_identical(case: Case, device: torch.device) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
 @pytest.mark.parametrize("case", CASES, **ids)
 def test_autocast(case: Case, device: torch.device) -> None:
     """The sums stay in float32; only a projection is done in the autocast dtype."""
