@@ -6,6 +6,7 @@ task, else the masked tokens of all examples, or of each example two: an answer'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,6 +146,71 @@ class PackedView:
 
 
 View = PaddedView | PackedView
+
+
+def join(views: Sequence[View], padding_id: int) -> View:
+    """One model's views of several batches as one: their examples, and rows, one batch's after the
+    other's.
+
+    views: all padded, or all packed. padding_id: the token at padding, which some models look for.
+    """
+    if len(views) == 1:
+        return views[0]
+    packed = [view for view in views if isinstance(view, PackedView)]
+    if packed:
+        assert len(packed) == len(views)
+        return _join_packed(packed)
+    return _join_padded([view for view in views if isinstance(view, PaddedView)], padding_id)
+
+
+def _join_padded(views: list[PaddedView], padding_id: int) -> PaddedView:
+    length = max(view.input_ids.shape[1] for view in views)
+    positions, before = [], 0
+    for view in views:
+        if view.positions is not None:
+            own = view.input_ids.shape[1]
+            example, place = view.positions // own, view.positions % own
+            positions.append((before + example) * length + place)
+        before += view.num_examples
+    input_ids = _padded([view.input_ids for view in views], padding_id)
+    mask = _padded([view.attention_mask for view in views], 0)
+    assert input_ids is not None and mask is not None
+    return PaddedView(
+        input_ids,
+        mask,
+        _padded([view.token_type_ids for view in views], 0),
+        torch.cat(positions) if positions else None,
+        _padded([view.candidates for view in views], -1),
+    )
+
+
+def _join_packed(views: list[PackedView]) -> PackedView:
+    positions, ends, before = [], [views[0].cu_seqlens[:1]], 0
+    for view in views:
+        if view.positions is not None:
+            positions.append(view.positions + before)
+        ends.append(view.cu_seqlens[1:] + before)
+        before += len(view.input_ids)
+    types = [view.token_type_ids for view in views if view.token_type_ids is not None]
+    return PackedView(
+        torch.cat([view.input_ids for view in views]),
+        torch.cat([view.position_ids for view in views]),
+        torch.cat(ends),
+        max(view.max_seqlen for view in views),
+        torch.cat(types) if types else None,
+        torch.cat(positions) if positions else None,
+        _padded([view.candidates for view in views], -1),
+    )
+
+
+def _padded(tensors: Sequence[torch.Tensor | None], value: int) -> torch.Tensor | None:
+    """Tensors [B, S] end to end, as wide as the widest of them. None where there are none."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    if not present:
+        return None
+    width = max(tensor.shape[1] for tensor in present)
+    pad = torch.nn.functional.pad
+    return torch.cat([pad(each, (0, width - each.shape[1]), value=value) for each in present])
 
 
 def _to(tensor: torch.Tensor | None, device: torch.device | str) -> torch.Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import nn
 from transformers import get_linear_schedule_with_warmup
 
 from ds_distill.engine.config import zero_stage
-from ds_distill.engine.placement import forget, keep_resident
+from ds_distill.engine.placement import Traces, forget, keep_resident
 from ds_distill.engine.precision import is_half, model_dtype
 from ds_distill.engine.training_state import read_training_state, write_training_state
 from ds_distill.engine.world import World, no_chatter
@@ -29,6 +29,10 @@ from ds_distill.types import Batch, Signals
 
 STATE = "training.safetensors"
 """A checkpoint's file of what is trained."""
+
+TOKENS_AT_ONCE = 2**16
+"""That a sharded teacher reads in one pass: each layer's weights are gathered once for them, and
+its activations are held of all. Not measured on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +63,25 @@ class Engine:
         optimizer: OptimizerSettings | None = None,
         *,
         student_resident: bool = True,
+        max_length: int | None = None,
     ) -> None:
         """
         config: from `deepspeed_config`.
         optimizer: None for an engine that only runs inference.
         student_resident: with stage 3, keep the student whole on each rank.
+        max_length: tokens of the longest example, by which sharded teachers read no more than
+            TOKENS_AT_ONCE; None: they read an optimizer step's at once.
         """
         self.bundle = bundle
         self.world = world
         self._stage = zero_stage(config)
         self._micro_steps = int(config["gradient_accumulation_steps"])
+        self._at_once = self._micro_steps
+        if max_length is not None:
+            tokens = int(config["train_micro_batch_size_per_gpu"]) * max_length
+            self._at_once = max(1, TOKENS_AT_ONCE // tokens)
         self._optimizer = optimizer
+        self._traces: Traces | None = None
         self._frozen = _frozen_weights(bundle) if optimizer and is_half(config) else {}
         if optimizer is None and self._stage != 3:
             # Nothing to shard or to step; DeepSpeed would add an fp32 copy of models in bf16.
@@ -107,6 +119,9 @@ class Engine:
                 config=config,
                 dist_init_required=False,
             )
+        if self._stage == 3:
+            offload = getattr(self._engine.optimizer, "parameter_offload", self._engine.optimizer)
+            self._traces = Traces(offload.get_param_coordinator())
         # At stage 0 DeepSpeed copies all gradients into one tensor and back, for an all-reduce that
         # changes nothing where this rank is alone: 8% of a short step (docs/profiling.md).
         self._reduces = self._stage != 0 or world.size > 1
@@ -152,6 +167,7 @@ class Engine:
             self._engine.train()
         self._rest.at(micro_batches[0].progress)
         micro_batches = self._with_counts([batch.to(self.world.device) for batch in micro_batches])
+        micro_batches = self._with_signals(micro_batches)
         left_out = 0
         random_states: list[dict[str, torch.Tensor]] = []
         if leave_out is not None and self._micro_steps > 1:
@@ -160,11 +176,10 @@ class Engine:
         for number, batch in enumerate(micro_batches):
             if random_states:
                 _set_random_state(random_states[number], self.world.device)
-            with timed("deepspeed"):  # what is neither of the models' passes nor of the loss
-                parts = self._engine(batch=batch)
+            parts = self._forward("step", batch)
             if leave_out is not None and not random_states and (bad := self._not_finite(parts)):
                 [none] = self._with_counts([leave_out(number, bad).to(self.world.device)])
-                parts, left_out = self._engine(batch=none), 1
+                parts, left_out = self._forward("step", none), 1
             if left_out == self._micro_steps:
                 self._rest.at(None)
             # DeepSpeed averages gradients over ranks. Rows are already divided by their number
@@ -184,6 +199,33 @@ class Engine:
                 self._engine.lr_scheduler.step()
         return {} if left_out == self._micro_steps else total
 
+    def _forward(self, kind: Hashable, batch: Batch | list[Batch], **options: Any) -> Any:
+        """A pass through the bundle; see `Bundle.forward`. kind: see `Traces`."""
+        if self._traces is not None:
+            self._traces.turn_to(kind)
+        with timed("deepspeed"):  # what is neither of the models' passes nor of the loss
+            return self._engine(batch=batch, **options)
+
+    def _with_signals(self, micro_batches: list[Batch]) -> list[Batch]:
+        """The micro-batches with what sharded live teachers say of them, as if it were cached: they
+        run once a step, not once a micro-step, because a pass of theirs gathers all their weights.
+
+        A masked-LM teacher's last layer, over the vocabulary, is left to the loss: the logits of a
+        step would not fit.
+        """
+        first, bundle = micro_batches[0], self.bundle
+        alive = bundle.teachers and not first.signals and bundle.needs_teachers(first.progress)
+        if self._stage != 3 or self._micro_steps == 1 or not alive:
+            return micro_batches
+        signals: list[dict[str, Signals]] = []
+        with torch.no_grad():
+            for start in range(0, self._micro_steps, self._at_once):
+                some = micro_batches[start : start + self._at_once]
+                signals += self._forward("teachers", some)
+        return [
+            replace(batch, signals=own) for batch, own in zip(micro_batches, signals, strict=True)
+        ]
+
     def _look_at(
         self, micro_batches: list[Batch], leave_out: Callable[[int, list[str]], Batch]
     ) -> tuple[list[Batch], list[dict[str, torch.Tensor]], int]:
@@ -195,8 +237,8 @@ class Engine:
         left_out = 0
         for number, batch in enumerate(micro_batches):
             random_states.append(_random_state(self.world.device))
-            with torch.no_grad(), timed("deepspeed"):
-                parts = self._engine(batch=batch)
+            with torch.no_grad():
+                parts = self._forward("look", batch)
             if bad := self._not_finite(parts):
                 left_out += 1
             kept.append(leave_out(number, bad).to(self.world.device) if bad else batch)
@@ -224,9 +266,10 @@ class Engine:
         `layers`, on the device. Every rank must call this with the same models at the same
         time."""
         self._engine.eval()
+        models = tuple(models)
         with torch.no_grad():
-            predictions = self._engine(
-                batch=batch.to(self.world.device), predict=tuple(models), layers=tuple(layers)
+            predictions = self._forward(
+                models, batch.to(self.world.device), predict=models, layers=tuple(layers)
             )
         return {
             name: Signals(outputs.logits.float(), outputs.hidden, outputs.classes)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import ds_distill.engine.accelerator  # noqa: F401  # isort: skip  (before deepspeed)
 import torch
 from deepspeed.runtime.zero.parameter_offload import FWD_MODULE_STACK
-from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+from deepspeed.runtime.zero.partitioned_param_coordinator import (
+    PartitionedParameterCoordinator,
+    ZeRoTraceMode,
+)
 from torch import nn
 from transformers.integrations import HfDeepSpeedConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -62,6 +65,40 @@ def held_bytes(module: nn.Module) -> int:
         else:
             total += unsharded
     return total
+
+
+class Traces:
+    """What DeepSpeed 0.19 prefetches under stage 3, for each kind of pass.
+
+    It records which modules the last pass ran, and gathers their weights ahead in the next one as
+    long as that runs the same. Where passes of different kinds alternate, such as teachers' and
+    micro-steps, no record would ever fit: here each kind has its own.
+    """
+
+    def __init__(self, coordinator: PartitionedParameterCoordinator) -> None:
+        self._coordinator = coordinator
+        self._kind: Hashable = None
+        self._kept: dict[Hashable, dict[str, Any]] = {}
+
+    def turn_to(self, kind: Hashable) -> None:
+        """Called before a pass, on every rank alike: it is one of that kind."""
+        if kind == self._kind:
+            return
+        own = self._coordinator
+        if own.is_record_trace():
+            own.reset_step()  # the pass before was recorded whole
+        self._kept[self._kind] = {name: getattr(own, name) for name in _TRACE}
+        own._clear_trace_structures()
+        nothing = {_TRACE[0]: ZeRoTraceMode.INVALID}
+        for name, value in self._kept.get(kind, nothing).items():
+            setattr(own, name, value)
+        self._kind = kind
+
+
+_TRACE = tuple(
+    f"_PartitionedParameterCoordinator__{name}"
+    for name in ("trace_mode", "submodule_order", "param_order")
+)
 
 
 def forget(model: nn.Module) -> None:

@@ -17,7 +17,7 @@ from ds_distill.models.named import NamedModules
 from ds_distill.routing import Router, Target
 from ds_distill.timers import timed
 from ds_distill.types import Batch, Signals
-from ds_distill.views import View
+from ds_distill.views import View, join
 
 
 class Bundle(nn.Module):
@@ -98,20 +98,29 @@ class Bundle(nn.Module):
         return self
 
     def forward(
-        self, batch: Batch, predict: tuple[str, ...] | None = None, layers: tuple[int, ...] = ()
-    ) -> dict[str, Any]:
-        """One micro-step's loss, or the outputs of the models in `predict`.
+        self,
+        batch: Batch | list[Batch],
+        predict: tuple[str, ...] | None = None,
+        layers: tuple[int, ...] = (),
+    ) -> Any:
+        """One micro-step's loss, or the outputs of the models in `predict`; of several batches,
+        their live teachers' signals.
 
         Training (`predict` is None) returns `loss`, each active term's weighted share of it, and
         what it measures as `TERM.NAME`, detached: float32 scalars that add up, over ranks and
         micro-steps, to the mean over the optimizer step's rows. With `predict` it returns {model:
         Signals with logits [n, C] and the states of `layers`} and computes no loss; `student` is
-        the student's name.
+        the student's name. Of a list it returns for each batch what its `signals` would be: each
+        teacher reads all of them at once, so that its weights are gathered once.
 
         Raises ValueError when the batch lacks what a model, a term or the router needs.
         """
+        if isinstance(batch, list):
+            return self._signals_of_each(batch)
         if predict is not None:
-            answers = {name: self._signals_of(name, batch, layers) for name in predict}
+            answers = {
+                name: self._signals_of(name, view_of(name, batch), layers) for name in predict
+            }
             return {
                 name: Signals(outputs.logits, outputs.hidden, outputs.classes)
                 for name, outputs in answers.items()
@@ -131,7 +140,7 @@ class Bundle(nn.Module):
         teachers: dict[str, Signals] = {}
         target = None
         if self.needs_teachers(batch.progress):
-            teachers = dict(batch.signals) or self._live_signals(batch)
+            teachers = dict(batch.signals) or self._signals_of_each([batch])[0]
             with timed("routing"):
                 target = self._router(teachers, batch) if self._router else None
         with timed("student"):
@@ -139,11 +148,21 @@ class Bundle(nn.Module):
         with timed("loss"):
             return self._loss(active, student, teachers, target, batch)
 
-    def _live_signals(self, batch: Batch) -> dict[str, Signals]:
-        found = {}
-        for name in self.teachers:
+    def _signals_of_each(self, batches: list[Batch]) -> list[dict[str, Signals]]:
+        found: list[dict[str, Signals]] = [{} for _ in batches]
+        for name, teacher in self.teachers.items():
+            views = [view_of(name, batch) for batch in batches]
+            padding_id = cast(PreTrainedModel, teacher).config.pad_token_id or 0
             with timed(f"teacher {name}"):
-                found[name] = self._signals_of(name, batch, self._teacher_layers)
+                outputs = self._signals_of(name, join(views, padding_id), self._teacher_layers)
+            counts = [len(view.example_indices) for view in views]
+            rows = torch.arange(len(outputs), device=views[0].input_ids.device).split(counts)
+            for signals, view, own in zip(found, views, rows, strict=True):
+                here = outputs.at(own)
+                if view.candidates is not None:  # another batch may have longer contexts
+                    classes = view.candidates.shape[1]
+                    here = Signals(here.logits[:, :classes], here.hidden, here.classes)
+                signals[name] = here
         return found
 
     def _loss(
@@ -182,8 +201,7 @@ class Bundle(nn.Module):
         terms = [cast(Term, term) for term in self.terms.values()]
         return any(term.needs_teachers and term.is_active(progress) for term in terms)
 
-    def _signals_of(self, name: str, batch: Batch, layers: Collection[int]) -> Signals:
-        view = view_of(name, batch)
+    def _signals_of(self, name: str, view: View, layers: Collection[int]) -> Signals:
         # Without a student to train, a trained student may stand among the models to run.
         if name == "student" and self.student is not None:
             return read_signals(self.student, view, layers)

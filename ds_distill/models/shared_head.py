@@ -52,10 +52,14 @@ class SharedHeadBundle(Bundle):
         return found
 
     def forward(
-        self, batch: Batch, predict: tuple[str, ...] | None = None, layers: tuple[int, ...] = ()
+        self,
+        batch: Batch | list[Batch],
+        predict: tuple[str, ...] | None = None,
+        layers: tuple[int, ...] = (),
     ) -> dict[str, Any]:
         """See `Bundle.forward`. The losses are `loss` and of each model `MODEL/TERM`; `predict` has
         names of models."""
+        assert isinstance(batch, Batch), "it has no teachers"
         if predict is not None:
             found: dict[str, Signals] = {}
             for name in predict:

@@ -98,4 +98,5 @@ def start_engine(job: Job, run: Run, total_steps: int) -> Engine:
             round(settings.warmup * total_steps),
         ),
         student_resident=run.recipe.student_resident,
+        max_length=run.task.max_length,
     )
