@@ -1,0 +1,294 @@
+"""Sharded live teachers run once a step over all of its micro-batches, and say what they would have
+said of each; what they read is prefetched, whatever else runs in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+from engines import make_batch, make_student
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+from ds_distill.engine import engine as engine_module
+from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.world import World
+from ds_distill.losses import TermInputs, build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.models.labels import LabelMap
+from ds_distill.models.packed import ATTENTION
+from ds_distill.parts.phases import Training
+from ds_distill.parts.terms import losses_of
+from ds_distill.routing import Router
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PackedView, PaddedView, View, join
+
+PADDING = 1
+"""RoBERTa's, which it looks for to number positions."""
+
+
+def view_of(lengths: list[int], rows: str, seed: int = 0) -> PaddedView:
+    """Examples of tokens from 5 on; `rows`: `examples`, `tokens` or `answers`."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(5, 40, mask.shape, generator=generator)
+    ids = torch.where(mask.bool(), ids, PADDING)
+    positions = candidates = None
+    if rows == "tokens":
+        chosen = mask.flatten() * (torch.rand(mask.numel(), generator=generator) < 0.5)
+        positions = chosen.nonzero()[:, 0]
+    if rows == "answers":
+        candidates = torch.where(mask.bool(), torch.arange(width), -1)
+    return PaddedView(ids, mask, torch.zeros_like(ids), positions, candidates)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.sampled_from(["examples", "tokens", "answers"]),
+    st.booleans(),
+)
+def test_joined_views_have_the_examples_and_rows_of_each(
+    batches: list[list[int]], rows: str, packed: bool
+) -> None:
+    padded = [view_of(lengths, rows, seed) for seed, lengths in enumerate(batches)]
+    views: list[View] = [PackedView.of(view) for view in padded] if packed else [*padded]
+    whole = join(views, PADDING)
+    assert isinstance(whole, PackedView if packed else PaddedView)
+    tokens = [ids.tolist() for view in views for ids in view.tokens()]
+    assert [ids.tolist() for ids in whole.tokens()] == tokens
+    before, examples = 0, []
+    for view in views:
+        examples += (before + view.example_indices).tolist()
+        before += view.num_examples
+    assert whole.example_indices.tolist() == examples
+    if rows == "tokens":
+        assert whole.positions is not None
+        read = [view.input_ids.flatten()[view.positions] for view in views]
+        assert torch.equal(whole.input_ids.flatten()[whole.positions], torch.cat(read))
+    if rows == "answers":
+        assert whole.candidates is not None
+        of_each = [row[row >= 0].tolist() for row in whole.candidates]
+        assert of_each == [list(range(length)) for lengths in batches for length in lengths]
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 12,
+}
+TEACHERS: dict[str, tuple[type[PreTrainedModel], Any, str]] = {
+    "examples": (BertForSequenceClassification, BertConfig(**SIZES, num_labels=3), "examples"),
+    "partial": (BertForSequenceClassification, BertConfig(**SIZES, num_labels=3), "examples"),
+    # Longest examples fill all positions but those that RoBERTa leaves out.
+    "roberta": (
+        RobertaForSequenceClassification,
+        RobertaConfig(**SIZES, num_labels=3, pad_token_id=PADDING),
+        "examples",
+    ),
+    "masked-lm": (BertForMaskedLM, BertConfig(**SIZES), "tokens"),
+    "answers": (BertForQuestionAnswering, BertConfig(**SIZES), "answers"),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", TEACHERS)
+def test_teachers_say_of_each_batch_what_they_say_of_it_alone(kind: str, packed: bool) -> None:
+    torch.manual_seed(0)
+    family, config, rows = TEACHERS[kind]
+    config._attn_implementation = ATTENTION if packed else "sdpa"
+    teacher = family(config)
+    with torch.no_grad():
+        for weight in teacher.parameters():
+            weight.normal_(0, 0.5)
+    maps = {"t": LabelMap(((0, 2), (1,)), (0, 3))} if kind == "partial" else None
+    terms = build_terms(losses_of({"cosine": {}}), TermInputs(8))
+    bundle = Bundle(make_student(0.0), {"t": teacher}, terms, label_maps=maps)
+    batches = []
+    for seed, lengths in enumerate([[3, 10, 2], [5, 1], [4, 4, 4, 7]]):
+        view: View = view_of(lengths, rows, seed)
+        batches.append(replace(make_batch(), views={"t": PackedView.of(view) if packed else view}))
+    for batch, found in zip(batches, bundle(batches), strict=True):
+        [alone] = bundle([batch])
+        together, expected = found["t"], alone["t"]
+        assert (together.head is None) == (expected.head is None) == (kind != "masked-lm")
+        torch.testing.assert_close(together.logits, expected.logits, rtol=1e-4, atol=1e-4)
+        assert together.logits.shape == expected.logits.shape
+        torch.testing.assert_close(together.hidden[-1], expected.hidden[-1], rtol=1e-4, atol=1e-4)
+        if maps:
+            assert together.classes is not None and together.classes.tolist() == [0, 3]
+        with pytest.raises(ValueError, match="no view for model 't'"):
+            bundle([replace(batch, views={})])
+
+
+# -------------------------------------------------------------------------------- in the engine
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    yield World.start()
+    World.stop()
+
+
+MICRO_STEPS = 4
+
+
+def engine_of(world: World, config: str = "zero3_fp32", **options: Any) -> Engine:
+    teachers = {name: make_student(0.3) for name in ("first", "second")}
+    for number, teacher in enumerate(teachers.values()):
+        with torch.no_grad():
+            teacher.classifier.weight.mul_(torch.tensor([[1.0], [1.0 + number], [0.5]]))
+    settings = {"kl": {}, "cross_entropy": {}, "hidden_mse": {}}
+    terms = build_terms(losses_of(settings), TermInputs(8, {name: 8 for name in teachers}))
+    training = Training(batch_size=4 * MICRO_STEPS, micro_batch_size=4)
+    return Engine(
+        Bundle(make_student(0.3), teachers, terms, Router("average")),
+        deepspeed_config(config, training, 1),
+        world,
+        OptimizerSettings(0.01, 0.1, total_steps=10, warmup_steps=2),
+        **options,
+    )
+
+
+def micro_batches(step: int) -> list[Batch]:
+    """Of unlike lengths."""
+    found = []
+    for number in range(MICRO_STEPS):
+        lengths = [3 + (step + number + row) % 3 for row in range(4)]
+        views = dict.fromkeys(("student", "first", "second"), view_of(lengths, "examples", step))
+        rows = {"all": torch.arange(4), "labelled": torch.arange(4)}
+        found.append(replace(make_batch(), views=views, row_sets=rows))
+    return found
+
+
+class Gathers:
+    """Counts how often each weight is gathered, ahead of the module that needs it or not, and the
+    records of what to prefetch that DeepSpeed drops."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+        self.ahead: Counter[Any] = Counter()
+        self.late: Counter[Any] = Counter()
+        self.dropped = 0
+        own = PartitionedParameterCoordinator
+        gather, fetch, drop = (
+            own._PartitionedParameterCoordinator__all_gather_params,
+            own.fetch_sub_module,
+            own._invalidate_trace,
+        )
+
+        def watched_fetch(coordinator: Any, module: Any, **options: Any) -> None:
+            self.module = module
+            fetch(coordinator, module, **options)
+
+        def watched_gather(coordinator: Any, weights: Any, forward: bool) -> None:
+            leaf = getattr(self.module, "_z3_leaf", False)
+            here = set(self.module.parameters(recurse=leaf))
+            counter = self.late if set(weights) <= here else self.ahead
+            counter.update(weight for weight in weights if weight.ds_status.name != "AVAILABLE")
+            gather(coordinator, weights, forward)
+
+        def watched_drop(coordinator: Any) -> None:
+            self.dropped += 1
+            drop(coordinator)
+
+        monkeypatch.setattr(
+            own, "_PartitionedParameterCoordinator__all_gather_params", watched_gather
+        )
+        monkeypatch.setattr(own, "fetch_sub_module", watched_fetch)
+        monkeypatch.setattr(own, "_invalidate_trace", watched_drop)
+        self._teachers = list(engine.bundle.teachers.parameters())
+
+    def of_teachers(self) -> list[int]:
+        found = [self.ahead[weight] + self.late[weight] for weight in self._teachers]
+        self.ahead.clear()
+        self.late.clear()
+        return found
+
+
+@pytest.mark.parametrize(("max_length", "times"), [(None, 1), (2**13, 2), (2**16, 4)])
+def test_a_teachers_weights_are_gathered_once_a_step(
+    world: World, monkeypatch: pytest.MonkeyPatch, max_length: int | None, times: int
+) -> None:
+    """Or once for every TOKENS_AT_ONCE."""
+    engine = engine_of(world, max_length=max_length)
+    gathers = Gathers(monkeypatch, engine)
+    for step in range(3):
+        engine.train_step(micro_batches(step))
+        found = gathers.of_teachers()
+        assert set(found) == {times}, step
+    engine.close()
+
+
+def test_each_kind_of_pass_is_prefetched(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(world, student_resident=False)
+    gathers = Gathers(monkeypatch, engine)
+    student = list(engine.bundle.students["student"].parameters())
+    first = micro_batches(0)[0]
+    for step in range(3):
+        gathers.of_teachers()
+        engine.train_step(micro_batches(step))
+        if step:  # in the first one DeepSpeed looks at what is read
+            assert sum(gathers.ahead[weight] for weight in student) > len(student)
+            assert len([w for w in gathers._teachers if gathers.ahead[w]]) > len(student)
+        gathers.of_teachers()
+        engine.predict(first, ["first"])
+        engine.predict(first, ["student", "second"])
+        if step:
+            assert sum(gathers.ahead.values()) > len(student)
+    assert gathers.dropped == 0
+    engine.close()
+
+
+def losses_of_three_steps(engine: Engine) -> list[dict[str, torch.Tensor]]:
+    torch.manual_seed(1)
+    found = [engine.train_step(micro_batches(step)) for step in range(3)]
+    engine.close()
+    return found
+
+
+def test_losses_are_those_of_a_pass_per_micro_step(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit where teachers read micro-batches one at a time; the student drops out the same,
+    since teachers draw nothing."""
+    monkeypatch.setattr(engine_module, "TOKENS_AT_ONCE", 1)
+    one_by_one = losses_of_three_steps(engine_of(world, max_length=8))
+    monkeypatch.undo()
+    together = losses_of_three_steps(engine_of(world))
+    monkeypatch.setattr(Engine, "_with_signals", lambda _, batches: batches)
+    live = losses_of_three_steps(engine_of(world))
+    for step, expected in enumerate(live):
+        assert expected.keys() == one_by_one[step].keys() == together[step].keys()
+        for name, value in expected.items():
+            assert torch.equal(one_by_one[step][name], value), (step, name)
+            torch.testing.assert_close(together[step][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_cached_teachers_do_not_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Bundle, "_signals_of_each", lambda *_: pytest.fail("a pass of the teachers alone")
+    )
+    engine = engine_of(world)
+    cached = {
+        name: Signals(torch.zeros(4, 3), {-1: torch.zeros(4, 8)}) for name in ("first", "second")
+    }
+    engine.train_step([replace(batch, signals=cached) for batch in micro_batches(0)])
+    engine.close()
