@@ -12,7 +12,7 @@ see rows, so they are independent of the task.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
@@ -84,6 +84,8 @@ class EncodedLogits(Protocol):
     def __len__(self) -> int: ...
 
     def to(self, device: torch.device) -> TopK | torch.Tensor: ...
+
+    def pin_memory(self) -> EncodedLogits: ...
 
 
 LACKING = -1e30
@@ -184,6 +186,13 @@ class Signals:
                 classes = classes.to(device, non_blocking=True)
             return Signals(self._logits.to(device, non_blocking=True), states, classes)
         return Signals(self._logits.to(torch.device(device)), states)
+
+    def pin_memory(self) -> Signals:
+        """For cached signals: a copy in pinned memory."""
+        assert not isinstance(self._logits, VocabularyHead | TopK)
+        states = {layer: state.pin_memory() for layer, state in self.hidden.items()}
+        classes = None if self.classes is None else self.classes.pin_memory()
+        return Signals(self._logits.pin_memory(), states, classes)
 
     def dummy(self) -> Signals:
         """One dummy row like these cached signals, for a batch in which no row counts."""
@@ -300,18 +309,31 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """A copy on a device; models that shared a view still do."""
-        moved: dict[int, View] = {}  # views are shared between models: move each once
+        return self._each(
+            lambda tensor: tensor.to(device, non_blocking=True), lambda signals: signals.to(device)
+        )
+
+    def pin_memory(self) -> Batch:
+        """A copy in pinned memory, from which `to` a GPU does not wait."""
+        return self._each(torch.Tensor.pin_memory, Signals.pin_memory)
+
+    def _each(
+        self,
+        of: Callable[[torch.Tensor], torch.Tensor],
+        of_signals: Callable[[Signals], Signals],
+    ) -> Batch:
+        views: dict[int, View] = {}  # shared between models: each once
         for view in self.views.values():
-            if id(view) not in moved:
-                moved[id(view)] = view.to(device)
+            if id(view) not in views:
+                views[id(view)] = view.each(of)
         return replace(
             self,
-            keys=self.keys.to(device, non_blocking=True),
-            views={name: moved[id(view)] for name, view in self.views.items()},
-            labels=self.labels.to(device, non_blocking=True),
-            row_sets={k: rows.to(device, non_blocking=True) for k, rows in self.row_sets.items()},
-            signals={name: signals.to(device) for name, signals in self.signals.items()},
-            counts={name: count.to(device) for name, count in self.counts.items()},
+            keys=of(self.keys),
+            views={name: views[id(view)] for name, view in self.views.items()},
+            labels=of(self.labels),
+            row_sets={name: of(rows) for name, rows in self.row_sets.items()},
+            signals={name: of_signals(signals) for name, signals in self.signals.items()},
+            counts={name: of(count) for name, count in self.counts.items()},
         )
 
 

@@ -6,7 +6,7 @@ task, else the masked tokens of all examples, or of each example two: an answer'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,12 +64,15 @@ class PaddedView:
 
     def to(self, device: torch.device | str) -> PaddedView:
         """A copy on a device."""
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> PaddedView:
+        """With `of` of each tensor in its place."""
+        optional = (self.token_type_ids, self.positions, self.candidates)
         return PaddedView(
-            self.input_ids.to(device, non_blocking=True),
-            self.attention_mask.to(device, non_blocking=True),
-            _to(self.token_type_ids, device),
-            _to(self.positions, device),
-            _to(self.candidates, device),
+            of(self.input_ids),
+            of(self.attention_mask),
+            *(None if tensor is None else of(tensor) for tensor in optional),
         )
 
 
@@ -134,25 +137,28 @@ class PackedView:
 
     def to(self, device: torch.device | str) -> PackedView:
         """A copy on a device."""
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> PackedView:
+        """With `of` of each tensor in its place."""
+        optional = (self.token_type_ids, self.positions, self.candidates)
         return PackedView(
-            self.input_ids.to(device, non_blocking=True),
-            self.position_ids.to(device, non_blocking=True),
-            self.cu_seqlens.to(device, non_blocking=True),
+            of(self.input_ids),
+            of(self.position_ids),
+            of(self.cu_seqlens),
             self.max_seqlen,
-            _to(self.token_type_ids, device),
-            _to(self.positions, device),
-            _to(self.candidates, device),
+            *(None if tensor is None else of(tensor) for tensor in optional),
         )
 
 
 View = PaddedView | PackedView
 
 
-def join(views: Sequence[View], padding_id: int) -> View:
+def join(views: Sequence[View]) -> View:
     """One model's views of several batches as one: their examples, and rows, one batch's after the
     other's.
 
-    views: all padded, or all packed. padding_id: the token at padding, which some models look for.
+    views: all padded, or all packed.
     """
     if len(views) == 1:
         return views[0]
@@ -160,10 +166,10 @@ def join(views: Sequence[View], padding_id: int) -> View:
     if packed:
         assert len(packed) == len(views)
         return _join_packed(packed)
-    return _join_padded([view for view in views if isinstance(view, PaddedView)], padding_id)
+    return _join_padded([view for view in views if isinstance(view, PaddedView)])
 
 
-def _join_padded(views: list[PaddedView], padding_id: int) -> PaddedView:
+def _join_padded(views: list[PaddedView]) -> PaddedView:
     length = max(view.input_ids.shape[1] for view in views)
     positions, before = [], 0
     for view in views:
@@ -172,7 +178,7 @@ def _join_padded(views: list[PaddedView], padding_id: int) -> PaddedView:
             example, place = view.positions // own, view.positions % own
             positions.append((before + example) * length + place)
         before += view.num_examples
-    input_ids = _padded([view.input_ids for view in views], padding_id)
+    input_ids = _padded([view.input_ids for view in views], 0)  # the mask hides them
     mask = _padded([view.attention_mask for view in views], 0)
     assert input_ids is not None and mask is not None
     return PaddedView(
@@ -211,7 +217,3 @@ def _padded(tensors: Sequence[torch.Tensor | None], value: int) -> torch.Tensor 
     width = max(tensor.shape[1] for tensor in present)
     pad = torch.nn.functional.pad
     return torch.cat([pad(each, (0, width - each.shape[1]), value=value) for each in present])
-
-
-def _to(tensor: torch.Tensor | None, device: torch.device | str) -> torch.Tensor | None:
-    return None if tensor is None else tensor.to(device, non_blocking=True)

@@ -30,6 +30,10 @@ NOT_OURS = {
 """DeepSpeed keys that a run does not support, and what to use instead."""
 
 
+NO_WAITS = {"timers": {"throughput": {"enabled": False}}}
+"""DeepSpeed's throughput timer waits for the device twice a micro-step, and a run has its own."""
+
+
 def find_config(reference: str, *, for_device: bool = True) -> tuple[str, dict[str, Any]]:
     """Read a DeepSpeed config by built-in name or path: (path, content).
 
@@ -117,7 +121,7 @@ def deepspeed_config(
                 )
     if training and training.activation_checkpointing:
         ours["activation_checkpointing"] = {"partition_activations": False}
-    return {**config, **ours}
+    return {**NO_WAITS, **config, **ours}
 
 
 def stages_of(config: dict[str, Any]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ds_distill.engine.accelerator  # noqa: F401  # isort: skip  (before deepspeed)
 import deepspeed
@@ -14,12 +14,17 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import get_linear_schedule_with_warmup
+from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
 from ds_distill.engine.config import zero_stage
-from ds_distill.engine.placement import Traces, forget, keep_resident
+from ds_distill.engine.placement import Traces, forget, gather_by_layer, keep_resident
 from ds_distill.engine.precision import is_half, model_dtype
-from ds_distill.engine.training_state import read_training_state, write_training_state
+from ds_distill.engine.training_state import (
+    random_state,
+    read_training_state,
+    set_random_state,
+    write_training_state,
+)
 from ds_distill.engine.world import World, no_chatter
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.learning import Rest, WeightGroup, weight_groups
@@ -87,6 +92,9 @@ class Engine:
             # Nothing to shard or to step; DeepSpeed would add an fp32 copy of models in bf16.
             self._engine: Any = bundle.to(world.device, model_dtype(config))
             return
+        if self._stage == 3:
+            teachers = [cast(PreTrainedModel, one) for one in bundle.teachers.values()]
+            config = gather_by_layer(config, teachers)
         if optimizer is None:
             config = _for_inference(config)
         elif self._stage == 3 and student_resident:
@@ -175,7 +183,7 @@ class Engine:
         total: dict[str, torch.Tensor] = {}
         for number, batch in enumerate(micro_batches):
             if random_states:
-                _set_random_state(random_states[number], self.world.device)
+                set_random_state(random_states[number], self.world.device)
             parts = self._forward("step", batch)
             if leave_out is not None and not random_states and (bad := self._not_finite(parts)):
                 [none] = self._with_counts([leave_out(number, bad).to(self.world.device)])
@@ -236,7 +244,7 @@ class Engine:
         random_states: list[dict[str, torch.Tensor]] = []
         left_out = 0
         for number, batch in enumerate(micro_batches):
-            random_states.append(_random_state(self.world.device))
+            random_states.append(random_state(self.world.device))
             with torch.no_grad():
                 parts = self._forward("look", batch)
             if bad := self._not_finite(parts):
@@ -280,8 +288,10 @@ class Engine:
         """Row counts of the whole optimizer step, known before its first backward."""
         names = list(micro_batches[0].row_sets)
         numbers = [sum(len(batch.row_sets[name]) for batch in micro_batches) for name in names]
-        counts = torch.tensor(numbers, dtype=torch.float32, device=self.world.device)
-        self.world.sum(counts)
+        counts = torch.tensor(numbers, dtype=torch.float32)
+        if self.world.device.type == "cuda":
+            counts = counts.pin_memory()  # else the copy waits for the device
+        counts = self.world.sum(counts.to(self.world.device, non_blocking=True))
         shared = dict(zip(names, counts, strict=True))
         return [replace(batch, counts=shared) for batch in micro_batches]
 
@@ -294,7 +304,7 @@ class Engine:
         Frozen weights are left out. Every rank must call this.
         """
         write_training_state(self._engine, self.bundle, folder / STATE, self.world.is_main)
-        save_file(_random_state(self.world.device), self._random_file(folder))
+        save_file(random_state(self.world.device), self._random_file(folder))
         self.world.barrier()
 
     def load(self, folder: Path) -> None:
@@ -303,7 +313,7 @@ class Engine:
         own."""
         steps = read_training_state(self._engine, self.bundle, folder / STATE)
         if self._random_file(folder).is_file():
-            _set_random_state(load_file(self._random_file(folder)), self.world.device)
+            set_random_state(load_file(self._random_file(folder)), self.world.device)
         assert self._optimizer is not None
         rate, scheduler = self._optimizer.learning_rate, self._engine.lr_scheduler
         scheduler.last_epoch = steps
@@ -387,18 +397,3 @@ def _adamw(groups: list[WeightGroup], settings: OptimizerSettings) -> torch.opti
 
 def _schedule(optimizer: Any, settings: OptimizerSettings) -> Any:
     return get_linear_schedule_with_warmup(optimizer, settings.warmup_steps, settings.total_steps)
-
-
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    """The states of torch's generators, which only dropout uses: data choices are functions of
-    example keys."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["device"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "device" in state:
-        torch.cuda.set_rng_state(state["device"], device)

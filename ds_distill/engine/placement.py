@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,11 +14,15 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import (
     PartitionedParameterCoordinator,
     ZeRoTraceMode,
 )
+from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.integrations import HfDeepSpeedConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from ds_distill.engine.config import zero_stage
+from ds_distill.models.load import layers_of
+from ds_distill.models.packed import parts_called
 
 
 @contextmanager
@@ -47,6 +51,35 @@ def keep_resident(config: dict[str, Any], modules: list[nn.Module]) -> dict[str,
     zero["stage3_param_persistence_threshold"] = numel
     zero["stage3_model_persistence_threshold"] = numel
     return {**config, "zero_optimization": zero}
+
+
+LAYERS_WHOLE = 3
+"""Layers of sharded teachers that are whole at once: the one that computes, and those that are
+gathered meanwhile."""
+
+
+def gather_by_layer(config: dict[str, Any], teachers: Iterable[PreTrainedModel]) -> dict[str, Any]:
+    """A stage 3 config under which few of the teachers' layers are whole at once, and each is
+    gathered in one piece: DeepSpeed would gather up to 1e9 weights ahead, and run its hooks, some
+    5 ms a layer, on each module inside. Values that the config has stay.
+
+    Marks the teachers' modules for it.
+    """
+    largest = 0
+    for teacher in teachers:
+        layers = layers_of(teacher)
+        for layer in layers:
+            largest = max(largest, sum(map(numel_of, layer.parameters())))
+        for module in parts_called(teacher.config, layers):
+            set_z3_leaf_module(module, True)
+    if not largest:
+        return config
+    bounds = {
+        "stage3_prefetch_bucket_size": largest,
+        "stage3_max_live_parameters": LAYERS_WHOLE * largest,
+        "stage3_max_reuse_distance": LAYERS_WHOLE * largest,
+    }
+    return {**config, "zero_optimization": {**bounds, **config["zero_optimization"]}}
 
 
 def numel_of(parameter: torch.nn.Parameter) -> int:

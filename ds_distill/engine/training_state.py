@@ -219,3 +219,18 @@ def _share(parameter: Any, value: torch.Tensor) -> torch.Tensor:
     rank = torch.distributed.get_rank(parameter.ds_process_group)
     share = value.flatten()[rank * size : (rank + 1) * size]
     return nn.functional.pad(share, (0, size - share.numel()))
+
+
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """The states of torch's generators, which only dropout uses: data choices are functions of
+    example keys."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["device"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "device" in state:
+        torch.cuda.set_rng_state(state["device"], device)

@@ -150,11 +150,10 @@ class Bundle(nn.Module):
 
     def _signals_of_each(self, batches: list[Batch]) -> list[dict[str, Signals]]:
         found: list[dict[str, Signals]] = [{} for _ in batches]
-        for name, teacher in self.teachers.items():
+        for name in self.teachers:
             views = [view_of(name, batch) for batch in batches]
-            padding_id = cast(PreTrainedModel, teacher).config.pad_token_id or 0
             with timed(f"teacher {name}"):
-                outputs = self._signals_of(name, join(views, padding_id), self._teacher_layers)
+                outputs = self._signals_of(name, join(views), self._teacher_layers)
             counts = [len(view.example_indices) for view in views]
             rows = torch.arange(len(outputs), device=views[0].input_ids.device).split(counts)
             for signals, view, own in zip(found, views, rows, strict=True):

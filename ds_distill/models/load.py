@@ -265,22 +265,33 @@ def keep_layers(model: PreTrainedModel, layers: list[int]) -> None:
     Raises UserError when a layer does not exist, or layers cannot be removed.
     """
     check_layers(model.config, layers)
-    total = model.config.num_hidden_layers
-    stacks = [
-        (parent, name)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.ModuleList) and len(child) == total
-    ]
+    stacks = _stacks(model)
     if len(stacks) != 1:
         raise UserError(
-            f"student.layers: {type(model).__name__} has {len(stacks)} stacks of {total} layers, "
-            "so it is not clear which to shorten. Use all layers, or a checkpoint with fewer."
+            f"student.layers: {type(model).__name__} has {len(stacks)} stacks of "
+            f"{model.config.num_hidden_layers} layers, so it is not clear which to shorten. Use "
+            "all layers, or a checkpoint with fewer."
         )
     [(parent, name)] = stacks
     stack = getattr(parent, name)
     setattr(parent, name, nn.ModuleList(stack[index] for index in layers))
     cut_to_layers(model.config, layers)
+
+
+def layers_of(model: PreTrainedModel) -> list[nn.Module]:
+    """A model's layers; none of one that has no stack of them, or several."""
+    stacks = _stacks(model)
+    return [*getattr(*stacks[0])] if len(stacks) == 1 else []
+
+
+def _stacks(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
+    """The lists of as many modules as a model has layers: what has each, and its name there."""
+    return [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.ModuleList) and len(child) == model.config.num_hidden_layers
+    ]
 
 
 def freeze_embeddings(model: PreTrainedModel) -> None:

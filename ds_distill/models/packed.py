@@ -7,7 +7,7 @@ each example, and attention within examples; everything else is transformers' un
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
@@ -50,6 +50,14 @@ def packed_attention(config: PreTrainedConfig) -> str | None:
     """The `attn_implementation` to load a model with, so that it takes packed views; None where its
     type needs no special one."""
     return ATTENTION if config.model_type in PACKED_FAMILIES else None
+
+
+def parts_called(config: PreTrainedConfig, layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The modules that a pass calls whole, of a model's layers: these themselves, or their parts
+    where packed views are read without calling them."""
+    if config.model_type == "deberta-v2" and takes_packed(config):
+        return [part for layer in layers for part in packed_deberta.parts_called(layer)]
+    return [*layers]
 
 
 def packed_states(

@@ -36,6 +36,11 @@ def states(body: Any, view: PackedView) -> list[torch.Tensor]:
     return all_states
 
 
+def parts_called(layer: Any) -> list[nn.Module]:
+    """What `states` calls of a layer, but for the projections of its attention."""
+    return [layer.attention.output, layer.intermediate, layer.output]
+
+
 def _attention(
     module: Any, hidden: torch.Tensor, relative: torch.Tensor, view: PackedView
 ) -> torch.Tensor:

@@ -185,6 +185,8 @@ class _Training:
             replace(self.job.collate(share, epoch, signals=signals), progress=progress)
             for share in shares
         ]
+        if world.device.type == "cuda":
+            micro_batches = [micro_batch.pin_memory() for micro_batch in micro_batches]
         if self.run.profiler is not None:
             self.run.profiler.batches(self.job.key, number, micro_batches)
         return micro_batches

@@ -3,22 +3,27 @@ said of each; what they read is prefetched, whatever else runs in between."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from engines import make_batch, make_student
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
+    DebertaV2Config,
     PreTrainedModel,
     RobertaConfig,
     RobertaForSequenceClassification,
@@ -27,10 +32,12 @@ from transformers import (
 from ds_distill.engine import engine as engine_module
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.placement import LAYERS_WHOLE
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
+from ds_distill.models.load import layers_of
 from ds_distill.models.packed import ATTENTION
 from ds_distill.parts.phases import Training
 from ds_distill.parts.terms import losses_of
@@ -39,7 +46,7 @@ from ds_distill.types import Batch, Signals
 from ds_distill.views import PackedView, PaddedView, View, join
 
 PADDING = 1
-"""RoBERTa's, which it looks for to number positions."""
+"""RoBERTa's, which numbers positions by it."""
 
 
 def view_of(lengths: list[int], rows: str, seed: int = 0) -> PaddedView:
@@ -68,7 +75,7 @@ def test_joined_views_have_the_examples_and_rows_of_each(
 ) -> None:
     padded = [view_of(lengths, rows, seed) for seed, lengths in enumerate(batches)]
     views: list[View] = [PackedView.of(view) for view in padded] if packed else [*padded]
-    whole = join(views, PADDING)
+    whole = join(views)
     assert isinstance(whole, PackedView if packed else PaddedView)
     tokens = [ids.tolist() for view in views for ids in view.tokens()]
     assert [ids.tolist() for ids in whole.tokens()] == tokens
@@ -98,7 +105,7 @@ SIZES: dict[str, Any] = {
 TEACHERS: dict[str, tuple[type[PreTrainedModel], Any, str]] = {
     "examples": (BertForSequenceClassification, BertConfig(**SIZES, num_labels=3), "examples"),
     "partial": (BertForSequenceClassification, BertConfig(**SIZES, num_labels=3), "examples"),
-    # Longest examples fill all positions but those that RoBERTa leaves out.
+    # The longest example fills all positions but those that RoBERTa leaves out.
     "roberta": (
         RobertaForSequenceClassification,
         RobertaConfig(**SIZES, num_labels=3, pad_token_id=PADDING),
@@ -292,3 +299,129 @@ def test_cached_teachers_do_not_run(world: World, monkeypatch: pytest.MonkeyPatc
     }
     engine.train_step([replace(batch, signals=cached) for batch in micro_batches(0)])
     engine.close()
+
+
+# ------------------------------------------------------------------- how much is whole at once
+
+
+LAYERS = 8
+
+
+def deep_engine(world: World, folder: Path, packed: bool, **zero: int) -> Engine:
+    """To predict with a teacher of LAYERS layers. packed: a DeBERTa that reads packed views."""
+    file = folder / "zero3.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 3, **zero}}))
+    sizes = {**SIZES, "num_hidden_layers": LAYERS}
+    config: Any = BertConfig(**sizes)
+    if packed:
+        config = DebertaV2Config(
+            **sizes, relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4
+        )
+    teacher = AutoModelForSequenceClassification.from_config(config).eval()
+    return Engine(Bundle(None, {"t": teacher}), deepspeed_config(str(file), None, 1), world)
+
+
+def most_whole(engine: Engine, batch: Batch) -> tuple[float, int]:
+    """How many layers' weights are whole or on the way at once, at most, and how often DeepSpeed's
+    hooks ran; in the third pass, when it knows what comes."""
+    layers = layers_of(engine.bundle.teachers["t"])
+    weights = [weight for layer in layers for weight in layer.parameters()]
+    found, fetches = 0, 0
+
+    def look(*_: object) -> None:
+        nonlocal found
+        whole = [weight.ds_numel for weight in weights if weight.ds_status.name != "NOT_AVAILABLE"]
+        found = max(found, sum(whole))
+
+    own = engine._engine.optimizer.get_param_coordinator()
+    fetch = own.fetch_sub_module
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        nonlocal fetches
+        fetches += 1
+        fetch(*arguments, **options)
+
+    for _ in range(2):
+        engine.predict(batch, ["t"])
+    hooks = [
+        add(look)
+        for layer in layers
+        for part in (layer.intermediate, layer.output)
+        for add in (part.register_forward_pre_hook, part.register_forward_hook)
+    ]
+    own.fetch_sub_module = counted
+    engine.predict(batch, ["t"])
+    for hook in hooks:
+        hook.remove()
+    return found / sum(weight.ds_numel for weight in weights) * LAYERS, fetches
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_few_layers_of_a_teacher_are_whole_at_once(
+    world: World, tmp_path: Path, packed: bool
+) -> None:
+    """Of 8; and the layers are gathered in one piece, or in few. What a user's config says goes
+    before."""
+    view: View = view_of([5, 9, 2, 3], "examples")
+    batch = replace(make_batch(), views={"t": PackedView.of(view) if packed else view})
+    engine = deep_engine(world, tmp_path, packed)
+    whole, fetches = most_whole(engine, batch)
+    assert 1.5 < whole < LAYERS_WHOLE + 0.5  # a weight more, where it is on the way
+    assert fetches < (10 if packed else 4) * LAYERS
+    engine.close()
+    free = deep_engine(
+        world, tmp_path, packed, stage3_max_live_parameters=10**9, stage3_prefetch_bucket_size=10**9
+    )
+    assert most_whole(free, batch)[0] > LAYERS_WHOLE + 2
+    free.close()
+
+
+def test_a_step_does_not_wait_for_the_device(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's throughput timer did, twice a micro-step; a user may want it."""
+    waits = 0
+
+    def wait(*_: object) -> None:
+        nonlocal waits
+        waits += 1
+
+    monkeypatch.setattr(get_accelerator(), "synchronize", wait)
+    for config in ("zero0_fp32", "zero1_fp32", "zero2_fp32", "zero3_fp32"):
+        engine = engine_of(world, config)
+        for step in range(3):
+            if step:
+                waits = 0
+            engine.train_step(micro_batches(step))
+        assert waits == 0, config
+        engine.close()
+
+
+def test_a_batch_is_pinned_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[int] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.clone()
+        pinned.append(id(copy))
+        kept.append(copy)
+        return copy
+
+    kept: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    batch = micro_batches(0)[0]
+    padded = batch.views["first"]
+    batch = replace(
+        batch,
+        views={"student": padded, "first": padded, "second": PackedView.of(padded)},
+        signals={"t": Signals(torch.zeros(4, 2), {-1: torch.zeros(4, 8)}, torch.tensor([0, 2]))},
+        counts={"all": torch.tensor(4.0)},
+    ).pin_memory()
+    assert batch.views["student"] is batch.views["first"]
+    tensors = tensors_of(batch)
+    assert len(tensors) >= 16 and all(id(tensor) in pinned for tensor in tensors)
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """All that can be reached from a value."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    inside = value.values() if isinstance(value, dict) else getattr(value, "__dict__", {}).values()
+    return [tensor for one in inside for tensor in tensors_of(one)]

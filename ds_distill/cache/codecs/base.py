@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -37,6 +37,10 @@ class Encoded:
     def to(self, device: torch.device) -> Encoded:
         lengths = None if self.lengths is None else self.lengths.to(device, non_blocking=True)
         return Encoded(self.payload.to(device, non_blocking=True), lengths)
+
+    def pin_memory(self) -> Encoded:
+        lengths = None if self.lengths is None else self.lengths.pin_memory()
+        return Encoded(self.payload.pin_memory(), lengths)
 
 
 class VocabularyCodec(ABC):
@@ -157,6 +161,9 @@ class StoredLogits:
         if self.codec.shapes_tail:
             return self.temperature * self.codec.log_probs(encoded)
         return self.codec.decode(encoded)
+
+    def pin_memory(self) -> StoredLogits:
+        return replace(self, encoded=self.encoded.pin_memory())
 
 
 def top_of(logits: Tensor, lse: Tensor, entries: int) -> tuple[Tensor, Tensor, Tensor]:
