@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs, only_teacher, target_loss
 from ds_distill.parts.terms import (
@@ -59,13 +60,47 @@ class CrossEntropy(Term):
         batch: Batch,
     ) -> torch.Tensor:
         rows = batch.row_sets[self.rows]
-        logits, labels = student.at(rows).logits.float(), batch.labels[rows]
+        student, labels = student.at(rows), batch.labels[rows]
         if labels.is_floating_point():
             raise ValueError("cross_entropy needs class ids, and these labels are numbers: use mse")
-        if self._class_weights is not None and self._class_weights.device != logits.device:
-            self._class_weights = self._class_weights.to(logits.device)
-        losses = F.cross_entropy(logits, labels, self._class_weights, reduction="none")
+        if self._class_weights is not None and self._class_weights.device != labels.device:
+            self._class_weights = self._class_weights.to(labels.device)
+        if student.head is not None and _no_logits(teachers, target) and len(labels):
+            losses = _of_head(student.head, labels, self._class_weights)
+        else:
+            logits = student.logits.float()
+            losses = F.cross_entropy(logits, labels, self._class_weights, reduction="none")
         return self.weight * losses
+
+
+_LOGIT_BYTES = {"cuda": 1 << 29, "cpu": 1 << 26}
+"""Of logits that are alive at a time. Every further chunk reads the head's weight again."""
+
+
+def _no_logits(teachers: Mapping[str, Signals], target: Target | None) -> bool:
+    """Whether no term against the teachers makes the student's logits, which one on labels then
+    shares: as `_vocabulary_heads` has it."""
+    return target is None and all(teacher.head is not None for teacher in teachers.values())
+
+
+def _of_head(
+    head: VocabularyHead, labels: torch.Tensor, weights: torch.Tensor | None
+) -> torch.Tensor:
+    """Cross-entropy [k], k > 0, without [k, V] logits where torch can (2.13)."""
+    if not hasattr(F, "linear_cross_entropy"):
+        return F.cross_entropy(head.logits().float(), labels, weights, reduction="none")
+    features, weight = head.features, head.weight
+    budget = _LOGIT_BYTES.get(features.device.type, _LOGIT_BYTES["cpu"])
+    chunk = max(1, budget // (4 * len(weight)))
+    return F.linear_cross_entropy(
+        features,
+        weight,
+        labels,
+        linear_bias=head.bias,
+        weight=weights,
+        reduction="none",
+        options=nn.LinearCrossEntropyOptions(batch_chunk_size=chunk),
+    ).float()
 
 
 def _class_weights(

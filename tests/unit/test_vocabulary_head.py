@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ds_distill.losses import KL, CrossEntropy, LogitMSE, Term
+from ds_distill.losses import logits as logits_of
 from ds_distill.parts.terms import KLLoss, LogitMSELoss
 from ds_distill.types import Batch, Signals, VocabularyHead
 
@@ -76,6 +77,69 @@ def test_a_term_projects_the_rows_of_its_own_set(name: str, rows: list[int]) -> 
     for parameter in student.weight_of.parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all()
         assert bool((parameter.grad != 0).any()) == bool(rows)
+
+
+def plain_cross_entropy(
+    made: VocabularyHead, labels: torch.Tensor, weights: torch.Tensor | None, factors: torch.Tensor
+) -> list[torch.Tensor]:
+    """Losses [k] and gradients in float64: -w[y] * log softmax(h W' + b)[y], term by term."""
+    copies = [t.detach().double().requires_grad_() for t in (made.features, made.weight, made.bias)]
+    features, weight, bias = copies
+    logits = features @ weight.T + bias
+    chosen = logits.gather(1, labels[:, None])[:, 0]
+    losses = logits.exp().sum(dim=1).log() - chosen
+    if weights is not None:
+        losses = losses * weights.double()[labels]
+    (losses * factors).sum().backward()
+    return [losses.detach(), *(copy.grad for copy in copies if copy.grad is not None)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("rows_at_a_time", [2, 100])
+@pytest.mark.parametrize("torch_has_it", [True, False])
+def test_cross_entropy_without_logits(
+    dtype: torch.dtype,
+    weighted: bool,
+    rows_at_a_time: int,
+    torch_has_it: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Equal to the equation, gradients too, of rows with factors of their own."""
+    if not torch_has_it:
+        monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
+    monkeypatch.setitem(logits_of._LOGIT_BYTES, "cpu", rows_at_a_time * 4 * VOCABULARY)
+    student = head(8, 0, trained=True)
+    decoder = student.weight_of.to(dtype)
+    student = VocabularyHead(student.features.detach().to(dtype).requires_grad_(), decoder, decoder)
+    term = CrossEntropy()
+    if weighted:
+        term._class_weights = torch.rand(VOCABULARY) + 0.5
+    made = Signals(student)
+    own = replace(batch(), row_sets=dict.fromkeys(("all", "labelled"), torch.arange(ROWS)))
+    losses = term(made, {}, None, own)
+    factors = torch.rand(ROWS)
+    (losses * factors).sum().backward()
+    assert losses.dtype == torch.float32
+    assert not torch_has_it or made._logits is made.head
+    found = [losses, student.features.grad, student.weight.grad, student.bias.grad]
+    wanted = plain_cross_entropy(student, own.labels, term._class_weights, factors)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours is not None
+        scale = theirs.abs().max()
+        tolerance = 1e-6 if dtype == torch.float32 else 1e-2
+        assert (ours.double() - theirs).abs().max() < tolerance * scale
+
+
+def test_cross_entropy_shares_the_logits_that_another_term_makes() -> None:
+    """Beside cached teachers, whose terms read logits of the student."""
+    made, cached = Signals(head(8, 0, trained=True)), Signals(torch.randn(ROWS, VOCABULARY))
+    own = replace(batch(), row_sets=dict.fromkeys(("all", "labelled"), torch.arange(ROWS)))
+    CrossEntropy()(made, {"only": cached}, None, own)
+    shared = made._logits
+    assert shared is not made.head
+    KL()(made, {"only": cached}, None, own)
+    assert made._logits is shared
 
 
 def test_logits_are_made_once_when_a_term_asks() -> None:
