@@ -21,8 +21,9 @@ class HiddenMSE(Term):
     """sum over teachers t of MSE(H_t, W_t H_s) on the last layer's state of each row, W_t
     trained (MT-BERT's multi-teacher hidden loss)."""
 
-    layers = (-1,)
+    student_layers = (-1,)
     reads_logits = False
+    label_rows = None
 
     def __init__(
         self,
@@ -72,8 +73,9 @@ class Cosine(Term):
     """1 - cos(H_t, H_s) of the last layer's state of each row, with one teacher (Sanh et al. 2019,
     DistilBERT)."""
 
-    layers = (-1,)
+    student_layers = (-1,)
     reads_logits = False
+    label_rows = None
 
     def __init__(self, settings: CosineLoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""
@@ -99,8 +101,9 @@ class ActivationBoundary(Term):
     seed and not trained.
     """
 
-    layers = (-1,)
+    student_layers = (-1,)
     reads_logits = False
+    label_rows = None
     map: torch.Tensor | None
     """float32 [student's width, teacher's width]; None between equal widths."""
 

@@ -260,7 +260,7 @@ def _linear(
 class LogitMSE(Term):
     """mean over the classes that the teacher knows of (z_t - z_s)^2; of many labels over these."""
 
-    two_classes = False
+    label_rows = "logit"
 
     def __init__(self, settings: LogitMSELoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import nn
@@ -43,14 +43,13 @@ class Term(nn.Module, ABC):
 
     rows: str = "all"
     """The batch's row set that is counted: the loss is the mean over it."""
-    layers: tuple[int, ...] = ()
-    """Whose states it reads, as `Signals.hidden` numbers them."""
+    student_layers: tuple[int, ...] = ()
+    """Whose states it reads of the student, as `Signals.hidden` numbers them."""
     reads_logits: bool = True
     """Whether it reads the student's logits. Where no active term does, the head rests."""
-    two_classes: bool = True
+    label_rows: Literal["two classes", "logit"] | None = "two classes"
     """Where an example has any number of labels: whether each label is a row of two classes, with
-    the logits [0, z]; else a row of its logit alone. Of no account for a term with `layers`, whose
-    rows are examples."""
+    the logits [0, z], or of its logit alone. None: rows are examples, as of a term on states."""
     needs_teachers: bool = True
     """Whether it reads what teachers predict. Where no active term does, they do not run."""
 
@@ -60,6 +59,11 @@ class Term(nn.Module, ABC):
         shared = TermSettings.model_validate(settings)
         self.weight = shared.weight
         self.start, self.until = shared.start, shared.until
+
+    def teacher_layers(self, teacher: str) -> tuple[int, ...]:
+        """Whose states it reads of a teacher: those that it reads of the student. A term that
+        compares one layer with another overrides this."""
+        return self.student_layers
 
     def is_active(self, progress: float) -> bool:
         """Whether it adds to the loss at a point of the phase; see `Batch.progress`."""

@@ -59,8 +59,12 @@ class Bundle(nn.Module):
         self.teachers = NamedModules(teachers)
         self.teachers.requires_grad_(False)
         self._router = router
-        self._layers = {layer for term in (terms or {}).values() for layer in term.layers}
-        self._teacher_layers = self._layers.union(router.layers if router else ())
+        self._layers = {layer for term in (terms or {}).values() for layer in term.student_layers}
+        self._teacher_layers = {
+            name: {layer for term in (terms or {}).values() for layer in term.teacher_layers(name)}
+            | set(router.layers if router else ())
+            for name in teachers
+        }
         self._teacher_autocast = teacher_autocast
         for name, of_teacher in (label_maps or {}).items():
             # Their outputs are put in order, not their weights, which may be sharded.
@@ -87,7 +91,9 @@ class Bundle(nn.Module):
         for term in (cast(Term, term) for term in self.terms.values()):
             own, student = set(term.parameters()), self.student
             whole = set(student.parameters())
-            read[term] = own | (whole if term.reads_logits else state_weights(student, term.layers))
+            read[term] = own | (
+                whole if term.reads_logits else state_weights(student, term.student_layers)
+            )
         trained = (weight for weight in self.parameters() if weight.requires_grad)
         return {weight: [term for term in read if weight in read[term]] for weight in trained}
 
@@ -153,7 +159,7 @@ class Bundle(nn.Module):
         for name in self.teachers:
             views = [view_of(name, batch) for batch in batches]
             with timed(f"teacher {name}"):
-                outputs = self._signals_of(name, join(views), self._teacher_layers)
+                outputs = self._signals_of(name, join(views), self._teacher_layers[name])
             counts = [len(view.example_indices) for view in views]
             rows = torch.arange(len(outputs), device=views[0].input_ids.device).split(counts)
             for signals, view, own in zip(found, views, rows, strict=True):
@@ -177,9 +183,10 @@ class Bundle(nn.Module):
         parts, measured = {}, {}
         for name, term in active.items():
             own, others, its_target, rows = of_examples
-            if batch.labels.ndim > 1 and not term.layers:
+            if batch.labels.ndim > 1 and term.label_rows is not None:
                 # Each label is a row of a loss on logits; states have one row for each example.
-                own, others, its_target, rows = rows_of_labels(*of_examples, term.two_classes)
+                two = term.label_rows == "two classes"
+                own, others, its_target, rows = rows_of_labels(*of_examples, two)
             parts[name] = _share(name, term, term(own, others, its_target, rows), rows)
             with torch.no_grad():
                 for what, values in term.measures(own, others, rows).items():

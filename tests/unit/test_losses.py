@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
-from ds_distill.losses import CrossEntropy, TermInputs, build_terms
+from ds_distill.losses import CrossEntropy, Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.encoder import read_signals
 from ds_distill.parts.policies import routing_of
@@ -559,3 +559,42 @@ def test_masked_lm_rows_go_through_the_same_bundle():
 def test_every_term_of_the_recipe_is_built():
     terms = build_terms(losses_of({name: {} for name in TERMS}), TermInputs(4, {"t": 4}))
     assert list(terms) == list(TERMS)
+
+
+class Unlike(Term):
+    """Reads a layer of the student and others of the teachers, and no logits."""
+
+    student_layers = (1,)
+    reads_logits = False
+    label_rows = None
+
+    def teacher_layers(self, teacher):
+        return {"deep": (4,), "shallow": (0, 2)}[teacher]
+
+    def forward(self, student, teachers, target, batch):
+        self.seen = {name: set(s.hidden) for name, s in {"student": student, **teachers}.items()}
+        return student.at(batch.row_sets[self.rows]).hidden[1].float().square().sum(dim=-1)
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(2, dtype=torch.int64), torch.ones(2, 3).long()])
+def test_a_term_reads_other_layers_of_each_teacher(labels):
+    """Of teachers of unlike depths none is asked for a layer that it does not have; and rows of a
+    term on states are examples, however many labels they have."""
+    torch.manual_seed(0)
+    depths = {"student": 1, "deep": 4, "shallow": 2}
+    models = {
+        name: BertForSequenceClassification(
+            BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=depth, num_labels=3,
+                       num_attention_heads=2, intermediate_size=8)
+        ).eval()
+        for name, depth in depths.items()
+    }  # fmt: skip
+    ids = torch.randint(5, 20, (2, 6))
+    view = PaddedView(ids, torch.ones_like(ids))
+    batch = Batch.from_views(dict.fromkeys(models, view), labels)
+    term = Unlike({})
+    router = Router(routing_of("average"))
+    student = models.pop("student")
+    Bundle(student, models, {"unlike": term}, router)(batch)["loss"].backward()
+    assert term.seen == {"student": {1}, "deep": {4}, "shallow": {0, 2}}
+    assert not student.classifier.weight.grad.any(), "no term reads logits: the head rests"
