@@ -25,6 +25,7 @@ from ds_distill.models.weights import check_weights
 from ds_distill.parts.entry import imported
 from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.parts.tasks import TASKS
+from ds_distill.parts.terms import LayeredTerm
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Student, Teacher
@@ -65,7 +66,8 @@ class Models:
         compares = _token_by_token(self.recipe)
         if compares is not None:
             found += vocabulary_mistakes(self._vocabularies, *compares)
-        return [*found, *_reported(self._layers), *self._widths(), *self._shared_heads()]
+        found += [*_reported(self._layers), *self._widths(), *self._layer_maps()]
+        return [*found, *self._shared_heads()]
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
         """Configurations of the teachers that could be read, by name."""
@@ -150,6 +152,23 @@ class Models:
                             f"those of teachers.{teacher} are {config.hidden_size} wide and the "
                             f"student's {own}. Take {entry.name} out, or choose others."
                         )
+
+    def _layer_maps(self) -> Iterator[str]:
+        """Terms that compare layers which the models do not have."""
+        if "student" not in self.configs:
+            return
+        recipe, kept = self.recipe, self.recipe.student.layers
+        own = len(kept) if kept else self.configs["student"].num_hidden_layers
+        for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+            for key, _, settings in phase.parts():
+                for teacher, config in self.teachers().items():
+                    if not (phase.runs_teachers and isinstance(settings, LayeredTerm)):
+                        continue
+                    try:
+                        settings.pairs(own, config.num_hidden_layers)
+                    except ValueError as error:
+                        at = f"phases.{name}.{key}.layers={settings.layers}"
+                        yield f"{at}: with teachers.{teacher}, {error}."
 
     def _shared_heads(self) -> Iterator[str]:
         """Models that are trained through one head, and cannot be."""

@@ -3,7 +3,7 @@ entries declare; what else can be wrong with a part is its entry's own rule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.context import Context
@@ -12,7 +12,7 @@ from ds_distill.parts.phases import PHASES, Cache, PhaseSettings
 from ds_distill.parts.policies import POLICIES
 from ds_distill.parts.section import Section
 from ds_distill.parts.tasks import TaskSettings
-from ds_distill.parts.terms import TERMS, SoftenedTerm
+from ds_distill.parts.terms import TERMS, KLLoss, LayeredTerm, SoftenedTerm
 from ds_distill.recipe import Recipe
 
 
@@ -170,7 +170,16 @@ def _cache_mistakes(
     held: the cache phase that holds the split. phase: the location of the phase that reads it.
     """
     location = context.location
-    missing = [layer for layer in entry.needs.states if layer not in held.hidden]
+    layers: Sequence[int] | None = entry.needs.states
+    if isinstance(settings, LayeredTerm):
+        layers = settings.cached_layers()
+        if layers is None:
+            yield (
+                f"{location}.layers={settings.layers}: the teachers' depths tell which layers "
+                "these are, and a cache has its layers by number. Name pairs, "
+                f"{{STUDENT: TEACHER}}, or set {phase}.teachers=live."
+            )
+    missing = [layer for layer in layers or () if layer not in held.hidden]
     if missing:
         yield (
             f"{location}: needs the teachers' hidden states of layer(s) "
@@ -196,7 +205,7 @@ def _cache_mistakes(
             f"{location}.temperature={settings.temperature}: {stored} at temperature "
             f"{held.codec.temperature}. Set codec.temperature in the cache phase to the same."
         )
-    if entry.needs.logits:
+    if entry.needs.logits or (isinstance(settings, KLLoss) and settings.divergence != "kl"):
         yield (
             f"{location}: needs the teacher's logits, and {stored}. Set codec: {{name: "
             f"{_that_keep_logits()}}} in the cache phase, or teachers=live."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,40 +12,79 @@ from torch import nn
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs
 from ds_distill.models.named import NamedModules
 from ds_distill.parts.terms import ActivationBoundaryLoss, CosineLoss, HiddenMSELoss
+from ds_distill.parts.terms import LayeredTerm as LayeredSettings
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 from ds_kernels import masked_cosine
 
+Pairs = Sequence[tuple[int, int]]
+"""(student's layer, teacher's layer), as `Signals.hidden` numbers them."""
 
-class HiddenMSE(Term):
-    """sum over teachers t of MSE(H_t, W_t H_s) on the last layer's state of each row, W_t
-    trained (MT-BERT's multi-teacher hidden loss)."""
 
-    student_layers = (-1,)
+class LayeredTerm(Term):
+    """A term that compares layers of the student with layers of each teacher."""
+
     reads_logits = False
     label_rows = None
+
+    def __init__(self, settings: LayeredSettings, pairs: Mapping[str, Pairs]) -> None:
+        """pairs: by teacher."""
+        super().__init__(settings)
+        self.pairs = pairs
+        self.student_layers = tuple(sorted({own for each in pairs.values() for own, _ in each}))
+
+    def teacher_layers(self, teacher: str) -> tuple[int, ...]:
+        return tuple(sorted({other for _, other in self.pairs.get(teacher, ())}))
+
+
+def _pairs_of(
+    settings: LayeredSettings, student_depth: int, teacher_depths: Mapping[str, int]
+) -> dict[str, Pairs]:
+    return {name: settings.pairs(student_depth, depth) for name, depth in teacher_depths.items()}
+
+
+class HiddenMSE(LayeredTerm):
+    """sum over teachers t and pairs (i, j) of MSE(H_t[j], W H_s[i]) on the states of each row, a W
+    for each teacher and pair, trained.
+
+    MT-BERT's multi-teacher hidden loss (Wu et al. 2021), of the last layer or of inner ones; with
+    one teacher TinyBERT's loss on hidden states (Jiao et al. 2020, equation 8, where one W serves
+    all layers) and, of the pair (0, 0), on embeddings (equation 9), on rows.
+    """
 
     def __init__(
         self,
         settings: HiddenMSELoss | Mapping[str, Any],
         student_width: int,
         teacher_widths: Mapping[str, int],
+        student_depth: int = 0,
+        teacher_depths: Mapping[str, int] = DEFAULTS,
     ) -> None:
         """
         settings: as a recipe has them, e.g. {"weight": 0.5}.
         student_width, teacher_widths: hidden sizes, of the teachers by name.
+        student_depth, teacher_depths: numbers of layers, likewise. For `layers: last` not needed.
         """
-        super().__init__(HiddenMSELoss.model_validate(settings))
+        settings = HiddenMSELoss.model_validate(settings)
+        depths = {name: teacher_depths.get(name, 0) for name in teacher_widths}
+        super().__init__(settings, _pairs_of(settings, student_depth, depths))
         self.projections = NamedModules(
             {
-                name: nn.Linear(student_width, width, bias=False)
+                _of_pair(name, pair): nn.Linear(student_width, width, bias=False)
                 for name, width in teacher_widths.items()
+                for pair in self.pairs[name]
             }
         )
 
     @classmethod
     def build(cls, settings: HiddenMSELoss, inputs: TermInputs) -> HiddenMSE:
-        return cls(settings, inputs.student_width, inputs.teacher_widths)
+        return cls(
+            settings,
+            inputs.student_width,
+            inputs.teacher_widths,
+            inputs.student_depth,
+            inputs.teacher_depths,
+        )
 
     def forward(
         self,
@@ -55,31 +94,58 @@ class HiddenMSE(Term):
         batch: Batch,
     ) -> torch.Tensor:
         student, teachers, _ = self.at_rows(student, teachers, None, batch)
-        state = student.hidden[-1]
-        total = torch.zeros(len(state), device=state.device)
-        for name, projection in self.projections.items():
+        total = torch.zeros(len(student), device=student.hidden[self.student_layers[0]].device)
+        for name, pairs in self.pairs.items():
             if name not in teachers:
                 raise ValueError(f"hidden_mse projects to teacher {name!r}, which the batch lacks")
-            wanted = _last_state("hidden_mse", name, teachers[name]).float()
-            total = total + (projection(state).float() - wanted).square().mean(dim=-1)
-        return self.weight * total
+            for own, other in pairs:
+                projected = self.projections[_of_pair(name, (own, other))](student.hidden[own])
+                wanted = _state("hidden_mse", name, teachers[name], other).float()
+                total = total + (projected.float() - wanted).square().mean(dim=-1)
+        return self.tolerated(self.weight * total)
 
     def idle(self, student: Signals) -> torch.Tensor:
-        state = student.hidden[-1]
-        return torch.stack([project(state).sum() for project in self.projections.values()]).sum()
+        sums = [
+            self.projections[_of_pair(name, pair)](student.hidden[pair[0]]).sum()
+            for name, pairs in self.pairs.items()
+            for pair in pairs
+        ]
+        return torch.stack(sums).sum()
 
 
-class Cosine(Term):
-    """1 - cos(H_t, H_s) of the last layer's state of each row, with one teacher (Sanh et al. 2019,
-    DistilBERT)."""
+def _of_pair(teacher: str, pair: tuple[int, int]) -> str:
+    """The name of a projection: no recipe has a teacher of such a name."""
+    return teacher if pair == (-1, -1) else f"{teacher}={pair[0]}-{pair[1]}"
 
-    student_layers = (-1,)
-    reads_logits = False
-    label_rows = None
 
-    def __init__(self, settings: CosineLoss | Mapping[str, Any] = DEFAULTS) -> None:
-        """settings: as a recipe has them, e.g. {"weight": 0.5}."""
-        super().__init__(CosineLoss.model_validate(settings))
+class Cosine(LayeredTerm):
+    """sum over pairs (i, j) of 1 - cos(H_t[j], H_s[i]) on the states of each row, with one teacher
+    that is as wide: of the last layers DistilBERT's (Sanh et al. 2019).
+
+    Twice this is Patient KD's loss (Sun et al. 2019, equation 7), the sum over pairs of
+    ||H_s[i] / ||H_s[i]|| - H_t[j] / ||H_t[j]||||^2, of [CLS] states where rows are examples.
+    """
+
+    def __init__(
+        self,
+        settings: CosineLoss | Mapping[str, Any] = DEFAULTS,
+        student_depth: int = 0,
+        teacher_depth: int = 0,
+    ) -> None:
+        """
+        settings: as a recipe has them, e.g. {"weight": 0.5}.
+        student_depth, teacher_depth: numbers of layers. For `layers: last` not needed.
+        """
+        settings = CosineLoss.model_validate(settings)
+        super().__init__(settings, {"": settings.pairs(student_depth, teacher_depth)})
+
+    @classmethod
+    def build(cls, settings: CosineLoss, inputs: TermInputs) -> Cosine:
+        [depth] = inputs.teacher_depths.values() or [0]
+        return cls(settings, inputs.student_depth, depth)
+
+    def teacher_layers(self, teacher: str) -> tuple[int, ...]:
+        return super().teacher_layers("")
 
     def forward(
         self,
@@ -89,8 +155,10 @@ class Cosine(Term):
         batch: Batch,
     ) -> torch.Tensor:
         student, teachers, _ = self.at_rows(student, teachers, None, batch)
-        state = _lone_state("cosine", teachers)
-        return masked_cosine(student.hidden[-1], state, weight=self.weight, reduction="none")
+        states = [student.hidden[own] for own, _ in self.pairs[""]]
+        wanted = [_lone_state("cosine", teachers, other) for _, other in self.pairs[""]]
+        losses = masked_cosine(states, wanted, weight=self.weight, reduction="none")
+        return self.tolerated(losses.sum(dim=0))
 
 
 class ActivationBoundary(Term):
@@ -144,7 +212,7 @@ class ActivationBoundary(Term):
     ) -> torch.Tensor:
         state, above = self._sides(student, teachers, batch)
         distance = self._margin - torch.where(above, state, -state)
-        return self.weight * distance.relu().square().sum(dim=-1)
+        return self.tolerated(self.weight * distance.relu().square().sum(dim=-1))
 
     def measures(
         self, student: Signals, teachers: Mapping[str, Signals], batch: Batch
@@ -159,25 +227,25 @@ class ActivationBoundary(Term):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The student's state, float32 [k, H], and where the teacher's is above 0, bool [k, H]."""
         student, teachers, _ = self.at_rows(student, teachers, None, batch)
-        state = _lone_state("activation_boundary", teachers).float()
+        state = _lone_state("activation_boundary", teachers, -1).float()
         if self.map is not None:
             state = nn.functional.linear(state, self.map.float())
         return student.hidden[-1].float(), state > 0
 
 
-def _lone_state(term: str, teachers: Mapping[str, Signals]) -> torch.Tensor:
-    """The last layer's states of the one teacher. Raises ValueError where it is not one, or has no
-    states."""
+def _lone_state(term: str, teachers: Mapping[str, Signals], layer: int) -> torch.Tensor:
+    """A layer's states of the one teacher. Raises ValueError where it is not one, or has none."""
     if len(teachers) != 1:
         raise ValueError(f"{term} takes one teacher, and here are {len(teachers)}")
     [(name, signals)] = teachers.items()
-    return _last_state(term, name, signals)
+    return _state(term, name, signals, layer)
 
 
-def _last_state(term: str, name: str, signals: Signals) -> torch.Tensor:
-    if -1 not in signals.hidden:
+def _state(term: str, name: str, signals: Signals, layer: int) -> torch.Tensor:
+    if layer not in signals.hidden:
+        which = "the last layer's states" if layer == -1 else f"the states of layer {layer}"
         raise ValueError(
-            f"{term} reads the last layer's states of teacher {name!r}, and the batch has none: "
-            "cache them (hidden: [-1]), or give the bundle the teacher"
+            f"{term} reads {which} of teacher {name!r}, and the batch has none: "
+            f"cache them (hidden: [{layer}]), or give the bundle the teacher"
         )
-    return signals.hidden[-1]
+    return signals.hidden[layer]

@@ -21,7 +21,15 @@ from ds_distill.parts.terms import (
 )
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals, VocabularyHead
-from ds_kernels import linear_kl, linear_mse, masked_kl, topk_kl
+from ds_kernels import (
+    linear_kl,
+    linear_mse,
+    masked_js,
+    masked_kl,
+    masked_reverse_kl,
+    masked_tv,
+    topk_kl,
+)
 
 
 class CrossEntropy(Term):
@@ -190,9 +198,11 @@ class TeacherCrossEntropy(Term):
 
 
 class KL(Term):
-    """max(weight * T^2 * KL(softmax(z_t / T) || softmax(z_s / T)) - tolerance, 0) per row
-    (Hinton et al. 2015; the tolerance is VE-KD's, per row). Both softmaxes are over the classes
-    that the teacher knows."""
+    """max(weight * T^2 * KL(softmax(z_t / T) || softmax(z_s / T)) - tolerance, 0)
+    (Hinton et al. 2015; the tolerance is VE-KD's), or with another divergence in the place of KL:
+    reverse, Jensen-Shannon, total variation (Wen et al. 2023, f-divergence minimization for
+    sequence-level knowledge distillation, section 3). Both softmaxes are over the classes that the
+    teacher knows."""
 
     def __init__(self, settings: KLLoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"temperature": 2.0}."""
@@ -210,23 +220,30 @@ class KL(Term):
         options: dict[str, Any] = {
             "temperature": self._settings.temperature,
             "weight": self._settings.weight,
-            "tolerance": self._settings.tolerance,
             "reduction": "none",
         }
-        heads = _vocabulary_heads(student, teachers, target)
-        if heads is not None:
-            return _linear(linear_kl, *heads, options)
-
-        if target is None:
-            teacher = only_teacher(teachers)
-            if teacher.top is not None:
-                top = teacher.top
-                return topk_kl(student.logits, top.log_probs, top.ids, top.tail_log_prob, **options)
+        divergence = self._settings.divergence
+        if divergence == "kl":
+            heads = _vocabulary_heads(student, teachers, target)
+            if heads is not None:
+                return self.tolerated(_linear(linear_kl, *heads, options))
+            top = only_teacher(teachers).top if target is None else None
+            if top is not None:
+                taught = (top.log_probs, top.ids, top.tail_log_prob)
+                return self.tolerated(topk_kl(student.logits, *taught, **options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-            return masked_kl(own, wanted, **options)
+            return _DIVERGENCES[divergence](own, wanted, **options)
 
-        return target_loss(loss, student.logits, teachers, target)
+        return self.tolerated(target_loss(loss, student.logits, teachers, target))
+
+
+_DIVERGENCES: dict[str, Callable[..., torch.Tensor]] = {
+    "kl": masked_kl,
+    "reverse_kl": masked_reverse_kl,
+    "js": masked_js,
+    "tv": masked_tv,
+}
 
 
 def _vocabulary_heads(
@@ -277,12 +294,12 @@ class LogitMSE(Term):
         heads = _vocabulary_heads(student, teachers, target)
         if heads is not None:
             options = {"weight": self.weight / len(heads[0].bias), "reduction": "none"}
-            return _linear(linear_mse, *heads, options)
+            return self.tolerated(_linear(linear_mse, *heads, options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
             return self.weight * (own - wanted.float()).square().mean(dim=-1)
 
-        return target_loss(loss, student.logits.float(), teachers, target)
+        return self.tolerated(target_loss(loss, student.logits.float(), teachers, target))
 
 
 class ConfidencePenalty(Term):

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 
-from ds_distill.parts.terms import TermSettings
+from ds_distill.parts.terms import DistillationTerm, TermSettings
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 
@@ -26,6 +26,10 @@ class TermInputs:
     """Hidden size."""
     teacher_widths: Mapping[str, int] = field(default_factory=dict)
     """Hidden sizes, by teacher."""
+    student_depth: int = 0
+    """Number of layers."""
+    teacher_depths: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of layers, by teacher."""
     labels: Sequence[str] = ()
     """Names of the C classes; none for masked-LM."""
     class_counts: Sequence[int] = ()
@@ -59,6 +63,9 @@ class Term(nn.Module, ABC):
         shared = TermSettings.model_validate(settings)
         self.weight = shared.weight
         self.start, self.until = shared.start, shared.until
+        self._tolerance, self._tolerance_on = 0.0, "row"
+        if isinstance(shared, DistillationTerm):
+            self._tolerance, self._tolerance_on = shared.tolerance, shared.tolerance_on
 
     def teacher_layers(self, teacher: str) -> tuple[int, ...]:
         """Whose states it reads of a teacher: those that it reads of the student. A term that
@@ -68,6 +75,20 @@ class Term(nn.Module, ABC):
     def is_active(self, progress: float) -> bool:
         """Whether it adds to the loss at a point of the phase; see `Batch.progress`."""
         return self.start <= progress < self.until
+
+    def tolerated(self, losses: torch.Tensor) -> torch.Tensor:
+        """Losses of the rows, less what the settings let pass (VE-KD): float [k] both.
+
+        Per row max(loss - tolerance, 0). On the mean, rows whose sum is k * max(mean - tolerance,
+        0): 0 each where the mean over these rows, which are those of one micro-batch and rank, is
+        no more than the tolerance.
+        """
+        if not self._tolerance or not len(losses):
+            return losses
+        if self._tolerance_on == "row":
+            return (losses - self._tolerance).clamp(min=0)
+        opened = losses.detach().mean() > self._tolerance
+        return torch.where(opened, losses - self._tolerance, 0.0 * losses)
 
     @classmethod
     def build(cls, settings: Any, inputs: TermInputs) -> Self:

@@ -37,7 +37,18 @@ class TermSettings(Section):
         return self
 
 
-class SoftenedTerm(TermSettings):
+class DistillationTerm(TermSettings):
+    """Settings of a term that compares with the teachers."""
+
+    tolerance: Annotated[float, Field(ge=0)] = 0.0
+    """What of the loss, its weight included, is let pass: max(loss - tolerance, 0) (VE-KD)."""
+    tolerance_on: Literal["row", "mean"] = "row"
+    """Whether each row's loss is held against the tolerance, or the mean over the rows of a
+    micro-batch on one rank, as VE-KD's code does: the loss then depends on the micro-batch size and
+    the number of ranks."""
+
+
+class SoftenedTerm(DistillationTerm):
     """Settings of a term on softened distributions, softmax(logits / temperature)."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -77,26 +88,81 @@ class TeacherCrossEntropyLoss(TermSettings):
     reported loss alone. It would matter where teachers train along with the student."""
 
 
+Layers = Annotated[
+    Annotated[Literal["last", "uniform", "every"], Tag(tag("layers", "by name"))]
+    | Annotated[
+        dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]], Tag(tag("layers", "pairs"))
+    ],
+    Discriminator(lambda v: tag("layers", "pairs" if isinstance(v, dict) else "by name")),
+]
+
+
+class LayeredTerm(DistillationTerm):
+    """Settings of a term that compares layers of the student with layers of the teachers."""
+
+    layers: Layers = "last"
+    """Which layer of the student with which of the teacher. `last`: the last ones. `uniform`: layer
+    m of M with layer m * N / M of the teacher's N. `every`: each with its own number, of models of
+    equal depth. Or pairs, {STUDENT: TEACHER}: 1 is the first layer, 0 the embeddings."""
+
+    @model_validator(mode="after")
+    def _has_layers(self) -> Self:
+        if not self.layers:
+            raise ValueError("`layers` is empty: name at least one pair, {STUDENT: TEACHER}")
+        return self
+
+    def pairs(self, student_depth: int, teacher_depth: int) -> list[tuple[int, int]]:
+        """(student's layer, teacher's layer), as `Signals.hidden` numbers them, of models of so
+        many layers. Raises ValueError for models that the setting does not fit."""
+        if self.layers == "last":
+            return [(-1, -1)]
+        depths = f"the student has {student_depth} layers and the teacher {teacher_depth}"
+        if isinstance(self.layers, dict):
+            pairs = list(self.layers.items())
+            if any(own > student_depth or other > teacher_depth for own, other in pairs):
+                raise ValueError(f"{depths}. Name layers that there are")
+            return pairs
+        if self.layers == "every" and student_depth != teacher_depth:
+            raise ValueError(f"{depths}. Take uniform, or name pairs, {{STUDENT: TEACHER}}")
+        if teacher_depth % student_depth:
+            raise ValueError(
+                f"{depths}, which is no multiple of it. Name pairs, {{STUDENT: TEACHER}}"
+            )
+        step = teacher_depth // student_depth
+        return [(layer, layer * step) for layer in range(1, student_depth + 1)]
+
+    def cached_layers(self) -> list[int] | None:
+        """The layers that it reads of teachers that a cache stands for; None where they are told by
+        the teachers' depths, which a cache does not know."""
+        if isinstance(self.layers, dict):
+            return sorted(set(self.layers.values()))
+        return [-1] if self.layers == "last" else None
+
+
 class KLLoss(SoftenedTerm):
-    """T^2 * KL(teacher || student) at temperature T, against the routed target."""
+    """T^2 * KL(teacher || student) at temperature T, against the routed target; or another
+    divergence of the two."""
 
-    tolerance: Annotated[float, Field(ge=0)] = 0.0
-    """Hinge per row: max(weight * T^2 * KL - tolerance, 0)."""
+    divergence: Literal["kl", "reverse_kl", "js", "tv"] = "kl"
+    """Of the teacher's distribution p and the student's q. `kl`: KL(p || q). `reverse_kl`:
+    KL(q || p). `js`, Jensen-Shannon: (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2. `tv`, total
+    variation: sum |p - q| / 2 (the f-divergences of Wen et al. 2023)."""
 
 
-class LogitMSELoss(TermSettings):
+class LogitMSELoss(DistillationTerm):
     """Mean squared error between student and routed teacher logits. In a task of numbers the logit
     is the number."""
 
 
-class HiddenMSELoss(TermSettings):
-    """Sum over teachers of MSE(H_t, W_t H_s) on each row's last state; W_t is trained
-    (MT-BERT's hidden loss)."""
+class HiddenMSELoss(LayeredTerm):
+    """Sum over teachers and pairs of layers of MSE(H_t, W H_s) on each row's states; a W for each
+    pair, trained (MT-BERT's hidden loss; TinyBERT's, and its loss on embeddings)."""
 
 
-class CosineLoss(TermSettings):
-    """1 - cos(H_t, H_s) of each row's last states (DistilBERT), of one teacher that is as wide as
-    the student."""
+class CosineLoss(LayeredTerm):
+    """Sum over pairs of layers of 1 - cos(H_t, H_s) of each row's states (DistilBERT, of the last
+    ones), of one teacher that is as wide as the student. Twice that is Patient KD's loss, the
+    squared distance of normalised states."""
 
 
 class ConfidencePenaltyLoss(TermSettings):
@@ -104,7 +170,7 @@ class ConfidencePenaltyLoss(TermSettings):
     al. 2017). Beside cross_entropy; without teachers."""
 
 
-class ActivationBoundaryLoss(TermSettings):
+class ActivationBoundaryLoss(DistillationTerm):
     """Squared distance of each neuron of a row's last state to the margin, on the side of 0 on
     which the one teacher has it (DoKTra; Heo et al. 2019), summed over neurons. Where widths
     differ, a random map that is not trained brings the teacher's state to the student's width. The

@@ -303,7 +303,9 @@ class _Parts:
         widths = {name: teacher.config.hidden_size for name, teacher in self._teachers.items()}
         labels = self._planner.labels(self._number) if task.has_classes else []
         width = self._student.config.hidden_size
-        inputs = TermInputs(width, widths, labels, [1] * len(labels), 0)
+        depths = {n: teacher.config.num_hidden_layers for n, teacher in self._teachers.items()}
+        depth = self._student.config.num_hidden_layers
+        inputs = TermInputs(width, widths, depth, depths, labels, [1] * len(labels), 0)
         weighted = {
             name: term.model_copy(update={"class_weights": None})
             if hasattr(term, "class_weights")

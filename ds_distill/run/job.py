@@ -70,16 +70,25 @@ def terms_of(
 
     model: the one that it trains. examples: those that it trains on.
     """
-    widths = {
-        reference.name: load_config(reference.model, reference.revision).hidden_size
-        for reference in teachers
+    configs = {
+        reference.name: load_config(reference.model, reference.revision) for reference in teachers
     }
+    widths = {name: config.hidden_size for name, config in configs.items()}
+    depths = {name: config.num_hidden_layers for name, config in configs.items()}
     labels = run.labels if run.task.has_classes else []
     counts = examples.class_counts(len(labels)).tolist() if labels else []
     torch.manual_seed(run.recipe.seed)  # projections start the same on every rank
     return build_terms(
         settings.losses,
-        TermInputs(model.config.hidden_size, widths, labels, counts, run.recipe.seed),
+        TermInputs(
+            model.config.hidden_size,
+            widths,
+            model.config.num_hidden_layers,
+            depths,
+            labels,
+            counts,
+            run.recipe.seed,
+        ),
     )
 
 

@@ -51,3 +51,30 @@ def test_states_come_from_a_cache_that_holds_them(tmp_path: Path) -> None:
             assert len(found) == mistakes
         assert f"phases.distil.losses.{name}: needs the teachers' hidden states" in found[0]
         assert "hidden: [-1]" in found[0]
+
+
+def mistakes(folder: Path, layers: Any, **phase: Any) -> list[str]:
+    folder.mkdir()
+    cache = {"cache": {"splits": "train", "hidden": [1, -1]}}
+    distil = {"distil": {**phase, "losses": {"hidden_mse": {"layers": layers}}}}
+    written = recipe(folder, {"t": 32, "student": 32}, cache, distil)
+    return [*Models(written, on_gpu=False).mistakes(), *phase_mistakes(written)]
+
+
+def test_check_finds_layers_that_are_not_there(tmp_path: Path) -> None:
+    depth = 2  # of the toy models
+    for number, layers in enumerate(["last", "uniform", "every", {1: 1, depth: depth}]):
+        assert mistakes(tmp_path / f"good{number}", layers) == []
+    [message] = mistakes(tmp_path / "deep", {1: depth + 1})
+    assert message.startswith("phases.distil.losses.hidden_mse.layers={1: 3}: with teachers.t, the")
+    assert "has 2 layers and the teacher 2" in message
+
+
+def test_check_finds_layers_that_no_cache_holds(tmp_path: Path) -> None:
+    cached = {"teachers": "cached"}
+    assert mistakes(tmp_path / "held", {1: 1, 2: 1}, **cached) == []
+    assert mistakes(tmp_path / "last", "last", **cached) == []
+    [missing] = mistakes(tmp_path / "missing", {1: 2}, **cached)
+    assert "needs the teachers' hidden states of layer(s) 2" in missing
+    [named] = mistakes(tmp_path / "named", "uniform", **cached)
+    assert "Name pairs" in named and "teachers=live" in named
