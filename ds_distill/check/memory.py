@@ -1,8 +1,7 @@
-"""Models that this machine's memory cannot hold. `ds-distill plan` knows more, and takes longer."""
+"""Models that a machine's memory cannot hold. `ds-distill plan` knows more, and takes longer."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 
 from transformers import PreTrainedConfig
@@ -20,11 +19,6 @@ weight and gradient of 2 bytes each, and an fp32 copy."""
 GB = 1e9
 
 
-def machine_memory() -> int:
-    """Bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def fewest_parameters(config: PreTrainedConfig, layers: int | None = None) -> int:
     """Parameters of an encoder's embeddings and of `layers` of its layers, all by default. Less
     than there are: biases, heads and what only some architectures have are left out."""
@@ -39,12 +33,15 @@ def fewest_parameters(config: PreTrainedConfig, layers: int | None = None) -> in
 
 
 def memory_mistakes(
-    recipe: Recipe, configs: Mapping[str, PreTrainedConfig], memory: int
+    recipe: Recipe,
+    configs: Mapping[str, PreTrainedConfig],
+    memory: int,
+    machine: str = "this machine",
 ) -> Iterator[str]:
     """One for each phase that needs more than `memory` bytes on one CPU host even where nothing but
     weights, gradients and Adam's moments is counted.
 
-    configs: by location in the recipe, `student` and `teachers.NAME`.
+    configs: by location in the recipe, `student` and `teachers.NAME`. machine: whose memory it is.
     """
     numbers = {
         location.removeprefix("teachers."): fewest_parameters(
@@ -62,7 +59,7 @@ def memory_mistakes(
             if isinstance(phase, Distil) and phase.teachers == "live" and recipe.teachers:
                 advice += f", or set phases.{name}.teachers=cached"
             yield (
-                f"phases.{name}: its models alone take {least / GB:.1f} GB, and this machine has "
+                f"phases.{name}: its models alone take {least / GB:.1f} GB, and {machine} has "
                 f"{memory / GB:.1f} GB of memory. {advice}. `ds-distill plan` shows what fits."
             )
 

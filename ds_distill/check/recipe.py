@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
-from ds_distill.check.memory import machine_memory, memory_mistakes
+from ds_distill.check.memory import memory_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.check.needs import phase_mistakes
 from ds_distill.data.combined import open_source
@@ -23,18 +23,43 @@ from ds_distill.data.sources import Source
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
+from ds_distill.machine import machine_memory
 from ds_distill.models.configuration import load_config
 from ds_distill.parts.phases import PHASES, Training
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
 
 
-def check_recipe(recipe: Recipe, num_ranks: int = 1, *, on_gpu: bool = False) -> None:
+def check_recipe(
+    recipe: Recipe, num_ranks: int = 1, *, on_gpu: bool = False, runs_here: bool = True
+) -> None:
     """Phases, DeepSpeed config and the models' configurations, tokenizers and headers. Reads no
-    data and no weights. Raises UserError with all that is wrong."""
+    data and no weights. Raises UserError with all that is wrong.
+
+    runs_here: this machine's memory is to hold the models; of others see `check_memory`.
+    """
     models = Models(recipe, on_gpu=on_gpu)
     found = [*_settings(recipe, num_ranks), *models.mistakes()]
-    _raise_all(found or ([] if on_gpu else [*_too_large(recipe, models)]))
+    judged = runs_here and not on_gpu
+    _raise_all(found or ([*_too_large(recipe, models)] if judged else []))
+
+
+def check_memory(recipe: Recipe, machines: Mapping[str, int]) -> None:
+    """Whether CPU hosts can hold the models of a recipe that passed `check_recipe`. Raises
+    UserError with all that is wrong.
+
+    machines: bytes by name.
+    """
+    student = resolve_model(recipe.student.model, recipe.models_folder)
+    configs = {"student": load_config(student, recipe.student.revision)}
+    configs |= {f"teachers.{name}": config for name, config in _configurations(recipe).items()}
+    _raise_all(
+        [
+            mistake
+            for machine, memory in machines.items()
+            for mistake in memory_mistakes(recipe, configs, memory, machine)
+        ]
+    )
 
 
 def check_data(recipe: Recipe, sources: Mapping[str, Source]) -> None:

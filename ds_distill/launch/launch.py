@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ds_distill.check.recipe import check_data, check_recipe, open_sources
+from ds_distill.check.recipe import check_data, check_memory, check_recipe, open_sources
 from ds_distill.engine.ports import free_port
 from ds_distill.errors import UserError
 from ds_distill.launch import slurm
@@ -129,7 +129,7 @@ def launch(work: Work, options: LaunchOptions) -> None:
         if remote:
             free_of_ended(work.folder.path, hosts, options.ssh_port)
         if not options.node_rank:  # of several, the first one's launch checks for all
-            _check(work, count_ranks(hosts))
+            _check(work, count_ranks(hosts), runs_here=not remote and not options.slurm)
         order = _order(work, options, hosts, launched)
         starts = _starts(options, order)
         if remote or options.slurm:
@@ -157,9 +157,10 @@ def _hosts(options: LaunchOptions) -> Hosts:
     return {socket.gethostname(): list(range(options.num_gpus))}
 
 
-def _check(work: Work, ranks: int) -> None:
+def _check(work: Work, ranks: int, runs_here: bool) -> None:
     work.folder.check_new_or_same(work.recipe, work.resume)
-    check_recipe(work.recipe, num_ranks=ranks, on_gpu=torch.cuda.is_available())
+    on_gpu = torch.cuda.is_available()
+    check_recipe(work.recipe, num_ranks=ranks, on_gpu=on_gpu, runs_here=runs_here)
     if not work.resume:
         check_data(work.recipe, open_sources(work.recipe))
 
@@ -240,6 +241,8 @@ def _prepare(work: Work, options: LaunchOptions, order: AgentOrder) -> AgentOrde
         )
         answers = examine(probes, question)
     _report_busy(hosts, answers)
+    named = zip(hosts, answers, strict=True)
+    check_memory(work.recipe, {host: one.memory for host, one in named if not one.gpus})
     on_cpu = not any(answer.gpus for answer in answers)
     more = {"DS_ACCELERATOR": "cpu"} if on_cpu else {}
     return replace(order, environment={**order.environment, **more})
@@ -296,7 +299,7 @@ def _reason(ended: Ended, by_ssh: bool) -> str:
 
 def _write_job(work: Work, options: LaunchOptions) -> None:
     """Print the script of a Slurm job that runs this command on its nodes, or submit it."""
-    _check(work, options.nodes * (options.num_gpus or 1))
+    _check(work, options.nodes * (options.num_gpus or 1), runs_here=False)
     command = [*work.command, *work.given, "--folder", str(work.folder.path), "--slurm"]
     command += ["--num-gpus", str(options.num_gpus), "--grace", f"{options.grace:g}"]
     for option, value in (("addr", options.master_addr), ("port", options.master_port)):

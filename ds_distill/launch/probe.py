@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from pathlib import Path
 
+from ds_distill.machine import machine_memory
 from ds_distill.process_id import machine
 
 MARK = "ds-distill probe: "
@@ -51,6 +52,8 @@ class Answer:
     """Of Python, of PACKAGES, and a digest of this project's code."""
     machine: str = ""
     """See `process_id.machine`."""
+    memory: int = 0
+    """Bytes of the host."""
     gpus: int | None = None
     """None: not counted, because something else is wrong."""
     gpu_ids: list[str] = field(default_factory=list)
@@ -78,7 +81,7 @@ def answer(question: Question) -> Answer:
         _listen(question, found)
     else:
         _visit(question, found)
-    found.versions, found.machine = versions(), machine()
+    found.versions, found.machine, found.memory = versions(), machine(), machine_memory()
     if not (found.missing or found.link or found.absent):
         import torch  # slow: only after the meeting, and where the run can start
 

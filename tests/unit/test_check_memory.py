@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModel
+from typer.testing import CliRunner
 
-from ds_distill.check.memory import fewest_parameters, machine_memory, memory_mistakes
+from ds_distill.check import recipe as checks
+from ds_distill.check.memory import fewest_parameters, memory_mistakes
+from ds_distill.cli import app
+from ds_distill.errors import UserError
+from ds_distill.launch import launch
+from ds_distill.launch.options import LaunchOptions
+from ds_distill.launch.probe import Answer
+from ds_distill.machine import machine_memory
 from ds_distill.models.configuration import load_config
 from ds_distill.planning.models import shipped_configs
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.load import validated
+from ds_distill.run.folder import RunFolder
 
 
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
@@ -65,3 +77,33 @@ def test_a_model_that_a_phase_saved_under_another_name_has_the_size_of_its_start
 
 def test_the_machine_has_memory():
     assert 1e9 < machine_memory() < 1e14
+
+
+def test_a_login_node_does_not_refuse_what_its_nodes_can_do(toy_recipe, tmp_path, monkeypatch):
+    """It was judged by its own memory, whatever the machines of the run have."""
+    monkeypatch.setattr(checks, "machine_memory", lambda: 1000)
+    command = ["launch", str(toy_recipe), "--folder", str(tmp_path / "run"), "--num-gpus", "2"]
+    with pytest.raises(UserError, match=r"this machine has 0\.0 GB"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    done = CliRunner().invoke(app, [*command, "--slurm", "--nodes", "2"], catch_exceptions=False)
+    assert done.exit_code == 0 and done.output.startswith("#!/bin/bash")
+
+
+def test_hosts_are_judged_by_the_memory_that_they_answer(toy_recipe, tmp_path, monkeypatch):
+    recipe = load_recipe(toy_recipe)
+    options = LaunchOptions(hostfile=Path("hosts"))
+    hosts = {"one": [0], "two": [0]}
+    run = RunFolder(tmp_path / "run")
+    work = launch.Work(recipe, ["toy.yaml"], run, [], [], False, [], run.results)
+    order = launch._order(work, options, hosts, "launched")
+    large = Answer(0, memory=10**12, gpus=0)
+
+    def prepare(second: Answer) -> None:
+        monkeypatch.setattr(launch, "examine", lambda *_: [large, second])
+        launch._prepare(work, options, order)
+
+    prepare(replace(large, node_rank=1))
+    prepare(Answer(1, memory=1000, gpus=1))  # its GPUs' memory counts, which a plan knows
+    with pytest.raises(UserError, match=r"phases\.teach-first: .* and two has 0\.0 GB") as refused:
+        prepare(Answer(1, memory=1000, gpus=0))
+    assert "one has" not in str(refused.value)
