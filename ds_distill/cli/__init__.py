@@ -8,6 +8,7 @@ import sys
 
 from ds_distill.cli.commands import app
 from ds_distill.errors import UserError
+from ds_distill.launcher import end_with_launcher
 from ds_distill.run.stopping import end_as_rank, exit_on_signal, is_rank
 from ds_distill.terminal import say
 
@@ -27,6 +28,7 @@ def main() -> None:
     if is_rank():
         # DeepSpeed's launcher adds it to a rank's arguments; LOCAL_RANK says the same.
         sys.argv = [word for word in sys.argv if not word.startswith("--local_rank=")]
+        end_with_launcher()
         end_as_rank()
     try:
         with exit_on_signal(lambda: ""):
