@@ -47,7 +47,7 @@ def engine_of(world: World, config: str) -> Engine:
 def engines(world: World) -> dict[str, Engine]:
     found = {STAGE_0: engine_of(world, "zero0_fp32"), STAGE_3: engine_of(world, "zero3_fp32")}
     by_layer: Callable[..., Any] = engine_module.gather_by_layer
-    engine_module.gather_by_layer = lambda config, _: config
+    engine_module.gather_by_layer = lambda config, teachers: config
     found[EVERY_MODULE] = engine_of(world, "zero3_fp32")
     engine_module.gather_by_layer = by_layer
     return found
@@ -59,7 +59,7 @@ def batch() -> Batch:
     return Batch.from_views({"t": view})
 
 
-def summary(values: list[float]) -> dict[str, float]:
+def summary(values: list[float]) -> dict[str, Any]:
     least, middle, most = statistics.quantiles(values, n=4)
     return {"median": round(middle, 3), "quartiles": [round(least, 3), round(most, 3)]}
 
