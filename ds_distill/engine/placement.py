@@ -125,6 +125,8 @@ class Traces:
         nothing = {_TRACE[0]: ZeRoTraceMode.INVALID}
         for name, value in self._kept.get(kind, nothing).items():
             setattr(own, name, value)
+        # A weight that a pass of one kind reads again stays whole until then, in another for good.
+        _forget_releases()
         self._kind = kind
 
 
@@ -145,7 +147,12 @@ def forget(model: nn.Module) -> None:
     # passes early, without the hook that takes them out.
     known = set(model.modules())
     FWD_MODULE_STACK[:] = [one for one in FWD_MODULE_STACK if one not in known]
-    # The keys of this method's cache are coordinators and modules; another engine fills it again.
+    _forget_releases()
+
+
+def _forget_releases() -> None:
+    """Empty DeepSpeed's cache of which weights a module releases at which step of a pass. It fills
+    again; its keys are coordinators and modules, and say nothing of what the pass does later."""
     # DeepSpeed wraps the cache in a function.
     method = PartitionedParameterCoordinator._PartitionedParameterCoordinator__params_to_release
     inspect.getclosurevars(method).nonlocals["func"].cache_clear()

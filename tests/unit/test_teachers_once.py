@@ -264,6 +264,17 @@ def test_each_kind_of_pass_is_prefetched(world: World, monkeypatch: pytest.Monke
     engine.close()
 
 
+def test_a_prediction_releases_what_a_step_would_keep(world: World) -> None:
+    """For its backward pass."""
+    engine = engine_of(world, student_resident=False)
+    for step in range(2):
+        engine.train_step(micro_batches(step))
+        for _ in range(2):
+            engine.predict(micro_batches(step)[0], ["student"])
+        assert {p.ds_status.name for p in engine.bundle.parameters()} == {"NOT_AVAILABLE"}, step
+    engine.close()
+
+
 def losses_of_three_steps(engine: Engine) -> list[dict[str, torch.Tensor]]:
     torch.manual_seed(1)
     found = [engine.train_step(micro_batches(step)) for step in range(3)]
