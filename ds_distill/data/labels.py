@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 
 from ds_distill.data.readers import Reader, kind_of
 from ds_distill.errors import UserError, did_you_mean
+from ds_distill.files import read_json
 
 _WHOLE_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)")
 
@@ -259,3 +261,21 @@ def _not_a_label(location: str, column: str, value: object) -> str:
         f"{location}: the label (column {column!r}) must be a name or a whole number, got "
         f"{kind_of(value)}. Write the label's name in quotes."
     )
+
+
+def read_labels(path: Path) -> list[str]:
+    """The names in a labels.json. Raises UserError where it is no list of two names or more."""
+    try:
+        labels = read_json(path)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "brackets too deep in each other" if isinstance(error, RecursionError) else error
+        raise UserError(
+            f"{path}: not readable as JSON: {reason}. Write a list of names."
+        ) from error
+    names = labels if isinstance(labels, list) else []
+    if len(names) < 2 or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+        raise UserError(
+            f"{path}: must be a list of two or more different label names in the order of the "
+            f'class ids, e.g. ["no", "yes"]; got {str(labels)[:100]}.'
+        )
+    return names

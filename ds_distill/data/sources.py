@@ -24,12 +24,11 @@ from ds_distill.data import docstrings, questions, words
 from ds_distill.data.examples import build_once, convert, keep_per_class
 from ds_distill.data.groups import MARKS, with_marks, write_named
 from ds_distill.data.keys import content_keys
-from ds_distill.data.labels import distinct_labels, is_labelled
+from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
 from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.splits import folder_splits, hub_splits
 from ds_distill.data.words import WordColumns
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.files import read_json
 from ds_distill.parts.data import Columns
 from ds_distill.parts.tasks import Task
 
@@ -202,7 +201,7 @@ class ReaderSource(Source):
 
     def _declared_labels(self) -> list[str] | None:
         if self._folder is not None and (self._folder / "labels.json").is_file():
-            return _read_labels(self._folder / "labels.json")
+            return read_labels(self._folder / "labels.json")
         for split in self.splits:
             names = self._reader(split).label_names(self.task.data.columns.label)
             if names is not None:
@@ -374,23 +373,6 @@ def _missing_column(reader: Reader, key: str, name: str) -> UserError:
         f"{did_you_mean(name, present)} It has: {', '.join(present)}. "
         f"Choose one with task.data.columns.{key}=NAME."
     )
-
-
-def _read_labels(path: Path) -> list[str]:
-    try:
-        labels = read_json(path)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = "brackets too deep in each other" if isinstance(error, RecursionError) else error
-        raise UserError(
-            f"{path}: not readable as JSON: {reason}. Write a list of names."
-        ) from error
-    names = labels if isinstance(labels, list) else []
-    if len(names) < 2 or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
-        raise UserError(
-            f"{path}: must be a list of two or more different label names in the order of the "
-            f'class ids, e.g. ["no", "yes"]; got {str(labels)[:100]}.'
-        )
-    return names
 
 
 def has_labels(data: datasets.Dataset) -> bool:

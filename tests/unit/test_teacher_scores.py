@@ -11,6 +11,7 @@ import pytest
 
 from ds_distill.evaluation.label_order import doubt
 from ds_distill.recipe.load import validated
+from ds_distill.run.label_warnings import warn_of_teachers
 from ds_distill.run.teacher_scores import _focus, _ready, _teaches_nothing
 
 NAMES = ["a", "b", "c"]
@@ -84,3 +85,23 @@ def test_what_is_below_the_commonest_label_beyond_chance_stops(
     run: Any = SimpleNamespace(task=SimpleNamespace(of_words=of_words))
     reference: Any = SimpleNamespace(trained=trained)
     assert (found is not None and _teaches_nothing(run, reference, found)) is stops
+
+
+def test_a_checkpoint_that_is_only_evaluated_is_no_teacher_in_a_warning() -> None:
+    lines: list[str] = []
+    events: list[str] = []
+    log = SimpleNamespace(
+        info=lines.append, event=lambda kind, **about: events.append(about["text"])
+    )
+    found = doubt(np.eye(3)[[1, 1, 1, 1]], np.array([0, 0, 0, 1]), NAMES)
+    assert found is not None and found.is_worthless
+    run: Any = SimpleNamespace(log=log, kind=SimpleNamespace(doubt=lambda *given: found))
+    for name, role, called in (
+        ("ann", "teacher", "teacher ann"),
+        ("ann", "checkpoint", "checkpoint ann"),
+        ("checkpoint", "checkpoint", "checkpoint"),
+    ):
+        one: Any = SimpleNamespace(name=name, trained=True, label_map=None)
+        [text] = warn_of_teachers(run, "evaluate", "test", [one], {name: None}, None, role)  # type: ignore[arg-type]
+        assert text.startswith(f"{called}: accuracy 25.0% on test")
+        assert lines[-1] == f"WARNING: {text}" and events[-1] == text

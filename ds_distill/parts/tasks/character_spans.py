@@ -13,10 +13,10 @@ from ds_distill.parts.metric_settings import (
 )
 from ds_distill.parts.metrics import one_metric
 from ds_distill.parts.tags import SPAN_TAGS
-from ds_distill.parts.tasks.base import TaskSettings
+from ds_distill.parts.tasks.words import WordTask
 
 
-class CharacterSpans(TaskSettings):
+class CharacterSpans(WordTask):
     """Find all that answers a question in its context: any number of spans of its characters, also
     none. Each word of the context is in an answer or not, and is read at its first token, so
     teachers and student meet on words, whatever their tokenizers are. A run of words in an answer
@@ -25,7 +25,6 @@ class CharacterSpans(TaskSettings):
     that has no token in some model's view teaches nothing, and is in no predicted span."""
 
     has_classes: ClassVar[bool] = True
-    of_words: ClassVar[bool] = True
     of_questions: ClassVar[bool] = True
 
     type: Literal["character-spans"] = "character-spans"
@@ -40,20 +39,6 @@ class CharacterSpans(TaskSettings):
     def given_labels(self) -> list[str]:
         """The tags of words, which no recipe chooses."""
         return list(SPAN_TAGS)
-
-    @property
-    def cuts(self) -> bool:
-        return False
-
-    @property
-    def overlap(self) -> int:
-        """Of windows that hold as many words as tokens, which is the most there can be."""
-        return self.max_length // 4
-
-    @property
-    def row_share(self) -> float:
-        """As of token classification; the question's tokens, which are no rows, are few."""
-        return 0.75
 
 
 def _usage(task: CharacterSpans, pairs: bool) -> list[str]:

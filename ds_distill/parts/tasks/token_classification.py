@@ -13,16 +13,15 @@ from ds_distill.parts.metric_settings import (
 )
 from ds_distill.parts.metrics import one_metric
 from ds_distill.parts.tasks.labelled import LabelledTask
+from ds_distill.parts.tasks.words import WordTask
 
 
-class TokenClassification(LabelledTask):
+class TokenClassification(WordTask, LabelledTask):
     """Give each word a tag, such as that of the entity it is part of. A row is a list of words and
     a list of tags; the labels are the tags. A word is read at its first token, so teachers and
     student meet on words, whatever their tokenizers are. One that has no token in some model's view
     teaches nothing, and is predicted O in every score. A text too long for `max_length` is read in
     windows that share a quarter of their words; a word counts where it has most around it."""
-
-    of_words: ClassVar[bool] = True
 
     type: Literal["token-classification"] = "token-classification"
     max_length: Annotated[int, Field(ge=8, le=4096)] = 128
@@ -33,20 +32,6 @@ class TokenClassification(LabelledTask):
     metric: Annotated[MetricSettings, one_metric("words")] = EntityF1()
     """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
     others too."""
-
-    @property
-    def cuts(self) -> bool:
-        return False
-
-    @property
-    def overlap(self) -> int:
-        """Of windows that hold as many words as tokens, which is the most there can be."""
-        return self.max_length // 4
-
-    @property
-    def row_share(self) -> float:
-        """Tokenizers make 1.2 to 1.5 tokens of an English word (measured on the NER sets)."""
-        return 0.75
 
 
 class Untagged(TokenClassification):
@@ -59,7 +44,7 @@ def _usage(task: TokenClassification, pairs: bool) -> list[str]:
     return [
         'tag = pipeline("token-classification", model=".", aggregation_strategy="first")',
         f"tag.tokenizer.model_max_length = {task.max_length}  # it reads long texts in windows",
-        f'tag("a text of any length " * 1000, stride={task.max_length // 4})',
+        f'tag("a text of any length " * 1000, stride={task.overlap})',
     ]
 
 
