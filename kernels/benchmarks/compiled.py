@@ -139,7 +139,7 @@ def _cells(row: dict[str, Any], was: dict[str, Any] | None) -> list[str]:
     def sizes(kind: str) -> str:
         of = [sorted({int(size) for loop in one["loops"] for size in loop[kind]}) for one in both]
         now, *earlier = [", ".join(map(str, widths)) for widths in of]
-        return now + "".join(f" ({widths})" for widths in earlier)
+        return now + "".join(f" ({widths})" for widths in earlier if widths)
 
     def beside(name: str) -> str:
         def shown(value: Any) -> str:

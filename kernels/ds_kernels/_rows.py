@@ -312,8 +312,8 @@ def forward_rows(
     counted = row_mask(rows, num_rows)
     columns = granule(student, teacher, *([] if unit_gradient is None else [unit_gradient]))
     block, warps = row_tile(width, columns, warp_lanes(student.device))
-    # Two programs of 16 warps at a time, where nothing spills then.
-    plain = divergence == KL and bias_s is None and bias_t is None and columns > 1
+    # Two programs of 16 warps at a time, where nothing spills then: not in float64.
+    plain = divergence == KL and bias_s is None and bias_t is None and columns > 2
     if num_rows:
         _forward_kernel[(num_rows,)](
             student, teacher,
