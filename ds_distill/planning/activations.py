@@ -122,6 +122,7 @@ class Work:
     head_cost: Cost
     """Of what is beside the student's pass: the chunked term of a masked-LM."""
     teacher_passes: Mapping[str, Pass]
+    """Over one or more micro-batches."""
 
     @property
     def activations(self) -> int:
@@ -130,6 +131,8 @@ class Work:
 
     def largest(self, budget: int) -> int:
         """Most examples of a micro-batch within so many bytes."""
+        if self.teachers.here > budget:
+            return 0  # of a pass over a step's micro-batches, whatever their number is
         return min((self.student + self.head).largest(budget), self.teachers.largest(budget))
 
 
@@ -172,17 +175,28 @@ def student_work(
 
 
 def teacher_work(
-    teachers: Mapping[str, PlannedModel], shape: Shape, examples: int, head: Head | None
+    teachers: Mapping[str, PlannedModel],
+    shape: Shape,
+    examples: int,
+    head: Head | None,
+    together: int = 1,
 ) -> tuple[Growth, dict[str, Pass]]:
-    """(activations of the one that has most, pass of each) of live teachers."""
+    """(activations of the one that has most, pass of each) of live teachers.
+
+    together: micro-batches in one pass; of several the logits over a vocabulary are not made in it.
+    """
     logits = head is None or not head.chunked
     peaks, passes = [], {}
     for name, teacher in teachers.items():
 
-        def of(count: int) -> Pass:
+        def of(count: int, logits: bool = logits) -> Pass:
             return replace(shape.of(count, trains=False, fused=True), logits=logits)
 
-        peaks.append(Growth.of(lambda n, t=teacher: cost(t, of(n)).peak, examples))  # type: ignore[misc]
-        passes[name] = of(examples)
+        peak = Growth.of(lambda n, t=teacher: cost(t, of(n)).peak, examples)  # type: ignore[misc]
+        if together > 1:
+            whole = cost(teacher, of(together * examples, head is None)).peak
+            peak = replace(peak, here=max(peak.here, whole))
+        peaks.append(peak)
+        passes[name] = of(together * examples)
     most = max(peaks, key=lambda growth: growth.here, default=Growth())
     return most, passes

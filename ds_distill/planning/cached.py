@@ -11,11 +11,12 @@ from ds_distill.parts.codecs import TopK
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import TaskSettings
 from ds_distill.planning.activations import Shape, teacher_work
+from ds_distill.planning.communication import communication_seconds, sent_by_teachers
 from ds_distill.planning.examples import SplitFacts
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero, inference_states
 from ds_distill.planning.models import PlannedModel
-from ds_distill.planning.roofline import communication_seconds, pass_seconds
+from ds_distill.planning.roofline import pass_seconds
 
 _KEY = 16
 """Bytes of an example's content key."""
@@ -70,8 +71,8 @@ def cache_plan(
         most = max(most, held.total + peak.here)
         _, passes = teacher_work({teacher: model}, usual, batch, None)
         per_batch += pass_seconds(model, passes[teacher], device)
-        if zero.stage == 3:
-            per_batch += communication_seconds(0, sum(numels), 1, zero, device)
+        sent = sent_by_teachers({teacher: numels}, zero, passes=1)
+        per_batch += communication_seconds(sent, zero.ranks, device)
     rate = zero.ranks * batch / per_batch / task.variants if per_batch else 0.0
     each = sum(
         example_bytes(phase, task, model.config, model.classes, usual.length)

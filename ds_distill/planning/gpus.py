@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ds_distill.errors import UserError, did_you_mean
+from ds_distill.machine import machine_memory
 
 GIB = 2**30
 
@@ -32,8 +32,8 @@ class Device:
     link: float
     """Bytes a second that it can send to others of its machine."""
     network: float
-    """Bytes a second that it can send to other machines: an assumption, 400 Gbit/s where GPUs have
-    NVLink, else 100 Gbit/s."""
+    """Bytes a second of a network card of its machine: an assumption, 400 Gbit/s where machines
+    have a card for each GPU, else 100 Gbit/s."""
     has_bf16: bool
     source: str
     """Where the figures come from."""
@@ -44,6 +44,15 @@ class Device:
     launch: float = 5e-6
     """Seconds that a kernel takes at least: Python and torch have to start it."""
     per_machine: int = 8
+    cards: int = 8
+    """Network cards of a machine: an assumption, one for each GPU with NVLink of today, else one
+    in all."""
+    achieved_link: float = 0.7
+    """Share of the bytes a second of links and cards that collectives reach."""
+    link_latency: float = 1e-6
+    """Seconds of a message within a machine."""
+    network_latency: float = 10e-6
+    """Seconds of a message between machines."""
     reserve: float = 0.08
     """Share of the memory that torch cannot use: the driver's part, and fragments."""
 
@@ -67,16 +76,16 @@ def _gpu(
     bandwidth: float,
     link: float,
     *,
-    network: float = 50e9,
+    one_card: bool = False,
     has_bf16: bool = True,
     source: str = "NVIDIA's data sheet",
 ) -> Device:
-    """half, full: TFLOP/s. bandwidth, link: GB/s, the link's in one direction."""
+    """half, full: TFLOP/s. bandwidth, link: GB/s, the link's in one direction. one_card: of a
+    machine, for all its GPUs."""
     speeds = half * 1e12, full * 1e12, bandwidth * 1e9, link * 1e9
-    return Device(name, int(gib * GIB), *speeds, network, has_bf16, source)
+    network, cards = (12.5e9, 1) if one_card else (50e9, 8)
+    return Device(name, int(gib * GIB), *speeds, network, has_bf16, source, cards=cards)
 
-
-_PCIE = 12.5e9
 
 GPUS: dict[str, Device] = {
     device.name: device
@@ -84,15 +93,15 @@ GPUS: dict[str, Device] = {
         _gpu("b200", 179.0, 2250, 75, 7700, 900),
         _gpu("h200", 140.4, 989, 67, 4800, 450),
         _gpu("h100", 79.6, 989, 67, 3350, 450),
-        _gpu("h100-pcie", 79.6, 756, 51, 2000, 64, network=_PCIE),
+        _gpu("h100-pcie", 79.6, 756, 51, 2000, 64, one_card=True),
         _gpu("a100", 80.0, 312, 19.5, 2039, 300),
         _gpu("a100-40gb", 40.0, 312, 19.5, 1555, 300),
-        _gpu("l40s", 45.0, 362, 91.6, 864, 32, network=_PCIE),
-        _gpu("l4", 22.5, 121, 30.3, 300, 32, network=_PCIE),
-        _gpu("a10", 22.5, 125, 31.2, 600, 32, network=_PCIE),
-        _gpu("rtx4090", 24.0, 165, 82.6, 1008, 32, network=_PCIE),
-        _gpu("v100", 32.0, 125, 15.7, 900, 150, network=_PCIE, has_bf16=False),
-        _gpu("t4", 15.0, 65, 8.1, 320, 16, network=_PCIE, has_bf16=False),
+        _gpu("l40s", 45.0, 362, 91.6, 864, 32, one_card=True),
+        _gpu("l4", 22.5, 121, 30.3, 300, 32, one_card=True),
+        _gpu("a10", 22.5, 125, 31.2, 600, 32, one_card=True),
+        _gpu("rtx4090", 24.0, 165, 82.6, 1008, 32, one_card=True),
+        _gpu("v100", 32.0, 125, 15.7, 900, 150, one_card=True, has_bf16=False),
+        _gpu("t4", 15.0, 65, 8.1, 320, 16, one_card=True, has_bf16=False),
     )
 }
 """By the name that `--gpu` takes. Memory is what nvidia-smi shows."""
@@ -158,14 +167,13 @@ def _words(name: str) -> set[str]:
 def measured_cpu(ranks: int) -> Device:
     """A process of `ranks` on this machine's cores, measured in a second. Ranks share its memory
     and its speed."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     large = torch.ones(1024, 1024)
     half = large.bfloat16()
     words = torch.ones(16_000_000)
     small, out = torch.ones(8), torch.empty_like(words)
     return Device(
         name="cpu",
-        memory=memory // ranks,
+        memory=machine_memory() // ranks,
         half_flops=2 * 1024**3 / _seconds(lambda: half @ half) / ranks,
         full_flops=2 * 1024**3 / _seconds(lambda: large @ large) / ranks,
         bandwidth=2 * words.nbytes / _seconds(lambda: torch.mul(words, 2.0, out=out)) / ranks,
@@ -177,6 +185,8 @@ def measured_cpu(ranks: int) -> Device:
         achieved_bandwidth=1.0,
         launch=_seconds(lambda: small + small),
         per_machine=ranks,
+        cards=1,
+        link_latency=3e-4,
     )
 
 

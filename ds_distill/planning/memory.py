@@ -15,6 +15,9 @@ from typing import Any
 MASTER, MOMENTS = 4, 8
 """Bytes of an element's fp32 copy in the optimizer, and of AdamW's two moments."""
 
+WHOLE_LAYERS = 3
+"""Layers of sharded teachers that are whole at a time, at most, beside a weight that is larger."""
+
 
 @dataclass(frozen=True)
 class Zero:
@@ -28,20 +31,39 @@ class Zero:
     """With stage 3: the student is whole on each rank."""
     reduce_bucket: int = 500_000_000
     prefetch_bucket: int = 50_000_000
-    """Elements."""
+    """Elements, as all that follows."""
+    max_live: int = 1_000_000_000
+    """Of sharded weights that are whole at a time, beside those of the module that runs."""
+    max_reuse: int = 1_000_000_000
+    """Weights that are used again before so many others stay whole."""
 
     @staticmethod
-    def of(config: dict[str, Any], ranks: int, bytes_per_weight: int, resident: bool) -> Zero:
+    def of(
+        config: dict[str, Any],
+        ranks: int,
+        bytes_per_weight: int,
+        resident: bool,
+        teacher_layer: int = 0,
+    ) -> Zero:
+        """teacher_layer: elements of the largest layer of the live teachers, by which the engine
+        bounds what is whole at a time where the config does not; 0 without."""
         zero = config.get("zero_optimization", {})
+        bounds: dict[str, int] = {}
+        if teacher_layer:
+            whole = WHOLE_LAYERS * teacher_layer
+            bounds = {"prefetch_bucket": teacher_layer, "max_live": whole, "max_reuse": whole}
         given = {
             name: int(float(zero[key]))
             for name, key in (
                 ("reduce_bucket", "reduce_bucket_size"),
                 ("prefetch_bucket", "stage3_prefetch_bucket_size"),
+                ("max_live", "stage3_max_live_parameters"),
+                ("max_reuse", "stage3_max_reuse_distance"),
             )
             if key in zero and zero[key] != "auto"
         }
-        return Zero(int(zero.get("stage", 0)), ranks, bytes_per_weight, resident, **given)
+        stage = int(zero.get("stage", 0))
+        return Zero(stage, ranks, bytes_per_weight, resident, **{**bounds, **given})
 
 
 @dataclass(frozen=True)
@@ -84,7 +106,7 @@ def training_states(
             buffers=min(numel, zero.reduce_bucket) * size if zero.ranks > 1 else 0,
         )
     if zero.stage < 3:
-        share = sum(_padded(sum(group), zero.ranks) for group in groups)
+        share = sum(padded_share(sum(group), zero.ranks) for group in groups)
         reduced = max(
             sum(_overlapping(group, rank, zero.ranks) for group in groups)
             for rank in range(min(zero.ranks, 1024))
@@ -123,7 +145,7 @@ def inference_states(teachers: dict[str, Sequence[int]], zero: Zero) -> States:
     )
 
 
-def _padded(numel: int, ranks: int) -> int:
+def padded_share(numel: int, ranks: int) -> int:
     """A rank's share of a group: DeepSpeed pads groups to a multiple of twice the ranks."""
     return -(-numel // (2 * ranks)) * 2
 
@@ -131,7 +153,7 @@ def _padded(numel: int, ranks: int) -> int:
 def _overlapping(group: Sequence[int], rank: int, ranks: int) -> int:
     """Elements of the weights of which a rank has a part: the gradient of a weight across a
     boundary is whole on both sides, because each side has a view of it."""
-    share = _padded(sum(group), ranks)
+    share = padded_share(sum(group), ranks)
     first, last = rank * share, (rank + 1) * share
     edges = [0, *accumulate(group)]
     return sum(end - start for start, end in pairwise(edges) if start < last and end > first)
@@ -142,9 +164,10 @@ def _sharded(weights: Sequence[int], zero: Zero) -> int:
 
 
 def _gathered(teachers: dict[str, Sequence[int]], zero: Zero) -> int:
-    """Weights of sharded teachers that are whole at a time: the largest, and what is prefetched."""
+    """Weights of sharded teachers that are whole at a time: as many as the bound allows, and the
+    one that passes it."""
     if not teachers or zero.ranks == 1:
         return 0
     largest = max(max(weights) for weights in teachers.values())
     every = sum(sum(weights) for weights in teachers.values())
-    return min(largest + zero.prefetch_bucket, every) * zero.bytes_per_weight
+    return min(zero.max_live + largest, every) * zero.bytes_per_weight

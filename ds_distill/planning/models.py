@@ -31,7 +31,12 @@ from ds_distill.models.configuration import (
 )
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.layers import check_layers, cut_to_layers
-from ds_distill.models.load import checkpoint_activations, freeze_embeddings, set_dropout
+from ds_distill.models.load import (
+    checkpoint_activations,
+    freeze_embeddings,
+    layers_of,
+    set_dropout,
+)
 from ds_distill.planning.trace import Cost, Trace
 from ds_distill.recipe.references import resolve_model
 from ds_distill.views import PaddedView
@@ -119,6 +124,11 @@ class PlannedModel:
         block = getattr(body, "embeddings", embeddings)
         counts = {"embeddings": _numel(block), "layers": _numel(body) - _numel(block)}
         return {**counts, "head": _numel(model) - _numel(body)}
+
+    @cache  # noqa: B019  (a plan's few models)
+    def layer_numel(self) -> int:
+        """Elements of its largest layer."""
+        return max(map(_numel, layers_of(self.build())), default=0)
 
     @property
     def parameters(self) -> int:

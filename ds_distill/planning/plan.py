@@ -32,6 +32,8 @@ class Placement:
     activations: int
     head: int
     """Bytes of logits and of their derivatives, of a masked-LM's loss."""
+    signals: int
+    """Bytes of what live teachers said of a step's micro-batches, where that is held."""
     largest_micro_batch: int
     """Examples that fit; 0 where not even one does."""
     step: StepTime
@@ -40,7 +42,7 @@ class Placement:
 
     @property
     def total(self) -> int:
-        return self.states.total + self.activations + self.head
+        return self.states.total + self.activations + self.head + self.signals
 
     @property
     def fits(self) -> bool:

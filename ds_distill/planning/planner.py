@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import chain
-from typing import Any
 
 import torch
 
@@ -14,30 +11,18 @@ from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of
 from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.errors import UserError
-from ds_distill.losses import Term, TermInputs, build_terms
-from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import first_line
-from ds_distill.models.learning import weight_groups
-from ds_distill.models.load import freeze_embeddings
-from ds_distill.models.shared_head import SharedHeadBundle, share_head
 from ds_distill.parts.phases import Cache, Distil
 from ds_distill.parts.phases.base import TrainingPhase, training_name
 from ds_distill.parts.tasks import TASKS
-from ds_distill.planning.activations import Growth, Head, Shape, Work, student_work, teacher_work
+from ds_distill.planning.activations import Shape
 from ds_distill.planning.cached import CachePlan, cache_plan
 from ds_distill.planning.examples import SplitFacts, label_names, split_facts
 from ds_distill.planning.gpus import Device
-from ds_distill.planning.memory import Zero, training_states
+from ds_distill.planning.memory import Zero
 from ds_distill.planning.models import PlannedModel, planned_model
-from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Placement, Plan
-from ds_distill.planning.roofline import (
-    StepTime,
-    communication_seconds,
-    optimizer_seconds,
-    pass_seconds,
-    seconds,
-)
-from ds_distill.planning.trace import Trace
+from ds_distill.planning.placements import Job, Placements
+from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
 from ds_distill.recipe import Recipe
 
 
@@ -187,7 +172,18 @@ class Planner:
         config = deepspeed_config(self._deepspeed, phase, self.ranks)
         micro_batch, micro_steps = batch_shape(phase, self.ranks)
         split = self.split(number, phase.split)
-        parts = _Parts(self, number, phase, students, teachers, config)
+        facts = Job(
+            recipe,
+            phase,
+            self.device,
+            self.ranks,
+            students,
+            teachers,
+            self.labels(number) if task.has_classes else [],
+            split,
+            config,
+        )
+        parts = Placements(facts)
         own = Choice(
             int(config.get("zero_optimization", {}).get("stage", 0)),
             phase.teachers if isinstance(phase, Distil) else None,
@@ -228,7 +224,9 @@ class Planner:
         config = deepspeed_config(self._deepspeed, None, self.ranks)
         dtype = model_dtype(config)
         batch = phase.batch_size or PADDED_BATCH
-        zero = Zero.of(config, self.ranks, dtype.itemsize, self.recipe.student_resident)
+        layer = max((teacher.layer_numel() for teacher in teachers.values()), default=0)
+        resident = self.recipe.student_resident
+        zero = Zero.of(config, self.ranks, dtype.itemsize, resident, layer)
         splits = [self.split(number, split) for split in phase.splits]
         worst = self.shape(number, task.max_length, dtype)
         usual = self.shape(number, round(max(split.tokens for split in splits)), dtype)
@@ -260,137 +258,3 @@ class Planner:
             if here and isinstance(earlier, Cache) and phase.split in earlier.splits:
                 return earlier
         return Cache(splits=[phase.split], task=phase.task)
-
-
-class _Parts:
-    """What a job's placements share."""
-
-    def __init__(
-        self,
-        planner: Planner,
-        number: int,
-        phase: TrainingPhase,
-        students: Sequence[PlannedModel],
-        teachers: dict[str, PlannedModel],
-        config: dict[str, Any],
-    ) -> None:
-        self._planner, self._number, self._phase = planner, number, phase
-        self._students, self._teachers, self._config = students, teachers, config
-        self._student = students[0]
-        self._dtype = model_dtype(config)
-        with torch.device("meta"), Trace():
-            bundle = self._bundle()
-            _, groups = weight_groups(bundle)
-        self._trained = [[weight.numel() for weight in group.weights] for group in groups]
-        every = sum(weight.numel() for weight in bundle.parameters())
-        self._frozen = every - sum(map(sum, self._trained))
-        self._numels = {name: teacher.numels() for name, teacher in teachers.items()}
-
-    def _bundle(self) -> Bundle:
-        """What the phase trains, without memory and without teachers."""
-        models = {student.name: student.build() for student in self._students}
-        if self._phase.freeze_embeddings:
-            for model in models.values():
-                freeze_embeddings(model)
-        if len(models) == 1:
-            [model] = models.values()
-            return Bundle(model, {}, self._terms())
-        share_head(models, 0)
-        return SharedHeadBundle(models, {name: self._terms() for name in models})
-
-    def _terms(self) -> dict[str, Term]:
-        task = self._planner.recipe.task_of(self._phase)
-        widths = {name: teacher.config.hidden_size for name, teacher in self._teachers.items()}
-        labels = self._planner.labels(self._number) if task.has_classes else []
-        width = self._student.config.hidden_size
-        depths = {n: teacher.config.num_hidden_layers for n, teacher in self._teachers.items()}
-        depth = self._student.config.num_hidden_layers
-        inputs = TermInputs(width, widths, depth, depths, labels, [1] * len(labels), 0)
-        weighted = {
-            name: term.model_copy(update={"class_weights": None})
-            if hasattr(term, "class_weights")
-            else term
-            for name, term in self._phase.losses.items()
-        }
-        return build_terms(weighted, inputs)
-
-    def _head(self, live: bool) -> Head | None:
-        if self._student.classes is not None:
-            return None
-        linear = {"kl", "logit_mse"} & set(self._phase.losses)
-        chunked = bool(linear) and live and len(self._teachers) == 1
-        dense = "cross_entropy" in self._phase.losses or (bool(linear) and not chunked)
-        config = self._student.config
-        widths = [config.hidden_size, *(t.config.hidden_size for t in self._teachers.values())]
-        return Head(config.vocab_size, tuple(widths[:2]), dense, chunked)
-
-    def _work(self, choice: Choice, length: int, examples: int) -> Work:
-        planner, live = self._planner, choice.teachers == "live"
-        shape, head = planner.shape(self._number, length, self._dtype), self._head(live)
-        works = [
-            student_work(
-                student,
-                shape,
-                examples,
-                head,
-                checkpointing=choice.checkpointing,
-                freeze=self._phase.freeze_embeddings,
-                dropout=self._phase.dropout,
-            )
-            for student in self._students
-        ]
-        _, at_head, _, beside = works[0]
-        # Models that are trained together keep what the backward pass needs of all of them.
-        student = sum((activations for activations, *_ in works), Growth())
-        most, passes = teacher_work({}, shape, examples, head)
-        if live:
-            # See phases/distil.py.
-            full = self._dtype == torch.float32
-            autocast = shape.on_gpu and full and planner.device.has_bf16
-            of_teachers = replace(shape, dtype=torch.bfloat16) if autocast else shape
-            most, passes = teacher_work(self._teachers, of_teachers, examples, head)
-        return Work(student, at_head, most, [own for _, _, own, _ in works], beside, passes)
-
-    def placement(self, choice: Choice, micro_batch: int, micro_steps: int) -> Placement:
-        planner, device = self._planner, self._planner.device
-        config = {
-            **self._config,
-            "zero_optimization": {
-                **self._config.get("zero_optimization", {}),
-                "stage": choice.stage,
-            },
-        }
-        resident = planner.recipe.student_resident
-        zero = Zero.of(config, planner.ranks, self._dtype.itemsize, resident)
-        teachers = self._numels if choice.teachers == "live" else {}
-        states = training_states(self._trained, self._frozen, dict(teachers), zero)
-        task = planner.recipe.task_of(self._phase)
-        worst = self._work(choice, task.max_length, micro_batch)
-        split = planner.split(self._number, self._phase.split)
-        usual = self._work(choice, round(split.tokens), micro_batch)
-        trained = sum(map(sum, self._trained))
-        sharded = sum(map(sum, teachers.values()))
-        of_student = sum(
-            pass_seconds(student, own, device)
-            for student, own in zip(self._students, usual.student_passes, strict=True)
-        )
-        of_student += seconds(usual.head_cost, device, self._dtype)
-        of_teachers = (
-            pass_seconds(self._teachers[name], one, device)
-            for name, one in usual.teacher_passes.items()
-        )
-        step = StepTime(
-            teachers=micro_steps * sum(of_teachers),
-            student=micro_steps * of_student,
-            optimizer=optimizer_seconds(list(chain(*self._trained)), zero, device),
-            communication=communication_seconds(trained, sharded, micro_steps, zero, device),
-        )
-        return Placement(
-            choice,
-            states,
-            worst.activations,
-            worst.head.here,
-            worst.largest(device.usable - states.total),
-            step,
-            device.usable,
-        )

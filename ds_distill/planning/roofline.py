@@ -24,6 +24,8 @@ class StepTime:
     student: float = 0.0
     optimizer: float = 0.0
     communication: float = 0.0
+    hooks: float = 0.0
+    """DeepSpeed's, around each module at stage 3."""
 
     @property
     def total(self) -> float:
@@ -47,6 +49,14 @@ def pass_seconds(model: PlannedModel, of: Pass, device: Device) -> float:
     return measured_seconds(model, of) * device.per_machine  # ranks share the cores
 
 
+HOOK_SECONDS = 1.9e-3
+"""What DeepSpeed's hooks add to a teacher's layer at stage 3, in Python: 71 ms of 24 layers, 25 at
+stage 0, as tests/benchmarks/hook_time.py measured on one CPU rank. GPUs wait for it likewise."""
+
+STUDENT_HOOK_SECONDS = 5e-3
+"""Likewise of a student's layer, which has hooks on every module: 147 ms in that command."""
+
+
 def optimizer_seconds(numels: Sequence[int], zero: Zero, device: Device) -> float:
     """Of AdamW on a rank's share: each number is read and written once, gradients are read.
 
@@ -59,20 +69,3 @@ def optimizer_seconds(numels: Sequence[int], zero: Zero, device: Device) -> floa
     share = sum(numels) if zero.stage == 0 else sum(numels) / zero.ranks
     moved = share * (2 * (MASTER + MOMENTS) + 4 + zero.bytes_per_weight)
     return moved / (device.bandwidth * device.achieved_bandwidth)
-
-
-def communication_seconds(
-    trained: int, teachers: int, micro_steps: int, zero: Zero, device: Device
-) -> float:
-    """Of an optimizer step: gradients are reduced once and weights gathered, in a ring; sharded
-    teachers are gathered in each micro-step.
-
-    trained, teachers: elements.
-    """
-    if zero.ranks == 1:
-        return 0.0
-    link = device.link if zero.ranks <= device.per_machine else min(device.link, device.network)
-    around = (zero.ranks - 1) / zero.ranks * zero.bytes_per_weight
-    own = 2 * trained * (micro_steps if zero.stage > 1 else 1)
-    gathered = teachers * micro_steps if zero.stage == 3 else 0
-    return around * (own + gathered) / (link * device.efficiency)

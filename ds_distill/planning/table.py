@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ds_distill.planning.advice import advice
 from ds_distill.planning.gpus import GIB
 from ds_distill.planning.plan import BreakEven, JobPlan, Placement, Plan
+from ds_distill.planning.units import amount, duration
 
 _COLUMNS = (
     "run as",
@@ -16,6 +18,7 @@ _COLUMNS = (
     "buffers",
     "activations",
     "logits",
+    "signals",
     "total",
     "micro-batch",
     "step",
@@ -30,6 +33,7 @@ def plan_text(plan: Plan) -> str:
 
 def _lines(plan: Plan) -> Iterator[str]:
     device = plan.device
+    yield from advice(plan)
     yield (
         f"{plan.recipe}: {plan.ranks} x {device.name}, {device.memory / GIB:.1f} GiB each, of "
         f"which {device.usable / GIB:.1f} are counted on; GiB per rank"
@@ -58,7 +62,9 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"Times are estimates: {device.efficiency:.0%} of {device.half_flops / 1e12:,.3g} TFLOP/s "
         f"(16 bit) in matrix products, {device.achieved_bandwidth:.0%} of "
         f"{device.bandwidth / 1e9:,.0f} GB/s elsewhere, {device.launch * 1e6:.0f} us per kernel, "
-        f"nothing overlapping ({device.source})."
+        f"nothing overlapping ({device.source}); {device.achieved_link:.0%} of "
+        f"{device.link / 1e9:,.4g} GB/s between GPUs of a machine, and of {device.cards} x "
+        f"{device.network / 1e9:,.4g} GB/s between machines of {device.per_machine}."
     )
     for note in plan.notes:
         yield f"Note: {note}."
@@ -85,6 +91,7 @@ def _job(plan: Plan, job: JobPlan) -> Iterator[str]:
         "student": chosen.student,
         "optimizer": chosen.optimizer,
         "communication": chosen.communication,
+        "hooks": chosen.hooks,
     }
     shares = ", ".join(f"{name} {part / chosen.total:.0%}" for name, part in parts.items() if part)
     yield f"  a step: {shares}"
@@ -103,6 +110,7 @@ def _row(placement: Placement, chosen: bool) -> list[str]:
         states.buffers,
         placement.activations,
         placement.head,
+        placement.signals,
         placement.total,
     )
     return [
@@ -138,19 +146,3 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         yield "  " + "  ".join([first, *others])
-
-
-def duration(seconds: float) -> str:
-    """In the unit that fits."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds * 1e3:.1f} ms"
-
-
-def amount(size: float) -> str:
-    """Bytes, in the unit that fits."""
-    for unit, power in (("TB", 12), ("GB", 9), ("MB", 6)):
-        if size >= 10**power:
-            return f"{size / 10**power:.1f} {unit}"
-    return f"{size / 1000:.1f} kB"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ds_distill.planning.gpus import GIB, Device
-from ds_distill.planning.table import duration, table
+from ds_distill.planning.table import table
+from ds_distill.planning.units import duration
 from ds_distill.profiling.models import ProfiledModel
 from ds_distill.profiling.trainings import Profiled, parts_in_order
 

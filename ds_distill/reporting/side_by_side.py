@@ -20,7 +20,7 @@ from ds_distill.evaluation.saved import SavedPredictions
 from ds_distill.parts.metric_settings import MetricSettings
 from ds_distill.parts.metrics import METRICS
 from ds_distill.parts.phases import PHASES
-from ds_distill.planning.table import duration
+from ds_distill.planning.units import duration
 from ds_distill.reporting.evaluated import difference_cell, outcome_of, wide_note
 from ds_distill.reporting.tables import Cell, Table
 from ds_distill.reporting.verdict import answer_of, judge_of, settings_note, undefined_note

@@ -16,7 +16,7 @@ from ds_distill.models.configuration import load_config
 from ds_distill.parts.phases import Cache, Training
 from ds_distill.planning.cached import example_bytes
 from ds_distill.planning.examples import SplitFacts, split_facts
-from ds_distill.planning.table import amount
+from ds_distill.planning.units import amount
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
 

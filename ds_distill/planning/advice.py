@@ -1,0 +1,75 @@
+"""Which placement of teachers to take, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ds_distill.planning.gpus import GIB
+from ds_distill.planning.plan import BreakEven, JobPlan, Placement, Plan
+from ds_distill.planning.units import duration
+
+
+def advice(plan: Plan) -> Iterator[str]:
+    """A line for each training with teachers: what to take, and time and memory of each way."""
+    for job in plan.jobs:
+        pays = next((one for one in plan.break_even if one.phase == job.phase), None)
+        if pays is not None:
+            yield _of_job(job, pays)
+
+
+def _of_job(job: JobPlan, pays: BreakEven) -> str:
+    ways = {
+        "whole teachers on each GPU": _best(job, "live", (0, 1, 2)),
+        "sharded teachers": _best(job, "live", (3,)),
+        "cached teachers": _best(job, "cached", (0, 1, 2, 3)),
+    }
+    fitting = {way: one for way, one in ways.items() if one is not None and one.fits}
+    if not fitting:
+        return (
+            f"{job.phase}: nothing fits. Take larger GPUs or more of them, smaller micro-batches, "
+            f"or smaller models. {_each(ways)}."
+        )
+    cached = fitting.pop("cached teachers", None)
+    fastest = min(fitting, key=lambda way: fitting[way].step.total, default=None)
+    if cached is not None and (
+        fastest is None or pays.in_recipe > _passes(job, pays, fitting[fastest], cached)
+    ):
+        taken, why, one = "cached teachers", "", cached
+    else:
+        assert fastest is not None
+        taken, one = fastest, fitting[fastest]
+        why = "" if cached is None else ", because a cache does not pay"
+    return f"{job.phase}: take {taken}, at stage {one.choice.stage}{why}. {_each(ways)}."
+
+
+def _passes(job: JobPlan, pays: BreakEven, live: Placement, cached: Placement) -> float:
+    """As `BreakEven.passes`, against the fastest way with live teachers, not the recipe's."""
+    of_recipe = (job.placement(kind, job.chosen.choice) for kind in ("live", "cached"))
+    slow, fast = (0.0 if one is None else one.step.total for one in of_recipe)
+    saved = live.step.total - cached.step.total
+    return pays.passes * (slow - fast) / saved if saved > 0 and slow > fast else float("inf")
+
+
+def _best(job: JobPlan, teachers: str, stages: tuple[int, ...]) -> Placement | None:
+    """The fastest that fits, or the smallest where none does; with activation checkpointing as the
+    recipe has it."""
+    checkpointing = job.chosen.choice.checkpointing
+    found = [
+        one
+        for one in job.others
+        if (one.choice.teachers, one.choice.checkpointing) == (teachers, checkpointing)
+        and one.choice.stage in stages
+    ]
+    fitting = [one for one in found if one.fits]
+    if fitting:
+        return min(fitting, key=lambda one: (one.step.total, one.total))
+    return min(found, key=lambda one: one.total, default=None)
+
+
+def _each(ways: dict[str, Placement | None]) -> str:
+    return "; ".join(
+        f"{way} (stage {one.choice.stage}): {duration(one.step.total)} a step, "
+        f"{one.total / GIB:.1f} GiB{'' if one.fits else ', which does not fit'}"
+        for way, one in ways.items()
+        if one is not None
+    )

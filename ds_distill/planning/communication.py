@@ -1,0 +1,114 @@
+"""What DeepSpeed 0.19.8 sends in an optimizer step at each ZeRO stage, and how long that takes.
+
+The volumes are those of its source, and tests/distributed/test_planned_communication.py compares
+them with its communication log.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ds_distill.planning.gpus import Device
+from ds_distill.planning.memory import Zero, padded_share
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Collectives of one kind in an optimizer step."""
+
+    collective: Collective
+    of: Literal["gradients", "student", "teachers"]
+    bytes: int
+    """Of the whole tensors, all calls together: what is reduced, or what has been gathered."""
+    calls: int
+
+
+def sent_in_training(
+    groups: Sequence[Sequence[int]],
+    frozen: Sequence[int],
+    teachers: Mapping[str, Sequence[int]],
+    zero: Zero,
+    micro_steps: int,
+    teacher_passes: int,
+) -> list[Sent]:
+    """Of an engine that trains a student.
+
+    groups, teachers: as of `memory.training_states`. frozen: elements of each weight of the student
+        that is not trained. teacher_passes: how often each live teacher runs in a step.
+    """
+    if zero.ranks == 1:
+        return []
+    trained, size = sum(map(sum, groups)), zero.bytes_per_weight
+    buckets = -(-trained // zero.reduce_bucket)
+    if zero.stage < 3:
+        # Stage 2 reduces, like stage 1, by an all-reduce of which each rank keeps its share
+        # (`use_multi_rank_bucket_allreduce`), but in each micro-step.
+        times = micro_steps if zero.stage == 2 else 1
+        reduced = Sent("all_reduce", "gradients", times * trained * size, times * buckets)
+        if zero.stage == 0:
+            return [reduced]
+        flat = sum(padded_share(sum(group), zero.ranks) * zero.ranks for group in groups)
+        return [reduced, Sent("all_gather", "student", flat * size, len(groups))]
+    own = [*(numel for group in groups for numel in group), *frozen]
+    reduced = Sent(
+        "reduce_scatter",
+        "gradients",
+        micro_steps * _whole((n for group in groups for n in group), zero) * size,
+        micro_steps * buckets,
+    )
+    if zero.student_resident:
+        # After the step, weight by weight: what is resident has no buckets.
+        gathered = Sent("all_gather", "student", _whole(own, zero) * size, len(own))
+    else:
+        # Of what a forward pass has run, the backward pass uses the last part again soon enough for
+        # DeepSpeed to keep it; the other part is gathered twice.
+        whole = _whole(own, zero)
+        numel = micro_steps * (whole + max(0, whole - zero.max_reuse // 2))
+        calls = -(-numel // zero.prefetch_bucket)
+        gathered = Sent("all_gather", "student", numel * size, calls)
+    return [reduced, gathered, *sent_by_teachers(teachers, zero, teacher_passes)]
+
+
+def sent_by_teachers(teachers: Mapping[str, Sequence[int]], zero: Zero, passes: int) -> list[Sent]:
+    """To gather sharded teachers, which are released when they have run."""
+    if not teachers or zero.stage < 3 or zero.ranks == 1:
+        return []
+    every = [numel for numels in teachers.values() for numel in numels]
+    calls = -(-sum(every) // zero.prefetch_bucket)
+    size = _whole(every, zero) * zero.bytes_per_weight
+    return [Sent("all_gather", "teachers", passes * size, passes * calls)]
+
+
+def _whole(numels: Iterable[int], zero: Zero) -> int:
+    """Elements of weights that are padded to equal shares."""
+    return sum(math.ceil(numel / zero.ranks) * zero.ranks for numel in numels)
+
+
+def communication_seconds(sent: Iterable[Sent], ranks: int, device: Device) -> float:
+    """Of collectives in rings; none runs beside another, or beside computation.
+
+    A ring over several machines crosses between each two of them with every card that they have:
+    NCCL makes as many rings.
+    """
+    on_each = min(ranks, device.per_machine)
+    machines = -(-ranks // device.per_machine)
+    bandwidth, hops = device.link, (ranks - 1) * device.link_latency
+    if machines > 1:
+        bandwidth = min(bandwidth, device.network * min(device.cards, on_each))
+        hops = (ranks - machines) * device.link_latency + (machines - 1) * device.network_latency
+    rate = bandwidth * device.achieved_link
+    total = 0.0
+    for one in sent:
+        # Gloo scatters what it has reduced by an all-reduce.
+        twice = one.collective == "all_reduce" or (
+            one.collective == "reduce_scatter" and not device.is_gpu
+        )
+        rounds = 2 if twice else 1
+        moved = rounds * one.bytes * (ranks - 1) / ranks
+        total += moved / rate + one.calls * (rounds * hops + device.launch)
+    return total

@@ -1,0 +1,215 @@
+"""The ways of running a training: memory and time of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import torch
+
+from ds_distill.engine.precision import model_dtype
+from ds_distill.losses import Term, TermInputs, build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.models.learning import weight_groups
+from ds_distill.models.load import freeze_embeddings
+from ds_distill.models.shared_head import SharedHeadBundle, share_head
+from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.planning.activations import Growth, Head, Shape, Work, student_work, teacher_work
+from ds_distill.planning.communication import communication_seconds, sent_in_training
+from ds_distill.planning.examples import SplitFacts
+from ds_distill.planning.gpus import Device
+from ds_distill.planning.memory import Zero, training_states
+from ds_distill.planning.models import PlannedModel
+from ds_distill.planning.plan import Choice, Placement
+from ds_distill.planning.roofline import (
+    HOOK_SECONDS,
+    STUDENT_HOOK_SECONDS,
+    StepTime,
+    optimizer_seconds,
+    pass_seconds,
+    seconds,
+)
+from ds_distill.planning.trace import Trace
+from ds_distill.recipe import Recipe
+
+TOKENS_TOGETHER = 65_536
+"""Of a pass of live teachers over several micro-batches, at most."""
+
+
+def micro_batches_together(stage: int, micro_batch: int, micro_steps: int, length: int) -> int:
+    """Over how many micro-batches live teachers run at once: at stage 3 of a whole step, so that
+    their weights are gathered once."""
+    if stage < 3:
+        return 1
+    return min(micro_steps, max(1, TOKENS_TOGETHER // (micro_batch * length)))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training, and what it is planned for."""
+
+    recipe: Recipe
+    phase: TrainingPhase
+    device: Device
+    ranks: int
+    students: Sequence[PlannedModel]
+    """Those that are trained together."""
+    teachers: dict[str, PlannedModel]
+    labels: list[str]
+    """None for a task without classes."""
+    split: SplitFacts
+    config: dict[str, Any]
+    """DeepSpeed's."""
+
+
+class Placements:
+    """The ways of running a job, and what they share."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._phase = job, job.phase
+        self._students, self._teachers = job.students, job.teachers
+        self._student = job.students[0]
+        self._dtype = model_dtype(job.config)
+        with torch.device("meta"), Trace():
+            bundle = self._bundle()
+            _, groups = weight_groups(bundle)
+        self._trained = [[weight.numel() for weight in group.weights] for group in groups]
+        trained = {weight for group in groups for weight in group.weights}
+        self._frozen = [one.numel() for one in bundle.parameters() if one not in trained]
+        self._numels = {name: teacher.numels() for name, teacher in job.teachers.items()}
+
+    def _bundle(self) -> Bundle:
+        """What the phase trains, without memory and without teachers."""
+        models = {student.name: student.build() for student in self._students}
+        if self._phase.freeze_embeddings:
+            for model in models.values():
+                freeze_embeddings(model)
+        if len(models) == 1:
+            [model] = models.values()
+            return Bundle(model, {}, self._terms())
+        share_head(models, 0)
+        return SharedHeadBundle(models, {name: self._terms() for name in models})
+
+    def _terms(self) -> dict[str, Term]:
+        widths = {name: teacher.config.hidden_size for name, teacher in self._teachers.items()}
+        labels = self._job.labels
+        width = self._student.config.hidden_size
+        depths = {n: teacher.config.num_hidden_layers for n, teacher in self._teachers.items()}
+        depth = self._student.config.num_hidden_layers
+        inputs = TermInputs(width, widths, depth, depths, labels, [1] * len(labels), 0)
+        weighted = {
+            name: term.model_copy(update={"class_weights": None})
+            if hasattr(term, "class_weights")
+            else term
+            for name, term in self._phase.losses.items()
+        }
+        return build_terms(weighted, inputs)
+
+    def _head(self, live: bool) -> Head | None:
+        if self._student.classes is not None:
+            return None
+        linear = {"kl", "logit_mse"} & set(self._phase.losses)
+        chunked = bool(linear) and live and len(self._teachers) == 1
+        dense = "cross_entropy" in self._phase.losses or (bool(linear) and not chunked)
+        config = self._student.config
+        widths = [config.hidden_size, *(t.config.hidden_size for t in self._teachers.values())]
+        return Head(config.vocab_size, tuple(widths[:2]), dense, chunked)
+
+    def _work(self, choice: Choice, length: int, examples: int, together: int) -> Work:
+        live, device = choice.teachers == "live", self._job.device
+        share = self._job.recipe.task_of(self._phase).row_share
+        shape, head = Shape(length, share, self._dtype, device.is_gpu), self._head(live)
+        works = [
+            student_work(
+                student,
+                shape,
+                examples,
+                head,
+                checkpointing=choice.checkpointing,
+                freeze=self._phase.freeze_embeddings,
+                dropout=self._phase.dropout,
+            )
+            for student in self._students
+        ]
+        _, at_head, _, beside = works[0]
+        # Models that are trained together keep what the backward pass needs of all of them.
+        student = sum((activations for activations, *_ in works), Growth())
+        most, passes = teacher_work({}, shape, examples, head)
+        if live:
+            # See phases/distil.py.
+            full = self._dtype == torch.float32
+            autocast = shape.on_gpu and full and device.has_bf16
+            of_teachers = replace(shape, dtype=torch.bfloat16) if autocast else shape
+            most, passes = teacher_work(self._teachers, of_teachers, examples, head, together)
+        return Work(student, at_head, most, [own for _, _, own, _ in works], beside, passes)
+
+    def placement(self, choice: Choice, micro_batch: int, micro_steps: int) -> Placement:
+        recipe, device = self._job.recipe, self._job.device
+        section = {**self._job.config.get("zero_optimization", {}), "stage": choice.stage}
+        config = {**self._job.config, "zero_optimization": section}
+        resident = recipe.student_resident
+        teachers = self._numels if choice.teachers == "live" else {}
+        layer = max((self._teachers[name].layer_numel() for name in teachers), default=0)
+        zero = Zero.of(config, self._job.ranks, self._dtype.itemsize, resident, layer)
+        length = recipe.task_of(self._phase).max_length
+        together = micro_batches_together(zero.stage, micro_batch, micro_steps, length)
+        states = training_states(self._trained, sum(self._frozen), dict(teachers), zero)
+        worst = self._work(choice, length, micro_batch, together)
+        usual = self._work(choice, round(self._job.split.tokens), micro_batch, together)
+        of_student = sum(
+            pass_seconds(student, own, device)
+            for student, own in zip(self._students, usual.student_passes, strict=True)
+        )
+        of_student += seconds(usual.head_cost, device, self._dtype)
+        of_teachers = (
+            pass_seconds(self._teachers[name], one, device)
+            for name, one in usual.teacher_passes.items()
+        )
+        passes = -(-micro_steps // together)
+        sent = sent_in_training(self._trained, self._frozen, teachers, zero, micro_steps, passes)
+        step = StepTime(
+            teachers=micro_steps / together * sum(of_teachers),
+            student=micro_steps * of_student,
+            optimizer=optimizer_seconds(list(chain(*self._trained)), zero, device),
+            communication=communication_seconds(sent, zero.ranks, device),
+            hooks=self._hook_seconds(zero, teachers, micro_steps, passes),
+        )
+        held = together > 1 and teachers
+        signals = self._signals(micro_batch, micro_steps) if held else 0
+        return Placement(
+            choice,
+            states,
+            worst.activations,
+            worst.head.here,
+            signals,
+            worst.largest(device.usable - states.total - signals),
+            step,
+            device.usable,
+        )
+
+    def _hook_seconds(
+        self, zero: Zero, teachers: Iterable[str], micro_steps: int, passes: int
+    ) -> float:
+        if zero.stage < 3:
+            return 0.0
+        of_student = sum(student.config.num_hidden_layers for student in self._students)
+        of_teachers = sum(self._teachers[name].config.num_hidden_layers for name in teachers)
+        return micro_steps * of_student * STUDENT_HOOK_SECONDS + passes * of_teachers * HOOK_SECONDS
+
+    def _signals(self, micro_batch: int, micro_steps: int) -> int:
+        """Bytes of what all live teachers say of a step's micro-batches, which is held until the
+        last of them: logits, or features of a head over a vocabulary, and the states that terms
+        read."""
+        task = self._job.recipe.task_of(self._phase)
+        examples, rows = micro_batch * micro_steps, task.row_share
+        numbers = examples if rows is None else round(rows * examples * task.max_length)
+        terms = self._terms().values()
+        total = 0
+        for name, teacher in self._teachers.items():
+            layers = {layer for term in terms for layer in term.teacher_layers(name)}
+            width = teacher.config.hidden_size
+            each = width if teacher.classes is None else teacher.classes
+            total += numbers * (each + len(layers) * width)
+        return total * self._dtype.itemsize

@@ -1,0 +1,19 @@
+"""Numbers with the unit that fits them."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float) -> str:
+    """In the unit that fits."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def amount(size: float) -> str:
+    """Bytes, in the unit that fits."""
+    for unit, power in (("TB", 12), ("GB", 9), ("MB", 6)):
+        if size >= 10**power:
+            return f"{size / 10**power:.1f} {unit}"
+    return f"{size / 1000:.1f} kB"

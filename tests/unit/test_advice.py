@@ -1,0 +1,75 @@
+"""Which placement of teachers a plan's first line says to take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ds_distill.planning.advice import advice
+from ds_distill.planning.examples import SplitFacts
+from ds_distill.planning.gpus import GIB, GPUS
+from ds_distill.planning.memory import States
+from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Placement, Plan
+from ds_distill.planning.roofline import StepTime
+from ds_distill.planning.table import plan_text
+
+
+def placement(stage: int, teachers: str, gib: float, seconds: float) -> Placement:
+    states, step = States(round(gib * GIB)), StepTime(student=seconds)
+    choice = Choice(stage, teachers, checkpointing=False)
+    return Placement(choice, states, 0, 0, 0, 1, step, usable=10 * GIB)
+
+
+def plan(whole: float, sharded: float, passes: float, in_recipe: int = 7) -> Plan:
+    """Of so many GiB, where the recipe has sharded teachers."""
+    ways = [
+        placement(1, "live", whole, 0.2),
+        placement(2, "live", whole - 1, 0.3),
+        placement(3, "live", sharded, 1.0),
+        placement(1, "cached", 2.0, 0.1),
+        placement(3, "cached", 1.0, 0.4),
+    ]
+    split = SplitFacts("train", 100, 10.0)
+    job = JobPlan("distil", ["student"], 4, 2, 16, split, 50, ways[2], ways)
+    pays = BreakEven("distil", 10.0, passes, in_recipe)
+    return Plan("mine", GPUS["l4"], 8, [], [job], [], [pays])
+
+
+EACH = (
+    "whole teachers on each GPU (stage 1): 200.0 ms a step, 8.0 GiB; sharded teachers (stage 3): "
+    "1.0 s a step, 3.0 GiB; cached teachers (stage 1): 100.0 ms a step, 2.0 GiB."
+)
+
+
+@pytest.mark.parametrize(
+    ("whole", "sharded", "passes", "expected"),
+    [
+        (8.0, 3.0, 1.0, f"take cached teachers, at stage 1. {EACH}"),
+        # 1.5 passes with the recipe's way are 9 with the fastest live one: (1 - 0.4) / (0.2 - 0.1).
+        (
+            *(8.0, 3.0, 1.5),
+            f"take whole teachers on each GPU, at stage 1, because a cache does not pay. {EACH}",
+        ),
+        (10.5, 3.0, 9.0, "take whole teachers on each GPU, at stage 2, because a cache does not"),
+        (30.0, 3.0, 12.0, "take sharded teachers, at stage 3, because a cache does not pay."),
+        (30.0, 20.0, 9.0, "take cached teachers, at stage 1. whole teachers on each GPU (stage 2)"),
+    ],
+)
+def test_what_to_take(whole: float, sharded: float, passes: float, expected: str) -> None:
+    first, *_ = plan_text(plan(whole, sharded, passes)).splitlines()
+    assert first.startswith(f"distil: {expected}")
+
+
+def test_where_nothing_fits() -> None:
+    large = plan(30.0, 20.0, 1.0)
+    job = large.jobs[0]
+    others = [replace(one, usable=GIB // 2) for one in job.others]
+    nothing = replace(large, jobs=[replace(job, others=others)])
+    [line] = advice(nothing)
+    assert line.startswith("distil: nothing fits. Take larger GPUs")
+    assert line.count("which does not fit") == 3
+
+
+def test_a_recipe_without_teachers_has_no_advice() -> None:
+    assert list(advice(replace(plan(8.0, 3.0, 1.0), break_even=[]))) == []

@@ -1,0 +1,134 @@
+"""What a step sends, and how long: by hand, and what must hold for any model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ds_distill.planning.communication import (
+    Sent,
+    communication_seconds,
+    sent_by_teachers,
+    sent_in_training,
+)
+from ds_distill.planning.gpus import GPUS
+from ds_distill.planning.memory import Zero, training_states
+from ds_distill.planning.placements import micro_batches_together
+
+GROUPS, FROZEN = [[60, 41], [7]], [9]
+TEACHERS = {"one": [10, 5], "two": [100]}
+
+
+def sent(stage: int, micro_steps: int = 3, passes: int = 1, **changes: int) -> list[Sent]:
+    zero = Zero(stage, 2, 4, **changes)
+    return sent_in_training(GROUPS, FROZEN, TEACHERS, zero, micro_steps, passes)
+
+
+def test_each_stage_by_hand() -> None:
+    """108 weights of 4 bytes on two ranks; groups are padded to multiples of 4, weights of 2."""
+    reduced = Sent("all_reduce", "gradients", 432, 1)
+    assert sent(0) == [reduced]
+    assert sent(1) == [reduced, Sent("all_gather", "student", 4 * (104 + 8), 2)]
+    assert sent(2) == [Sent("all_reduce", "gradients", 3 * 432, 3), sent(1)[1]]
+    scattered = Sent("reduce_scatter", "gradients", 3 * 4 * (60 + 42 + 8), 3)
+    teachers = Sent("all_gather", "teachers", 4 * (10 + 6 + 100), 1)
+    own = 60 + 42 + 8 + 10
+    assert sent(3) == [scattered, Sent("all_gather", "student", 4 * own, 4), teachers]
+    assert sent(3, passes=2)[2] == Sent("all_gather", "teachers", 2 * 4 * 116, 2)
+    apart = sent(3, student_resident=False)
+    assert apart[1] == Sent("all_gather", "student", 3 * 4 * own, 1)
+    # What is used again too late is gathered for the backward pass, too.
+    apart = sent(3, student_resident=False, max_reuse=40)
+    assert apart[1].bytes == 3 * 4 * (own + own - 20)
+
+
+def test_one_rank_sends_nothing() -> None:
+    for stage in range(4):
+        assert sent_in_training(GROUPS, FROZEN, TEACHERS, Zero(stage, 1, 2), 4, 4) == []
+    assert sent_by_teachers(TEACHERS, Zero(2, 8, 2), 1) == []
+
+
+def test_a_ring_by_hand() -> None:
+    """1 GB on 64 H100: within each machine 450 GB/s, between machines 8 cards of 50."""
+    device = replace(GPUS["h100"], achieved_link=1.0, link_latency=0.0, network_latency=0.0)
+    device = replace(device, launch=0.0)
+    gathered = [Sent("all_gather", "teachers", 10**9, 1)]
+    reduced = [Sent("all_reduce", "gradients", 10**9, 1)]
+    assert communication_seconds(gathered, 8, device) == pytest.approx(7 / 8 / 450)
+    assert communication_seconds(gathered, 64, device) == pytest.approx(63 / 64 / 400)
+    assert communication_seconds(reduced, 64, device) == pytest.approx(2 * 63 / 64 / 400)
+    assert communication_seconds(gathered, 64, replace(device, cards=1)) == pytest.approx(
+        63 / 64 / 50
+    )
+    late = replace(device, link_latency=1e-6, network_latency=1e-5)
+    more = communication_seconds(gathered, 64, late) - communication_seconds(gathered, 64, device)
+    assert more == pytest.approx(56e-6 + 7e-5)
+    # Gloo scatters what an all-reduce has reduced.
+    scattered = [Sent("reduce_scatter", "gradients", 10**9, 1)]
+    on_cpu = replace(device, name="cpu")
+    assert communication_seconds(scattered, 8, device) == pytest.approx(7 / 8 / 450)
+    assert communication_seconds(scattered, 8, on_cpu) == pytest.approx(2 * 7 / 8 / 450)
+
+
+numels = st.lists(st.integers(1, 10**6), min_size=1, max_size=5)
+
+
+@given(
+    st.lists(numels, min_size=1, max_size=3),
+    numels,
+    numels,
+    st.integers(0, 3),
+    st.integers(2, 64),
+    st.integers(1, 8),
+    st.booleans(),
+)
+def test_more_of_anything_is_not_less_to_send(
+    groups: list[list[int]],
+    frozen: list[int],
+    teacher: list[int],
+    stage: int,
+    ranks: int,
+    micro_steps: int,
+    resident: bool,
+) -> None:
+    zero = Zero(stage, ranks, 2, resident)
+    device = GPUS["h100"]
+
+    def total(one: Zero = zero, steps: int = micro_steps, more: int = 0) -> tuple[int, float]:
+        teachers = {"one": teacher, **({"two": [more]} if more else {})}
+        found = sent_in_training(groups, frozen, teachers, one, steps, steps)
+        seconds = communication_seconds(found, one.ranks, device)
+        return sum(each.bytes for each in found), seconds
+
+    here, seconds = total()
+    assert total(steps=micro_steps + 1) >= (here, seconds)
+    assert total(replace(zero, bytes_per_weight=4))[0] == 2 * here
+    assert total(more=1000) >= (here, seconds)
+    if stage < 3:
+        assert total(more=1000) == (here, seconds)  # whole teachers are sent by nobody
+        assert total(replace(zero, stage=2)) >= total(replace(zero, stage=1))
+
+
+def test_live_teachers_run_once_a_step_at_stage_3() -> None:
+    assert micro_batches_together(1, 4, 8, 128) == 1
+    assert micro_batches_together(3, 4, 8, 128) == 8
+    assert micro_batches_together(3, 256, 8, 128) == 2  # of 65,536 tokens at most
+    assert micro_batches_together(3, 1024, 8, 128) == 1
+
+
+def test_what_is_whole_at_a_time_is_bounded() -> None:
+    """Three layers and the weight that passes that; a config's bound wins."""
+    layers = [[1000, 10] for _ in range(24)]
+    teachers = {"one": [20_000, *(numel for layer in layers for numel in layer)]}
+    config: dict[str, dict[str, int]] = {"zero_optimization": {"stage": 3}}
+    for largest, expected in ((20_000, 20_000 + 3 * 1010), (500, 1000 + 3 * 1010)):
+        teachers["one"][0] = largest
+        zero = Zero.of(config, 8, 2, resident=True, teacher_layer=1010)
+        found = training_states([[8]], 0, teachers, zero)
+        assert found.buffers == 2 * (500_000_000 + expected)
+    config["zero_optimization"]["stage3_max_live_parameters"] = 5000
+    zero = Zero.of(config, 8, 2, resident=True, teacher_layer=1010)
+    assert training_states([[8]], 0, teachers, zero).buffers == 2 * (500_000_000 + 6000)
