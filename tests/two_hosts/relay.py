@@ -32,6 +32,8 @@ class Way:
     """Seconds."""
     largest: int = 65536
     """Bytes of the largest that comes through."""
+    rate: float | None = None
+    """Bytes a second; None: as many as this process carries."""
 
 
 def tap(namespace: str, name: str) -> int:
@@ -48,7 +50,7 @@ def main() -> None:
     ends = [tap(*sys.argv[1:3]), tap(*sys.argv[3:5])]
     ways, draw = [Way(), Way()], random.Random(0)
     late: list[tuple[float, int, int, bytes]] = []
-    count = 0
+    count, free = 0, [0.0, 0.0]  # when the last frame of each direction has been sent
     events = select.poll()
     for source in (0, *ends):
         events.register(source, select.POLLIN)
@@ -71,7 +73,9 @@ def main() -> None:
                 way = ways[target]
                 if len(frame) <= way.largest and draw.random() >= way.loss:
                     count += 1
-                    heapq.heappush(late, (time.monotonic() + way.delay, count, target, frame))
+                    free[target] = max(free[target], time.monotonic())
+                    free[target] += len(frame) / way.rate if way.rate else 0.0
+                    heapq.heappush(late, (free[target] + way.delay, count, target, frame))
         while late and late[0][0] <= time.monotonic():
             _, _, target, frame = heapq.heappop(late)
             try:
