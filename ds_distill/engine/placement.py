@@ -14,7 +14,7 @@ from deepspeed.runtime.zero.partitioned_param_coordinator import (
     PartitionedParameterCoordinator,
     ZeRoTraceMode,
 )
-from deepspeed.utils.z3_leaf_module import set_z3_leaf_module
+from deepspeed.utils import set_z3_leaf_module
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations import HfDeepSpeedConfig

@@ -35,6 +35,7 @@ PRIVATE = {
     "these ops would be wrong",
     "_is_mkldnn_bf16_supported": "torch: the only word on whether a CPU computes in bf16",
     "_attn_implementation": "transformers: which attention a loaded model has",
+    "_clear_trace_structures": "deepspeed: forgets what the last kind of pass read",
     "_commit_hash": "transformers: the commit of the hub that a configuration came from",
     "_current_frames": "sys: documented; where the threads of a rank that hangs are",
     "_lazy_init_hp_params_optimizer_state": "deepspeed: links parameters to Adam's states, which "
@@ -51,7 +52,8 @@ PRIVATE = {
 
 MODULES = {
     "deepspeed.runtime.zero.parameter_offload": "a list of models that DeepSpeed never shortens",
-    "deepspeed.runtime.zero.partitioned_param_coordinator": "a cache that it never empties",
+    "deepspeed.runtime.zero.partitioned_param_coordinator": "a cache that it never empties, "
+    "and its record of what a pass reads, of which it has one for all kinds of pass",
     "torch.utils._python_dispatch": "TorchDispatchMode: where torch documents it to be",
     "torch.utils.flop_counter": "the operations of each operator, by FlopCounterMode's rules",
     "torch.utils.weak": "WeakIdKeyDictionary: storages have no equality",
