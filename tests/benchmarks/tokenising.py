@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from ds_distill.files import write_json
 from ds_distill.run.environment import describe_environment
@@ -73,7 +74,7 @@ def main() -> None:
     for number in range(given.turns):
         order = (True, False) if number % 2 else (False, True)
         found = {threads: turn(given.vocabulary, given.texts, threads) for threads in order}
-        row = {
+        row: dict[str, Any] = {
             "one_thread": dict(zip(("wall_seconds", "cpu_seconds"), found[False], strict=True)),
             "all_cores": dict(zip(("wall_seconds", "cpu_seconds"), found[True], strict=True)),
             "ratio": found[False][0] / found[True][0],
