@@ -25,7 +25,7 @@ from ds_distill.parts.terms import TermSettings, losses_of
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
-CLASSES, VOCABULARY = 4, 300
+CLASSES, VOCABULARY, LAYERS = 4, 300, 2
 LEARNING_RATE, STEPS, WARMUP_STEPS, TOTAL_STEPS = 1e-3, 4, 2, 6
 """The rate rises from 0 to 1e-3 over the first two steps and is 0.75e-3 in the fourth."""
 WEIGHT_DECAY = 1.0
@@ -37,6 +37,7 @@ MAX_GRAD_NORM = {
     "switch": 2.0,
     "many labels": 12.5,
     "partial": 5.4,
+    "layers": 7.7,
 }
 """By a scenario's task, or its batches. Between the norms of its steps: Adam does not see a factor
 that all of them share."""
@@ -68,7 +69,7 @@ def _make(task: str, name: str) -> Any:
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": WIDTHS[name],
-        "num_hidden_layers": 2,
+        "num_hidden_layers": LAYERS,
         "num_attention_heads": 2,
         "intermediate_size": 2 * WIDTHS[name],
         "max_position_embeddings": 40,
@@ -117,9 +118,14 @@ SWITCH: dict[str, dict[str, Any]] = {
 the pooler are not used; logits alone, so that the projections are not."""
 
 
+PAIRS = {"layers": [(0, 1), (2, 1)]}
+"""(student's, teacher's) that the hidden loss compares, by batches; of others the last ones."""
+
+
 def make_terms(task: str, kind: str, width: int, teacher_widths: dict[str, int]) -> dict[str, Term]:
     torch.manual_seed(11)  # projections
-    return build_terms(task_losses(task, kind), TermInputs(width, teacher_widths))
+    depths = dict.fromkeys(teacher_widths, LAYERS)
+    return build_terms(task_losses(task, kind), TermInputs(width, teacher_widths, LAYERS, depths))
 
 
 def task_losses(task: str, kind: str) -> dict[str, TermSettings]:
@@ -130,6 +136,9 @@ def task_losses(task: str, kind: str) -> dict[str, TermSettings]:
         return losses_of(SWITCH)
     if task == "masked-lm":
         return losses_of({"kl": kl, "cross_entropy": {}})
+    if kind == "layers":
+        kl |= {"divergence": "js", "weight": 100.0}
+        return losses_of({"kl": kl, "hidden_mse": {"layers": dict(PAIRS["layers"])}})
     rest = {"cross_entropy": {}, "logit_mse": {"weight": 0.1}, "hidden_mse": {}}
     return losses_of({"kl": kl, **rest})
 
@@ -289,7 +298,7 @@ def plain_loop(task: str, kind: str, policy: str) -> Trained:
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(rise, fall)
         batches = step_batches(task, kind, step)
-        parts = _losses(task, policy, student, teachers, projections, batches)
+        parts = _losses(task, kind, policy, student, teachers, projections, batches)
         if kind == "switch":
             now = {name: (one.get("from", 0), one.get("until", 1)) for name, one in SWITCH.items()}
             active = {n for n, (start, until) in now.items() if start <= step / STEPS < until}
@@ -310,6 +319,7 @@ def plain_loop(task: str, kind: str, policy: str) -> Trained:
 
 def _losses(
     task: str,
+    kind: str,
     policy: str,
     student: Any,
     teachers: dict[str, Any],
@@ -352,19 +362,31 @@ def _losses(
         else:
             distance = (target - logits["student"]).square().mean(-1)
             p, q = F.log_softmax(target / 2, -1), F.log_softmax(logits["student"] / 2, -1)
-            kl = 0.5 * 4.0 * (p.exp() * (p - q)).sum(-1)[counted].sum()
+            if kind == "layers":  # Jensen-Shannon
+                m = ((p.exp() + q.exp()) / 2).log()
+                apart = 200.0 * (p.exp() * (p - m) + q.exp() * (q - m)).sum(-1) / 2
+            else:
+                apart = (p.exp() * (p - q)).sum(-1)
+            kl = 0.5 * 4.0 * apart[counted].sum()
             ce = F.cross_entropy(scores, labels, reduction="sum")
         parts = {"cross_entropy": ce, "kl": kl}
         if task != "masked-lm":
-            parts["logit_mse"] = 0.1 * distance[counted].sum()
-            state = outputs["student"].hidden_states[-1][:, 0]
+            maps = iter(projections.values())  # a teacher's pairs, then the next one's
             parts["hidden_mse"] = sum(
-                (projections[name](state) - outputs[name].hidden_states[-1][:, 0].detach())
+                (
+                    next(maps)(outputs["student"].hidden_states[own][:, 0])
+                    - outputs[name].hidden_states[other][:, 0].detach()
+                )
                 .square()
                 .mean(-1)[counted]
                 .sum()
                 for name in teachers
+                for own, other in PAIRS.get(kind, [(-1, -1)])
             )
+            if kind == "layers":
+                del parts["cross_entropy"]
+            else:
+                parts["logit_mse"] = 0.1 * distance[counted].sum()
         sums = {name: sums.get(name, 0.0) + part for name, part in parts.items()}
     return {
         name: total / (labelled if name == "cross_entropy" else rows)

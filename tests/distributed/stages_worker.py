@@ -259,6 +259,7 @@ def main(folder: Path) -> None:
     for stage in (0, 3):
         name, config = f"partial_zero{stage}", f"zero{stage}_fp32"
         run(name, "classification", folder, config, batches="partial", policy="partial")
+    run("layers_zero3", "classification", folder, "zero3_fp32", batches="layers")
     run("masked_lm_zero1", "masked-lm", folder, "zero1_fp32")
     run("masked_lm_zero3", "masked-lm", folder, "zero3_fp32")
     run("masked_lm_sharded_student", "masked-lm", folder, "zero3_fp32", resident=False)

@@ -52,6 +52,8 @@ SCENARIOS = {
     },
     # The second teacher knows two of the four classes, one of them by two outputs.
     **{f"partial_zero{stage}": ("classification", "partial", "partial") for stage in (0, 3)},
+    # Embeddings and inner layers, a projection for each pair; the Jensen-Shannon divergence.
+    "layers_zero3": ("classification", "layers", "average"),
     "masked_lm_zero1": ("masked-lm", "even", "average"),
     # The teacher's head is tied to its sharded embeddings; the KL goes through linear_kl.
     "masked_lm_zero3": ("masked-lm", "even", "average"),
