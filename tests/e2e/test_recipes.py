@@ -156,6 +156,11 @@ def shorten(phase: Section) -> None:
     for key, few in (("epochs", 1), ("steps", 3), ("per_class", 4)):
         if phase.get(key) is not None:
             phase[key] = few
+    for loss in (phase.get("losses") or {}).values():
+        if isinstance(loss.get("layers"), dict):  # toys have few
+            loss["layers"] = {1: 1}
+    if any(layer > 0 for layer in phase.get("hidden") or ()):
+        phase["hidden"] = [1]
     if "learning_rate" in phase:
         phase |= {"batch_size": 16, "micro_batch_size": None}
 

@@ -225,6 +225,22 @@ def test_mt_bert_is_as_published() -> None:
         assert getattr(distil, key) == getattr(control, key), "the control differs in losses alone"
 
 
+def test_patient_kd_is_as_published() -> None:
+    recipe = load_recipe("patient-kd")
+    steps = phases(recipe)
+    cache, patient, vanilla = (steps[name] for name in ("cache", "distil", "distil-logits"))
+    depth, kept = 12, len(recipe.student.layers)
+    pairs = patient.losses["cosine"].pairs(kept, depth)
+    assert pairs == [(layer, 2 * layer) for layer in range(1, kept)], "PKD-skip, all but the last"
+    assert cache.hidden == [teacher for _, teacher in pairs]
+    beta = 100 / (len(pairs) * 768)  # of the authors' mean over layers and neurons
+    assert patient.losses["cosine"].weight == pytest.approx(2 * beta, rel=0.01)
+    assert set(vanilla.losses) == {"cross_entropy", "kl"}
+    assert {**vanilla.losses, "cosine": patient.losses["cosine"]} == patient.losses
+    small = phases(load_recipe("patient-kd", ["data_folder=x"], small=True))
+    assert small["distil"].losses["cosine"].pairs(3, 6) == [(1, 2), (2, 4)]
+
+
 def test_ca_mkd_is_compared_with_the_average() -> None:
     steps = phases(load_recipe("ca-mkd"))
     distil, control = steps["distil"], steps["control"]
