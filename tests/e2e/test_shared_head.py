@@ -28,10 +28,10 @@ from ds_distill.run.folder import RunFolder
 from ds_distill.run.training import _Training
 from tests.toys import TINY, save_tiny
 
+pytestmark = pytest.mark.further
+
 RANK = """
 from ds_distill import load_recipe, run_recipe
-
-pytestmark = pytest.mark.further
 
 run_recipe(load_recipe("together.yaml", ["deepspeed=zero3_fp32"]), "two")
 """
