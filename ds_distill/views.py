@@ -67,7 +67,7 @@ class PaddedView:
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> PaddedView:
-        """With `of` of each tensor in its place."""
+        """With what `of` makes of each tensor."""
         optional = (self.token_type_ids, self.positions, self.candidates)
         return PaddedView(
             of(self.input_ids),
@@ -140,7 +140,7 @@ class PackedView:
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def each(self, of: Callable[[torch.Tensor], torch.Tensor]) -> PackedView:
-        """With `of` of each tensor in its place."""
+        """With what `of` makes of each tensor."""
         optional = (self.token_type_ids, self.positions, self.candidates)
         return PackedView(
             of(self.input_ids),
@@ -175,8 +175,8 @@ def _join_padded(views: list[PaddedView]) -> PaddedView:
     for view in views:
         if view.positions is not None:
             own = view.input_ids.shape[1]
-            example, place = view.positions // own, view.positions % own
-            positions.append((before + example) * length + place)
+            example, position = view.positions // own, view.positions % own
+            positions.append((before + example) * length + position)
         before += view.num_examples
     input_ids = _padded([view.input_ids for view in views], 0)  # the mask hides them
     mask = _padded([view.attention_mask for view in views], 0)

@@ -81,7 +81,7 @@ class CrossEntropy(Term):
         return self.weight * losses
 
 
-_LOGIT_BYTES = {"cuda": 1 << 29, "cpu": 1 << 26}
+_LOGIT_BYTES = 1 << 29
 """Of logits that are alive at a time. Every further chunk reads the head's weight again."""
 
 
@@ -98,8 +98,7 @@ def _of_head(
     if not hasattr(F, "linear_cross_entropy"):
         return F.cross_entropy(head.logits().float(), labels, weights, reduction="none")
     features, weight = head.features, head.weight
-    budget = _LOGIT_BYTES.get(features.device.type, _LOGIT_BYTES["cpu"])
-    chunk = max(1, budget // (4 * len(weight)))
+    chunk = max(1, _LOGIT_BYTES // (4 * len(weight)))
     return F.linear_cross_entropy(
         features,
         weight,

@@ -69,6 +69,7 @@ def classifiers(folder: Path, body: Path) -> dict[str, dict[str, Any]]:
     return {"named": {"model": str(named)}, "turned": {"model": str(turned), "labels": order}}
 
 
+@pytest.mark.further
 def test_live_on_two_ranks_equals_cached(
     toy_settings: dict[str, Any], ds_distill: Any, tmp_path: Path
 ) -> None:

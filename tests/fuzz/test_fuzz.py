@@ -15,6 +15,7 @@ from series import outcome, series, targets
 from ds_distill.errors import UserError
 
 
+@pytest.mark.further
 def test_what_is_read_is_read_or_refused(tmp_path: Path) -> None:
     found = targets(tmp_path)
     for name, target in found.items():

@@ -34,6 +34,8 @@ from distillation_step import (
 from ds_distill.engine.world import World
 from ds_distill.views import PaddedView
 
+pytestmark = pytest.mark.further
+
 TINY = Setting("classification", "tiny", batch=4, length=20, steps=2, config="zero1_fp32")
 SETTINGS = {task: replace(TINY, task=task) for task in ("classification", "masked-lm")}
 FIGURES = {

@@ -29,6 +29,8 @@ from record import ARCHIVE, LOG_BYTES, SUMMARY, Record, shorten
 from run import Budget, do_all, install
 from steps import Step, all_passed_on, no_path_failed, ours_ran, stages_agree, steps
 
+pytestmark = pytest.mark.further
+
 GPU = Path(run.__file__).parent
 SUITE = '<a><testsuite tests="{}" failures="{}" errors="0" skipped="0">{}</testsuite></a>'
 

@@ -106,6 +106,7 @@ for command in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.further
 def test_every_command_is_offline_before_the_hubs_client_is_there(
     tmp_path: Path, toy_settings: dict[str, Any], command_environment: dict[str, str]
 ) -> None:

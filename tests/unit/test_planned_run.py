@@ -41,6 +41,7 @@ def notes(recipe: Recipe, device: Device, folder: Path) -> list[str]:
     return said
 
 
+@pytest.mark.further
 def test_what_does_not_fit_is_said_before_it_starts(recipe: Recipe, tmp_path: Path) -> None:
     roomy = GPUS["l4"]
     assert notes(recipe, roomy, tmp_path) == []

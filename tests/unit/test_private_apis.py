@@ -54,6 +54,7 @@ MODULES = {
     "deepspeed.runtime.zero.parameter_offload": "a list of models that DeepSpeed never shortens",
     "deepspeed.runtime.zero.partitioned_param_coordinator": "a cache that it never empties, "
     "and its record of what a pass reads, of which it has one for all kinds of pass",
+    "torch.autograd.function": "once_differentiable: where torch documents it to be",
     "torch.utils._python_dispatch": "TorchDispatchMode: where torch documents it to be",
     "torch.utils.flop_counter": "the operations of each operator, by FlopCounterMode's rules",
     "torch.utils.weak": "WeakIdKeyDictionary: storages have no equality",

@@ -164,7 +164,7 @@ def test_a_recipe_says_from(tmp_path: Path) -> None:
         ({"from": 1.5}, ["losses.kl.from", "less than or equal to 1", "given: 1.5"]),
         ({"from": 0.5, "until": 0.5}, ["losses.kl", "`from` (0.5) must be below `until` (0.5)"]),
         ({"frm": 0.5}, ["losses.kl.frm: unknown key. Did you mean `from`?"]),
-        ({"start": 0.5}, ["losses.kl.start: unknown key.", "Known here: from, temperature"]),
+        ({"start": 0.5}, ["losses.kl.start: unknown key.", "Known here: divergence, from"]),
     ],
 )
 def test_a_wrong_share_is_refused(
