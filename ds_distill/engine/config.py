@@ -92,6 +92,26 @@ def batch_shape(training: Training, num_ranks: int) -> tuple[int, int]:
     return -(-training.batch_size // (micro_steps * num_ranks)), micro_steps
 
 
+TOKENS_AT_ONCE = 2**16
+"""That a sharded teacher reads in one pass: each layer's weights are gathered once for them, and
+its activations are held of all. Not measured on a GPU."""
+
+LAYERS_WHOLE = 3
+"""Layers of sharded teachers that are whole at once: the one that computes, and those that are
+gathered meanwhile."""
+
+
+def micro_batches_together(stage: int, micro_batch: int, micro_steps: int, length: int) -> int:
+    """Over how many micro-batches live teachers run at once: at stage 3 over all of an optimizer
+    step, so that their weights are gathered once, or as many as have TOKENS_AT_ONCE.
+
+    micro_batch: examples. length: tokens of the longest one.
+    """
+    if stage < 3:
+        return 1
+    return min(micro_steps, max(1, TOKENS_AT_ONCE // (micro_batch * length)))
+
+
 def deepspeed_config(
     reference: str, training: Training | None, num_ranks: int, *, for_device: bool = True
 ) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
-from ds_distill.engine.config import zero_stage
+from ds_distill.engine.config import micro_batches_together, zero_stage
 from ds_distill.engine.placement import Traces, forget, gather_by_layer, keep_resident
 from ds_distill.engine.precision import is_half, model_dtype
 from ds_distill.engine.training_state import (
@@ -34,10 +34,6 @@ from ds_distill.types import Batch, Signals
 
 STATE = "training.safetensors"
 """A checkpoint's file of what is trained."""
-
-TOKENS_AT_ONCE = 2**16
-"""That a sharded teacher reads in one pass: each layer's weights are gathered once for them, and
-its activations are held of all. Not measured on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -68,23 +64,23 @@ class Engine:
         optimizer: OptimizerSettings | None = None,
         *,
         student_resident: bool = True,
-        max_length: int | None = None,
+        max_length: int = 1,
     ) -> None:
         """
         config: from `deepspeed_config`.
         optimizer: None for an engine that only runs inference.
         student_resident: with stage 3, keep the student whole on each rank.
         max_length: tokens of the longest example, by which sharded teachers read no more than
-            TOKENS_AT_ONCE; None: they read an optimizer step's at once.
+            TOKENS_AT_ONCE.
         """
         self.bundle = bundle
         self.world = world
         self._stage = zero_stage(config)
         self._micro_steps = int(config["gradient_accumulation_steps"])
-        self._at_once = self._micro_steps
-        if max_length is not None:
-            tokens = int(config["train_micro_batch_size_per_gpu"]) * max_length
-            self._at_once = max(1, TOKENS_AT_ONCE // tokens)
+        micro_batch = int(config["train_micro_batch_size_per_gpu"])
+        self._together = micro_batches_together(
+            self._stage, micro_batch, self._micro_steps, max_length
+        )
         self._optimizer = optimizer
         self._traces: Traces | None = None
         self._frozen = _frozen_weights(bundle) if optimizer and is_half(config) else {}
@@ -227,8 +223,8 @@ class Engine:
             return micro_batches
         signals: list[dict[str, Signals]] = []
         with torch.no_grad():
-            for start in range(0, self._micro_steps, self._at_once):
-                some = micro_batches[start : start + self._at_once]
+            for start in range(0, self._micro_steps, self._together):
+                some = micro_batches[start : start + self._together]
                 signals += self._forward("teachers", some)
         return [
             replace(batch, signals=own) for batch, own in zip(micro_batches, signals, strict=True)

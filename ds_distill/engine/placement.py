@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.integrations import HfDeepSpeedConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from ds_distill.engine.config import zero_stage
+from ds_distill.engine.config import LAYERS_WHOLE, zero_stage
 from ds_distill.models.load import layers_of
 from ds_distill.models.packed import parts_called
 
@@ -51,11 +51,6 @@ def keep_resident(config: dict[str, Any], modules: list[nn.Module]) -> dict[str,
     zero["stage3_param_persistence_threshold"] = numel
     zero["stage3_model_persistence_threshold"] = numel
     return {**config, "zero_optimization": zero}
-
-
-LAYERS_WHOLE = 3
-"""Layers of sharded teachers that are whole at once: the one that computes, and those that are
-gathered meanwhile."""
 
 
 def gather_by_layer(config: dict[str, Any], teachers: Iterable[PreTrainedModel]) -> dict[str, Any]:

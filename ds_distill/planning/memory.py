@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
+from ds_distill.engine.config import LAYERS_WHOLE
+
 MASTER, MOMENTS = 4, 8
 """Bytes of an element's fp32 copy in the optimizer, and of AdamW's two moments."""
-
-WHOLE_LAYERS = 3
-"""Layers of sharded teachers that are whole at a time, at most, beside a weight that is larger."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Zero:
         zero = config.get("zero_optimization", {})
         bounds: dict[str, int] = {}
         if teacher_layer:
-            whole = WHOLE_LAYERS * teacher_layer
+            whole = LAYERS_WHOLE * teacher_layer
             bounds = {"prefetch_bucket": teacher_layer, "max_live": whole, "max_reuse": whole}
         given = {
             name: int(float(zero[key]))

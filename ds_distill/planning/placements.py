@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ds_distill.engine.config import micro_batches_together
 from ds_distill.engine.precision import model_dtype
 from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
@@ -33,17 +34,6 @@ from ds_distill.planning.roofline import (
 )
 from ds_distill.planning.trace import Trace
 from ds_distill.recipe import Recipe
-
-TOKENS_TOGETHER = 65_536
-"""Of a pass of live teachers over several micro-batches, at most."""
-
-
-def micro_batches_together(stage: int, micro_batch: int, micro_steps: int, length: int) -> int:
-    """Over how many micro-batches live teachers run at once: at stage 3 of a whole step, so that
-    their weights are gathered once."""
-    if stage < 3:
-        return 1
-    return min(micro_steps, max(1, TOKENS_TOGETHER // (micro_batch * length)))
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from ds_distill.engine.config import deepspeed_config
-from ds_distill.engine.engine import TOKENS_AT_ONCE, Engine, OptimizerSettings
-from ds_distill.engine.placement import LAYERS_WHOLE, sharded_loading
+from ds_distill.engine.engine import Engine, OptimizerSettings
+from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
@@ -22,15 +22,9 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.parts.phases import Training
 from ds_distill.parts.policies import routing_of
 from ds_distill.parts.terms import losses_of
-from ds_distill.planning.memory import WHOLE_LAYERS
-from ds_distill.planning.placements import TOKENS_TOGETHER
 from ds_distill.routing import Router
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
-
-assert WHOLE_LAYERS == LAYERS_WHOLE and TOKENS_TOGETHER == TOKENS_AT_ONCE, (
-    "a plan without deepspeed"
-)
 
 world = World.start()
 ROWS, CLASSES = 2, 4

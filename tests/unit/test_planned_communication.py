@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ds_distill.engine.config import micro_batches_together
 from ds_distill.planning.communication import (
     Sent,
     communication_seconds,
@@ -16,7 +17,6 @@ from ds_distill.planning.communication import (
 )
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.memory import Zero, training_states
-from ds_distill.planning.placements import micro_batches_together
 
 GROUPS, FROZEN = [[60, 41], [7]], [9]
 TEACHERS = {"one": [10, 5], "two": [100]}

@@ -29,10 +29,9 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from ds_distill.engine import engine as engine_module
-from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine import config as engine_config
+from ds_distill.engine.config import LAYERS_WHOLE, deepspeed_config
 from ds_distill.engine.engine import Engine, OptimizerSettings
-from ds_distill.engine.placement import LAYERS_WHOLE
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
@@ -230,9 +229,9 @@ class Gathers:
         return found
 
 
-@pytest.mark.parametrize(("max_length", "times"), [(None, 1), (2**13, 2), (2**16, 4)])
+@pytest.mark.parametrize(("max_length", "times"), [(8, 1), (2**13, 2), (2**16, 4)])
 def test_a_teachers_weights_are_gathered_once_a_step(
-    world: World, monkeypatch: pytest.MonkeyPatch, max_length: int | None, times: int
+    world: World, monkeypatch: pytest.MonkeyPatch, max_length: int, times: int
 ) -> None:
     """Or once for every TOKENS_AT_ONCE."""
     engine = engine_of(world, max_length=max_length)
@@ -287,7 +286,7 @@ def test_losses_are_those_of_a_pass_per_micro_step(
 ) -> None:
     """To the bit where teachers read micro-batches one at a time; the student drops out the same,
     since teachers draw nothing."""
-    monkeypatch.setattr(engine_module, "TOKENS_AT_ONCE", 1)
+    monkeypatch.setattr(engine_config, "TOKENS_AT_ONCE", 1)
     one_by_one = losses_of_three_steps(engine_of(world, max_length=8))
     monkeypatch.undo()
     together = losses_of_three_steps(engine_of(world))
