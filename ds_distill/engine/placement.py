@@ -106,7 +106,7 @@ class Traces:
     def __init__(self, coordinator: PartitionedParameterCoordinator) -> None:
         self._coordinator = coordinator
         self._kind: Hashable = None
-        self._kept: dict[Hashable, dict[str, Any]] = {}
+        self._kept: dict[Hashable, tuple[int, dict[str, Any]]] = {}
 
     def turn_to(self, kind: Hashable) -> None:
         """Called before a pass, on every rank alike: it is one of that kind."""
@@ -115,20 +115,29 @@ class Traces:
         own = self._coordinator
         if own.is_record_trace():
             own.reset_step()  # the pass before was recorded whole
-        self._kept[self._kind] = {name: getattr(own, name) for name in _TRACE}
+        trace = {name: getattr(own, name) for name in _TRACE}
+        self._kept[self._kind] = _weights_of_others(trace), trace
         own._clear_trace_structures()
-        nothing = {_TRACE[0]: ZeRoTraceMode.INVALID}
-        for name, value in self._kept.get(kind, nothing).items():
+        weights, trace = self._kept.get(kind, (0, {}))
+        if weights != _weights_of_others(trace):  # a pass in between has read more
+            trace = {}
+        for name, value in {_MODE: ZeRoTraceMode.INVALID, **trace}.items():
             setattr(own, name, value)
         # A weight that a pass of one kind reads again stays whole until then, in another for good.
         _forget_releases()
         self._kind = kind
 
 
-_TRACE = tuple(
+_MODE, _MODULES, _ = _TRACE = tuple(
     f"_PartitionedParameterCoordinator__{name}"
     for name in ("trace_mode", "submodule_order", "param_order")
 )
+
+
+def _weights_of_others(trace: dict[str, Any]) -> int:
+    """How many weights the modules of a trace read that are other modules', such as a head's that
+    is tied to embeddings: DeepSpeed adds one where it first sees it."""
+    return sum(len(module._external_params) for module in trace.get(_MODULES, ()))
 
 
 def forget(model: nn.Module) -> None:

@@ -33,6 +33,7 @@ PRIVATE = {
     "_C": "torch: where the next name stands",
     "_are_functorch_transforms_active": "torch: whether torch.func runs, whose derivatives of "
     "these ops would be wrong",
+    "_external_params": "deepspeed: weights of other modules that a module reads",
     "_is_mkldnn_bf16_supported": "torch: the only word on whether a CPU computes in bf16",
     "_attn_implementation": "transformers: which attention a loaded model has",
     "_clear_trace_structures": "deepspeed: forgets what the last kind of pass read",

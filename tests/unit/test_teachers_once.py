@@ -274,6 +274,32 @@ def test_a_prediction_releases_what_a_step_would_keep(world: World) -> None:
     engine.close()
 
 
+def test_a_head_that_a_prediction_reads_is_no_surprise_to_other_passes(world: World) -> None:
+    """DeepSpeed counts it among the bundle's own weights from then on, which the records of other
+    kinds of pass lack: it raised an error."""
+    config = BertConfig(**SIZES)
+    models = [BertForMaskedLM(config), BertForMaskedLM(config)]
+    bundle = Bundle(models[0], {"t": models[1]}, build_terms(losses_of({"kl": {}}), TermInputs(16)))
+    training = Training(batch_size=8, micro_batch_size=4)
+    engine = Engine(
+        bundle,
+        deepspeed_config("zero3_fp32", training, 1),
+        world,
+        OptimizerSettings(0.01, 0.1, total_steps=10, warmup_steps=2),
+        student_resident=False,
+    )
+    views = dict.fromkeys(("student", "t"), view_of([5, 7, 3, 4], "tokens"))
+    batch = Batch.from_views(views)
+    losses = []
+    for step in range(4):
+        losses.append(float(engine.train_step([batch, batch])["loss"]))
+        if step:
+            engine.predict(batch, ["t"])
+            engine.predict(batch, ["student"])
+    engine.close()
+    assert losses[-1] < losses[0]
+
+
 def losses_of_three_steps(engine: Engine) -> list[dict[str, torch.Tensor]]:
     torch.manual_seed(1)
     found = [engine.train_step(micro_batches(step)) for step in range(3)]
