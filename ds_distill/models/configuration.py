@@ -357,9 +357,12 @@ def check_vocabulary(
             "vocabulary (tokenizer.json, vocab.txt or the like) is missing. Put it in the model's "
             "folder."
         )
-    if len(tokenizer) > config.vocab_size:
+    # What it sets around a text has ids of its own in tokenizer.json.
+    ids = [*tokenizer.get_vocab().values(), *tokenizer("a", "a")["input_ids"]]
+    tokens = max(len(tokenizer), 1 + max(ids))
+    if tokens > config.vocab_size:
         raise UserError(
-            f"model {reference!r}: its tokenizer has {len(tokenizer)} tokens, but its embeddings "
+            f"model {reference!r}: its tokenizer has {tokens} tokens, but its embeddings "
             f"only {config.vocab_size}. The tokenizer files belong to another model: put the right "
             "ones in its folder."
         )

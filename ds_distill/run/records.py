@@ -164,9 +164,26 @@ class Expertise(Record):
     comparison: Policies
 
 
+class Packages(_Part):
+    torch: str
+    deepspeed: str
+    transformers: str
+
+
+class Machine(_Part):
+    ranks: Count
+    gpus: list[str]
+    processor: str
+    cores: Count | None
+    packages: Packages
+
+
 class Results(_Part):
     """results.json."""
 
+    run: str | None = None
+    description: str | None = None
+    environment: Machine | None = None
     student: str | None = None
     task: str | None = None
     seconds: Number

@@ -13,6 +13,7 @@ from records import EVALUATION, LEVEL
 
 from ds_distill.errors import UserError
 from ds_distill.files import write_json
+from ds_distill.reporting.report import render_report
 from ds_distill.run.events import read_events
 from ds_distill.run.records import (
     Plan,
@@ -50,6 +51,7 @@ def test_what_a_run_writes_is_read_as_it_is(tmp_path: Path) -> None:
         ("phases", {}, "results.json: phases: "),
         ("seconds", "long", "seconds: "),
         ("student", 3, "student: "),
+        ("environment", {"packages": 2.5}, "environment.ranks: "),
         ("phases.0.kind", "dream", "phases.0: .*no kind of phase"),
         ("phases.0.kind", [], "phases.0: kind: "),
         ("phases.0.over", "dreams", "over: "),
@@ -72,6 +74,12 @@ def test_what_is_not_as_a_run_writes_it_is_named(
     write_json(tmp_path / "results.json", changed(place, value))
     with pytest.raises(UserError, match=rf"(?s){named}.* Copy the run again"):
         read_results(tmp_path / "results.json")
+
+
+def test_a_report_of_results_without_a_heading() -> None:
+    """Of an edited file: it lacks a name, a description, and where it ran."""
+    page = render_report({**RESULTS, "verdict": "", "uses": []})
+    assert "<h1></h1>" in page and "rank(s)" not in page
 
 
 @pytest.mark.parametrize("content", ["", "[]", "3", "[" * 5000, "{", "\xff", '{"phases": NaN}'])
