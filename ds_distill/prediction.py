@@ -19,7 +19,12 @@ from ds_distill.answering import Answerer
 from ds_distill.data.readers import check_text, kind_of, open_file
 from ds_distill.data.readers.text import lines_of
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
+from ds_distill.models.configuration import (
+    check_vocabulary,
+    load_config,
+    load_tokenizer,
+    usable_length,
+)
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import finite, load_classifier
 from ds_distill.models.reading import columns_of
@@ -142,6 +147,7 @@ def load_predictor(model: str | Path) -> Predictor:
         if kind.endswith(head)
     ]
     predictor: Predictor = _BY_HEAD[heads[0]](reference) if heads else Classifier(reference)
+    check_vocabulary(reference, config, predictor.tokenizer)
     predictor.columns = (*columns_of(config), *predictor.columns)
     return predictor
 

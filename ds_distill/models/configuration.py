@@ -357,9 +357,7 @@ def check_vocabulary(
             "vocabulary (tokenizer.json, vocab.txt or the like) is missing. Put it in the model's "
             "folder."
         )
-    # What it sets around a text has ids of its own in tokenizer.json.
-    ids = [*tokenizer.get_vocab().values(), *tokenizer("a", "a")["input_ids"]]
-    tokens = max(len(tokenizer), 1 + max(ids))
+    tokens = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
     if tokens > config.vocab_size:
         raise UserError(
             f"model {reference!r}: its tokenizer has {tokens} tokens, but its embeddings "

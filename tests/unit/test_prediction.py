@@ -293,6 +293,16 @@ def test_an_odd_limit_of_the_tokenizer_is_refused(limit: Any, tmp_path: Path) ->
         load_predictor(folder)
 
 
+def test_ids_beyond_the_embeddings_are_refused(tmp_path: Path) -> None:
+    """Also where there are no more tokens than embeddings: the model ended in an IndexError."""
+    folder = save(tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"][TOY_FILLERS[0]] = 5000
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="has 5001 tokens, but its embeddings only"):
+        load_predictor(folder)
+
+
 def test_half_a_character_is_no_text(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text(r'{"text": "a \ud83d b"}')
