@@ -94,11 +94,12 @@ def _no_logits(teachers: Mapping[str, Signals], target: Target | None) -> bool:
 def _of_head(
     head: VocabularyHead, labels: torch.Tensor, weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """Cross-entropy [k], k > 0, without [k, V] logits where torch can (2.13)."""
-    if not hasattr(F, "linear_cross_entropy"):
-        return F.cross_entropy(head.logits().float(), labels, weights, reduction="none")
+    """Cross-entropy [k], k > 0, where torch can (2.13) without more than _LOGIT_BYTES of logits:
+    they are computed again in the backward pass, a third more work, so fewer are kept."""
     features, weight = head.features, head.weight
     chunk = max(1, _LOGIT_BYTES // (4 * len(weight)))
+    if len(labels) <= chunk or not hasattr(F, "linear_cross_entropy"):
+        return F.cross_entropy(head.logits().float(), labels, weights, reduction="none")
     return F.linear_cross_entropy(
         features,
         weight,
