@@ -15,9 +15,10 @@ from ds_distill.data.word_windows import texts_of
 from ds_distill.data.words import NO_TOKEN, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.words import entities
-from ds_distill.models.configuration import load_config, load_tokenizer, usable_length
+from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import finite, load_token_classifier
+from ds_distill.models.tokenizer import load_tokenizer
 from ds_distill.parts.tags import OUTSIDE, SPAN_TAGS, are_entities
 
 

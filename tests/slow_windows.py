@@ -13,7 +13,7 @@ from ds_distill.data.question_windows import _cuts as cuts
 from ds_distill.data.question_windows import _trimmed as trimmed
 from ds_distill.data.word_tokens import owners, ranges
 from ds_distill.data.words import NO_TOKEN, words_of
-from ds_distill.models.configuration import tokens_fingerprint
+from ds_distill.models.tokenizer import tokens_fingerprint
 
 Tokenizers = list[PreTrainedTokenizerBase]
 

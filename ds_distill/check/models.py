@@ -13,14 +13,12 @@ from ds_distill.models.configuration import (
     CLASSIFIER_HEADS,
     Unreachable,
     check_encoder,
-    check_vocabulary,
     load_config,
-    load_tokenizer,
-    same_tokens,
     takes_packed,
     usable_length,
 )
 from ds_distill.models.layers import check_layers
+from ds_distill.models.tokenizer import check_vocabulary, load_tokenizer, same_tokens
 from ds_distill.models.weights import check_weights
 from ds_distill.parts.entry import imported
 from ds_distill.parts.phases.base import TrainingPhase

@@ -55,14 +55,15 @@ def suite(
     """
     from ds_distill.suite.load import load_suite
 
+    references = [word for word in checkpoints if "=" not in word]
     loaded = load_suite(suite, [word for word in checkpoints if "=" in word])
     data = [task.data.path for task in loaded.tasks.values()]
-    go_offline([word for word in checkpoints if "=" not in word], data, loaded.models_folder)
+    go_offline(references, data, loaded.models_folder)
     quiet_libraries()
     from ds_distill.suite.runs import check_suite, checkpoints_of, suite_runs
     from ds_distill.sweep.sweep import Sweep
 
-    given = checkpoints_of([word for word in checkpoints if "=" not in word])
+    given = checkpoints_of(references)
     names = [one.name for one in given]
     if reference is not None and reference not in names:
         raise UserError(
@@ -71,9 +72,9 @@ def suite(
         )
     path = folder or Path("runs") / loaded.name
     runs = suite_runs(loaded, given, path.absolute())
-    content = loaded.model_dump(mode="json")
     models = {one.name: one.model for one in given}
-    asked = Sweep(path, [*runs], {"suite": content, "checkpoints": models}, resume=resume)
+    content = {"suite": loaded.model_dump(mode="json"), "checkpoints": models}
+    asked = Sweep(path, [*runs], content, resume=resume)
     if not resume:
         for note in check_suite(runs):
             say(f"Note: {note}")

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ds_distill.data.groups import MARKS
 from ds_distill.data.keys import content_keys
 from ds_distill.data.lengths import token_lengths
-from ds_distill.models.configuration import tokenizer_fingerprint
+from ds_distill.models.tokenizer import tokenizer_fingerprint
 from ds_distill.progress import mark
 
 VERSION = 1

@@ -22,7 +22,7 @@ from ds_distill.data.cutting import cut, lists_of
 from ds_distill.data.groups import MARKS
 from ds_distill.data.word_tokens import WindowViews
 from ds_distill.data.words import Words, flat_lists, word_keys, words_of
-from ds_distill.models.configuration import tokenizer_fingerprint
+from ds_distill.models.tokenizer import tokenizer_fingerprint
 from ds_distill.parts.tags import IN_SPAN, OUTSIDE, SPAN_TAGS
 from ds_distill.progress import mark
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ds_distill.engine.accelerator  # noqa: F401  # isort: skip  (before deepspeed)
 import deepspeed
@@ -14,10 +14,10 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+from transformers import get_linear_schedule_with_warmup
 
 from ds_distill.engine.config import micro_batches_together, zero_stage
-from ds_distill.engine.placement import Traces, forget, gather_by_layer, keep_resident
+from ds_distill.engine.placement import Traces, forget, stage3_config
 from ds_distill.engine.precision import is_half, model_dtype
 from ds_distill.engine.training_state import (
     random_state,
@@ -89,25 +89,11 @@ class Engine:
             self._engine: Any = bundle.to(world.device, model_dtype(config))
             return
         if self._stage == 3:
-            teachers = [cast(PreTrainedModel, one) for one in bundle.teachers.values()]
-            config = gather_by_layer(config, teachers)
-        if optimizer is None:
-            config = _for_inference(config)
-        elif self._stage == 3 and student_resident:
-            config = keep_resident(config, bundle.trained)
-        elif self._stage == 3:
-            # DeepSpeed's default would leave every small parameter whole.
-            zero = {"stage3_param_persistence_threshold": 0, **config["zero_optimization"]}
-            config = {**config, "zero_optimization": zero}
+            config = stage3_config(
+                config, bundle, trains=optimizer is not None, student_resident=student_resident
+            )
         if optimizer is not None:
-            if self._stage == 3:
-                # DeepSpeed takes a module with sharded teachers for one that is in its dtype
-                # already, and would leave the student in fp32.
-                for module in bundle.trained:
-                    module.to(model_dtype(config))
-            if config.get("activation_checkpointing"):
-                for student in bundle.students.values():
-                    checkpoint_activations(student)
+            self._prepare(config)
         self._trained = [p for p in bundle.parameters() if p.requires_grad]
         adamw = None
         if optimizer is not None:
@@ -131,6 +117,17 @@ class Engine:
         self._reduces = self._stage != 0 or world.size > 1
         if not self._reduces:
             self._engine.enable_backward_allreduce = False
+
+    def _prepare(self, config: dict[str, Any]) -> None:
+        """What DeepSpeed leaves to be done with what is trained."""
+        if self._stage == 3:
+            # It takes a module with sharded teachers for one that is in its dtype already, and
+            # would leave the student in fp32.
+            for module in self.bundle.trained:
+                module.to(model_dtype(config))
+        if config.get("activation_checkpointing"):
+            for student in self.bundle.students.values():
+                checkpoint_activations(student)
 
     @property
     def learning_rate(self) -> float:
@@ -367,12 +364,6 @@ def _frozen_weights(bundle: Bundle) -> dict[nn.Parameter, torch.Tensor]:
         for weight in student.parameters()
         if not weight.requires_grad
     }
-
-
-def _for_inference(config: dict[str, Any]) -> dict[str, Any]:
-    """A stage 3 config without an optimizer, under which all weights are sharded."""
-    zero = {**config["zero_optimization"], "stage3_param_persistence_threshold": 0}
-    return {**config, "zero_optimization": zero}
 
 
 def _adamw(groups: list[WeightGroup], settings: OptimizerSettings) -> torch.optim.AdamW:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import ds_distill.engine.accelerator  # noqa: F401  # isort: skip  (before deepspeed)
 import torch
@@ -21,6 +21,7 @@ from transformers.integrations import HfDeepSpeedConfig
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from ds_distill.engine.config import LAYERS_WHOLE, zero_stage
+from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import layers_of
 from ds_distill.models.packed import parts_called
 
@@ -38,6 +39,24 @@ def sharded_loading(config: dict[str, Any]) -> Iterator[None]:
     finally:
         unset_hf_deepspeed_config()
         del holder
+
+
+def stage3_config(
+    config: dict[str, Any], bundle: Bundle, *, trains: bool, student_resident: bool
+) -> dict[str, Any]:
+    """A stage 3 config for an engine of a bundle.
+
+    trains: with an optimizer; without one all weights are sharded.
+    """
+    teachers = [cast(PreTrainedModel, teacher) for teacher in bundle.teachers.values()]
+    config = gather_by_layer(config, teachers)
+    if trains and student_resident:
+        return keep_resident(config, bundle.trained)
+    # DeepSpeed's default would leave every small parameter whole.
+    zero = {"stage3_param_persistence_threshold": 0, **config["zero_optimization"]}
+    if not trains:
+        zero["stage3_param_persistence_threshold"] = 0
+    return {**config, "zero_optimization": zero}
 
 
 def keep_resident(config: dict[str, Any], modules: list[nn.Module]) -> dict[str, Any]:

@@ -25,10 +25,7 @@ from transformers import (
 )
 
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.models.configuration import (
-    check_encoder,
-    load_config,
-)
+from ds_distill.models.configuration import check_encoder, load_config
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.layers import check_layers, cut_to_layers
 from ds_distill.models.load import (

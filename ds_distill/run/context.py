@@ -20,14 +20,10 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import new_folder
-from ds_distill.models.configuration import (
-    load_config,
-    load_tokenizer,
-    tokenizer_fingerprint,
-    tokens_fingerprint,
-)
+from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
 from ds_distill.models.packed import packed_attention, packed_backend
+from ds_distill.models.tokenizer import load_tokenizer, tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.parts.phases import Training
 from ds_distill.parts.tasks import TASKS
 from ds_distill.profiling.profiler import Profiler

@@ -37,8 +37,8 @@ from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import load_classifier
+from ds_distill.models.tokenizer import load_tokenizer
 from ds_distill.parts.tasks import SingleLabel
 from ds_distill.phases.cache_blocks import claims, write_blocks
 from ds_distill.phases.cache_missing import Missing

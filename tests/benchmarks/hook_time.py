@@ -19,7 +19,7 @@ from unittest.mock import patch
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from ds_distill.engine import engine as engine_module
+from ds_distill.engine import placement
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
@@ -46,7 +46,7 @@ def engine_of(world: World, config: str) -> Engine:
 
 def engines(world: World) -> dict[str, Engine]:
     found = {STAGE_0: engine_of(world, "zero0_fp32"), STAGE_3: engine_of(world, "zero3_fp32")}
-    with patch.object(engine_module, "gather_by_layer", lambda config, _: config):
+    with patch.object(placement, "gather_by_layer", lambda config, _: config):
         found[EVERY_MODULE] = engine_of(world, "zero3_fp32")
     return found
 

@@ -29,8 +29,8 @@ from transformers import (
 from ds_distill.data.plan import plan_epoch
 from ds_distill.engine.precision import resolved_name
 from ds_distill.files import write_json
-from ds_distill.models.configuration import load_tokenizer
 from ds_distill.models.load import load_classifier
+from ds_distill.models.tokenizer import load_tokenizer
 from ds_distill.parts.phases import Distil, FineTune
 from ds_distill.phases import distil, fine_tune
 from ds_distill.planning.gpus import find_device

@@ -15,7 +15,7 @@ from ds_distill import progress
 from ds_distill.data.batches import Examples, SequenceCollator
 from ds_distill.data.keys import content_keys
 from ds_distill.data.tokenise import TokenTable, tokenise
-from ds_distill.models.configuration import tokenizer_fingerprint, tokens_fingerprint
+from ds_distill.models.tokenizer import tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.progress import counted_by
 from ds_distill.types import Signals
 

@@ -35,7 +35,7 @@ from ds_distill.evaluation.spans import (
     SpanF1,
     SpanPredictions,
 )
-from ds_distill.models.configuration import load_tokenizer
+from ds_distill.models.tokenizer import load_tokenizer
 from ds_distill.parts.metric_settings import MetricSettings
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tags import IN_SPAN, SPAN_TAGS

@@ -41,9 +41,9 @@ from ds_distill.evaluation.answers import (
 )
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.losses import KL, CrossEntropy
-from ds_distill.models.configuration import load_tokenizer, tokens_fingerprint
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packed import packed_attention
+from ds_distill.models.tokenizer import load_tokenizer, tokens_fingerprint
 from ds_distill.parts.metric_settings import MetricSettings
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import ExtractiveQA

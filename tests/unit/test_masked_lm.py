@@ -27,8 +27,9 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import build_metrics, masked_lm_report
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.configuration import check_masked_lm, load_config, same_tokens
+from ds_distill.models.configuration import check_masked_lm, load_config
 from ds_distill.models.load import load_masked_lm
+from ds_distill.models.tokenizer import same_tokens
 from ds_distill.parts.tasks import Data, MaskedLM, SingleLabel
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.types import Signals

@@ -40,8 +40,8 @@ from ds_distill.evaluation.words import (
     WordF1,
     entities,
 )
-from ds_distill.models.configuration import load_tokenizer, tokens_fingerprint
 from ds_distill.models.encoder import read_signals
+from ds_distill.models.tokenizer import load_tokenizer, tokens_fingerprint
 from ds_distill.parts.metric_settings import EntityF1 as EntityF1Settings
 from ds_distill.parts.tags import are_entities, entity_types
 from ds_distill.parts.tasks import TokenClassification

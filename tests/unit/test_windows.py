@@ -24,7 +24,7 @@ from ds_distill.data.groups import MARKS
 from ds_distill.data.keys import content_keys
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.windows import split_long
-from ds_distill.models.configuration import tokenizer_fingerprint
+from ds_distill.models.tokenizer import tokenizer_fingerprint
 
 LETTERS = "abcdefgh"
 
