@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import termios
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,6 +35,16 @@ def left_of(environment: dict[str, str]) -> list[psutil.Process]:
             if mark == environment[MARK] and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def within(seconds: float, until: Callable[[], object]) -> bool:
+    """Whether something comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not until():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def prepare(terminal: int | None = None) -> None:

@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from processes import events, left_of, marked
+from processes import events, left_of, marked, within
 
 from ds_distill.engine.ports import free_port
 
@@ -41,15 +39,6 @@ def commands(folder: Path) -> dict[str, list[str]]:
             *("--folder", str(folder / "ds-distill")),
         ],
     }
-
-
-def wait(until: Callable[[], Any], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not until():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 @pytest.mark.further  # tests/unit/test_launcher.py has the two other launchers without a run
@@ -86,13 +75,13 @@ def test_a_killed_launcher_leaves_nothing(
                 assert process.poll() is None, (tmp_path / f"{folder.name}.log").read_text()
                 return any("loss" in event for event in events(folder))
 
-            assert wait(trains, 240), (tmp_path / f"{name}.log").read_text()
+            assert within(240, trains), (tmp_path / f"{name}.log").read_text()
             environment = environments[name]
             ranks = [one for one in left_of(environment) if "RANK" in one.environ()]
             assert len({one.environ()["RANK"] for one in ranks}) == 2
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-            gone = wait(lambda: not left_of(environment), 5)  # noqa: B023
+            gone = within(5, lambda: not left_of(environment))  # noqa: B023
             assert gone, (name, [one.cmdline() for one in left_of(environment)])
     finally:
         for environment in environments.values():

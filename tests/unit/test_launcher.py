@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from processes import left_of, marked
+from processes import left_of, marked, within
 
 from ds_distill.engine.ports import free_port
 
@@ -28,15 +26,6 @@ if os.environ["RANK"] == "1":
     ctypes.PyDLL(None).sleep(120)  # runs no other thread of Python
 time.sleep(120)
 """
-
-
-def within(seconds: float, until: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not until():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def ranks_of(environment: dict[str, str]) -> list[psutil.Process]:
