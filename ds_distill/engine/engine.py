@@ -220,7 +220,7 @@ class Engine:
             return micro_batches
         signals: list[dict[str, Signals]] = []
         with torch.no_grad():
-            for start in range(0, self._micro_steps, self._together):
+            for start in range(0, len(micro_batches), self._together):
                 some = micro_batches[start : start + self._together]
                 signals += self._forward("teachers", some)
         return [
@@ -242,7 +242,8 @@ class Engine:
                 parts = self._forward("look", batch)
             if bad := self._not_finite(parts):
                 left_out += 1
-            kept.append(leave_out(number, bad).to(self.world.device) if bad else batch)
+                [batch] = self._with_signals([leave_out(number, bad).to(self.world.device)])
+            kept.append(batch)
         return self._with_counts(kept), random_states, left_out
 
     def _fill_gradients(self) -> None:
