@@ -73,16 +73,27 @@ class CrossEntropy(Term):
             raise ValueError("cross_entropy needs class ids, and these labels are numbers: use mse")
         if self._class_weights is not None and self._class_weights.device != labels.device:
             self._class_weights = self._class_weights.to(labels.device)
-        if student.head is not None and _no_logits(teachers, target) and len(labels):
-            losses = _of_head(student.head, labels, self._class_weights)
+        head, weights = student.head, self._class_weights
+        if head is not None and _is_large(head) and _no_logits(teachers, target):
+            losses = _of_head(head, labels, weights)
         else:
             logits = student.logits.float()
-            losses = F.cross_entropy(logits, labels, self._class_weights, reduction="none")
+            losses = F.cross_entropy(logits, labels, weights, reduction="none")
         return self.weight * losses
 
 
 _LOGIT_BYTES = 1 << 29
 """Of logits that are alive at a time. Every further chunk reads the head's weight again."""
+
+
+def _rows_at_a_time(head: VocabularyHead) -> int:
+    return max(1, _LOGIT_BYTES // (4 * len(head.weight)))
+
+
+def _is_large(head: VocabularyHead) -> bool:
+    """Whether its logits are too many to keep them, and torch can do without (2.13): they are
+    computed again in the backward pass, a third more work."""
+    return len(head.features) > _rows_at_a_time(head) and hasattr(F, "linear_cross_entropy")
 
 
 def _no_logits(teachers: Mapping[str, Signals], target: Target | None) -> bool:
@@ -94,20 +105,15 @@ def _no_logits(teachers: Mapping[str, Signals], target: Target | None) -> bool:
 def _of_head(
     head: VocabularyHead, labels: torch.Tensor, weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """Cross-entropy [k], k > 0, where torch can (2.13) without more than _LOGIT_BYTES of logits:
-    they are computed again in the backward pass, a third more work, so fewer are kept."""
-    features, weight = head.features, head.weight
-    chunk = max(1, _LOGIT_BYTES // (4 * len(weight)))
-    if len(labels) <= chunk or not hasattr(F, "linear_cross_entropy"):
-        return F.cross_entropy(head.logits().float(), labels, weights, reduction="none")
+    """Cross-entropy [k] without [k, V] logits."""
     return F.linear_cross_entropy(
-        features,
-        weight,
+        head.features,
+        head.weight,
         labels,
         linear_bias=head.bias,
         weight=weights,
         reduction="none",
-        options=nn.LinearCrossEntropyOptions(batch_chunk_size=chunk),
+        options=nn.LinearCrossEntropyOptions(batch_chunk_size=_rows_at_a_time(head)),
     ).float()
 
 
