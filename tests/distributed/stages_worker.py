@@ -52,6 +52,8 @@ from ds_distill.views import PackedView, PaddedView
 
 world = World.start()
 results: dict[str, Any] = {}
+chosen = sys.argv[2:]
+"""Names of scenarios; all where none is given."""
 
 
 def known_experts() -> Fitted:
@@ -109,6 +111,8 @@ def run(
     save: bool = False,
 ) -> None:
     """Train STEPS steps; keep losses, gradients of the first step and final weights."""
+    if chosen and name not in chosen:
+        return
     accumulation = MICRO_BATCHES // world.size
     training = Training(
         batch_size=8 * MICRO_BATCHES, micro_batch_size=8, max_grad_norm=max_grad_norm(task, batches)

@@ -77,14 +77,14 @@ class Launch:
         return load_file(self.folder / f"{scenario}-{what}.safetensors")
 
 
-def launch(folder: Path, ranks: int) -> Launch:
+def launch(folder: Path, ranks: int, *scenarios: str) -> Launch:
     environment = {
         **os.environ,
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
     }
-    run_ranks([str(HERE / "stages_worker.py"), str(folder)], ranks, environment, folder)
+    run_ranks([str(HERE / "stages_worker.py"), str(folder), *scenarios], ranks, environment, folder)
     port = (folder / "port").read_text()
     left = list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"))
     assert not left, "shared memory is left behind"
@@ -99,6 +99,16 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     return launch(tmp_path_factory.mktemp("one"), 1)
+
+
+FOUR = ("zero1_fp32", "zero3_fp32", "uneven_zero3", "switch_zero3", "partial_zero3")
+FOUR += ("masked_lm_zero3", "packed uneven")
+"""With four ranks, one micro-batch for each of them."""
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    return launch(tmp_path_factory.mktemp("four"), 4, *FOUR)
 
 
 def assert_same_losses(
@@ -155,8 +165,13 @@ def test_two_ranks_equal_one(
     assert_same_losses(two_ranks.losses(name), one_rank.losses(name), tolerance)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("ranks", ["two_ranks", "one_rank"])
+@pytest.mark.parametrize(
+    ("ranks", "scenario"),
+    [
+        *((ranks, scenario) for ranks in ("two_ranks", "one_rank") for scenario in SCENARIOS),
+        *(pytest.param("four_ranks", one, marks=pytest.mark.further) for one in FOUR),
+    ],
+)
 def test_equals_a_plain_loop(scenario: str, ranks: str, request: pytest.FixtureRequest) -> None:
     """Losses of all steps, the gradient of the first over all rows together, and the weights
     after the last: what clipping, weight decay and the schedule made of the gradients."""

@@ -39,8 +39,10 @@ from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import layers_of
 from ds_distill.models.packed import ATTENTION
 from ds_distill.parts.phases import Training
+from ds_distill.parts.policies import routing_of
 from ds_distill.parts.terms import losses_of
-from ds_distill.routing import Router
+from ds_distill.routing import ExpertiseTable, Fitted, Router
+from ds_distill.routing.gate import Gate
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PackedView, PaddedView, View, join
 
@@ -157,16 +159,24 @@ def world() -> Iterator[World]:
 MICRO_STEPS = 4
 
 
-def engine_of(world: World, config: str = "zero3_fp32", **options: Any) -> Engine:
+def engine_of(
+    world: World,
+    config: str = "zero3_fp32",
+    router: Router | None = None,
+    checkpointing: bool = False,
+    **options: Any,
+) -> Engine:
     teachers = {name: make_student(0.3) for name in ("first", "second")}
     for number, teacher in enumerate(teachers.values()):
         with torch.no_grad():
             teacher.classifier.weight.mul_(torch.tensor([[1.0], [1.0 + number], [0.5]]))
     settings = {"kl": {}, "cross_entropy": {}, "hidden_mse": {}}
     terms = build_terms(losses_of(settings), TermInputs(8, {name: 8 for name in teachers}))
-    training = Training(batch_size=4 * MICRO_STEPS, micro_batch_size=4)
+    training = Training(
+        batch_size=4 * MICRO_STEPS, micro_batch_size=4, activation_checkpointing=checkpointing
+    )
     return Engine(
-        Bundle(make_student(0.3), teachers, terms, Router("average")),
+        Bundle(make_student(0.3), teachers, terms, router or Router("average")),
         deepspeed_config(config, training, 1),
         world,
         OptimizerSettings(0.01, 0.1, total_steps=10, warmup_steps=2),
@@ -323,6 +333,63 @@ def test_losses_are_those_of_a_pass_per_micro_step(
         for name, value in expected.items():
             assert torch.equal(one_by_one[step][name], value), (step, name)
             torch.testing.assert_close(together[step][name], value, rtol=1e-5, atol=1e-6)
+
+
+def gate_on_states() -> Router:
+    """It follows scores and states of both teachers."""
+    classes, width, names = 3, 8, ("first", "second")
+    generator = torch.Generator().manual_seed(2)
+    reads = len(names) * (classes + 1 + width)
+    gate = Gate(torch.randn(reads, classes, generator=generator), torch.zeros(classes), True)
+    table = ExpertiseTable.from_json(
+        {
+            "teachers": [*names],
+            "labels": ["a", "b", "c"],
+            "correct": [[1, 1, 1], [1, 1, 1]],
+            "total": [1, 1, 1],
+        }
+    )
+    keys = torch.zeros(0, 2, dtype=torch.int64)
+    temperatures = dict.fromkeys(names, 1.5)
+    fitted = Fitted(table, temperatures, {}, torch.zeros(classes), gate, keys)
+    return Router(routing_of("gate"), fitted=fitted)
+
+
+def test_a_gate_reads_the_states_of_each_micro_batch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = losses_of_three_steps(engine_of(world, router=gate_on_states()))
+    average = losses_of_three_steps(engine_of(world))
+    monkeypatch.setattr(Engine, "_with_signals", lambda _, batches: batches)
+    live = losses_of_three_steps(engine_of(world, router=gate_on_states()))
+    for step, expected in enumerate(live):
+        assert abs(average[step]["kl"] - expected["kl"]) > 0.01 * expected["kl"], step
+        for name, value in expected.items():
+            torch.testing.assert_close(together[step][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_activations_may_be_computed_again(world: World) -> None:
+    plain = losses_of_three_steps(engine_of(world))
+    again = losses_of_three_steps(engine_of(world, checkpointing=True))
+    for step, expected in enumerate(plain):
+        for name, value in expected.items():
+            torch.testing.assert_close(again[step][name], value, rtol=1e-6, atol=1e-6)
+
+
+def test_a_training_goes_on_in_the_middle(world: World, tmp_path: Path) -> None:
+    """To the bit: what teachers said of a step is in no checkpoint."""
+    whole = losses_of_three_steps(engine_of(world))
+    engine = engine_of(world)
+    torch.manual_seed(1)
+    engine.train_step(micro_batches(0))
+    engine.save(tmp_path)
+    engine.close()
+    engine = engine_of(world)
+    engine.load(tmp_path)
+    for step in (1, 2):
+        for name, value in engine.train_step(micro_batches(step)).items():
+            assert torch.equal(value, whole[step][name]), (step, name)
+    engine.close()
 
 
 def test_what_takes_the_place_of_a_micro_batch_is_read_as_others(
