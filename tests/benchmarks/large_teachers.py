@@ -1,11 +1,13 @@
-"""Three 24-layer teachers and a student in one engine: what each rank holds.
+"""Three 24-layer teachers and a student in one engine: what each rank holds, where the time of a
+step goes, and what the plan says of both.
 
     deepspeed --num_gpus 2 tests/benchmarks/large_teachers.py --output held.json
+    deepspeed --num_gpus 2 tests/benchmarks/large_teachers.py --micro-steps 4 --steps 6
 
 BERT-large, RoBERTa-large and DeBERTa-v3-large at their real sizes and vocabularies, random
-weights, sharded by ZeRO stage 3 beside a DistilBERT-sized student; two distillation steps.
-Runs on GPUs, where teachers that can are asked without padding, and on CPU ranks with
-DS_ACCELERATOR=cpu.
+weights, sharded by ZeRO stage 3 beside a DistilBERT-sized student; a few distillation steps, of
+which the first two are not counted in the parts. Runs on GPUs, where teachers that can are asked
+without padding, and on CPU ranks with DS_ACCELERATOR=cpu.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import argparse
 import resource
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from planned_step import planned_steps
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
@@ -27,7 +31,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from ds_distill.engine.config import deepspeed_config
+from ds_distill.engine.config import deepspeed_config, zero_stage
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.placement import held_bytes, sharded_loading
 from ds_distill.engine.precision import model_dtype
@@ -39,12 +43,18 @@ from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.parts.phases import Training
 from ds_distill.parts.policies import routing_of
 from ds_distill.parts.terms import losses_of
+from ds_distill.planning.gpus import measured_cpu, own_gpu
 from ds_distill.routing import Router
 from ds_distill.run.environment import describe_environment
+from ds_distill.timers import Timers, timing
 from ds_distill.types import Batch
 from ds_distill.views import PackedView, PaddedView, View
 
-CLASSES, STEPS = 6, 2
+CLASSES = 6
+FIRST = 2
+"""Steps in which DeepSpeed looks at what is read, and kernels are compiled."""
+HUB = ("google-bert/bert-large-uncased", "FacebookAI/roberta-large", "microsoft/deberta-v3-large")
+STUDENT = "distilbert/distilbert-base-uncased"
 _LARGE: dict[str, Any] = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
@@ -78,14 +88,20 @@ def configurations() -> dict[str, PreTrainedConfig]:
     }
 
 
-def distil_two_steps(
-    world: World, config_name: str, batch: int, length: int, layers: int = 24
+def distil(
+    world: World,
+    config_name: str,
+    batch: int,
+    length: int,
+    layers: int,
+    micro_steps: int,
+    count: int,
 ) -> dict[str, Any]:
-    """Build the bundle, take the steps, and return what this run measured of each rank."""
+    """Build the bundle, take `count` steps, and return what this run measured of each rank."""
     larges = configurations()
     for large in larges.values():
         large.num_hidden_layers = layers
-    training = Training(batch_size=batch * world.size)
+    training = Training(batch_size=batch * micro_steps * world.size, micro_batch_size=batch)
     config = deepspeed_config(config_name, training, world.size)
     torch.manual_seed(0)
     student = AutoModelForSequenceClassification.from_config(DistilBertConfig(num_labels=CLASSES))
@@ -108,25 +124,52 @@ def distil_two_steps(
     terms = build_terms(losses, TermInputs(768))
     bundle = Bundle(student, teachers, terms, Router(routing_of(policy="average")))
     engine = Engine(bundle, config, world, OptimizerSettings(5e-5, 0.01, 10, 1))
-    steps = []
-    for step in range(STEPS):
-        started = time.perf_counter()
-        own = _batch(batch, length, step * world.size + world.rank, packed)
-        parts = engine.train_step([own])
-        loss = float(world.sum(parts["loss"].clone()))
-        steps.append({"loss": loss, "seconds": round(time.perf_counter() - started, 2)})
+    steps: list[dict[str, float]] = []
+    parts: dict[str, float] = {}
+    with timing(timers := Timers(world.device)):
+        for step in range(count):
+            first = (step * world.size + world.rank) * micro_steps
+            own = [_batch(batch, length, first + each, packed) for each in range(micro_steps)]
+            timers.read()
+            started = time.perf_counter()
+            losses_of_step = engine.train_step(own)
+            loss = float(world.sum(losses_of_step["loss"].clone()))
+            steps.append({"loss": loss, "seconds": round(time.perf_counter() - started, 3)})
+            for part, seconds in timers.read().items():
+                if step >= FIRST:
+                    parts[part] = parts.get(part, 0.0) + seconds / (count - FIRST)
     numel = {name: _numel(teacher) for name, teacher in teachers.items()}
     return {
         "config": config_name,
         "batch_per_rank": batch,
+        "micro_steps": micro_steps,
         "length": length,
         "layers": layers,
         "packed": backends,
         "parameters": {**numel, "student": _numel(student)},
         "loading_seconds": round(loading, 1),
         "steps": steps,
+        "seconds_of_parts": {part: round(seconds, 4) for part, seconds in parts.items()},
+        "planned": None
+        if layers != 24
+        else planned(world, config_name, batch, length, micro_steps),
         "ranks": _held_by_ranks(world, student, teachers),
     }
+
+
+def planned(
+    world: World, config_name: str, batch: int, length: int, micro_steps: int
+) -> dict[str, Any] | None:
+    """What `ds-distill plan` says of such a step, by part, and of the memory that it takes; None
+    where the device is not known."""
+    on_gpu = world.device.type == "cuda"
+    device = own_gpu(world.device) if on_gpu else measured_cpu(world.size)
+    if device is None:
+        return None
+    shape = CLASSES, length, batch, micro_steps, world.size, device, config_name
+    stage = zero_stage(deepspeed_config(config_name, None, 1))
+    plan = planned_steps(HUB, STUDENT, *shape)[stage, "live"]
+    return {"seconds": plan.step.total, "parts": asdict(plan.step), "peak_bytes": plan.total}
 
 
 def _held_by_ranks(
@@ -188,6 +231,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, help="examples per rank")
     parser.add_argument("--length", type=int, default=64, help="tokens per example")
     parser.add_argument("--layers", type=int, default=24, help="fewer for a try on a CPU")
+    parser.add_argument("--micro-steps", type=int, default=1, help="micro-batches of a step")
+    parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--output", type=Path, help="also write the figures to this JSON file")
     # The deepspeed launcher gives it to every rank; World takes it from the environment.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
@@ -197,8 +242,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     world = World.start()
-    shape = (arguments.batch, arguments.length, arguments.layers)
-    measured = distil_two_steps(world, arguments.config, *shape)
+    shape = arguments.batch, arguments.length, arguments.layers
+    measured = distil(world, arguments.config, *shape, arguments.micro_steps, arguments.steps)
     if world.is_main:
         for rank, row in enumerate(measured["ranks"]):
             print(f"rank {rank}: peak {row['peak_bytes'] / 2**30:.2f} GiB")
@@ -208,6 +253,10 @@ def main() -> None:
             print(f"  {'student':<17} {row['student_bytes'] / 2**20:8.1f} MiB held")
         for number, step in enumerate(measured["steps"]):
             print(f"step {number}: loss {step['loss']:.4f}, {step['seconds']} s")
+        for part, seconds in measured["seconds_of_parts"].items():
+            print(f"  {part:<26} {seconds * 1000:9.1f} ms")
+        if plan := measured["planned"]:
+            print(f"planned: {plan['seconds']:.3f} s, {plan['peak_bytes'] / 2**30:.2f} GiB")
         if arguments.output:
             environment = describe_environment(world.size, str(world.device))
             write_json(

@@ -100,43 +100,19 @@ def measure(output: Path) -> None:
     world.stop()
 
 
-def planned(folder: Path) -> dict[str, Any]:
+def planned() -> dict[str, Any]:
     """What `ds-distill plan` says of each way: seconds of a step by part."""
-    import yaml
+    from planned_step import planned_steps
 
     from ds_distill.planning.gpus import find_device
-    from ds_distill.planning.models import shipped_configs
-    from ds_distill.planning.planner import Planner
-    from ds_distill.recipe import load_recipe
 
-    configs = shipped_configs()
-    batch = {"batch_size": 2 * EXAMPLES * MICRO_STEPS, "micro_batch_size": EXAMPLES}
-    recipe = {
-        "task": {
-            "data": {"path": "data"},
-            "labels": [str(label) for label in range(CLASSES)],
-            "max_length": LENGTH,
-        },
-        "teachers": {name: {"model": str(configs[TEACHER])} for name in TEACHERS},
-        "student": {"model": str(configs[STUDENT])},
-        "training": {**batch, "epochs": 1},
-        "phases": [{"distil": {"teachers": "live", "losses": {"kl": {}}}}],
-        "deepspeed": "zero3_fp32",
-    }
-    file = folder / "two-hosts.yaml"
-    file.write_text(yaml.safe_dump(recipe))
     device = find_device("cpu", 1)
     device = replace(device, per_machine=1, network=GBIT * 1e9 / 8, network_latency=SECONDS)
-    [job] = Planner(load_recipe(file), device, 2).plan().jobs
+    shape = CLASSES, LENGTH, EXAMPLES, MICRO_STEPS, 2, device, "zero3_fp32"
+    plans = planned_steps([TEACHER] * len(TEACHERS), STUDENT, *shape)
     found = {}
     for way, (stage, live) in WAYS.items():
-        kind = "live" if live else "cached"
-        [step] = [
-            one.step
-            for one in job.others
-            if (one.choice.stage, one.choice.teachers, one.choice.checkpointing)
-            == (stage, kind, False)
-        ]
+        step = plans[stage, "live" if live else "cached"].step
         found[way] = {"step": step.total, **asdict(step)}
     return found
 
@@ -210,7 +186,7 @@ def main() -> None:
             seconds = on_two_hosts(Path(folder))
         except pytest.skip.Exception as skipped:
             sys.exit(f"nothing was measured: {skipped}")
-        plans = planned(Path(folder))
+        plans = planned()
     before = json.loads(given.before.read_text()) if given.before else None
     ways: dict[str, Any] = {}
     for way, taken in seconds.items():
