@@ -317,6 +317,9 @@ def test_activation_boundary(margin, width, dummy):
     check_states(term, wanted, student, teacher, make_batch(dummy=dummy))
 
 
+MAP = [-0.431641, 0.114124, -0.160634]
+
+
 def test_the_map_between_widths_is_drawn_from_the_seed_and_not_trained():
     section = losses_of({"activation_boundary": {}})
 
@@ -328,6 +331,8 @@ def test_the_map_between_widths_is_drawn_from_the_seed_and_not_trained():
     first, again, other = made(1, 0), made(1, 3), made(2, 0)
     assert first.map.shape == (5, 8) and torch.equal(first.map, again.map)
     assert not torch.equal(first.map, other.map)
+    # The same in each version: a resumed training would go on with another map.
+    assert first.map[0, :3].tolist() == pytest.approx(MAP, abs=1e-6)
     assert list(first.parameters()) == [] and list(first.state_dict()) == ["map"]
 
 
@@ -598,3 +603,15 @@ def test_a_term_reads_other_layers_of_each_teacher(labels):
     Bundle(student, models, {"unlike": term}, router)(batch)["loss"].backward()
     assert term.seen == {"student": {1}, "deep": {4}, "shallow": {0, 2}}
     assert not student.classifier.weight.grad.any(), "no term reads logits: the head rests"
+
+
+@pytest.mark.parametrize(
+    ("layer", "which"), [(-1, "the last layer's states"), (1, "the states of layer 1")]
+)
+def test_states_that_were_not_cached_are_named(layer, which):
+    settings = {"hidden_mse": {} if layer == -1 else {"layers": {layer: layer}}}
+    term = build_terms(losses_of(settings), TermInputs(4, {"t": 4}, 2, {"t": 2}))["hidden_mse"]
+    states = dict.fromkeys((-1, 0, 1, 2), randn(ROWS, 4))
+    student, teacher = (Signals(randn(ROWS, 4), hidden) for hidden in (states, {0: states[0]}))
+    with pytest.raises(ValueError, match=which):
+        term(student, {"t": teacher}, None, make_batch())

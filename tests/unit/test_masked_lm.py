@@ -231,6 +231,9 @@ def test_models_of_the_same_tokens_may_take_other_inputs(tmp_path: Path) -> None
         tables[name] = TokenTable(tmp_path / f"{name}.arrow", tokenizer)
     collate = MaskedLMCollator(Examples.of(split), tables, Masking.of(bert, 0.5, 0))
     views = collate(np.array([0])).views
+    shown = [collate(np.array([0]), epoch).views["bert"].input_ids for epoch in (0, 1)]
+    assert torch.equal(views["bert"].input_ids, shown[0])
+    assert not torch.equal(*shown)
     assert views["student"].token_type_ids is None
     assert views["bert"].token_type_ids is not None
     assert torch.equal(views["bert"].input_ids, views["student"].input_ids)

@@ -219,3 +219,6 @@ def test_an_experts_split_keeps_its_classes_and_a_share_of_the_others():
     assert len(keep_share_of_others(labels, keys, [1], 1.0)) == 8000
     # A larger share keeps what a smaller one kept.
     assert set(kept) <= set(keep_share_of_others(labels, keys, [1, 2], 0.5))
+    # Of several labels: one of the classes is enough, and what is not known is none.
+    several = np.array([[0, 1, 0], [1, 0, 1], [0, 0, 0], [-100, -100, 1], [1, 0, 0]])
+    assert keep_share_of_others(several, keys[:5], [1, 2], 0.0).tolist() == [0, 1, 3]

@@ -18,10 +18,16 @@ from ds_distill.losses import KL
 from ds_distill.parts.policies import POLICIES, routing_of
 from ds_distill.parts.terms import KLLoss
 from ds_distill.routing import ExpertiseTable, Fitted, Router, fit
-from ds_distill.routing.by_label import check_states, fit_by_label, load_fitted
+from ds_distill.routing.by_label import (
+    FittedByLabel,
+    check_states,
+    fit_by_label,
+    load_fitted,
+)
 from ds_distill.routing.calibration import fit_temperature
 from ds_distill.routing.fitted import folds_of
 from ds_distill.routing.gate import FOLDS, Gate
+from ds_distill.routing.policies import Target
 from ds_distill.types import Batch, Signals
 
 NAMES = ("ann", "bob", "eve", "zoe")
@@ -778,3 +784,40 @@ def test_every_policy_of_the_recipe_exists_and_is_tested():
     assert set(POLICIES) - {"chosen"} == tested
     for entry in POLICIES.values():
         assert entry.name == "chosen" or callable(entry.load())
+
+
+def test_the_target_of_some_rows():
+    logits, weights = torch.randn(4, 3), torch.rand(2, 4)
+    for rows in ([0, 1, 2, 3], [3, 1], []):
+        part = Target(logits, weights).at(torch.tensor(rows, dtype=torch.int64))
+        assert part.logits.tolist() == [logits[row].tolist() for row in rows]
+        assert part.weights.tolist() == [[of[row].item() for row in rows] for of in weights]
+        assert Target(None, weights).at(torch.tensor(rows, dtype=torch.int64)).logits is None
+
+
+def test_of_several_labels_each_is_a_problem_of_its_own():
+    """The average of logits is that of each label; a teacher that is better on one is followed
+    there."""
+    logits = {name: torch.randn(5, 2) for name in NAMES[:2]}
+    labels = torch.tensor([[1, 0], [0, 0], [1, 1], [0, 1], [-100, -100]])
+    teachers = {name: Signals(scores) for name, scores in logits.items()}
+    target = Router("average")(teachers, make_batch(labels))
+    torch.testing.assert_close(target.logits, sum(logits.values()) / 2)
+    assert target.weights.shape == (2, 5, 2)
+    right = {"ann": [8, 8], "bob": [1, 1]}, {"ann": [1, 1], "bob": [8, 8]}
+    tables = [make_table(correct, [9, 9], NAMES[:2]) for correct in right]
+    fitted = FittedByLabel(("first", "second"), tuple(map(make_fitted, tables)))
+    best = Router(routing_of("best"), fitted=fitted)(teachers, make_batch(labels))
+    wanted = torch.stack([logits["ann"][:, 0], logits["bob"][:, 1]], dim=1)
+    torch.testing.assert_close(best.logits, wanted)
+
+
+def test_a_policy_that_was_fitted_on_other_classes_is_refused():
+    table = make_table({"ann": [8, 8, 1], "bob": [1, 1, 8]}, [9, 9, 9], NAMES[:2])
+    router = Router(routing_of("gate"), fitted=make_fitted(table))
+    teachers = {
+        "ann": Signals(torch.randn(2, 3)),
+        "bob": Signals(torch.randn(2, 2), classes=torch.tensor([0, 2])),
+    }
+    with pytest.raises(ValueError, match="fit the policy on the same teachers"):
+        router(teachers, make_batch([0, 1]))
