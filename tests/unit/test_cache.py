@@ -303,6 +303,17 @@ def test_a_changed_fingerprint_is_refused_with_both_values(cache, what, value):
         assert part in str(caught.value)
 
 
+def test_teachers_whose_signals_differ_are_refused_by_name(cache):
+    reader = CacheReader(cache[0])
+    same = {name: (PRINT, schema) for name, schema in TWO.items()}
+    reader.check_same(same)
+    changed = TWO["second"].model_copy(update={"classes": 6})
+    with pytest.raises(UserError, match=rf"^cache {cache[0]}: teacher 'second' .* classes "):
+        reader.check_same({**same, "second": (PRINT, changed)})
+    with pytest.raises(UserError, match=rf"^cache {cache[0]}: also has teacher 'second'"):
+        reader.check_same({"first": same["first"]})
+
+
 def test_another_teacher_is_refused(cache):
     with pytest.raises(UserError, match=r"no teacher 'third', only first, second"):
         CacheReader(cache[0]).check("third", PRINT)
