@@ -323,13 +323,14 @@ class _Training:
             run.log.event("validation", phase=output, step=progress.step, epoch=epoch, **scores)
             found[output] = scores[metric.name]
         is_best = best is None or metric.is_better(mean_score(found), best)
+        keeps_best = job.settings.keep != "last"
         for output, score in found.items():
-            of_kept = ", the best so far" if is_best and best is not None else ""
+            of_kept = ", the best so far" if keeps_best and is_best and best is not None else ""
             run.log.info(
                 f"  {output}: {metric.title} {metric.shown_as(score)} on {job.validation.split} "
                 f"after epoch {epoch + 1}{of_kept}"
             )
-        if job.settings.keep != "last":
+        if keeps_best:
             if not is_best:
                 return
             self._keep_weights(epoch)

@@ -1,4 +1,4 @@
-"""Golden numbers: losses, routing and metrics of three small runs, as they have been.
+"""Golden numbers: losses, routing and metrics of small runs, as they have been.
 
     python tests/golden/golden.py            say what moved, and by how much
     python tests/golden/golden.py --write    the numbers of now become the golden ones
@@ -36,6 +36,7 @@ SCENARIOS = (
     "questions",
     "spans",
     "shared-head",
+    "multi-label",
 )
 
 Numbers = dict[str, dict[str, Any]]

@@ -24,6 +24,7 @@ MASKED_LM = {"train": 160, "validation": 40, "test": 120}
 WORDS = {"train": 160, "test": 120}
 QUESTIONS = {"train": 200, "test": 60}
 SPANS = {"train": 160, "test": 60}
+MULTI_LABEL = {"train": 200, "validation": 160, "test": 120}
 """Examples by split."""
 
 STRAY = 0.3
@@ -33,8 +34,8 @@ STRAY = 0.3
 def write_materials(folder: Path) -> None:
     """single-label/ (jsonl, transfer without labels), masked-lm/ (a text a line), words/ (lists of
     words with tags), regression/ (tsv, pairs), questions/ (with contexts), spans/ (the same with
-    any number of answers), model/ (a BERT of two layers, 32 wide, that knows no more than these
-    words) and model-of-letters/ (one that reads them letter by letter)."""
+    any number of answers), multi-label/ (any number of labels), model/ (a BERT of two layers, 32
+    wide, that knows no more than these words) and model-of-letters/ (one that reads them letter by letter)."""
     draw = random.Random(0)
     write_single_label(folder / "single-label", draw)
     write_masked_lm(folder / "masked-lm", draw)
@@ -42,6 +43,7 @@ def write_materials(folder: Path) -> None:
     write_regression(folder / "regression", random.Random(1))
     write_questions(folder / "questions", random.Random(2))
     write_spans(folder / "spans", random.Random(3))
+    write_multi_label(folder / "multi-label", random.Random(4))
     write_model(folder / "model", [*FILLERS.split(), *" ".join(TOPICS.values()).split()])
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     write_model(folder / "model-of-letters", [*letters, *(f"##{letter}" for letter in letters)])
@@ -146,6 +148,21 @@ def write_spans(folder: Path, draw: random.Random) -> None:
                     answers.append({"start": start, "end": start + len(word)})
             row = {"question": question, "context": " ".join(words), "answers": answers}
             rows.append(json.dumps(row))
+        (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def write_multi_label(folder: Path, draw: random.Random) -> None:
+    """A text is of all topics that have a word in it, of none to three."""
+    folder.mkdir()
+    (folder / "labels.json").write_text(json.dumps(list(TOPICS)))
+    for split, size in MULTI_LABEL.items():
+        rows = []
+        for _ in range(size):
+            topics = sorted(draw.sample(list(TOPICS), k=draw.randint(0, 3)))
+            words = draw.choices(FILLERS.split(), k=draw.randint(3, 9))
+            words += [draw.choice(TOPICS[topic].split()) for topic in topics]
+            draw.shuffle(words)
+            rows.append(json.dumps({"text": " ".join(words), "label": topics}))
         (folder / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
 
 

@@ -61,10 +61,21 @@ for arguments in json.loads(sys.argv[1]):
 """A process's start costs more than these runs do."""
 
 
-def start(tree: Path, folder: Path, *commands: list[str]) -> subprocess.Popen[str]:
-    """Commands of `ds-distill` of the checkout `tree`, one after the other, in `folder`."""
+FP16_IS_SUPPORTED = """
+import ds_distill.engine.accelerator
+from deepspeed.accelerator import get_accelerator
+get_accelerator().is_fp16_supported = lambda: True
+"""
+"""DeepSpeed does not say so of a CPU."""
+
+
+def start(
+    tree: Path, folder: Path, *commands: list[str], before: str = ""
+) -> subprocess.Popen[str]:
+    """Commands of `ds-distill` of the checkout `tree`, one after the other, in `folder`, and Python
+    lines before them."""
     return subprocess.Popen(
-        [sys.executable, "-c", IN_ONE_PROCESS, json.dumps(commands)],
+        [sys.executable, "-c", before + IN_ONE_PROCESS, json.dumps(commands)],
         cwd=folder,
         env=environment(tree, folder),
         start_new_session=True,
@@ -74,9 +85,9 @@ def start(tree: Path, folder: Path, *commands: list[str]) -> subprocess.Popen[st
     )
 
 
-def run(tree: Path, folder: Path, *commands: list[str]) -> None:
+def run(tree: Path, folder: Path, *commands: list[str], before: str = "") -> None:
     """`start` to the end. Raises RuntimeError with the output where a command fails."""
-    process = start(tree, folder, *commands)
+    process = start(tree, folder, *commands, before=before)
     output, _ = process.communicate(timeout=900)
     if process.returncode != 0:
         raise RuntimeError(f"{tree}: ds-distill {commands}\n{output}")

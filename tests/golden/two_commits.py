@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import json
 import os
 import shutil
 import signal
@@ -28,11 +29,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from golden import SCENARIOS
 from materials import write_materials
-from readings import Reading, events, read_run, run, start
+from readings import FP16_IS_SUPPORTED, Reading, events, read_run, run, start
 
 HERE = Path(__file__).parent
-RECIPES = ("single-label.yaml", "masked-lm.yaml")
+FP16 = {"enabled": True, "initial_scale_power": 8}
+"""Of a run in fp16, which a CPU without it computes in software."""
 
 RENAMED: dict[str, str] = {}
 """What BASE calls otherwise than HEAD: part of a place, or a name as a value -> HEAD's word for
@@ -64,24 +67,31 @@ GROUPS = {
 def run_commit(tree: Path, folder: Path) -> dict[str, Path]:
     """Run all scenarios of a checkout: scenario -> the folder of its run."""
     own = tree / "tests" / "golden"
-    for recipe in RECIPES:
+    recipes = {name: f"{name}.yaml" for name in SCENARIOS}
+    for recipe in recipes.values():
         shutil.copy(own / recipe if (own / recipe).is_file() else HERE / recipe, folder)
-    single_label, masked_lm = RECIPES
 
     def say(what: str) -> None:
         print(f"{tree.parent.name}: {what}", file=sys.stderr, flush=True)
 
-    say("a classification, and masked-LM students of a live and a cached teacher")
+    say(f"{', '.join(recipes)}")
     run(
         tree,
         folder,
-        ["run", single_label, "--folder", "runs/single-label"],
-        ["run", masked_lm, "--folder", "runs/masked-lm"],
+        *(["run", recipe, "--folder", f"runs/{name}"] for name, recipe in recipes.items()),
     )
+    say("fp16")
+    zero1 = {"zero_optimization": {"stage": 1}, "fp16": FP16}
+    (folder / "zero1_fp16.json").write_text(json.dumps(zero1))
+    single_label = recipes["single-label"]
+    half = ["run", single_label, "deepspeed=zero1_fp16.json", "--folder", "runs/fp16"]
+    run(tree, folder, half, before=FP16_IS_SUPPORTED)
     say("two ranks at stage 3")
     dropout = "training.dropout=0.1"
-    ranks = ["--num-gpus", "2", "deepspeed=zero3_fp32", "--folder", "runs/two-ranks"]
-    run(tree, folder, ["launch", single_label, dropout, *ranks])
+    ranks = ["--num-gpus", "2", "deepspeed=zero3_fp32"]
+    for name in ("single-label", "words"):
+        two = [recipes[name], dropout, *ranks, "--folder", f"runs/two-ranks-{name}"]
+        run(tree, folder, ["launch", *two])
     say("a run that is killed and resumed")
     killed = ["run", single_label, dropout, "training.save_every=4", "--folder", "runs/resumed"]
     run_until(tree, folder, killed, steps=KILLED_AFTER)

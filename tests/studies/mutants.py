@@ -68,7 +68,10 @@ GROUPS = {
     "engine": Group(
         ("ds_distill/engine/engine.py",),
         5,
-        (f"{UNIT}checkpoints.py", f"{UNIT}masked_lm.py", "tests/distributed/test_stages.py"),
+        (
+            *(f"{UNIT}{name}.py" for name in ("checkpoints", "engine_modes", "masked_lm")),
+            "tests/distributed/test_stages.py",
+        ),
     ),
     "metrics": Group(
         tuple(

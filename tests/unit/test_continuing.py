@@ -104,6 +104,16 @@ def test_a_training_without_a_checkpoint_starts_anew_and_says_so(
     assert "accuracy" in said and "after epoch 2, the best so far\n" in said
 
 
+@pytest.mark.further
+def test_where_the_last_weights_are_kept_none_are_the_best(
+    recipe: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """It said so of each epoch that was better than the one before it."""
+    run_recipe(load_recipe(recipe, ["training.keep=last"]), tmp_path / "run")
+    said = capsys.readouterr().out
+    assert "on validation after epoch 3\n" in said and "the best so far" not in said
+
+
 def test_a_request_after_the_last_report_of_a_training(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
