@@ -35,7 +35,8 @@ def write_materials(folder: Path) -> None:
     """single-label/ (jsonl, transfer without labels), masked-lm/ (a text a line), words/ (lists of
     words with tags), regression/ (tsv, pairs), questions/ (with contexts), spans/ (the same with
     any number of answers), multi-label/ (any number of labels), model/ (a BERT of two layers, 32
-    wide, that knows no more than these words) and model-of-letters/ (one that reads them letter by letter)."""
+    wide, that knows no more than these words) and model-of-letters/ (one that reads them letter by
+    letter)."""
     draw = random.Random(0)
     write_single_label(folder / "single-label", draw)
     write_masked_lm(folder / "masked-lm", draw)

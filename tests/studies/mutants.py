@@ -70,6 +70,7 @@ GROUPS = {
         5,
         (
             *(f"{UNIT}{name}.py" for name in ("checkpoints", "engine_modes", "masked_lm")),
+            f"{UNIT}teachers_once.py",
             "tests/distributed/test_stages.py",
         ),
     ),
