@@ -80,7 +80,7 @@ GROUPS = {
             for name in ("metric", "metrics", "predictions", "bootstrap", "report")
         ),
         14,
-        (f"{UNIT}metrics.py", f"{UNIT}bootstrap.py"),
+        (f"{UNIT}metrics.py", f"{UNIT}bootstrap.py", f"{UNIT}regression.py"),
     ),
     "checkpoints": Group(("ds_distill/run/checkpoints.py",), 3, (f"{UNIT}checkpoints.py",)),
     "kernels": Group(
@@ -139,6 +139,8 @@ EXPLAINED: dict[str, str] = {
     "ds_distill/engine/engine.py: state['device'] = torch.cuda.get_rng_state(device) -> pass": (
         "not equivalent, and not killed here: the line runs on a GPU alone"
     ),
+    "ds_distill/engine/engine.py: torch.isfinite(parts[name]).all() -> "
+    "torch.isfinite(parts[name]).any()": "each loss is one number",
     "ds_distill/routing/gate.py: loss = 0.0 -> loss = 1.0": (
         "penalties are compared with each other alone, and each has it"
     ),

@@ -278,6 +278,13 @@ def test_draws_without_a_value_are_left_out():
     assert np.isnan(paired_interval(alone, alone, metric)).all()
 
 
+@pytest.mark.parametrize("at_once", [10**8, 300, 7])
+def test_there_are_as_many_draws_as_asked_for(at_once, monkeypatch):
+    monkeypatch.setattr(bootstrap, "_AT_ONCE", at_once)
+    draws = np.concatenate([*bootstrap._draws(np.array([2, 3]), np.random.default_rng(0), 101)])
+    assert draws.shape == (101, 2) and (draws.sum(axis=1) == 5).all()
+
+
 def test_the_memory_of_a_bootstrap_is_bounded(monkeypatch):
     """In parts, the draws are those of one whole."""
     metrics = [build_metric("classes", CLASSES[name], "abc") for name in ("macro_f1", "auc")]
