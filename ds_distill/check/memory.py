@@ -19,15 +19,13 @@ weight and gradient of 2 bytes each, and an fp32 copy."""
 GB = 1e9
 
 
-def fewest_parameters(config: PreTrainedConfig, layers: int | None = None) -> int:
-    """Parameters of an encoder's embeddings and of `layers` of its layers, all by default. Less
-    than there are: biases, heads and what only some architectures have are left out."""
+def fewest_parameters(config: PreTrainedConfig) -> int:
+    """Parameters of an encoder's embeddings and layers. Less than there are: biases, heads and what
+    only some architectures have are left out."""
     width = config.hidden_size
     inner = getattr(config, "intermediate_size", None) or getattr(config, "hidden_dim", 0)
-    if layers is None:
-        layers = config.num_hidden_layers
-    if config.model_type == "albert":  # layers share their weights
-        layers = 1
+    # ALBERT's layers share their weights.
+    layers = 1 if config.model_type == "albert" else config.num_hidden_layers
     embedded = getattr(config, "embedding_size", None) or width
     return int(config.vocab_size * embedded + layers * (4 * width**2 + 2 * width * inner))
 
@@ -41,12 +39,11 @@ def memory_mistakes(
     """One for each phase that needs more than `memory` bytes on one CPU host even where nothing but
     weights, gradients and Adam's moments is counted.
 
-    configs: by location in the recipe, `student` and `teachers.NAME`. machine: whose memory it is.
+    configs: by location in the recipe, `student` (see `student_config`) and `teachers.NAME`.
+    machine: whose memory it is.
     """
     numbers = {
-        location.removeprefix("teachers."): fewest_parameters(
-            config, len(recipe.student.layers or ()) or None if location == "student" else None
-        )
+        location.removeprefix("teachers."): fewest_parameters(config)
         for location, config in configs.items()
     }
     _, config = find_config(recipe.deepspeed, for_device=False)

@@ -17,7 +17,7 @@ from ds_distill.models.configuration import (
     takes_packed,
     usable_length,
 )
-from ds_distill.models.layers import check_layers
+from ds_distill.models.student import student_of
 from ds_distill.models.tokenizer import check_vocabulary, load_tokenizer, same_tokens
 from ds_distill.models.weights import check_weights
 from ds_distill.parts.entry import imported
@@ -64,7 +64,7 @@ class Models:
         compares = _token_by_token(self.recipe)
         if compares is not None:
             found += vocabulary_mistakes(self._vocabularies, *compares)
-        found += [*_reported(self._layers), *self._widths(), *self._layer_maps()]
+        found += [*_reported(self._shape), *self._widths(), *self._layer_maps()]
         return [*found, *self._shared_heads()]
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
@@ -129,10 +129,10 @@ class Models:
                 f"padding=never: {location} ({config.model_type}) cannot run without padding. {fix}"
             )
 
-    def _layers(self) -> Iterator[str]:
-        layers = self.recipe.student.layers
-        if layers is not None and "student" in self.configs:
-            check_layers(self.configs["student"], layers)
+    def _shape(self) -> Iterator[str]:
+        """Takes the student's configuration in place of that of its `model`."""
+        if (given := self.configs.get("student")) is not None:
+            self.configs["student"] = student_of(given, self.recipe.student)
         yield from ()
 
     def _widths(self) -> Iterator[str]:
@@ -155,8 +155,7 @@ class Models:
         """Terms that compare layers which the models do not have."""
         if "student" not in self.configs:
             return
-        recipe, kept = self.recipe, self.recipe.student.layers
-        own = len(kept) if kept else self.configs["student"].num_hidden_layers
+        recipe, own = self.recipe, self.configs["student"].num_hidden_layers
         for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
             for key, _, settings in phase.parts():
                 for teacher, config in self.teachers().items():

@@ -24,10 +24,9 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
 from ds_distill.machine import machine_memory
-from ds_distill.models.configuration import load_config
+from ds_distill.models.student import student_config, teacher_config
 from ds_distill.parts.phases import PHASES, Training
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.references import resolve_model
 
 
 def check_recipe(
@@ -50,8 +49,7 @@ def check_memory(recipe: Recipe, machines: Mapping[str, int]) -> None:
 
     machines: bytes by name.
     """
-    student = resolve_model(recipe.student.model, recipe.models_folder)
-    configs = {"student": load_config(student, recipe.student.revision)}
+    configs = {"student": student_config(recipe)}
     configs |= {f"teachers.{name}": config for name, config in _configurations(recipe).items()}
     _raise_all(
         [
@@ -149,10 +147,7 @@ def trained_on_what_chooses(recipe: Recipe) -> list[str]:
 
 
 def _configurations(recipe: Recipe) -> dict[str, PreTrainedConfig]:
-    return {
-        name: load_config(resolve_model(teacher.model, recipe.models_folder), teacher.revision)
-        for name, teacher in recipe.teachers.items()
-    }
+    return {name: teacher_config(recipe, name) for name in recipe.teachers}
 
 
 def _raise_all(mistakes: list[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import importlib.resources
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -27,15 +26,17 @@ from transformers import (
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import check_encoder, load_config
 from ds_distill.models.encoder import read_signals
-from ds_distill.models.layers import check_layers, cut_to_layers
+from ds_distill.models.layers import cut_to_layers
 from ds_distill.models.load import (
     checkpoint_activations,
     freeze_embeddings,
     layers_of,
     set_dropout,
 )
+from ds_distill.models.student import student_of
 from ds_distill.planning.trace import Cost, Trace
 from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.schema import Student
 from ds_distill.views import PaddedView
 
 FUSED = "ds_distill_planned"
@@ -169,13 +170,15 @@ def planned_model(
     *,
     revision: str | None = None,
     models_folder: str | None = None,
-    layers: Collection[int] | None = None,
+    student: Student | None = None,
     classes: int | None,
     of_words: bool = False,
     of_questions: bool = False,
 ) -> PlannedModel:
     """A model of a recipe. Where its configuration cannot be read, such as a hub model's without a
     network, it is the one that comes with ds_distill, if there is one.
+
+    student: what the recipe makes of it, where it is the student.
 
     Raises UserError where there is none, and for what is no encoder.
     """
@@ -193,9 +196,8 @@ def planned_model(
             ) from error
         config, shipped = load_config(str(folders[reference])), True
     check_encoder(reference, config)
-    if layers is not None:
-        check_layers(config, list(layers))
-        cut_to_layers(config, list(layers))
+    if student is not None:
+        config = student_of(config, student)
     return PlannedModel(name, reference, config, shipped, classes, of_words, of_questions)
 
 

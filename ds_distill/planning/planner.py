@@ -112,15 +112,15 @@ class Planner:
         origin = self.recipe.origin(name, number)
         key = origin, self.recipe.task_name(self.recipe.phases[number])
         if key not in self._models:
-            given = self.recipe.student if origin == "student" else self.recipe.teachers[origin]
-            layers = getattr(given, "layers", None)
+            student = self.recipe.student if origin == "student" else None
+            given = student or self.recipe.teachers[origin]
             classes = len(self.labels(number)) if task.has_classes else TASKS[task.type].outputs
             self._models[key] = planned_model(
                 origin,
                 given.model,
                 revision=given.revision,
                 models_folder=self.recipe.models_folder,
-                layers=layers,
+                student=student,
                 classes=classes,
                 of_words=task.of_words,
                 of_questions=task.of_questions,

@@ -7,18 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedConfig
-
 from ds_distill.check.memory import fewest_parameters
 from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
-from ds_distill.models.configuration import load_config
+from ds_distill.models.student import student_config, teacher_config
 from ds_distill.parts.phases import Cache, Training
 from ds_distill.planning.cached import example_bytes
 from ds_distill.planning.examples import SplitFacts, split_facts
 from ds_distill.planning.units import amount
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.references import resolve_model
 
 _WEIGHT = 4
 """Bytes of a parameter in a finished model."""
@@ -86,20 +83,14 @@ def _row(recipe: Recipe, phase: Cache, facts: SplitFacts) -> float:
     classes = None
     if task.has_classes:
         classes = len(open_source(task, data_folder=recipe.data_folder).labels)
-    configs = (_config(recipe, name) for name in recipe.teachers)
+    configs = (teacher_config(recipe, name) for name in recipe.teachers)
     return sum(example_bytes(phase, task, config, classes, facts.tokens) for config in configs)
-
-
-def _config(recipe: Recipe, name: str) -> PreTrainedConfig:
-    given = recipe.student if name == "student" else recipe.teachers[name]
-    return load_config(resolve_model(given.model, recipe.models_folder), given.revision)
 
 
 def _parameters(recipe: Recipe) -> list[dict[str, int]]:
     """For each phase: how many parameters each model that it trains has, about."""
-    layers = len(recipe.student.layers or ()) or None
-    known = {name: fewest_parameters(_config(recipe, name)) for name in recipe.teachers}
-    known["student"] = fewest_parameters(_config(recipe, "student"), layers)
+    known = {name: fewest_parameters(teacher_config(recipe, name)) for name in recipe.teachers}
+    known["student"] = fewest_parameters(student_config(recipe))
     found = []
     for phase in recipe.phases:
         each = len(phase.starts) == len(phase.outputs)

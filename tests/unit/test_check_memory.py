@@ -19,6 +19,7 @@ from ds_distill.launch.options import LaunchOptions
 from ds_distill.launch.probe import Answer
 from ds_distill.machine import machine_memory
 from ds_distill.models.configuration import load_config
+from ds_distill.models.student import student_of
 from ds_distill.planning.models import shipped_configs
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.load import validated
@@ -37,7 +38,8 @@ def test_the_count_is_a_little_too_small(name):
 def configs(recipe):
     models = {"student": recipe.student.model}
     models |= {f"teachers.{name}": teacher.model for name, teacher in recipe.teachers.items()}
-    return {where: load_config(str(shipped_configs()[model])) for where, model in models.items()}
+    found = {where: load_config(str(shipped_configs()[model])) for where, model in models.items()}
+    return {**found, "student": student_of(found["student"], recipe.student)}
 
 
 def test_a_phase_is_named_with_what_it_takes():
