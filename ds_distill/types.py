@@ -35,17 +35,28 @@ class VocabularyHead:
     features: torch.Tensor
     """[n, D], float: the head's input at each row."""
     weight_of: nn.Module
-    """Its `weight` is [V, D], often tied to the embeddings."""
+    """Its `weight` is [V, D], often tied to the embeddings; [V, E] where there are more columns."""
     bias_of: nn.Module
-    """Its `bias` is [V]."""
+    """Its `bias` is [V], or None."""
+    columns_of: nn.Module | None = None
+    """Its `weight`, [D - E, V], are the weight's other columns: MobileBERT's, whose embeddings are
+    narrower than its states."""
+
+    @property
+    def entries(self) -> int:
+        """V."""
+        return len(cast(torch.Tensor, self.weight_of.weight))
 
     @property
     def weight(self) -> torch.Tensor:
-        return cast(torch.Tensor, self.weight_of.weight)
+        first = cast(torch.Tensor, self.weight_of.weight)
+        if self.columns_of is None:
+            return first
+        return torch.cat([first, cast(torch.Tensor, self.columns_of.weight).T], dim=1)
 
     @property
-    def bias(self) -> torch.Tensor:
-        return cast(torch.Tensor, self.bias_of.bias)
+    def bias(self) -> torch.Tensor | None:
+        return cast(torch.Tensor | None, self.bias_of.bias)
 
     def logits(self) -> torch.Tensor:
         """[n, V]: for a large V the largest tensor of a step."""

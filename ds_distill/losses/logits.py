@@ -87,7 +87,7 @@ _LOGIT_BYTES = 1 << 29
 
 
 def _rows_at_a_time(head: VocabularyHead) -> int:
-    return max(1, _LOGIT_BYTES // (4 * len(head.weight)))
+    return max(1, _LOGIT_BYTES // (4 * head.entries))
 
 
 def _is_large(head: VocabularyHead) -> bool:
@@ -299,7 +299,7 @@ class LogitMSE(Term):
         student, teachers, target = self.at_rows(student, teachers, target, batch)
         heads = _vocabulary_heads(student, teachers, target)
         if heads is not None:
-            options = {"weight": self.weight / len(heads[0].bias), "reduction": "none"}
+            options = {"weight": self.weight / heads[0].entries, "reduction": "none"}
             return self.tolerated(_linear(linear_mse, *heads, options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

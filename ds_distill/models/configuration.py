@@ -49,8 +49,9 @@ PACKED_FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "di
 
 MASKED_LM_FAMILIES = (
     *("albert", "bert", "big_bird", "camembert", "data2vec-text", "deberta", "deberta-v2"),
-    *("distilbert", "electra", "ernie", "esmc", "gte", "ibert", "jina_embeddings_v3", "layoutlm"),
-    *("longformer", "luke", "megatron-bert", "mpnet", "nomic_bert", "roberta"),
+    *("distilbert", "electra", "ernie", "esmc", "eurobert", "gte", "ibert", "jina_embeddings_v3"),
+    *("layoutlm", "longformer", "luke", "megatron-bert", "mobilebert", "modernbert", "mpnet"),
+    *("nomic_bert", "roberta"),
     *("roberta-prelayernorm", "roc_bert", "roformer", "squeezebert", "xlm-roberta"),
     "xlm-roberta-xl",
 )

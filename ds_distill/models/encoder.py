@@ -178,10 +178,14 @@ def vocabulary_head(model: PreTrainedModel, positions: torch.Tensor) -> Vocabula
     """
     kind = type(model).__name__
     if kind.endswith("ForMaskedLM"):  # others have parts of the same names that do other things
-        two_parts = model.config.model_type == "mobilebert"
-        if hasattr(model, "cls") and not two_parts:  # BERT, legacy DeBERTa
+        if hasattr(model, "cls"):  # BERT, legacy DeBERTa, MobileBERT
             head = model.cls.predictions
-            return VocabularyHead(head.transform(positions), head.decoder, head.decoder)
+            more = head.dense if model.config.model_type == "mobilebert" else None
+            return VocabularyHead(head.transform(positions), head.decoder, head.decoder, more)
+        if model.config.model_type == "modernbert":
+            return VocabularyHead(model.head(positions), model.decoder, model.decoder)
+        if model.config.model_type == "eurobert":
+            return VocabularyHead(positions, model.lm_head, model.lm_head)
         if hasattr(model, "lm_head"):  # RoBERTa and kin
             head = model.lm_head
             features = head.layer_norm(nn.functional.gelu(head.dense(positions)))
@@ -201,6 +205,6 @@ def vocabulary_head(model: PreTrainedModel, positions: torch.Tensor) -> Vocabula
             features = model.vocab_layer_norm(model.activation(model.vocab_transform(positions)))
             return VocabularyHead(features, model.vocab_projector, model.vocab_projector)
     raise TypeError(
-        f"{kind} has no masked-LM head that is known here: BERT, RoBERTa, DeBERTa, ALBERT, ELECTRA "
-        "and DistilBERT models ForMaskedLM have one"
+        f"{kind} has no masked-LM head that is known here: BERT, RoBERTa, DeBERTa, ALBERT, "
+        "ELECTRA, DistilBERT, MobileBERT, ModernBERT and EuroBERT models ForMaskedLM have one"
     )

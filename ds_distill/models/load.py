@@ -218,7 +218,22 @@ def _load(
             f"model {reference!r}: the checkpoint does not fit its config.json: it has no weights "
             f"of the right name and size for {_some(lost)}. Use the files of one model."
         )
+    if model.config.model_type == "mobilebert":
+        hide_padding(model)
     return model, missing
+
+
+def hide_padding(model: PreTrainedModel) -> None:
+    """Have a MobileBERT say of a text in a batch what it says of it alone, in place. Its embeddings
+    read both neighbours of each token: behind the last one zeros, or, in a batch, the embedding of
+    padding, which is not zero where the head is tied to it."""
+
+    def without_padding(
+        module: nn.Module, given: tuple[torch.Tensor, ...], found: torch.Tensor
+    ) -> torch.Tensor:
+        return found.masked_fill((given[0] == model.config.pad_token_id)[..., None], 0.0)
+
+    model.get_input_embeddings().register_forward_hook(without_padding)
 
 
 @contextmanager
@@ -281,13 +296,16 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def _stacks(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
-    """The lists of as many modules as a model has layers: what has each, and its name there."""
-    return [
-        (parent, name)
+    """The lists of as many modules as a model has layers, none inside another: what has each, and
+    its name there."""
+    found = [
+        (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         if isinstance(child, nn.ModuleList) and len(child) == model.config.num_hidden_layers
     ]
+    inside = {module for *_, stack in found for layer in stack for module in layer.modules()}
+    return [(parent, name) for parent, name, _ in found if parent not in inside]
 
 
 def freeze_embeddings(model: PreTrainedModel) -> None:

@@ -9,6 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedConfig
 
 from ds_distill.errors import UserError
+from ds_distill.losses import KL, CrossEntropy
+from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import (
     MASKED_LM_FAMILIES,
     MIXES_PADDING,
@@ -19,7 +21,9 @@ from ds_distill.models.configuration import (
 )
 from ds_distill.models.encoder import state_weights, vocabulary_head
 from ds_distill.models.layers import NOT_CUT
-from ds_distill.models.load import keep_layers
+from ds_distill.models.load import hide_padding, keep_layers
+from ds_distill.types import Batch
+from ds_distill.views import PaddedView
 
 SIZES = {
     "vocab_size": 60,
@@ -42,7 +46,8 @@ MORE = {
     "layoutlmv3": {"visual_embed": False, "coordinate_size": 5, "shape_size": 6},
     "lilt": {"hidden_size": 48, "channel_shrink_ratio": 4},
     "longformer": {"attention_window": [8, 8]},
-    "modernbert": {"cls_token_id": 1, "sep_token_id": 2, **TOKENS},
+    "mobilebert": {"true_hidden_size": 16, "intra_bottleneck_size": 16},
+    "modernbert": {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 4, **TOKENS},
     "reformer": {
         **{"axial_pos_embds_dim": (16, 16), "axial_pos_shape": (5, 16), "attn_layers": ["local"]},
         **{"hidden_size": 32, "feed_forward_size": 64, "is_decoder": False, "vocab_size": 60},
@@ -57,19 +62,33 @@ def config_of(family: str, **more: object) -> PreTrainedConfig:
     return AutoConfig.for_model(family, **{**sizes, **MORE.get(family, {}), **more})
 
 
-USUAL = {"albert", "bert", "deberta-v2", "distilbert", "electra", "roberta", "xlm-roberta"}
+USUAL = {
+    *("albert", "bert", "deberta-v2", "distilbert", "electra", "roberta", "xlm-roberta"),
+    *("eurobert", "mobilebert", "modernbert"),
+}
+UNUSUAL = [
+    ("eurobert", {"mlp_bias": True, "num_key_value_heads": 2}),
+    ("eurobert", {"tie_word_embeddings": True}),
+    ("mobilebert", {"embedding_size": 8}),
+    ("mobilebert", {"embedding_size": 8, "tie_word_embeddings": False}),
+    ("modernbert", {"decoder_bias": False, "classifier_bias": True, "norm_bias": True}),
+    ("modernbert", {"tie_word_embeddings": False, "classifier_activation": "relu"}),
+]
 
 
 @pytest.mark.parametrize(
-    "family",
+    ("family", "more"),
     [
-        pytest.param(name, marks=[] if name in USUAL else pytest.mark.slow)
-        for name in MASKED_LM_FAMILIES
+        *(
+            pytest.param(name, {}, marks=[] if name in USUAL else pytest.mark.slow)
+            for name in MASKED_LM_FAMILIES
+        ),
+        *UNUSUAL,
     ],
 )
-def test_the_head_at_rows_is_the_models_own(family: str) -> None:
+def test_the_head_at_rows_is_the_models_own(family: str, more: dict[str, object]) -> None:
     torch.manual_seed(0)
-    model = AutoModelForMaskedLM.from_config(config_of(family)).eval()
+    model = AutoModelForMaskedLM.from_config(config_of(family, **more)).eval()
     check_encoder("m", model.config)
     rows = torch.tensor([0, 4, 17, 40])
     with torch.no_grad():
@@ -86,6 +105,43 @@ def test_the_head_at_rows_is_the_models_own(family: str) -> None:
     assert read and state_weights(model, [-1]) == read
 
 
+@pytest.mark.parametrize(
+    ("teacher", "student"), [("mobilebert", "modernbert"), ("modernbert", "eurobert"),
+                             ("eurobert", "mobilebert")]
+)  # fmt: skip
+def test_losses_through_a_head_are_those_on_the_models_logits(teacher: str, student: str) -> None:
+    """Cross-entropy and KL, and the gradient of each weight of the student."""
+    more: dict[str, dict[str, object]] = {"mobilebert": {"embedding_size": 8}}
+    torch.manual_seed(0)
+    models = [
+        AutoModelForMaskedLM.from_config(config_of(family, **more.get(family, {}))).double().eval()
+        for family in (teacher, student)
+    ]
+    rows, labels = torch.tensor([0, 4, 17, 40]), torch.tensor([7, 8, 9, 10])
+    ids = torch.randint(5, 60, (3, 16))
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    view = PaddedView(**given, positions=rows)
+    terms = {"cross_entropy": CrossEntropy(), "kl": KL({"temperature": 2.0})}
+    bundle = Bundle(models[1], {"teacher": models[0]}, terms)
+    batch = Batch.from_views({"student": view, "teacher": view}, labels)
+    found = bundle(batch)["loss"]
+    found.backward()
+    gradients = {name: weight.grad for name, weight in models[1].named_parameters()}
+    models[1].zero_grad()
+    theirs, own = (model(**given).logits.flatten(0, 1)[rows] for model in models)
+    expected = torch.nn.functional.cross_entropy(own, labels) + 4 * torch.nn.functional.kl_div(
+        torch.log_softmax(own / 2, dim=-1),
+        torch.softmax(theirs.detach() / 2, dim=-1),
+        reduction="batchmean",
+    )
+    expected.backward()
+    torch.testing.assert_close(found, expected, check_dtype=False, rtol=1e-5, atol=0)
+    whole = {name: weight.grad for name, weight in models[1].named_parameters()}
+    size = torch.stack([gradient.norm() for gradient in whole.values()]).max()
+    for name, gradient in whole.items():
+        assert (gradients[name] - gradient).norm() < 1e-3 * size, name  # losses are in float32
+
+
 def alone_and_padded(family: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The states of a text by itself, and beside a longer one."""
     torch.manual_seed(0)
@@ -99,12 +155,14 @@ def alone_and_padded(family: str) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
+        if family == "mobilebert":
+            hide_padding(model)
         alone = model(input_ids=ids[:1, :length], attention_mask=mask[:1, :length])
         beside = model(input_ids=ids, attention_mask=mask)
     return alone.last_hidden_state[0], beside.last_hidden_state[0, :length]
 
 
-@pytest.mark.parametrize("family", [*MASKED_LM_FAMILIES, "eurobert", "modernbert", "rembert"])
+@pytest.mark.parametrize("family", [*MASKED_LM_FAMILIES, "rembert"])
 def test_padding_says_nothing(family: str) -> None:
     torch.testing.assert_close(*alone_and_padded(family), rtol=1e-3, atol=1e-4)
 
@@ -113,7 +171,7 @@ def test_padding_says_nothing(family: str) -> None:
     "family",
     [
         pytest.param(name, marks=[] if name in ("bert", "luke") else pytest.mark.slow)
-        for name in (*MASKED_LM_FAMILIES, "eurobert", "modernbert", "rembert")
+        for name in (*MASKED_LM_FAMILIES, "rembert")
         if name not in NOT_CUT
     ],
 )

@@ -281,9 +281,9 @@ def test_the_known_families_pass_the_check(family: str, tiny_models: dict[str, P
 
 def test_a_model_without_a_known_head_is_refused(tiny_models: dict[str, Path]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_models["toy"])
-    from transformers import GPT2Config, MobileBertConfig
+    from transformers import GPT2Config, RemBertConfig
 
-    for config in (GPT2Config(), MobileBertConfig()):
+    for config in (GPT2Config(), RemBertConfig()):
         with pytest.raises(UserError, match=f"{config.model_type}.* cannot be a masked-LM"):
             check_masked_lm("m", config, tokenizer)
     tokenizer.mask_token = None

@@ -584,15 +584,11 @@ def test_dropout_is_set_where_a_rate_is_a_number(kind):
         )
 
 
-MOBILE = {"embedding_size": 8, "intra_bottleneck_size": 16, "true_hidden_size": 16}
-
-
 @pytest.mark.parametrize(
     "model",
     [
         tr.BertForNextSentencePrediction(config_of("bert")),
         tr.BertForPreTraining(config_of("bert")),
-        tr.MobileBertForMaskedLM(tr.MobileBertConfig(**{**SIZES, **MOBILE})),  # a head of two parts
     ],
     ids=lambda model: type(model).__name__,
 )
