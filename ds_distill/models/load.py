@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -33,6 +34,7 @@ def load_classifier(
     *,
     revision: str | None = None,
     layers: list[int] | None = None,
+    config: PreTrainedConfig | None = None,
     new_head: bool,
     seed: int = 0,
     attention: str | None = None,
@@ -42,6 +44,8 @@ def load_classifier(
     """A sequence classifier in fp32.
 
     layers: the encoder layers to keep, counted from 0; None keeps all.
+    config: where given, a model of this configuration whose weights are all random, and follow from
+        `seed`; no weights are read.
     new_head: the checkpoint may lack a head, or have one of another size; then the head gets
         random weights that depend only on `seed`. Otherwise the checkpoint must have a head for
         `labels`.
@@ -55,6 +59,7 @@ def load_classifier(
         AutoModelForSequenceClassification,
         reference,
         revision,
+        config=config,
         seed=seed,
         attention=attention,
         **_names(labels),
@@ -81,6 +86,7 @@ def load_token_classifier(
     *,
     revision: str | None = None,
     layers: list[int] | None = None,
+    config: PreTrainedConfig | None = None,
     new_head: bool,
     seed: int = 0,
     attention: str | None = None,
@@ -90,6 +96,7 @@ def load_token_classifier(
         AutoModelForTokenClassification,
         reference,
         revision,
+        config=config,
         seed=seed,
         attention=attention,
         **_names(labels),
@@ -106,13 +113,19 @@ def load_question_answerer(
     *,
     revision: str | None = None,
     layers: list[int] | None = None,
+    config: PreTrainedConfig | None = None,
     new_head: bool,
     seed: int = 0,
     attention: str | None = None,
 ) -> PreTrainedModel:
     """A model for extractive questions in fp32; arguments and errors as in `load_classifier`."""
     model, missing = _load(
-        AutoModelForQuestionAnswering, reference, revision, seed=seed, attention=attention
+        AutoModelForQuestionAnswering,
+        reference,
+        revision,
+        config=config,
+        seed=seed,
+        attention=attention,
     )
     if not new_head and missing:
         raise UserError(
@@ -147,6 +160,7 @@ def load_masked_lm(
     *,
     revision: str | None = None,
     layers: list[int] | None = None,
+    config: PreTrainedConfig | None = None,
     new_head: bool,
     seed: int = 0,
     attention: str | None = None,
@@ -157,7 +171,7 @@ def load_masked_lm(
         to the vocabulary is tied to the embeddings.
     """
     model, missing = _load(
-        AutoModelForMaskedLM, reference, revision, seed=seed, attention=attention
+        AutoModelForMaskedLM, reference, revision, config=config, seed=seed, attention=attention
     )
     if not new_head and missing:
         raise UserError(
@@ -175,12 +189,15 @@ def _load(
     reference: str,
     revision: str | None,
     *,
+    config: PreTrainedConfig | None,
     seed: int,
     attention: str | None,
     **options: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
     """A model of an auto class, and the weights of its head that were left at random."""
     mark(f"loads {reference}", everywhere=True)
+    if config is not None:
+        return _random(kind, config, seed, attention, options)
     check_weights(reference, load_config(reference, revision), revision)
     try:
         with seeded(seed):  # the head's random start is the same on every rank and run
@@ -221,6 +238,23 @@ def _load(
     if model.config.model_type == "mobilebert":
         hide_padding(model)
     return model, missing
+
+
+def _random(
+    kind: Any,
+    config: PreTrainedConfig,
+    seed: int,
+    attention: str | None,
+    options: dict[str, Any],
+) -> tuple[PreTrainedModel, list[str]]:
+    """A model of random weights; as `_load`."""
+    config = copy.deepcopy(config)
+    for key, value in options.items():
+        setattr(config, key, value)
+    with seeded(seed):
+        model = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    body = f"{model.base_model_prefix}."
+    return model, [name for name, _ in model.named_parameters() if not name.startswith(body)]
 
 
 def hide_padding(model: PreTrainedModel) -> None:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 from transformers import PreTrainedConfig
 
+from ds_distill.errors import UserError
 from ds_distill.models.configuration import load_config
 from ds_distill.models.layers import check_layers, cut_to_layers
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Recipe, Student
+
+RESIZED = (
+    *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra"),
+    *("modernbert", "mpnet", "roberta", "xlm-roberta"),
+)
+"""Model types of which a student may have sizes of its own."""
+
+_WITH = {"embedding_size": "hidden_size", "pooler_hidden_size": "hidden_size"}
+"""Keys that go with another where they were equal: ELECTRA's, DeBERTa's."""
+
+_OTHERWISE = {("distilbert", "intermediate_size"): "hidden_dim"}
+"""What a model type calls a key where transformers has no common name."""
 
 
 def teacher_config(recipe: Recipe, name: str) -> PreTrainedConfig:
@@ -31,9 +45,42 @@ def student_of(given: PreTrainedConfig, student: Student) -> PreTrainedConfig:
 
     Raises UserError where no such student can be made.
     """
-    if student.layers is None:
-        return given
-    check_layers(given, student.layers)
     config = copy.deepcopy(given)
-    cut_to_layers(config, student.layers)
+    if student.layers is not None:
+        check_layers(given, student.layers)
+        cut_to_layers(config, student.layers)
+    if student.config is not None:
+        _resize(config, student.config.model_dump(exclude_none=True))
     return config
+
+
+def _resize(config: PreTrainedConfig, sizes: Mapping[str, int]) -> None:
+    """Give a configuration other sizes, in place. Raises UserError where it cannot have them."""
+    kind, depth = config.model_type, sizes.get("num_hidden_layers")
+    at = f"student.config={dict(sizes)}"
+    if kind not in RESIZED:
+        raise UserError(
+            f"{at}: of which sizes a model of type {kind} can be is not known here. Use one of "
+            f"these types: {', '.join(RESIZED)}."
+        )
+    if depth is not None and hasattr(config, "layer_types"):
+        most = len(config.layer_types or range(depth))
+        if depth > most:
+            raise UserError(
+                f"{at}: {kind} says of each layer what it attends to, and that of `model` of "
+                f"{most} layers. Set num_hidden_layers={most} or less."
+            )
+        cut_to_layers(config, list(range(depth)))
+    along = {k: of for k, of in _WITH.items() if getattr(config, k, None) == getattr(config, of)}
+    for key, size in sizes.items():
+        setattr(config, _OTHERWISE.get((kind, key), key), size)
+    for key, of in along.items():
+        setattr(config, key, getattr(config, of))
+    width, heads = config.hidden_size, config.num_attention_heads
+    unit = heads * (2 if kind == "modernbert" else 1)  # rotary positions turn pairs
+    if width % unit:
+        even = " by an even number" if unit > heads else " evenly"
+        raise UserError(
+            f"{at}: {heads} heads do not divide a width of {width}{even}. Set hidden_size and "
+            "num_attention_heads so that they do."
+        )

@@ -55,16 +55,53 @@ class Teacher(Section):
         return {str(key): label for key, label in labels.items()}
 
 
+class Sizes(Section):
+    """What a student has otherwise than its `model`, under transformers' names. What is not named
+    stays as there."""
+
+    hidden_size: Count | None = None
+    """Width of its states."""
+    num_hidden_layers: Annotated[Count, Field(le=1000)] | None = None
+    """Its depth."""
+    num_attention_heads: Annotated[Count, Field(le=1000)] | None = None
+    """Heads of each layer; they divide `hidden_size`."""
+    intermediate_size: Count | None = None
+    """Width inside its feed-forward layers; four times `hidden_size` in BERT."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Sizes:
+        width, heads = self.hidden_size, self.num_attention_heads
+        if width is not None and heads is not None and width % heads:
+            raise mistake_at(
+                ("num_attention_heads",),
+                f"{heads} heads do not divide hidden_size={width} evenly. Choose numbers that do",
+            )
+        return self
+
+
 class Student(Section):
     """The encoder that is trained and shipped."""
 
     model: str
-    """Reference as for a teacher: the weights it starts from."""
+    """Reference as for a teacher: the weights it starts from. With `config` the model whose kind,
+    vocabulary and other settings it has."""
     revision: str | None = None
     """Commit of a hub model."""
     layers: list[Annotated[int, Field(ge=0)]] | None = None
     """Layers of `model` that it keeps, counted from 0, e.g. [0, 2, 4, 7, 9, 11]. Default:
     all."""
+    config: Sizes | None = None
+    """Sizes of its own, e.g. {hidden_size: 312, num_hidden_layers: 4, intermediate_size: 1200}: it
+    then begins with random weights, which follow from `seed`. No weights of `model` are read."""
+
+    @model_validator(mode="after")
+    def _layers_have_weights(self) -> Student:
+        if self.config is not None and self.layers is not None:
+            raise mistake_at(
+                ("layers",),
+                "stands beside `config`, whose weights are random: keep one of them",
+            )
+        return self
 
 
 # ---------------------------------------------------------------------------------- recipe

@@ -14,7 +14,7 @@ from ds_distill.parts.phases import PHASES
 from ds_distill.parts.sources import source_of
 from ds_distill.parts.tasks import TASKS, TaskSettings
 from ds_distill.recipe.references import DATA_FOLDER, resolve_model
-from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.schema import Recipe, Student
 from ds_distill.reporting.verdict import (
     NOUNS,
     PER_CLASS,
@@ -61,9 +61,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "",
         "## How it was made",
         "",
-        f"Starts from {_model(student.model)}"
-        + (f", layers {student.layers}" if student.layers else "")
-        + f"; data: {_data(task)}.",
+        f"{_start(student)}; data: {_data(task)}.",
     ]
     if recipe.teachers:
         teachers = ", ".join(f"{name} ({_model(t.model)})" for name, t in recipe.teachers.items())
@@ -80,7 +78,23 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _start(student: Student) -> str:
+    """What the student is before any training."""
+    if student.config is not None:
+        sizes = student.config.model_dump(exclude_none=True)
+        of_its_own = ", ".join(f"{key} {size}" for key, size in sizes.items()) or "the same sizes"
+        return f"Starts from random weights, as {_model(student.model)} with {of_its_own}"
+    return f"Starts from {_model(student.model)}" + (
+        f", layers {student.layers}" if student.layers else ""
+    )
+
+
 # -------------------------------------------------------------------------------- metadata
+
+
+def _base_model(student: Student) -> str | None:
+    """The hub id of the model whose weights the student starts from."""
+    return student.model if student.config is None and _is_on_hub(student.model) else None
 
 
 def _metadata(
@@ -92,7 +106,7 @@ def _metadata(
         library_name="transformers",
         pipeline_tag=TASKS[task.type].pipeline,
         tags=["knowledge-distillation", "ds-distill"],
-        base_model=recipe.student.model if _is_on_hub(recipe.student.model) else None,
+        base_model=_base_model(recipe.student),
         datasets=[hub_data] if hub_data else None,
         metrics=_hub_metrics(evaluation) if evaluation else None,
         model_name=recipe.name if evaluation else None,
@@ -103,7 +117,9 @@ def _metadata(
 
 def _inherited(recipe: Recipe) -> dict[str, Any]:
     """Licence and language from the card of the student's initial model; empty where it has none or
-    cannot be read."""
+    cannot be read, or is none of whose weights the student has some."""
+    if recipe.student.config is not None:
+        return {}
     reference = resolve_model(recipe.student.model, recipe.models_folder)
     try:
         card = Path(reference) / "README.md"

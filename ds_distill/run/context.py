@@ -9,7 +9,7 @@ from typing import Any
 
 import datasets
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ds_distill.data.batches import CachedSignals, Collator, Examples
 from ds_distill.data.cutting import without_tokens, write_tokens
@@ -23,6 +23,7 @@ from ds_distill.files import new_folder
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
 from ds_distill.models.packed import packed_attention, packed_backend
+from ds_distill.models.student import student_config
 from ds_distill.models.tokenizer import load_tokenizer, tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.parts.phases import Training
 from ds_distill.parts.tasks import TASKS
@@ -45,6 +46,8 @@ class ModelReference:
     """Local folder or hub id."""
     revision: str | None = None
     layers: list[int] | None = None
+    config: PreTrainedConfig | None = None
+    """Of a model that begins with random weights; `model` has its tokenizer."""
     head: str | None = None
     """The task whose head its files have, where an earlier phase of this run trained it."""
     label_map: LabelMap | None = None
@@ -212,7 +215,8 @@ class Run:
         given = self.recipe.student if name == "student" else self.recipe.teachers[name]
         model = resolve_model(given.model, self.recipe.models_folder)
         if not isinstance(given, Teacher):
-            return ModelReference(name, model, given.revision, given.layers)
+            config = student_config(self.recipe) if given.config is not None else None
+            return ModelReference(name, model, given.revision, given.layers, config)
         found = None
         if given.labels is not None and self.task.has_classes:
             config = load_config(model, given.revision)
@@ -278,6 +282,7 @@ class Run:
         options: dict[str, Any] = {
             "revision": reference.revision,
             "layers": reference.layers,
+            "config": reference.config,
             "new_head": (new_head or reference.new_head) and reference.head != self.task_name,
             "seed": self.recipe.seed,
             "attention": attention,

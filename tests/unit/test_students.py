@@ -1,0 +1,133 @@
+"""What a student is before any training: the same in check, plan, disk and run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds_distill.check.memory import fewest_parameters
+from ds_distill.errors import UserError
+from ds_distill.models.load import load_classifier, load_masked_lm
+from ds_distill.models.student import RESIZED, student_of
+from ds_distill.planning.models import planned_model
+from ds_distill.recipe.schema import Sizes, Student
+
+TINY = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 80,
+    "embedding_size": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+}
+
+
+def config_of(family: str, **more: Any) -> tr.PreTrainedConfig:
+    return tr.AutoConfig.for_model(family, **{**TINY, **more})
+
+
+SIZES = {
+    "hidden_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+}
+USUAL = {"bert", "deberta-v2", "distilbert", "modernbert"}
+
+
+def student(**sizes: int) -> Student:
+    return Student.model_validate({"model": "m", "config": sizes})
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(one, marks=[] if one in USUAL else pytest.mark.further) for one in RESIZED],
+)
+def test_a_random_student_has_the_sizes_that_were_asked_for(family: str, tmp_path: Path) -> None:
+    """And follows from the seed; it is loaded again as what it is; its plan has its parameters."""
+    given = config_of(family)
+    before = given.to_dict()
+    config = student_of(given, student(**SIZES))
+    assert given.to_dict() == before
+    one, again, other = (
+        load_masked_lm("m", config=config, new_head=True, seed=seed).eval() for seed in (1, 1, 2)
+    )
+    assert {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}.items() <= {
+        key: getattr(one.config, key) for key in SIZES if key != "intermediate_size"
+    }.items()
+    assert any(40 in weight.shape or 80 in weight.shape for weight in one.parameters())
+    alike = [torch.equal(a, b) for a, b in zip(one.parameters(), again.parameters(), strict=True)]
+    assert all(alike)
+    assert not torch.equal(one.get_input_embeddings().weight, other.get_input_embeddings().weight)
+    inputs = {"input_ids": torch.randint(5, 60, (2, 9)), "attention_mask": torch.ones(2, 9)}
+    wanted = one(**inputs).logits
+    one.save_pretrained(tmp_path)
+    loaded = tr.AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(loaded(**inputs).logits, wanted)
+    (tmp_path / "given").mkdir()
+    given.save_pretrained(tmp_path / "given")
+    planned = planned_model(
+        "student", str(tmp_path / "given"), student=student(**SIZES), classes=None
+    )
+    assert planned.parameters == sum(weight.numel() for weight in one.parameters())
+    assert fewest_parameters(config) < planned.parameters
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    width=st.integers(1, 64),
+    heads=st.integers(1, 8),
+    depth=st.integers(1, 3),
+    family=st.sampled_from(["bert", "modernbert", "deberta-v2"]),
+)
+def test_sizes_make_a_student_or_are_refused(
+    width: int, heads: int, depth: int, family: str
+) -> None:
+    """What `check` lets through can be built."""
+    given = config_of(family, num_hidden_layers=3)
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": depth}
+    fits = width % (2 * heads if family == "modernbert" else heads) == 0
+    try:
+        config = student_of(given, unchecked(sizes))
+    except UserError as error:
+        assert not fits and "do not divide" in str(error)
+        return
+    assert fits
+    model = tr.AutoModelForSequenceClassification.from_config(config)
+    model(input_ids=torch.ones(1, 4, dtype=torch.int64))
+
+
+def unchecked(sizes: dict[str, int]) -> Student:
+    """Sizes that the schema, which sees two of them, would refuse."""
+    made = Sizes.model_construct(**{**dict.fromkeys(Sizes.model_fields), **sizes})
+    return Student.model_construct(model="m", layers=None, config=made)
+
+
+def test_more_layers_than_a_modernbert_says_the_attention_of_are_refused() -> None:
+    with pytest.raises(UserError, match="Set num_hidden_layers=2 or less"):
+        student_of(config_of("modernbert"), student(num_hidden_layers=3))
+
+
+def test_the_head_of_a_random_classifier_is_of_the_labels() -> None:
+    config = student_of(config_of("bert"), student(hidden_size=24))
+    model = load_classifier(
+        "m",
+        ["a", "b", "c"],
+        config=config,
+        new_head=True,
+        output_bias=lambda: torch.tensor([1.0, 2.0, 3.0]),
+    )
+    assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
+    assert model.classifier.bias.tolist() == [1, 2, 3]
