@@ -294,7 +294,7 @@ def untrained_teachers(recipe: Recipe, task: str) -> dict[str, str]:
         runs = phase.runs_teachers and recipe.task_name(phase) == task
         if several and PHASES[phase.kind].makes == "evaluation":
             runs = False
-        for teacher in recipe.teachers if runs else ():
+        for teacher in recipe.teachers_of(phase) if runs else ():
             if teacher not in trained:
                 found.setdefault(teacher, name)
         trained |= set(phase.outputs)
@@ -309,7 +309,9 @@ def teachers_of_other_tags(recipe: Recipe, task: str) -> dict[str, tuple[str, st
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         evaluates = PHASES[phase.kind].makes == "evaluation"
         runs = phase.runs_teachers and recipe.task_name(phase) == task and not evaluates
-        for teacher in recipe.teachers if runs and recipe.tasks_by_name[task].of_words else ():
+        for teacher in (
+            recipe.teachers_of(phase) if runs and recipe.tasks_by_name[task].of_words else ()
+        ):
             head = heads.get(teacher, task)
             if head != task and recipe.tasks_by_name[head].of_words:
                 found.setdefault(teacher, (head, name))

@@ -53,7 +53,7 @@ def memory_mistakes(
         least = _least(number, recipe, numbers, each)
         if least > memory:
             advice = "Take a machine with more memory, or smaller models"
-            if isinstance(phase, Distil) and phase.teachers == "live" and recipe.teachers:
+            if isinstance(phase, Distil) and phase.teachers == "live" and recipe.teachers_of(phase):
                 advice += f", or set phases.{name}.teachers=cached"
             yield (
                 f"phases.{name}: its models alone take {least / GB:.1f} GB, and {machine} has "
@@ -64,7 +64,7 @@ def memory_mistakes(
 def _least(number: int, recipe: Recipe, numbers: Mapping[str, int], each: int) -> int:
     """Bytes of the models that phase `number` has at once; only those of known size."""
     phase = recipe.phases[number]
-    teachers = [numbers.get(name, 0) for name in recipe.teachers]
+    teachers = [numbers.get(recipe.origin(n, number), 0) for n in recipe.teachers_of(phase)]
     if isinstance(phase, TrainingPhase):
         trained = max(
             sum(numbers.get(recipe.origin(phase.start_of(o), number), 0) for o in together)

@@ -21,7 +21,8 @@ from ds_distill.models.student import student_of
 from ds_distill.models.tokenizer import check_vocabulary, load_tokenizer, same_tokens
 from ds_distill.models.weights import check_weights
 from ds_distill.parts.entry import imported
-from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.parts.phases import PHASES
+from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase
 from ds_distill.parts.tasks import TASKS
 from ds_distill.parts.terms import LayeredTerm
 from ds_distill.recipe import Recipe
@@ -136,37 +137,46 @@ class Models:
             self.configs["student"] = student_of(given, self.recipe.student)
         yield from ()
 
+    def _taught(
+        self,
+    ) -> Iterator[tuple[str, PhaseSettings, PreTrainedConfig, str, PreTrainedConfig]]:
+        """Of each phase in which models are taught, its name and settings, the configuration of one
+        that is taught, and a teacher's location and configuration."""
+        recipe = self.recipe
+        configs = {name.removeprefix("teachers."): one for name, one in self.configs.items()}
+        for number, name in enumerate(recipe.phase_names()):
+            phase = recipe.phases[number]
+            if PHASES[phase.kind].makes != "student":
+                continue
+            own = {recipe.origin(start, number) for start in phase.starts} & configs.keys()
+            for teacher in recipe.teachers_of(phase):
+                other = configs.get(recipe.origin(teacher, number))
+                at = f"teachers.{teacher}" if teacher in recipe.teachers else f"model {teacher!r}"
+                for student in own if other is not None else ():
+                    yield name, phase, configs[student], at, other
+
     def _widths(self) -> Iterator[str]:
         """Teachers whose states are compared with the student's, and are not as wide."""
-        if "student" not in self.configs:
-            return
-        own = self.configs["student"].hidden_size
-        recipe = self.recipe
-        for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        for name, phase, own, teacher, config in self._taught():
             for key, entry, _ in phase.parts():
-                for teacher, config in self.teachers().items() if entry.needs.equal_widths else ():
-                    if config.hidden_size != own:
-                        yield (
-                            f"phases.{name}.{key}: {entry.name} compares hidden states one to one; "
-                            f"those of teachers.{teacher} are {config.hidden_size} wide and the "
-                            f"student's {own}. Take {entry.name} out, or choose others."
-                        )
+                if entry.needs.equal_widths and config.hidden_size != own.hidden_size:
+                    yield (
+                        f"phases.{name}.{key}: {entry.name} compares hidden states one to one; "
+                        f"those of {teacher} are {config.hidden_size} wide and the "
+                        f"student's {own.hidden_size}. Take {entry.name} out, or choose others."
+                    )
 
     def _layer_maps(self) -> Iterator[str]:
         """Terms that compare layers which the models do not have."""
-        if "student" not in self.configs:
-            return
-        recipe, own = self.recipe, self.configs["student"].num_hidden_layers
-        for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+        for name, phase, own, teacher, config in self._taught():
             for key, _, settings in phase.parts():
-                for teacher, config in self.teachers().items():
-                    if not (phase.runs_teachers and isinstance(settings, LayeredTerm)):
-                        continue
-                    try:
-                        settings.pairs(own, config.num_hidden_layers)
-                    except ValueError as error:
-                        at = f"phases.{name}.{key}.layers={settings.layers}"
-                        yield f"{at}: with teachers.{teacher}, {error}."
+                if not isinstance(settings, LayeredTerm):
+                    continue
+                try:
+                    settings.pairs(own.num_hidden_layers, config.num_hidden_layers)
+                except ValueError as error:
+                    at = f"phases.{name}.{key}.layers={settings.layers}"
+                    yield f"{at}: with {teacher}, {error}."
 
     def _shared_heads(self) -> Iterator[str]:
         """Models that are trained through one head, and cannot be."""

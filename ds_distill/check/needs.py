@@ -38,7 +38,7 @@ def _other_heads(phase: PhaseSettings, context: Context) -> Iterator[str]:
     words they may know some of the tags, which their labels tell."""
     if not phase.runs_teachers or PHASES[phase.kind].makes == "evaluation":
         return
-    for teacher in context.recipe.teachers:
+    for teacher in context.teachers:
         head = context.heads.get(teacher, context.task_name)
         of_words = context.task.of_words and context.recipe.tasks_by_name[head].of_words
         if head != context.task_name and not of_words:
@@ -64,7 +64,10 @@ def _unmet(entry: ConfiguredEntry, context: Context, remedy: str) -> Iterator[st
 
     remedy: what to do where the part is for other kinds of task.
     """
-    needs, location, count = entry.needs, context.location, len(context.recipe.teachers)
+    needs, location, count = entry.needs, context.location, len(context.teachers)
+    whose = "the phase follows"
+    if set(context.teachers) == set(context.recipe.teachers):
+        whose = "the recipe has"
     if (why := _other_kind(needs, context.task)) is not None:
         task = context.task
         yield (
@@ -75,13 +78,19 @@ def _unmet(entry: ConfiguredEntry, context: Context, remedy: str) -> Iterator[st
         yield f"{location}: the recipe has no teachers. Add teachers: {{NAME: ...}}."
     elif count < needs.teachers:
         yield (
-            f"{location}: {entry.name} needs at least {needs.teachers} teachers, and the recipe "
-            f"has {count}. Add one to teachers, or take it out."
+            f"{location}: {entry.name} needs at least {needs.teachers} teachers, and {whose} "
+            f"{count}. Add one to teachers, or take it out."
         )
     elif needs.at_most is not None and count > needs.at_most:
         yield (
-            f"{location}: {entry.name} takes at most {needs.at_most} teacher(s), and the recipe "
-            f"has {count}. Take one out, or {entry.name}."
+            f"{location}: {entry.name} takes at most {needs.at_most} teacher(s), and {whose} "
+            f"{count}. Take one out, or {entry.name}."
+        )
+    elif needs.expertise and whose == "the phase follows":
+        yield (
+            f"{location}: {entry.name} needs what an expertise phase learns of the recipe's "
+            f"teachers, and the phase follows {', '.join(context.teachers)}. Take follow out, or "
+            f"{entry.name}."
         )
     elif needs.expertise and not context.made.has_expertise:
         yield (
@@ -107,7 +116,7 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
     """Mistakes of the parts that a phase uses, and of those with the cache that it reads."""
     split, held = phase.cached_split, None
     if split is not None:
-        held = context.made.caches.get(split)
+        held = context.held(split)
         if held is None and not context.made.may_be_cached:
             yield (
                 f"{context.location}: teachers=cached, and no cache phase before it holds the "
@@ -115,7 +124,7 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
                 f"{{splits: {split}}} before it (after the last fine-tuning of a teacher), or set "
                 "teachers=live."
             )
-    mixed = len(context.recipe.teachers) > 1
+    mixed = len(context.teachers) > 1
     for key, entry, settings in phase.parts():
         here = context.at(f"{context.location}.{key}")
         if entry.needs.teachers and not phase.runs_teachers:
@@ -213,7 +222,7 @@ def _cache_mistakes(
 
 
 def _mixing_mistakes(context: Context, held: Cache) -> Iterator[str]:
-    codec, count = CODECS[held.codec.name], len(context.recipe.teachers)
+    codec, count = CODECS[held.codec.name], len(context.teachers)
     if codec.mixes:
         return
     whose = f"{count} teachers' cannot be mixed" if count > 1 else "the policy cannot change them"

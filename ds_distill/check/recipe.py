@@ -24,7 +24,7 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
 from ds_distill.machine import machine_memory
-from ds_distill.models.student import student_config, teacher_config
+from ds_distill.models.student import config_of
 from ds_distill.parts.phases import PHASES, Training
 from ds_distill.recipe import Recipe
 
@@ -49,7 +49,7 @@ def check_memory(recipe: Recipe, machines: Mapping[str, int]) -> None:
 
     machines: bytes by name.
     """
-    configs = {"student": student_config(recipe)}
+    configs = {"student": config_of(recipe, "student")}
     configs |= {f"teachers.{name}": config for name, config in _configurations(recipe).items()}
     _raise_all(
         [
@@ -147,7 +147,7 @@ def trained_on_what_chooses(recipe: Recipe) -> list[str]:
 
 
 def _configurations(recipe: Recipe) -> dict[str, PreTrainedConfig]:
-    return {name: teacher_config(recipe, name) for name in recipe.teachers}
+    return {name: config_of(recipe, name) for name in recipe.teachers}
 
 
 def _raise_all(mistakes: list[str]) -> None:

@@ -26,8 +26,10 @@ _OTHERWISE = {("distilbert", "intermediate_size"): "hidden_dim"}
 """What a model type calls a key where transformers has no common name."""
 
 
-def teacher_config(recipe: Recipe, name: str) -> PreTrainedConfig:
-    """A teacher's configuration. Raises UserError where it cannot be read."""
+def config_of(recipe: Recipe, name: str) -> PreTrainedConfig:
+    """The configuration of `student` or of a teacher. Raises as `student_config`."""
+    if name == "student":
+        return student_config(recipe)
     teacher = recipe.teachers[name]
     return load_config(resolve_model(teacher.model, recipe.models_folder), teacher.revision)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class OfTask:
     """What the phases of a task have made of the teachers as they are now."""
 
-    caches: Mapping[str, Cache] = field(default_factory=dict)
-    """By split: the cache phase that holds it."""
+    caches: Sequence[Cache] = ()
+    """The cache phases whose teachers are as they were, in order."""
     may_be_cached: bool = False
     """Whether an earlier cache phase names no split: any could have been meant."""
     has_expertise: bool = False
@@ -39,6 +39,8 @@ class Context:
     """Of the part in the recipe, for messages: `phases.NAME`, or `phases.NAME.losses.kl`."""
     models: frozenset[str]
     """Names of models: `student`, the teachers, and what was trained."""
+    teachers: Sequence[str] = ()
+    """Names of those that teach in the phase."""
     heads: Mapping[str, str] = field(default_factory=dict)
     """Of the models that were trained: the task that it was last, whose head they have."""
     of_tasks: Mapping[str, OfTask] = field(default_factory=dict)
@@ -59,34 +61,50 @@ class Context:
         """What there is of the phase's task."""
         return self.of_tasks.get(self.task_name, OfTask())
 
+    def held(self, split: str) -> Cache | None:
+        """The last cache phase that holds what the phase's teachers say of a split."""
+        for cache in reversed(self.made.caches):
+            if split in cache.splits and {*self.teachers} <= {*self.recipe.teachers_of(cache)}:
+                return cache
+        return None
+
     def at(self, location: str) -> Context:
         return replace(self, location=location)
 
     def before(self, phase: PhaseSettings, location: str) -> Context:
         """What a phase finds."""
-        return replace(self, task_name=self.recipe.task_name(phase), location=location)
+        return replace(
+            self,
+            task_name=self.recipe.task_name(phase),
+            location=location,
+            teachers=self.recipe.teachers_of(phase),
+        )
 
     def after(self, phase: PhaseSettings) -> Context:
         """What the next phase finds. self: what this one found."""
         from ds_distill.parts.phases import PHASES, Cache, Expertise
 
         heads = {**self.heads, **dict.fromkeys(phase.outputs, self.task_name)}
-        found = replace(self, models=self.models | set(phase.outputs), heads=heads)
+        of_tasks = {name: self._left(made, phase) for name, made in self.of_tasks.items()}
+        models = self.models | set(phase.outputs)
+        found = replace(self, models=models, heads=heads, of_tasks=of_tasks)
         makes = PHASES[phase.kind].makes
-        if set(phase.outputs) & set(phase.starts) & set(self.recipe.teachers):
-            # What there is was made of teachers as they were.
-            may = {name: OfTask(may_be_cached=t.may_be_cached) for name, t in self.of_tasks.items()}
-            found = replace(found, of_tasks=may)
         made = found.made
         if makes == "cache":
             assert isinstance(phase, Cache)
-            caches = {**made.caches, **dict.fromkeys(phase.splits, phase)}
-            made = replace(
-                made, caches=caches, may_be_cached=made.may_be_cached or not phase.splits
-            )
+            may_be_cached = made.may_be_cached or not phase.splits
+            made = replace(made, caches=[*made.caches, phase], may_be_cached=may_be_cached)
         if makes == "expertise":
             assert isinstance(phase, Expertise)
-            held = made.caches.get(phase.split)
+            held = self.held(phase.split)
             states = phase.states and (held is None or -1 in held.hidden)
             made = replace(made, has_expertise=True, fitted_states=states)
         return replace(found, of_tasks={**found.of_tasks, self.task_name: made})
+
+    def _left(self, made: OfTask, phase: PhaseSettings) -> OfTask:
+        """What there is after a phase of what was made of teachers as they were before it."""
+        replaced = set(phase.outputs) & self.models
+        caches = [c for c in made.caches if not replaced & {*self.recipe.teachers_of(c)}]
+        if replaced & set(self.recipe.teachers):
+            made = OfTask(may_be_cached=made.may_be_cached)
+        return replace(made, caches=caches)

@@ -26,7 +26,7 @@ def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:
     """Distil the teachers into one student per routing."""
     routings = dict(zip(phase.outputs, phase.routing, strict=True))
     teachers = run.teachers(number)
-    if len(teachers) < len(run.recipe.teachers):
+    if phase.follow is None and len(teachers) < len(run.recipe.teachers):
         run.log.info(f"  teachers that were not left out: {', '.join(teachers)}")
     return train_each(
         number,

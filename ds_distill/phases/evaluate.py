@@ -32,8 +32,8 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
     finds with a head of its task: last trained on it, or a teacher that no phase before has
     trained. Of tasks of words those trained on another one too, which may have some of its tags.
 
-    A control is a student trained without teachers. Where a recipe does nothing but evaluate, its
-    teachers teach nobody: each is a checkpoint.
+    A control is a student trained without teachers. What a phase follows is a teacher. Where a
+    recipe does nothing but evaluate, its teachers teach nobody: each is a checkpoint.
     """
     tasks = recipe.tasks_by_name
     task = recipe.task_name(recipe.phases[number])
@@ -46,6 +46,8 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
         for output in phase.outputs:
             roles.setdefault(output, "control")
             heads[output] = recipe.task_name(phase)
+    for model in recipe.followed & roles.keys():
+        roles[model] = "teacher"
     return {
         model: role
         for model, role in roles.items()

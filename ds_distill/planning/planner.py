@@ -167,7 +167,7 @@ class Planner:
         """Of trainings that differ in what they learn from alone. starts: of the models of each."""
         recipe, task = self.recipe, self.recipe.task_of(phase)
         students = [self.model(start, number) for start in starts]
-        names = list(recipe.teachers) if isinstance(phase, Distil) else []
+        names = recipe.teachers_of(phase) if isinstance(phase, Distil) else []
         teachers = {name: self.model(name, number) for name in names}
         config = deepspeed_config(self._deepspeed, phase, self.ranks)
         micro_batch, micro_steps = batch_shape(phase, self.ranks)
@@ -220,7 +220,7 @@ class Planner:
 
     def _cache(self, number: int, phase: Cache) -> CachePlan:
         task = self.recipe.task_of(phase)
-        teachers = {name: self.model(name, number) for name in self.recipe.teachers}
+        teachers = {name: self.model(name, number) for name in self.recipe.teachers_of(phase)}
         config = deepspeed_config(self._deepspeed, None, self.ranks)
         dtype = model_dtype(config)
         batch = phase.batch_size or PADDED_BATCH
@@ -252,9 +252,10 @@ class Planner:
 
     def _cache_for(self, number: int, phase: Distil) -> Cache:
         """The cache phase that a distil phase would read; the default one where there is none."""
-        task = self.recipe.task_name(phase)
-        for earlier in reversed(self.recipe.phases[:number]):
-            here = self.recipe.task_name(earlier) == task
+        recipe, task = self.recipe, self.recipe.task_name(phase)
+        for earlier in reversed(recipe.phases[:number]):
+            here = recipe.task_name(earlier) == task
+            here = here and {*recipe.teachers_of(phase)} <= {*recipe.teachers_of(earlier)}
             if here and isinstance(earlier, Cache) and phase.split in earlier.splits:
                 return earlier
-        return Cache(splits=[phase.split], task=phase.task)
+        return Cache(splits=[phase.split], task=phase.task, follow=phase.follow)

@@ -196,6 +196,6 @@ def _model_flops(
         for name, output in zip(names, outputs, strict=True)
     }
     if isinstance(phase, Distil) and phase.teachers == "live":
-        for name in planner.recipe.teachers:
+        for name in planner.recipe.teachers_of(phase):
             found[name] = ModelFlops.of(planner.model(name, number), trains=False)
     return found

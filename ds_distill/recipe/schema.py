@@ -273,6 +273,15 @@ class Recipe(Section):
         """A phase's task."""
         return self.tasks_by_name[self.task_name(phase)]
 
+    def teachers_of(self, phase: PhaseSettings) -> list[str]:
+        """Names of the models that teach in a phase."""
+        return list(self.teachers) if phase.followed is None else phase.followed
+
+    @property
+    def followed(self) -> set[str]:
+        """Names of the models that phases say to follow."""
+        return {name for phase in self.phases for name in phase.followed or ()}
+
     def phases_of(self, task: str) -> Iterator[PhaseSettings]:
         """The phases of a task, in order."""
         return (phase for phase in self.phases if self.task_name(phase) == task)

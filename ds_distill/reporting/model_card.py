@@ -68,6 +68,8 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         lines += ["", f"Teachers: {teachers}."]
         for teacher, why in left_out(results).items():
             lines += ["", f"Left out: {teacher}, which {_escaped(why)}."]
+    if followed := sorted(recipe.followed - {*recipe.teachers}):
+        lines += ["", f"Trained on the way, and teachers then: {', '.join(map(_code, followed))}."]
     for judged in [evaluation] if evaluation else elsewhere:
         of_task = "" if judged["task"] == results["task"] else f", task {_escaped(judged['task'])}"
         title = f"## {judge_of(judged).heading} on {judged['split']}{of_task}"

@@ -41,14 +41,18 @@ def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
 
 
 def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
-    """The cache of the last cache phase before phase `number` that holds a split, or None.
+    """The cache of the last cache phase before phase `number` that holds a split, of the teachers
+    that it has, or None.
 
     Raises UserError when the teachers have changed since.
     """
+    wanted = {*run.recipe.teachers_of(run.recipe.phases[number])}
     for earlier in reversed(range(number)):
         phase = run.recipe.phases[earlier]
         here = run.recipe.task_name(phase) == run.task_name
-        if here and isinstance(phase, Cache) and split in phase.splits:
+        holds = isinstance(phase, Cache) and split in phase.splits
+        if here and holds and wanted <= {*run.recipe.teachers_of(phase)}:
+            assert isinstance(phase, Cache)
             reader = CacheReader(cache_folder(run, phase, earlier))
             for teacher in run.teachers(number):
                 reader.check(teacher, fingerprint(run, run.reference(teacher, number)))

@@ -70,9 +70,10 @@ def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None
     metric.
 
     It is a student of the task of the last phase that distils, or else that trains: scores on
-    different tasks cannot be compared. Distilled students come before other trained ones. Of equal
-    students the first is taken, and without choosing examples the last. A student that was trained
-    on the choosing split is taken only where there is no other.
+    different tasks cannot be compared. Distilled students come before other trained ones, and those
+    that teach no other before those that do. Of equal students the first is taken, and without
+    choosing examples the last. A student that was trained on the choosing split is taken only where
+    there is no other.
     """
     trained = [
         (number, PHASES[phase.kind].makes == "student", model)
@@ -87,6 +88,7 @@ def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None
     seen = recipe.trained_on(task, CHOOSING_SPLIT)
     for preferred in (
         [item for item in trained if item[1]],
+        [item for item in trained if item[2]["output"] not in recipe.followed],
         [item for item in trained if item[2]["output"] not in seen],
     ):
         trained = [item for item in trained if item in preferred] or trained

@@ -91,7 +91,7 @@ def _ready(number: int, run: Run) -> list[ModelReference]:
     if any(phase.leaves_out_teachers and _is_of(run, phase) for phase in before):
         return []  # it says which teachers teach, and has their predictions
     trained = {output for phase in before for output in phase.outputs}
-    ready = [run.reference(name, number) for name in run.teachers(number) if name not in trained]
+    ready = [run.reference(name, number) for name in run.teachers(teaching) if name not in trained]
     return [one for one in ready if number == teaching or not one.trained]
 
 
@@ -195,8 +195,15 @@ def _tell(name: str, run: Run, teachers: set[str] | None = None) -> None:
 
 
 def _is_refused(run: Run, entry: Mapping[str, Any]) -> bool:
-    stops = run.recipe.teachers[entry["teacher"]].below_majority == "stop"
+    """A model that came from the student has no key that says to go on: it is warned of."""
+    teacher = run.recipe.teachers.get(_given(run, entry["teacher"]))
+    stops = teacher is not None and teacher.below_majority == "stop"
     return stops and bool(entry.get("teaches_nothing"))
+
+
+def _given(run: Run, teacher: str) -> str:
+    """The recipe's model that a teacher was made of."""
+    return run.recipe.origin(teacher, len(run.recipe.phases))
 
 
 def _refuse(run: Run, references: Sequence[ModelReference]) -> None:
@@ -206,7 +213,8 @@ def _refuse(run: Run, references: Sequence[ModelReference]) -> None:
     if not refused:
         return
     what = " ".join(f"teachers.{teacher}: {doubt}" for teacher, doubt in refused.items())
-    keys = " ".join(f"teachers.{teacher}.below_majority=warn" for teacher in refused)
+    given = dict.fromkeys(_given(run, teacher) for teacher in refused)
+    keys = " ".join(f"teachers.{teacher}.below_majority=warn" for teacher in given)
     raise UserError(
         f"{what} A student would learn that, so none was distilled. Correct it; to go on all the "
         f"same, set {keys}."

@@ -10,7 +10,7 @@ from pathlib import Path
 from ds_distill.check.memory import fewest_parameters
 from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
-from ds_distill.models.student import student_config, teacher_config
+from ds_distill.models.student import config_of
 from ds_distill.parts.phases import Cache, Training
 from ds_distill.planning.cached import example_bytes
 from ds_distill.planning.examples import SplitFacts, split_facts
@@ -69,7 +69,7 @@ def taken(recipe: Recipe, known: Known, first: int = 0, until: int | None = None
         if isinstance(phase, Cache) and phase.folder is None:
             for split in phase.splits:
                 facts_of = facts[recipe.task_name(phase), split]
-                caches += round((facts_of.examples or 0) * _row(recipe, phase, facts_of))
+                caches += round((facts_of.examples or 0) * _row(recipe, number, phase, facts_of))
     if last == len(recipe.phases) and any(numbers):  # the student to ship is a copy
         models += _WEIGHT * max((n for each in numbers for n in each.values()), default=0)
     tokenizers = len(recipe.teachers) + 1
@@ -77,20 +77,22 @@ def taken(recipe: Recipe, known: Known, first: int = 0, until: int | None = None
     return Taken(models, caches, round(data), training)
 
 
-def _row(recipe: Recipe, phase: Cache, facts: SplitFacts) -> float:
-    """Bytes of an example in a cache, of all teachers."""
+def _row(recipe: Recipe, number: int, phase: Cache, facts: SplitFacts) -> float:
+    """Bytes of an example in the cache of phase `number`, of all teachers."""
     task = recipe.task_of(phase)
     classes = None
     if task.has_classes:
         classes = len(open_source(task, data_folder=recipe.data_folder).labels)
-    configs = (teacher_config(recipe, name) for name in recipe.teachers)
+    names = [recipe.origin(name, number) for name in recipe.teachers_of(phase)]
+    configs = (config_of(recipe, name) for name in names)
     return sum(example_bytes(phase, task, config, classes, facts.tokens) for config in configs)
 
 
 def _parameters(recipe: Recipe) -> list[dict[str, int]]:
     """For each phase: how many parameters each model that it trains has, about."""
-    known = {name: fewest_parameters(teacher_config(recipe, name)) for name in recipe.teachers}
-    known["student"] = fewest_parameters(student_config(recipe))
+    known = {
+        name: fewest_parameters(config_of(recipe, name)) for name in (*recipe.teachers, "student")
+    }
     found = []
     for phase in recipe.phases:
         each = len(phase.starts) == len(phase.outputs)

@@ -19,7 +19,10 @@ ASIDE = {"name", "description", "training", "phases"}
 """Sections of a recipe that earlier phases do not read: what phases take of `training` stands in
 them."""
 
-TOLD = {"name", "task", "split", "splits", "teachers", "models", "save_as", "start", "kind"}
+TOLD = {
+    *("name", "task", "split", "splits", "teachers", "follow", "models", "save_as", "start"),
+    "kind",
+}
 """Keys of later phases by which earlier ones find what to make: which examples choose, which caches
 are read."""
 

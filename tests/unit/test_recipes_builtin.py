@@ -210,6 +210,16 @@ def test_distilbert_is_as_published() -> None:
         assert getattr(distil, key) == getattr(control, key), "the control differs in losses alone"
 
 
+def test_continual_is_as_published() -> None:
+    """200,000 steps, without teachers, of each of three compact models."""
+    for model in ("distilbert/distilbert-base-uncased", "huawei-noah/TinyBERT_General_4L_312D"):
+        recipe = load_recipe("continual", [f"student.model={model}"])
+        training, evaluation = recipe.phases
+        assert (training.kind, training.steps, training.keep) == ("fine-tune", 200_000, "last")
+        assert list(training.losses) == ["cross_entropy"] and evaluation.start
+        assert not recipe.teachers and recipe.task.type == "masked-lm"
+
+
 def test_mt_bert_is_as_published() -> None:
     recipe = load_recipe("mt-bert")
     steps = phases(recipe)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import ConfiguredEntry, TaskEntry
@@ -60,6 +60,11 @@ class PhaseSettings(Section):
         return False
 
     @property
+    def followed(self) -> list[str] | None:
+        """Names of the models that teach in it; None for the recipe's teachers."""
+        return None
+
+    @property
     def leaves_out_teachers(self) -> bool:
         """Whether its record names the only `teachers` that the phases after it have."""
         return False
@@ -80,6 +85,30 @@ class PhaseSettings(Section):
     def labels_named(self) -> dict[str, list[str]]:
         """By key: labels that must be the task's."""
         return {}
+
+
+class FollowingPhase(PhaseSettings):
+    """Settings of a phase that can have other teachers than the recipe's."""
+
+    follow: list[Name] | None = None
+    """The models that teach in it, in this order: teachers' names, or those of models that earlier
+    phases trained, as they are by then. Default: the recipe's teachers."""
+
+    @field_validator("follow", mode="before")
+    @classmethod
+    def _lone_model_to_follow(cls, follow: Any) -> Any:
+        return [follow] if isinstance(follow, str) else follow
+
+    @property
+    def runs_teachers(self) -> bool:
+        return True
+
+    @property
+    def followed(self) -> list[str] | None:
+        return self.follow
+
+    def lists(self) -> dict[str, list[str]]:
+        return {**super().lists(), **({} if self.follow is None else {"follow": self.follow})}
 
 
 class Training(Section):
@@ -164,6 +193,20 @@ class TrainingPhase(Training, PhaseSettings):
 def training_name(outputs: Iterable[str]) -> str:
     """The name of the training of models: of one its own, of several in one engine `A+B`."""
     return "+".join(outputs)
+
+
+def follow_mistakes(settings: FollowingPhase, context: Context) -> Iterator[str]:
+    """Models to follow that are not there, or cannot teach."""
+    at = f"{context.location}.follow"
+    for name in settings.follow or ():
+        if name == "student":
+            yield (
+                f"{at}: `student` is what is trained here. Save the model that is to teach under a "
+                "name of its own (save_as), and follow that."
+            )
+        elif name not in context.models:
+            there = ", ".join(sorted(context.models - {"student"})) or "none"
+            yield f"{at}: no model {name!r} before this phase. There are: {there}."
 
 
 def training_mistakes(settings: TrainingPhase, context: Context) -> Iterator[str]:

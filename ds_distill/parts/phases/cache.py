@@ -11,7 +11,7 @@ from ds_distill.parts.codecs import CODECS, CodecSettings, Compact
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import ConfiguredEntry, Needs, PhaseEntry
 from ds_distill.parts.one_of import OneOf
-from ds_distill.parts.phases.base import PhaseSettings
+from ds_distill.parts.phases.base import FollowingPhase, PhaseSettings, follow_mistakes
 from ds_distill.parts.section import Count, Name, Section
 
 Codec = Annotated[
@@ -25,7 +25,7 @@ Codec = Annotated[
 ]
 
 
-class Cache(PhaseSettings):
+class Cache(FollowingPhase):
     """Run the teachers once over splits and store their signals."""
 
     kind: Literal["cache"] = "cache"
@@ -61,19 +61,16 @@ class Cache(PhaseSettings):
     def reads(self) -> list[tuple[str, bool]]:
         return [(split, False) for split in self.splits]
 
-    @property
-    def runs_teachers(self) -> bool:
-        return True
-
     def parts(self) -> Iterator[tuple[str, ConfiguredEntry, Section]]:
         yield "codec", CODECS[self.codec.name], self.codec
 
     def lists(self) -> dict[str, list[str]]:
-        return {"splits": self.splits}
+        return {"splits": self.splits, **super().lists()}
 
 
 def mistakes(settings: Cache, context: Context) -> Iterator[str]:
-    """A task whose signals no cache can hold."""
+    """A teacher that is not there, and a task whose signals no cache can hold."""
+    yield from follow_mistakes(settings, context)
     why = context.task.not_cacheable()
     if why is not None:
         yield f"{context.location}: {why}"

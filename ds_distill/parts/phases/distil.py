@@ -10,7 +10,12 @@ from pydantic import Field, field_validator, model_validator
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import ConfiguredEntry, Needs, PhaseEntry
 from ds_distill.parts.one_of import OneOf
-from ds_distill.parts.phases.base import TrainingPhase, training_mistakes
+from ds_distill.parts.phases.base import (
+    FollowingPhase,
+    TrainingPhase,
+    follow_mistakes,
+    training_mistakes,
+)
 from ds_distill.parts.policies import POLICIES, Average, Routing
 from ds_distill.parts.section import Name, Section
 from ds_distill.parts.terms import SoftenedTerm
@@ -25,7 +30,7 @@ def _average() -> list[Routing]:
     return [Average()]
 
 
-class Distil(TrainingPhase):
+class Distil(TrainingPhase, FollowingPhase):
     """Train a student on teacher signals; with several routings, one student each."""
 
     kind: Literal["distil"] = "distil"
@@ -76,10 +81,6 @@ class Distil(TrainingPhase):
         return [(self.split, any(entry.needs.labels for _, entry, _ in self.parts()))]
 
     @property
-    def runs_teachers(self) -> bool:
-        return True
-
-    @property
     def cached_split(self) -> str | None:
         return self.split if self.teachers == "cached" else None
 
@@ -90,8 +91,9 @@ class Distil(TrainingPhase):
 
 
 def mistakes(settings: Distil, context: Context) -> Iterator[str]:
-    """A start that is not there, and what is wrong with any training."""
+    """A start or a teacher that is not there, and what is wrong with any training."""
     yield from training_mistakes(settings, context)
+    yield from follow_mistakes(settings, context)
     if settings.start not in context.models:
         yield (
             f"{context.location}.start: no model {settings.start!r} before this phase. There are: "
