@@ -89,8 +89,8 @@ def run_commit(tree: Path, folder: Path) -> dict[str, Path]:
     say("two ranks at stage 3")
     dropout = "training.dropout=0.1"
     ranks = ["--num-gpus", "2", "deepspeed=zero3_fp32"]
-    for name in ("single-label", "words"):
-        two = [recipes[name], dropout, *ranks, "--folder", f"runs/two-ranks-{name}"]
+    for name, place in (("single-label", "two-ranks"), ("words", "words-two-ranks")):
+        two = [recipes[name], dropout, *ranks, "--folder", f"runs/{place}"]
         run(tree, folder, ["launch", *two])
     say("a run that is killed and resumed")
     killed = ["run", single_label, dropout, "training.save_every=4", "--folder", "runs/resumed"]
