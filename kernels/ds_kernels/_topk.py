@@ -53,8 +53,7 @@ def _teacher(
     entries = tl.load(log_probs + row * K + k, mask=valid, other=-float("inf")).to(ACC) * LOG2E
     rest = tl.load(tail + row).to(ACC) * LOG2E
     largest = tl.maximum(tl.max(entries, 0), rest)
-    safe = tl.where(largest == -float("inf"), 0.0, largest)
-    lse = safe + tl.log2(tl.sum(exp2(entries - safe, PTX), 0) + exp2(rest - safe, PTX))
+    lse = largest + tl.log2(tl.sum(exp2(entries - largest, PTX), 0) + exp2(rest - largest, PTX))
     return tl.where(valid, columns, 2147483647), entries - lse, rest - lse
 
 
@@ -107,10 +106,7 @@ def _forward_kernel(
         most, lse_rest = log2_sum(largest, total, c, PTX)
         lse_rest += most * c
         top = tl.maximum(tl.max(own, 0) * c, lse_rest)
-        safe = tl.where(top == -float("inf"), 0.0, top)
-        lse = safe + tl.log2(
-            tl.sum(exp2(own * c - safe, PTX), 0) + exp2(lse_rest - safe, PTX)
-        )  # fmt: skip
+        lse = top + tl.log2(tl.sum(exp2(own * c - top, PTX), 0) + exp2(lse_rest - top, PTX))
         log_q = own * c - lse
         value = relative_entropy(exp2(entries, PTX), exp2(log_q, PTX), entries - log_q)
         loss = tl.sum(tl.where(columns < 2147483647, value, 0.0), 0)

@@ -82,7 +82,9 @@ GROUPS = {
         14,
         (f"{UNIT}metrics.py", f"{UNIT}bootstrap.py", f"{UNIT}regression.py"),
     ),
-    "checkpoints": Group(("ds_distill/run/checkpoints.py",), 3, (f"{UNIT}checkpoints.py",)),
+    "checkpoints": Group(
+        ("ds_distill/run/checkpoints.py",), 3, (f"{UNIT}checkpoints.py", f"{UNIT}continuing.py")
+    ),
     "kernels": Group(
         ("kernels/ds_kernels/_divergences.py", "kernels/ds_kernels/_topk.py"),
         0,
@@ -127,7 +129,7 @@ NAMED: list[tuple[str, str, str]] = [
     (_DIVERGENCES, "tl.abs(apart) < 1, close", "tl.abs(apart) < 1000, close"),
     (_DIVERGENCES, "torch.where(x < 1,", "torch.where(x < 100,"),
     (_DIVERGENCES, "tl.where(tl.abs(x) < 0.5, p", "tl.where(tl.abs(x) < 50.0, p"),
-    (_TOPK, 'safe = tl.where(top == -float("inf"), 0.0, top)', "safe = top"),
+    (_TOPK, 'tl.where(found == given, loss, float("inf"))', "loss"),
 ]
 """File, old text, new text."""
 

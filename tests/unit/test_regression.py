@@ -25,6 +25,7 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.metrics import correlation
 from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.report import build_metrics, difference, metric_values
 from ds_distill.losses import TermInputs, build_terms
@@ -222,6 +223,15 @@ def of_scipy(name: str, predicted: np.ndarray, labels: np.ndarray) -> float:
         return float(
             {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[name](predicted, labels)[0]
         )
+
+
+def test_no_correlation_is_beyond_one() -> None:
+    """Rounding takes about one in four of these there."""
+    values = np.random.default_rng(0).normal(size=(200, 9))
+    weights = np.ones_like(values)
+    for factor, end in ((-3.3, -1.0), (7.7, 1.0)):
+        found = correlation(values, factor * values + 0.1, weights)
+        assert np.abs(found).max() <= 1.0 and found == pytest.approx(end)
 
 
 @given(values, st.integers(0, 2**32), st.floats(-1e6, 1e6), st.floats(0.0, 2.0))
