@@ -228,6 +228,12 @@ def test_mt_bert_is_as_published() -> None:
     assert list(teach.losses) == ["cross_entropy"]
     assert set(distil.losses) == {"cross_entropy", "kl", "hidden_mse"}
     assert {term.weight for term in distil.losses.values()} == {1.0}, "a plain sum"
+    hidden = distil.losses["hidden_mse"]
+    uniform = hidden.model_copy(update={"layers": "uniform"})
+    assert hidden.pairs(6, 12) == uniform.pairs(6, 12)
+    assert steps["cache"].hidden == [other for _, other in hidden.pairs(6, 12)]
+    small = phases(load_recipe("mt-bert", small=True))["distil"].losses["hidden_mse"]
+    assert small.pairs(3, 6) == uniform.pairs(3, 6)
     assert distil.losses["kl"].temperature == 1
     [routing] = distil.routing
     assert (routing.policy, routing.mix) == ("mt-bert", None)  # its own: losses
