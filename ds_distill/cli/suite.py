@@ -91,7 +91,8 @@ def _report(suite: Suite, runs: Sequence[SuiteRun], reference: str, done: Sweep)
     from ds_distill.reporting.tables import page, table_text
     from ds_distill.suite.results import suite_results, suite_tables
 
-    found = suite_results(runs, done.ended(), reference, done.draws())
+    of_groups = suite.weights_of_groups()
+    found = suite_results(runs, done.ended(), reference, done.draws(), of_groups)
     about = {"suite": suite.name, "lacks": suite.lacks, "missing": done.missing}
     write_json(done.path / "results.json", {**about, **found})
     tables = list(suite_tables(found))

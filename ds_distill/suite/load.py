@@ -6,6 +6,7 @@ import importlib.resources
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.recipe.changes import apply_override
@@ -36,6 +37,15 @@ def load_suite(reference: str, overrides: Sequence[str] = ()) -> Suite:
     data = {"name": name_of(path), **data}
     for override in overrides:
         apply_override(tree, data, override)
-    if isinstance(data.get("tasks"), dict):
-        data["tasks"] = {name: task for name, task in data["tasks"].items() if task is not None}
+    if isinstance(tasks := data.get("tasks"), dict):
+        data["tasks"] = {name: task for name, task in tasks.items() if task is not None}
+        _leave_out(data, {name for name, task in tasks.items() if task is None})
     return validate(Suite, tree, data)
+
+
+def _leave_out(data: dict[str, Any], tasks: set[str]) -> None:
+    """Take tasks out of the groups of a suite's data, and groups of no other tasks."""
+    groups = data.get("groups")
+    if tasks and isinstance(groups, dict) and all(isinstance(g, list) for g in groups.values()):
+        left = {name: [t for t in group if t not in tasks] for name, group in groups.items()}
+        data["groups"] = {name: group for name, group in left.items() if group}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,12 +32,14 @@ def suite_results(
     ended: Mapping[Variant, dict[str, Any]],
     reference: str,
     draws: Draws = no_draws,
+    of_groups: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Scores by task and checkpoint, under the setting that the examples that choose have chosen.
 
     ended: the `run_result` of each run that has ended. A setting that lacks a seed is not chosen.
     reference: the checkpoint that the others are compared with.
     draws: of the runs; asked for only where a setting is chosen.
+    of_groups: what each task counts in the macro mean, if there is one.
     """
     tasks = {
         task: _task([run for run in runs if run.task == task], ended, reference, draws)
@@ -44,7 +47,12 @@ def suite_results(
     }
     names = list(dict.fromkeys(run.checkpoint for run in runs))
     found = {"reference": reference, "tasks": tasks}
-    return {**found, "checkpoints": {name: _macro(name, tasks, reference) for name in names}}
+    of_each = dict.fromkeys(tasks, 1 / len(tasks)) if tasks else {}
+    checkpoints = {name: _mean(name, tasks, reference, of_each) for name in names}
+    if of_groups is not None:
+        for name, of in checkpoints.items():
+            of["macro"] = _mean(name, tasks, reference, of_groups)
+    return {**found, "checkpoints": checkpoints}
 
 
 def _task(
@@ -97,31 +105,44 @@ def _retention(entry: MetricEntry, own: dict[str, Any], other: dict[str, Any]) -
     return float(own["mean"] / other["mean"]) if known else None
 
 
-def _macro(name: str, tasks: Mapping[str, dict[str, Any]], reference: str) -> dict[str, Any]:
-    """The mean over the tasks, seed by seed; None where a task has no score of the checkpoint, one
-    that is undefined, or one that is no share. The tasks' test examples are drawn apart, so their
-    variances add up."""
-    own, other = _by_seed(name, tasks), _by_seed(reference, tasks)
-    mean = over_seeds(own, _mean_variance(name, tasks, "score")) if own else None
+def _mean(
+    name: str,
+    tasks: Mapping[str, dict[str, Any]],
+    reference: str,
+    weights: Mapping[str, float],
+) -> dict[str, Any]:
+    """The weighted mean over the tasks, seed by seed; None where a task has no score of the
+    checkpoint, one that is undefined, or one that is no share. The tasks' test examples are drawn
+    apart, so their variances add up."""
+    own, other = _by_seed(name, tasks, weights), _by_seed(reference, tasks, weights)
+    mean = over_seeds(own, _variance(name, tasks, weights, "score")) if own else None
     known = mean is not None and bool(other) and statistics.fmean(other) > 0
     apart = None
     if own and other and name != reference:
         differences = [a - b for a, b in zip(own, other, strict=True)]
-        apart = over_seeds(differences, _mean_variance(name, tasks, "to_reference"))
+        apart = over_seeds(differences, _variance(name, tasks, weights, "to_reference"))
     return {
-        "macro_mean": mean,
+        "mean": mean,
         "retention": statistics.fmean(own) / statistics.fmean(other) if known else None,
         "to_reference": apart,
     }
 
 
-def _mean_variance(name: str, tasks: Mapping[str, dict[str, Any]], key: str) -> float | None:
-    """Of the mean over the tasks, by other test examples; None where it is not known of one."""
-    numbers = [task["checkpoints"][name][key]["variance_of_examples"] for task in tasks.values()]
-    return None if None in numbers else sum(numbers) / len(numbers) ** 2
+def _variance(
+    name: str, tasks: Mapping[str, dict[str, Any]], weights: Mapping[str, float], key: str
+) -> float | None:
+    """Of the weighted mean, by other test examples; None where it is not known of a task."""
+    numbers = {
+        task: of["checkpoints"][name][key]["variance_of_examples"] for task, of in tasks.items()
+    }
+    if None in numbers.values():
+        return None
+    return float(sum(weights[task] ** 2 * number for task, number in numbers.items()))
 
 
-def _by_seed(name: str, tasks: Mapping[str, dict[str, Any]]) -> list[float]:
+def _by_seed(
+    name: str, tasks: Mapping[str, dict[str, Any]], weights: Mapping[str, float]
+) -> list[float]:
     scores = []
     for task in tasks.values():
         if name not in task["checkpoints"] or not metric_entry(task).is_share:
@@ -129,7 +150,11 @@ def _by_seed(name: str, tasks: Mapping[str, dict[str, Any]]) -> list[float]:
         scores.append(task["checkpoints"][name]["score"]["values"])
         if None in scores[-1]:
             return []
-    return [statistics.fmean(of_seed) for of_seed in zip(*scores, strict=True)]
+    each = [weights[task] for task in tasks]
+    return [
+        math.fsum(weight * score for weight, score in zip(each, of_seed, strict=True))
+        for of_seed in zip(*scores, strict=True)
+    ]
 
 
 # ---------------------------------------------------------------------------------- as tables
@@ -140,15 +165,16 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
     tasks, reference = found["tasks"], found["reference"]
     entries = {task: metric_entry(of) for task, of in tasks.items() if of["metric"] is not None}
     heads = [f"{task}, {entry.title}" for task, entry in entries.items()]
+    means = ["mean", *(["macro mean"] if "macro" in found["checkpoints"][reference] else [])]
     yield Table(
         "Scores",
-        ["checkpoint", *heads, "macro mean", f"of {reference}'s"],
+        ["checkpoint", *heads, *means, f"of {reference}'s"],
         [
             *(_scores(name, of, entries, tasks) for name, of in found["checkpoints"].items()),
             [
                 "the baseline",
                 *(entry.shown_as(tasks[task]["majority"]) for task, entry in entries.items()),
-                "",
+                *("" for _ in means),
                 "",
             ],
         ],
@@ -157,7 +183,8 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
             *interval_notes([of["score"] for _, of in _chosen(found)]),
             "The setting was chosen by task and checkpoint, on the examples that choose. The "
             "baseline is the best that can be answered without reading a text, as the most "
-            "frequent class.",
+            "frequent class. The last column is of the mean over tasks"
+            + (", the macro mean that over groups of tasks." if len(means) > 1 else "."),
         ],
     )  # fmt: skip
     others = [name for name in found["checkpoints"] if name != reference]
@@ -165,7 +192,7 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
         rows = [_differences(name, found, entries) for name in others]
         yield Table(
             f"Less {reference}",
-            ["checkpoint", *entries, "macro mean"],
+            ["checkpoint", *entries, *means],
             rows,
             [
                 "Points of shares, seed by seed, on the same test examples; *: beyond chance, the "
@@ -219,9 +246,12 @@ def _scores(
         else "-"
         for task, entry in entries.items()
     ]
-    macro = "-" if of["macro_mean"] is None else shown(of["macro_mean"], "{:.1%}".format)
+    means = [
+        "-" if each["mean"] is None else shown(each["mean"], "{:.1%}".format)
+        for each in (of, *([of["macro"]] if "macro" in of else []))
+    ]
     retention = "-" if of["retention"] is None else f"{of['retention']:.1%}"
-    return [name, *scores, macro, retention]
+    return [name, *scores, *means, retention]
 
 
 def _differences(
@@ -235,8 +265,11 @@ def _differences(
             continue
         score = found["tasks"][task]["checkpoints"][name]["score"]["mean"]
         cells.append(to_first(entry, numbers, score))
-    macro = found["checkpoints"][name]["to_reference"]
-    any_share = next(iter(entries.values()), None)
-    if macro is None or any_share is None:
-        return [*cells, "-"]
-    return [*cells, to_first(any_share, macro, None)]
+    of, any_share = found["checkpoints"][name], next(iter(entries.values()), None)
+    for each in (of, *([of["macro"]] if "macro" in of else [])):
+        apart = each["to_reference"]
+        if apart is None or any_share is None:
+            cells.append("-")
+        else:
+            cells.append(to_first(any_share, apart, None))
+    return cells

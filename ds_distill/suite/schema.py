@@ -60,6 +60,10 @@ class Suite(Section):
     tasks: Annotated[dict[Name, Task], Field(min_length=1)]
     """The tasks, each as in a recipe. Each needs the splits train, validation (which chooses the
     setting) and test (which judges)."""
+    groups: dict[Name, Annotated[list[Name], Field(min_length=1)]] = Field(default_factory=dict)
+    """Tasks of one kind, by a name of theirs. Where groups are named, each task is in one, and a
+    macro mean stands beside the mean over tasks: the mean over the groups of the mean over each
+    one's tasks, as BLURB's score."""
     deepspeed: str = "zero0_auto"
     """As in a recipe."""
     models_folder: str | None = None
@@ -89,7 +93,33 @@ class Suite(Section):
                 raise mistake_at((*where, key), f"stands in the grid as well, grid.{key}: keep one")
         for name, task in self.tasks.items():
             task.stands_at(f"tasks.{name}")
+        self._check_groups()
         return self
+
+    def _check_groups(self) -> None:
+        seen: dict[str, str] = {}  # task -> group
+        for group, tasks in self.groups.items():
+            for task in tasks:
+                if task not in self.tasks:
+                    known = ", ".join(self.tasks)
+                    what = f"there is no task {task!r}. There is: {known}"
+                    raise mistake_at(("groups", group), what)
+                if task in seen:
+                    what = f"task {task!r} is in group {seen[task]!r} as well: keep it in one"
+                    raise mistake_at(("groups", group), what)
+                seen[task] = group
+        if self.groups and (without := [task for task in self.tasks if task not in seen]):
+            raise mistake_at(("groups",), f"no group has task {without[0]!r}: put it into one")
+
+    def weights_of_groups(self) -> dict[str, float] | None:
+        """What each task counts in the macro mean; None where there are no groups."""
+        if not self.groups:
+            return None
+        return {
+            task: 1 / (len(self.groups) * len(tasks))
+            for tasks in self.groups.values()
+            for task in tasks
+        }
 
     def training_of(self, task: str) -> dict[str, Any]:
         """What a task's fine-tunings have, the grid apart."""

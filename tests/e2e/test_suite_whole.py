@@ -87,4 +87,4 @@ def test_a_suite_that_was_killed_ends_with_the_same_table(
     majority = sum(task["majority"] for task in tasks) / len(tasks)
     for name, checkpoint in found[0]["checkpoints"].items():
         assert all(len(task["checkpoints"][name]["score"]["values"]) == 3 for task in tasks)
-        assert checkpoint["macro_mean"]["mean"] > majority
+        assert checkpoint["mean"]["mean"] > majority

@@ -87,7 +87,9 @@ def test_built_in_suites_say_what_they_lack_and_follow_their_papers(tmp_path: Pa
     compact, blurb = suites["compact-biomedical"], suites["blurb-like"]
     assert compact.training.epochs == 3 and compact.grid.learning_rate == [3e-5, 5e-5]
     assert len(list(blurb.grid.settings())) == 15
+    assert blurb.grid.batch_size == [16, 32, 64] and compact.grid.batch_size == [16, 32]
     for tasks in (compact, blurb):
+        assert {task for group in tasks.groups.values() for task in group} == set(tasks.tasks)
         assert "named entities" in tasks.lacks
         trained = {
             run.task: run.recipe.phases[0].epochs for run in suite_runs(tasks, TWO, tmp_path)
@@ -147,7 +149,7 @@ def test_mistakes_in_data_and_models_are_found_before_anything_runs(
 
 def ended(runs: list[SuiteRun], score: Any, choosing: Any) -> dict[Any, dict[str, Any]]:
     """`run_result` of each run; score, choosing: functions of a run. A score of None: it failed."""
-    metric = {"one": "accuracy", "two": "macro_f1"}
+    metric = {"one": "accuracy", "two": "macro_f1", "three": "macro_f1"}
     return {
         run.variant: {
             "student": "student",
@@ -167,6 +169,51 @@ def ended(runs: list[SuiteRun], score: Any, choosing: Any) -> dict[Any, dict[str
 
 
 SHARES = st.floats(0.01, 0.99)
+
+
+def test_the_macro_mean_is_over_groups_of_tasks(toy_task: Path) -> None:
+    """BLURB's: by hand, of three tasks in two groups."""
+    given = toy_suite(toy_task, groups={"pair": ["one", "three"], "alone": ["two"]})
+    given["tasks"]["three"] = given["tasks"]["two"]
+    given["grid"]["learning_rate"] = [1.0e-2]
+    made = Suite.model_validate({"name": "toy", **given})
+    runs = suite_runs(made, TWO, Path("."))
+    scores = {("one", "1"): 0.2, ("one", "2"): 0.4, ("two", "1"): 0.9, ("two", "2"): 0.7}
+    scores |= {("three", "1"): 0.6, ("three", "2"): 0.5}
+
+    def score(run: SuiteRun) -> float:
+        of = scores[run.task, str(run.grid.seed)]
+        return of if run.checkpoint == "first" else of / 2
+
+    weights = made.weights_of_groups()
+    assert weights == {"one": 0.25, "three": 0.25, "two": 0.5}
+    found = suite_results(runs, ended(runs, score, score), "first", of_groups=weights)
+    first, second = (found["checkpoints"][name] for name in ("first", "second"))
+    assert first["mean"]["values"] == pytest.approx([1.7 / 3, 1.6 / 3])
+    assert first["macro"]["mean"]["values"] == pytest.approx([(0.4 + 0.9) / 2, (0.45 + 0.7) / 2])
+    assert second["macro"]["retention"] == pytest.approx(0.5)
+    assert second["macro"]["to_reference"]["values"] == pytest.approx([-0.325, -0.2875])
+    scored, apart, _ = map(table_text, suite_tables(found))
+    assert "macro mean" in scored and "55.0%" in scored
+    assert "61.2%" in scored or "61.3%" in scored
+    assert "macro mean" in apart and "-30.6" in apart
+    plain = suite_results(runs, ended(runs, score, score), "first")
+    assert "macro" not in plain["checkpoints"]["first"]
+    assert "macro mean" not in table_text(next(iter(suite_tables(plain))))
+
+
+@given(data=st.data())
+def test_the_macro_mean_of_groups_of_one_is_the_mean(data: Any, toy_task: Path) -> None:
+    tasks = ["one", "two"]
+    order = data.draw(st.permutations(tasks))
+    groups = {f"group-{task}": [task] for task in order}
+    suite = Suite.model_validate({"name": "toy", **toy_suite(toy_task, groups=groups)})
+    runs = suite_runs(suite, TWO, Path("."))
+    scores = {run.variant: data.draw(SHARES) for run in runs}
+    done = ended(runs, lambda run: scores[run.variant], lambda run: scores[run.variant])
+    found = suite_results(runs, done, "second", of_groups=suite.weights_of_groups())
+    for of in found["checkpoints"].values():
+        assert of["macro"]["mean"]["values"] == pytest.approx(of["mean"]["values"])
 
 
 @given(data=st.data())
@@ -199,7 +246,7 @@ def test_what_chooses_chooses_and_the_rest_follows(data, tmp_path_factory, toy_t
             assert of["to_reference"]["interval"] == pytest.approx(mean_interval(apart))
     for name, tasks in macro.items():
         means = [statistics.fmean(of_seed) for of_seed in zip(*tasks, strict=True)]
-        assert found["checkpoints"][name]["macro_mean"]["values"] == pytest.approx(means)
+        assert found["checkpoints"][name]["mean"]["values"] == pytest.approx(means)
     assert found["checkpoints"]["second"]["retention"] == pytest.approx(1.0)
 
 
@@ -220,7 +267,7 @@ def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
     assert one["first"]["score"]["values"] == pytest.approx([0.61, 0.62])
     assert one["second"]["score"]["values"] == [0.9, 0.9]
     assert list(two) == ["first"]
-    assert found["checkpoints"]["second"]["macro_mean"] is None
+    assert found["checkpoints"]["second"]["mean"] is None
     scores, apart, chosen = map(table_text, suite_tables(found))
     [second] = [line for line in scores.splitlines() if line.startswith("second")]
     assert "90.0% (not known: every resample gives the same)" in second
@@ -229,7 +276,7 @@ def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
     assert "+28.5 (+22.1 to +34.9)*" in apart
     assert "learning_rate=1e-06, batch_size=16" in chosen
     nothing = suite_results(runs, {}, "first")
-    assert nothing["checkpoints"]["first"]["macro_mean"] is None
+    assert nothing["checkpoints"]["first"]["mean"] is None
     assert "first" in table_text(next(iter(suite_tables(nothing))))
 
 
@@ -244,6 +291,8 @@ def test_a_suite_is_read_with_its_overrides(toy_task: Path, tmp_path: Path) -> N
     assert suite.grid.batch_size == [4, 8]
     assert load_suite(str(file)).tasks["two"].metric.name == "macro_f1"
     assert load_suite(str(file), ["name=b"]).name == "b"
+    file.write_text(yaml.safe_dump(toy_suite(toy_task, groups={"a": ["one"], "b": ["two"]})))
+    assert load_suite(str(file), ["tasks.two=null"]).groups == {"a": ["one"]}
 
 
 @pytest.mark.parametrize(
@@ -261,6 +310,10 @@ def test_a_suite_is_read_with_its_overrides(toy_task: Path, tmp_path: Path) -> N
         ("tasks.one.type=entities", "unknown task 'entities'"),
         ("tasks.one.metric=f2", "f2"),
         ("tasks={}", "tasks: .*at least 1"),
+        ("groups={a: [one]}", "groups: no group has task 'two'"),
+        ("groups={a: [one, two], b: [one]}", r"groups\.b: task 'one' is in group 'a' as well"),
+        ("groups={a: [one, three]}", r"groups\.a: there is no task 'three'. There is: one, two"),
+        ("groups={a: []}", r"groups\.a: .*at least 1"),
     ],
 )
 def test_mistakes_are_told_with_their_place(
