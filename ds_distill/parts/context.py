@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class OfTask:
     """What the phases of a task have made of the teachers as they are now."""
 
-    caches: Sequence[Cache] = ()
-    """The cache phases whose teachers are as they were, in order."""
+    caches: Sequence[tuple[Cache, frozenset[str]]] = ()
+    """The cache phases, in order, each with those of its teachers that are as they were."""
     may_be_cached: bool = False
     """Whether an earlier cache phase names no split: any could have been meant."""
     has_expertise: bool = False
@@ -63,8 +63,8 @@ class Context:
 
     def held(self, split: str) -> Cache | None:
         """The last cache phase that holds what the phase's teachers say of a split."""
-        for cache in reversed(self.made.caches):
-            if split in cache.splits and {*self.teachers} <= {*self.recipe.teachers_of(cache)}:
+        for cache, teachers in reversed(self.made.caches):
+            if split in cache.splits and teachers.issuperset(self.teachers):
                 return cache
         return None
 
@@ -93,7 +93,8 @@ class Context:
         if makes == "cache":
             assert isinstance(phase, Cache)
             may_be_cached = made.may_be_cached or not phase.splits
-            made = replace(made, caches=[*made.caches, phase], may_be_cached=may_be_cached)
+            caches = [*made.caches, (phase, frozenset(self.teachers))]
+            made = replace(made, caches=caches, may_be_cached=may_be_cached)
         if makes == "expertise":
             assert isinstance(phase, Expertise)
             held = self.held(phase.split)
@@ -104,7 +105,7 @@ class Context:
     def _left(self, made: OfTask, phase: PhaseSettings) -> OfTask:
         """What there is after a phase of what was made of teachers as they were before it."""
         replaced = set(phase.outputs) & self.models
-        caches = [c for c in made.caches if not replaced & {*self.recipe.teachers_of(c)}]
+        caches = [(cache, teachers - replaced) for cache, teachers in made.caches]
         if replaced & set(self.recipe.teachers):
             made = OfTask(may_be_cached=made.may_be_cached)
         return replace(made, caches=caches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from ds_distill.check.memory import fewest_parameters
 from ds_distill.errors import UserError
-from ds_distill.models.load import load_classifier, load_masked_lm
+from ds_distill.models.load import keep_layers, load_classifier, load_masked_lm
 from ds_distill.models.student import RESIZED, student_of
 from ds_distill.planning.models import planned_model
 from ds_distill.recipe.schema import Sizes, Student
@@ -107,6 +108,22 @@ def test_sizes_make_a_student_or_are_refused(
     assert fits
     model = tr.AutoModelForSequenceClassification.from_config(config)
     model(input_ids=torch.ones(1, 4, dtype=torch.int64))
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data(), family=st.sampled_from(["bert", "modernbert", "longformer"]))
+def test_a_shortened_students_configuration_is_that_of_the_shortened_model(
+    data: Any, family: str
+) -> None:
+    windows = {"attention_window": [4, 8, 12, 16]} if family == "longformer" else {}
+    given = config_of(family, num_hidden_layers=4, **windows)
+    others = data.draw(st.lists(st.integers(1, 3), unique=True, max_size=3))
+    layers = [0, *others]
+    model = tr.AutoModel.from_config(copy.deepcopy(given))
+    keep_layers(model, layers)
+    found = student_of(given, Student(model="m", layers=layers))
+    for key in ("num_hidden_layers", "layer_types", "attention_window"):
+        assert getattr(found, key, None) == getattr(model.config, key, None)
 
 
 def unchecked(sizes: dict[str, int]) -> Student:
