@@ -14,10 +14,12 @@ from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluat
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.check.recipe import check_all
+from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.planner import Planner
 from ds_distill.run.checkpoints import Checkpoints
+from ds_distill.sweep.disk import taken
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,29 @@ def test_a_random_student_is_trained_evaluated_and_shipped(
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "16"
+
+
+def test_check_and_disk_know_the_width_of_a_random_student(
+    narrow: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(narrow))
+    with pytest.raises(UserError, match=r"losses\.cosine.*are 32 wide and the student's 16"):
+        check_all(load_recipe(file, ["phases.distil.losses.cosine={}"]))
+    with pytest.raises(UserError, match=r"losses\.hidden_mse\.layers=every.*student has 1 layers"):
+        check_all(load_recipe(file, ["phases.distil.losses.hidden_mse.layers=every"]))
+    wide = load_recipe(file, ["student.config.hidden_size=32"])
+    small, large = (taken(recipe, {}).training for recipe in (load_recipe(file), wide))
+    assert small == large, "the teacher is trained, too, and is larger"
+    alone = ["phases=[{fine-tune: {models: student}}]"]
+    small, large = (
+        taken(load_recipe(file, [*alone, f"student.config.hidden_size={width}"]), {}).training
+        for width in (16, 32)
+    )
+    assert 1.5 * small < large
+    huge = load_recipe(file, ["student.config.hidden_size=40000000"])
+    with pytest.raises(UserError, match=r"phases\.distil: its models alone take"):
+        check_all(huge)
 
 
 def test_a_resumed_random_student_is_bit_for_bit_the_same(
