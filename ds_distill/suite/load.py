@@ -44,7 +44,10 @@ def load_suite(reference: str, overrides: Sequence[str] = ()) -> Suite:
 
 
 def _leave_out(data: dict[str, Any], tasks: set[str]) -> None:
-    """Take tasks out of the groups of a suite's data, and groups of no other tasks."""
+    """Take what a suite's data say of some tasks out: their training, their place in a group, and
+    groups of no other tasks."""
+    if isinstance(training := data.get("task_training"), dict):
+        data["task_training"] = {t: own for t, own in training.items() if t not in tasks}
     groups = data.get("groups")
     if tasks and isinstance(groups, dict) and all(isinstance(g, list) for g in groups.values()):
         left = {name: [t for t in group if t not in tasks] for name, group in groups.items()}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ds_distill.errors import UserError
 from ds_distill.evaluation.seeds import mean_interval
+from ds_distill.parts.tasks import metric_of
 from ds_distill.recipe import load_recipe
 from ds_distill.reporting.tables import table_text
 from ds_distill.suite.load import builtin_suites, load_suite
@@ -81,6 +82,7 @@ def test_built_in_suites_say_what_they_lack_and_follow_their_papers(tmp_path: Pa
     assert set(suites) == {"compact-biomedical", "blurb-like", "general"}
     for name, suite in suites.items():
         assert suite.name == name and suite.description and suite.lacks
+        assert all(metric_of(task).is_share for task in suite.tasks.values()), "there is a mean"
         runs = suite_runs(suite, TWO, tmp_path)
         settings = list(suite.grid.settings())
         assert len(runs) == len(suite.tasks) * 2 * len(settings) * len(suite.seeds)
@@ -293,6 +295,12 @@ def test_a_suite_is_read_with_its_overrides(toy_task: Path, tmp_path: Path) -> N
     assert load_suite(str(file), ["name=b"]).name == "b"
     file.write_text(yaml.safe_dump(toy_suite(toy_task, groups={"a": ["one"], "b": ["two"]})))
     assert load_suite(str(file), ["tasks.two=null"]).groups == {"a": ["one"]}
+    tuned = {"task_training": {"two": {"epochs": 5}}}
+    file.write_text(yaml.safe_dump(toy_suite(toy_task, **tuned)))
+    assert (
+        load_suite(str(file)).task_training
+        and not load_suite(str(file), ["tasks.two=null"]).task_training
+    )
 
 
 @pytest.mark.parametrize(
