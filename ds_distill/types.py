@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol, cast
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 from ds_distill.data.keys import token_keys
+from ds_distill.reads import AttentionInputs
 from ds_distill.views import PackedView, PaddedView, View
 
 
@@ -104,60 +106,70 @@ LACKING = -1e30
 below all others by more than any two of them differ."""
 
 
+@dataclass(frozen=True, eq=False)
 class Signals:
     """A model's outputs on a batch: logits, and hidden states. A student's carry gradients, a
     teacher's do not; a cached teacher's are the same type as a live one's.
 
-    A partial teacher knows K of the task's C classes: its logits are [n, K], over `classes`."""
+    A partial teacher knows K of the task's C classes: its logits are [n, K], over `classes`.
+    Raises ValueError when there is not one column for each of `classes`."""
 
-    def __init__(
-        self,
-        logits: torch.Tensor | VocabularyHead | TopK | EncodedLogits,
-        hidden: Mapping[int, torch.Tensor] | None = None,
-        classes: torch.Tensor | None = None,
-    ) -> None:
-        """
-        logits: float [n, C], or [n, K] over `classes`; or the head that computes them, so that
-            terms that do not need the full [n, V] can avoid it. A cached masked-LM teacher's are
-            encoded until `to`, then logits or the top entries of its distributions.
-        hidden: layer -> float [n, H], the state at each row, for the requested layers. For a
-            sequence-level task it is that of the first token, or the mean of all tokens' where the
-            model's head reads that. Layers are numbered as in transformers' `hidden_states`: 0 is
-            the embeddings, -1 the last layer.
-        classes: int64 [K], ascending: of a partial teacher, the class ids of its logits' columns.
-            None: all of the task's, in their order.
+    output: torch.Tensor | VocabularyHead | TopK | EncodedLogits | None
+    """float [n, C], or [n, K] over `classes`; or the head that computes them, so that terms that do
+    not need the full [n, V] can avoid it. A cached masked-LM teacher's are encoded until `to`, then
+    logits or the top entries of its distributions. None where nobody asked for them."""
+    hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    """Layer -> float [n, H], the state at each row, for the requested layers. For a sequence-level
+    task it is that of the first token, or the mean of all tokens' where the model's head reads
+    that. Layers are numbered as in transformers' `hidden_states`: 0 is the embeddings, -1 the last
+    layer."""
+    classes: torch.Tensor | None = None
+    """int64 [K], ascending: of a partial teacher, the class ids of its logits' columns. None: all
+    of the task's, in their order."""
+    attention: Mapping[int, AttentionInputs] = field(default_factory=dict)
+    """Layer -> the inputs of its attention, of every token of the batch's examples."""
 
-        Raises ValueError when there is not one column for each of `classes`.
-        """
+    def __post_init__(self) -> None:
+        output, classes = self.output, self.classes
         if classes is not None and (
-            not isinstance(logits, torch.Tensor) or logits.shape[1:] != classes.shape
+            not isinstance(output, torch.Tensor) or output.shape[1:] != classes.shape
         ):
-            shape = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits)
+            shape = list(output.shape) if isinstance(output, torch.Tensor) else type(output)
             raise ValueError(
                 f"logits over {len(classes)} classes must be [n, {len(classes)}], and are {shape}"
             )
-        self.classes = classes
-        self.head = logits if isinstance(logits, VocabularyHead) else None
-        self.top = logits if isinstance(logits, TopK) else None
-        self._logits = logits
-        self.hidden = dict(hidden) if hidden else {}
 
     @property
+    def head(self) -> VocabularyHead | None:
+        return self.output if isinstance(self.output, VocabularyHead) else None
+
+    @property
+    def top(self) -> TopK | None:
+        return self.output if isinstance(self.output, TopK) else None
+
+    @cached_property
     def logits(self) -> torch.Tensor:
         """float [n, C], or [n, K] over `classes`; computed once where a head gives them, in the
         engine's forward."""
-        if self.head is not None and self._logits is self.head:
-            self._logits = self.head.logits()
+        if self.head is not None:
+            return self.head.logits()
         if self.top is not None:
             raise ValueError(
                 "these signals hold the likeliest entries of distributions (`top`), which have no "
                 "logits; a cache with the codec compact or dense has them"
             )
-        if not isinstance(self._logits, torch.Tensor):
+        if self.output is None:
+            raise ValueError("the model was not asked for logits")
+        if not isinstance(self.output, torch.Tensor):
             raise ValueError(
                 "these signals are as a cache stores them: decode them with to(device)"
             )
-        return self._logits
+        return self.output
+
+    @property
+    def has_made_logits(self) -> bool:
+        """Whether a head has computed them."""
+        return self.head is not None and "logits" in vars(self)
 
     def over_all(self, count: int, lacking: float = LACKING) -> torch.Tensor:
         """float [n, C]: logits of all `count` classes of the task. Those that a partial teacher
@@ -168,42 +180,52 @@ class Signals:
         return spread.index_copy(1, self.classes, self.logits)
 
     def __len__(self) -> int:
-        """n."""
-        logits = self._logits
-        return len(logits.features if isinstance(logits, VocabularyHead) else logits)
+        """n. Raises ValueError where there is nothing by row."""
+        output = self.output
+        if output is None:
+            if not self.hidden:
+                raise ValueError("these signals have attention alone, which is not of rows")
+            return len(next(iter(self.hidden.values())))
+        return len(output.features if isinstance(output, VocabularyHead) else output)
 
     def at(self, rows: torch.Tensor) -> Signals:
         """These signals at rows of a batch's row set, int64 [k]: a head then projects these rows
         alone."""
+        if self.output is None and not self.hidden:
+            return self
         if len(rows) == len(self):  # all rows: terms share the logits, and nothing is copied
             return self
         states = {layer: state.index_select(0, rows) for layer, state in self.hidden.items()}
+        if self.output is None:
+            return replace(self, hidden=states)
         if self.top is not None:
-            return Signals(self.top.at(rows), states)
-        if self.head is not None and self._logits is self.head:
+            return replace(self, output=self.top.at(rows), hidden=states)
+        if self.head is not None and not self.has_made_logits:
             features = self.head.features.index_select(0, rows)
-            return Signals(replace(self.head, features=features), states)
-        return Signals(self.logits.index_select(0, rows), states, self.classes)
+            return replace(self, output=replace(self.head, features=features), hidden=states)
+        return replace(self, output=self.logits.index_select(0, rows), hidden=states)
 
     def to(self, device: torch.device | str) -> Signals:
         """For cached signals; a live model's are where the model is."""
-        assert not isinstance(self._logits, VocabularyHead)
-        states = {
-            layer: state.to(device, non_blocking=True) for layer, state in self.hidden.items()
-        }
-        if isinstance(self._logits, torch.Tensor):
-            classes = self.classes
-            if classes is not None:
-                classes = classes.to(device, non_blocking=True)
-            return Signals(self._logits.to(device, non_blocking=True), states, classes)
-        return Signals(self._logits.to(torch.device(device)), states)
+        assert self.output is not None and not isinstance(self.output, VocabularyHead)
+        moved = self._moved(lambda tensor: tensor.to(device, non_blocking=True))
+        if isinstance(self.output, torch.Tensor):
+            return moved
+        return replace(moved, output=self.output.to(torch.device(device)))
 
     def pin_memory(self) -> Signals:
         """For cached signals: a copy in pinned memory."""
-        assert not isinstance(self._logits, VocabularyHead | TopK)
-        states = {layer: state.pin_memory() for layer, state in self.hidden.items()}
-        classes = None if self.classes is None else self.classes.pin_memory()
-        return Signals(self._logits.pin_memory(), states, classes)
+        assert self.output is not None and not isinstance(self.output, VocabularyHead | TopK)
+        return replace(self._moved(torch.Tensor.pin_memory), output=self.output.pin_memory())
+
+    def _moved(self, of: Callable[[torch.Tensor], torch.Tensor]) -> Signals:
+        """With what `of` makes of each tensor."""
+        return replace(
+            self,
+            output=of(self.output) if isinstance(self.output, torch.Tensor) else self.output,
+            hidden={layer: of(state) for layer, state in self.hidden.items()},
+            classes=None if self.classes is None else of(self.classes),
+        )
 
     def dummy(self) -> Signals:
         """One dummy row like these cached signals, for a batch in which no row counts."""
@@ -213,10 +235,11 @@ class Signals:
         }
         if decoded.top is None:
             zeros = decoded.logits.new_zeros(1, decoded.logits.shape[1])
-            return Signals(zeros, states, decoded.classes)
+            return replace(decoded, output=zeros, hidden=states)
         ids = torch.arange(decoded.top.ids.shape[1])[None]
         even = torch.full(ids.shape, -math.log(ids.numel()))
-        return Signals(TopK(even, ids, torch.full((1,), -math.inf)), states)
+        top = TopK(even, ids, torch.full((1,), -math.inf))
+        return replace(decoded, output=top, hidden=states)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,11 @@ class PaddedView:
         return len(self.input_ids)
 
     @property
+    def length(self) -> int:
+        """Positions of an example, padding included."""
+        return self.input_ids.shape[1]
+
+    @property
     def example_indices(self) -> torch.Tensor:
         """int64 [n]: the example of each row."""
         if self.positions is None:
@@ -121,6 +126,11 @@ class PackedView:
     @property
     def num_examples(self) -> int:
         return len(self.cu_seqlens) - 1
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest example."""
+        return self.max_seqlen
 
     def tokens(self) -> list[np.ndarray]:
         """The token ids of each of the B examples: int64 [length]."""

@@ -325,7 +325,7 @@ def cut_to(candidates: torch.Tensor, signals: Signals) -> Signals:
     known = (candidates >= 0).repeat_interleave(2, dim=0)
     if not torch.equal(logits != LACKING, F.pad(known, (0, logits.shape[1] - known.shape[1]))):
         raise ValueError("the cache has logits of other tokens than the batch's")
-    return Signals(logits[:, : known.shape[1]], signals.hidden)
+    return replace(signals, output=logits[:, : known.shape[1]])
 
 
 def stored_rows(batch: Batch) -> torch.Tensor:

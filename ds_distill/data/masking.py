@@ -92,11 +92,18 @@ class MaskedLMCollator:
         cached: reads the cached signals of a batch; None for live teachers.
         packed: the models that get packed views.
         """
+        self.lengths: np.ndarray = next(iter(tables.values())).lengths
         self._examples = examples
         self._tables = dict(tables)
+        for name, table in self._tables.items():
+            if not np.array_equal(table.lengths, self.lengths):
+                raise ValueError(
+                    f"the views of {', '.join(self._tables)} must have the same tokens, because a "
+                    f"masked-LM row is one token in all of them: those of {name!r} have other "
+                    "lengths"
+                )
         self._masking = masking
         self._variants, self._cached, self._packed = variants, cached, frozenset(packed)
-        self.lengths: np.ndarray = next(iter(tables.values())).lengths
 
     def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
         """See `Collator`."""

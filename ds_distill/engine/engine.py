@@ -274,7 +274,7 @@ class Engine:
                 models, batch.to(self.world.device), predict=models, layers=tuple(layers)
             )
         return {
-            name: Signals(outputs.logits.float(), outputs.hidden, outputs.classes)
+            name: replace(outputs, output=outputs.logits.float())
             for name, outputs in predictions.items()
         }
 

@@ -45,7 +45,7 @@ def rows_of_labels(
                 "a teacher of some of the labels needs examples with one label each, and here "
                 "each has any number of labels"
             )
-        return Signals(rows_of(of.logits))
+        return replace(of, output=rows_of(of.logits), hidden={})
 
     if target is not None:
         weights = target.weights  # [T, n], or [T, n, L] where each label has its own

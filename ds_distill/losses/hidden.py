@@ -13,6 +13,7 @@ from ds_distill.losses.term import DEFAULTS, Term, TermInputs
 from ds_distill.models.named import NamedModules
 from ds_distill.parts.terms import ActivationBoundaryLoss, CosineLoss, HiddenMSELoss
 from ds_distill.parts.terms import LayeredTerm as LayeredSettings
+from ds_distill.reads import Reads
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 from ds_kernels import masked_cosine
@@ -24,17 +25,16 @@ Pairs = Sequence[tuple[int, int]]
 class LayeredTerm(Term):
     """A term that compares layers of the student with layers of each teacher."""
 
-    reads_logits = False
     label_rows = None
 
     def __init__(self, settings: LayeredSettings, pairs: Mapping[str, Pairs]) -> None:
         """pairs: by teacher."""
         super().__init__(settings)
         self.pairs = pairs
-        self.student_layers = tuple(sorted({own for each in pairs.values() for own, _ in each}))
+        self.reads = Reads({own for each in pairs.values() for own, _ in each}, logits=False)
 
-    def teacher_layers(self, teacher: str) -> tuple[int, ...]:
-        return tuple(sorted({other for _, other in self.pairs.get(teacher, ())}))
+    def teacher_reads(self, teacher: str) -> Reads:
+        return Reads({other for _, other in self.pairs.get(teacher, ())}, logits=False)
 
 
 def _pairs_of(
@@ -94,7 +94,7 @@ class HiddenMSE(LayeredTerm):
         batch: Batch,
     ) -> torch.Tensor:
         student, teachers, _ = self.at_rows(student, teachers, None, batch)
-        total = torch.zeros(len(student), device=student.hidden[self.student_layers[0]].device)
+        total = torch.zeros(len(student), device=batch.labels.device)
         for name, pairs in self.pairs.items():
             if name not in teachers:
                 raise ValueError(f"hidden_mse projects to teacher {name!r}, which the batch lacks")
@@ -144,8 +144,8 @@ class Cosine(LayeredTerm):
         [depth] = inputs.teacher_depths.values() or [0]
         return cls(settings, inputs.student_depth, depth)
 
-    def teacher_layers(self, teacher: str) -> tuple[int, ...]:
-        return super().teacher_layers("")
+    def teacher_reads(self, teacher: str) -> Reads:
+        return super().teacher_reads("")
 
     def forward(
         self,
@@ -169,8 +169,7 @@ class ActivationBoundary(Term):
     seed and not trained.
     """
 
-    student_layers = (-1,)
-    reads_logits = False
+    reads = Reads({-1}, logits=False)
     label_rows = None
     map: torch.Tensor | None
     """float32 [student's width, teacher's width]; None between equal widths."""

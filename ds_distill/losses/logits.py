@@ -19,6 +19,7 @@ from ds_distill.parts.terms import (
     MSELoss,
     TeacherCrossEntropyLoss,
 )
+from ds_distill.reads import Reads
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals, VocabularyHead
 from ds_kernels import (
@@ -174,11 +175,14 @@ class TeacherCrossEntropy(Term):
     (A. B. Hossain's thesis, 4.11, experiment 3)."""
 
     rows = "labelled"
-    reads_logits = False
+    reads = Reads(logits=False)
 
     def __init__(self, settings: TeacherCrossEntropyLoss | Mapping[str, Any] = DEFAULTS) -> None:
         """settings: as a recipe has them, e.g. {"weight": 0.5}."""
         super().__init__(TeacherCrossEntropyLoss.model_validate(settings))
+
+    def teacher_reads(self, teacher: str) -> Reads:
+        return Reads()
 
     def forward(
         self,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ds_distill.parts.terms import DistillationTerm, TermSettings
+from ds_distill.reads import Reads
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 
@@ -47,10 +48,8 @@ class Term(nn.Module, ABC):
 
     rows: str = "all"
     """The batch's row set that is counted: the loss is the mean over it."""
-    student_layers: tuple[int, ...] = ()
-    """Whose states it reads of the student, as `Signals.hidden` numbers them."""
-    reads_logits: bool = True
-    """Whether it reads the student's logits. Where no active term does, the head rests."""
+    reads: Reads = Reads()
+    """What it asks of the student. Where no active term asks for logits, the head rests."""
     label_rows: Literal["two classes", "logit"] | None = "two classes"
     """Where an example has any number of labels: whether each label is a row of two classes, with
     the logits [0, z], or of its logit alone. None: rows are examples, as of a term on states."""
@@ -67,10 +66,10 @@ class Term(nn.Module, ABC):
         if isinstance(shared, DistillationTerm):
             self._tolerance, self._tolerance_on = shared.tolerance, shared.tolerance_on
 
-    def teacher_layers(self, teacher: str) -> tuple[int, ...]:
-        """Whose states it reads of a teacher: those that it reads of the student. A term that
-        compares one layer with another overrides this."""
-        return self.student_layers
+    def teacher_reads(self, teacher: str) -> Reads:
+        """What it asks of a teacher: what it asks of the student. A term that compares one layer
+        with another overrides this."""
+        return self.reads
 
     def is_active(self, progress: float) -> bool:
         """Whether it adds to the loss at a point of the phase; see `Batch.progress`."""

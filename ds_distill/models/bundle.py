@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -11,9 +12,10 @@ from transformers import PreTrainedModel
 
 from ds_distill.losses import Term
 from ds_distill.losses.binary import rows_of_labels
-from ds_distill.models.encoder import read_signals, state_weights
+from ds_distill.models.encoder import read_signals, read_weights
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.named import NamedModules
+from ds_distill.reads import Reads
 from ds_distill.routing import Router, Target
 from ds_distill.timers import timed
 from ds_distill.types import Batch, Signals
@@ -59,10 +61,14 @@ class Bundle(nn.Module):
         self.teachers = NamedModules(teachers)
         self.teachers.requires_grad_(False)
         self._router = router
-        self._layers = {layer for term in (terms or {}).values() for layer in term.student_layers}
-        self._teacher_layers = {
-            name: {layer for term in (terms or {}).values() for layer in term.teacher_layers(name)}
-            | set(router.layers if router else ())
+        of_terms = [*(terms or {}).values()]
+        # The student's head always runs: its gradient is there in each step, and at times 0.
+        self._reads = Reads.union([*(term.reads for term in of_terms), Reads()])
+        of_router = [Reads(router.layers if router else ())] if router or not terms else []
+        self._teacher_reads = {
+            name: Reads.union(
+                [*of_router, *(t.teacher_reads(name) for t in of_terms if t.needs_teachers)]
+            )
             for name in teachers
         }
         self._teacher_autocast = teacher_autocast
@@ -91,9 +97,7 @@ class Bundle(nn.Module):
         for term in (cast(Term, term) for term in self.terms.values()):
             own, student = set(term.parameters()), self.student
             whole = set(student.parameters())
-            read[term] = own | (
-                whole if term.reads_logits else state_weights(student, term.student_layers)
-            )
+            read[term] = own | (whole if term.reads.logits else read_weights(student, term.reads))
         trained = (weight for weight in self.parameters() if weight.requires_grad)
         return {weight: [term for term in read if weight in read[term]] for weight in trained}
 
@@ -125,11 +129,11 @@ class Bundle(nn.Module):
             return self._signals_of_each(batch)
         if predict is not None:
             answers = {
-                name: self._signals_of(name, view_of(name, batch), layers) for name in predict
+                name: self._signals_of(name, view_of(name, batch), Reads(layers))
+                for name in predict
             }
             return {
-                name: Signals(outputs.logits, outputs.hidden, outputs.classes)
-                for name, outputs in answers.items()
+                name: replace(outputs, output=outputs.logits) for name, outputs in answers.items()
             }
         if self.student is None or not self.terms:
             lacking = "terms" if self.student is not None else "a student"
@@ -150,7 +154,7 @@ class Bundle(nn.Module):
             with timed("routing"):
                 target = self._router(teachers, batch) if self._router else None
         with timed("student"):
-            student = read_signals(self.student, view_of("student", batch), self._layers)
+            student = read_signals(self.student, view_of("student", batch), self._reads)
         with timed("loss"):
             return self._loss(active, student, teachers, target, batch)
 
@@ -159,14 +163,21 @@ class Bundle(nn.Module):
         for name in self.teachers:
             views = [view_of(name, batch) for batch in batches]
             with timed(f"teacher {name}"):
-                outputs = self._signals_of(name, join(views), self._teacher_layers[name])
+                outputs = self._signals_of(name, join(views), self._teacher_reads[name])
             counts = [len(view.example_indices) for view in views]
-            rows = torch.arange(len(outputs), device=views[0].input_ids.device).split(counts)
+            rows = torch.arange(sum(counts), device=views[0].input_ids.device).split(counts)
+            start = 0
             for signals, view, own in zip(found, views, rows, strict=True):
-                here = outputs.at(own)
-                if view.candidates is not None:  # another batch may have longer contexts
+                end = start + view.num_examples
+                attention = {
+                    layer: one.of_examples(start, end, view.length)
+                    for layer, one in outputs.attention.items()
+                }
+                here, start = replace(outputs.at(own), attention=attention), end
+                if view.candidates is not None and here.output is not None:
+                    # Another batch may have longer contexts.
                     classes = view.candidates.shape[1]
-                    here = Signals(here.logits[:, :classes], here.hidden, here.classes)
+                    here = replace(here, output=here.logits[:, :classes])
                 signals[name] = here
         return found
 
@@ -193,7 +204,7 @@ class Bundle(nn.Module):
                     measured[f"{name}.{what}"] = _share(name, term, values, rows)
         loss = torch.stack(list(parts.values())).sum()
         idle = [cast(Term, term) for name, term in self.terms.items() if name not in active]
-        if idle or not any(term.reads_logits for term in active.values()):
+        if idle or not any(term.reads.logits for term in active.values()):
             # A gradient of 0 for the weights that no active term reads, the head's among them:
             # stage 3 would take that of the step before for one that is not there.
             nothing = student.at(batch.row_sets["all"][:0])
@@ -207,10 +218,10 @@ class Bundle(nn.Module):
         terms = [cast(Term, term) for term in self.terms.values()]
         return any(term.needs_teachers and term.is_active(progress) for term in terms)
 
-    def _signals_of(self, name: str, view: View, layers: Collection[int]) -> Signals:
+    def _signals_of(self, name: str, view: View, reads: Reads) -> Signals:
         # Without a student to train, a trained student may stand among the models to run.
         if name == "student" and self.student is not None:
-            return read_signals(self.student, view, layers)
+            return read_signals(self.student, view, reads)
         if name not in self.teachers:
             names = [*(["student"] if self.student is not None else []), *self.teachers]
             raise ValueError(f"the bundle has no model {name!r}: it has {', '.join(names)}")
@@ -220,12 +231,12 @@ class Bundle(nn.Module):
             torch.no_grad(),
             torch.autocast(view.input_ids.device.type, torch.bfloat16, self._teacher_autocast),
         ):
-            outputs = read_signals(self.teachers[name], view, layers)
+            outputs = read_signals(self.teachers[name], view, reads)
             numbers: torch.Tensor | None = getattr(self, _outputs_of(name), None)
-            if numbers is None:
+            if numbers is None or not reads.logits:
                 return outputs
             classes: torch.Tensor | None = getattr(self, _classes_of(name), None)
-            return Signals(_mapped(outputs.logits, numbers), outputs.hidden, classes)
+            return replace(outputs, output=_mapped(outputs.logits, numbers), classes=classes)
 
 
 def view_of(name: str, batch: Batch) -> View:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import cast
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ds_distill.models.capture import capturing
 from ds_distill.models.configuration import pools_all_tokens
 from ds_distill.models.load import seeded
 from ds_distill.models.packed import packed_states
+from ds_distill.reads import Reads
 from ds_distill.types import LACKING, Signals, VocabularyHead
 from ds_distill.views import PackedView, PaddedView, View
 
+ALONE = Reads()
+"""Logits and nothing else."""
 
-def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = ()) -> Signals:
+
+def read_signals(model: PreTrainedModel, view: View, reads: Reads = ALONE) -> Signals:
     """Run a model on a view. One that is given a packed view was loaded for it, and is in eval
     mode.
 
@@ -27,27 +31,51 @@ def read_signals(model: PreTrainedModel, view: View, layers: Collection[int] = (
     example has two rows, start and end, with logits float32 [2B, K] over the candidates, LACKING
     where an example has fewer, and with the state of the first token.
 
-    layers: whose states at each row are wanted too, as `Signals.hidden` numbers them.
+    reads: what is asked for beside logits, or in their place.
     """
-    if isinstance(view, PackedView):
-        return _read_packed(model, view, layers)
+    with capturing(model, reads) as captured:
+        if isinstance(view, PackedView):
+            logits, last = None, packed_states(model, view, captured)
+        elif view.positions is None and view.candidates is None and reads.logits:
+            logits, last = model(**view.model_inputs()).logits, None
+        else:
+            output = model.base_model(**view.model_inputs())
+            logits, last = None, output.last_hidden_state.flatten(0, 1)
+    states = {layer: _at_rows(model, state, view) for layer, state in captured.states.items()}
+    if reads.logits and last is not None:
+        logits = _head(model, last, view)
+    return Signals(logits, states, attention=captured.attention(view))
+
+
+def _head(model: PreTrainedModel, last: torch.Tensor, view: View) -> torch.Tensor | VocabularyHead:
+    """What a model's head makes of the last states [T, H] of a view's tokens, without the dropout
+    of a sequence classifier."""
     if view.candidates is not None:
-        output = model.base_model(**view.model_inputs(), output_hidden_states=bool(layers))
-        first = (
-            torch.arange(view.num_examples, device=view.input_ids.device) * view.input_ids.shape[1]
-        )
-        scores = span_logits(model, output.last_hidden_state).flatten(0, 1)
-        rows = _span_rows(scores, first, view.candidates)
-        firsts = {layer: output.hidden_states[layer][:, 0] for layer in layers}
-        return Signals(rows, {n: state.repeat_interleave(2, 0) for n, state in firsts.items()})
+        return _span_rows(span_logits(model, last), _first_tokens(view), view.candidates)
     if view.positions is None:
-        output = model(**view.model_inputs(), output_hidden_states=bool(layers))
-        states = {layer: _pooled(model, output.hidden_states[layer], view) for layer in layers}
-        return Signals(output.logits, states)
-    output = model.base_model(**view.model_inputs(), output_hidden_states=bool(layers))
-    positions = output.last_hidden_state.flatten(0, 1)[view.positions]
-    states = {layer: output.hidden_states[layer].flatten(0, 1)[view.positions] for layer in layers}
-    return Signals(_at_positions(model, positions), states)
+        return classifier_logits(model, last[_first_tokens(view)])
+    if type(model).__name__.endswith("ForTokenClassification"):
+        return token_logits(model, last[view.positions])
+    return vocabulary_head(model, last[view.positions])
+
+
+def _first_tokens(view: View) -> torch.Tensor:
+    """int64 [B]: where each example begins among a view's tokens."""
+    if isinstance(view, PackedView):
+        return view.cu_seqlens[:-1].long()
+    every = torch.arange(view.num_examples, device=view.input_ids.device)
+    return every * view.input_ids.shape[1]
+
+
+def _at_rows(model: PreTrainedModel, states: torch.Tensor, view: View) -> torch.Tensor:
+    """A layer's states at the rows: [B, S, H], or [1, T, H] of a packed view, to [n, H]."""
+    if view.positions is not None:
+        return states.flatten(0, 1)[view.positions]
+    if view.candidates is not None:
+        return states.flatten(0, 1)[_first_tokens(view)].repeat_interleave(2, 0)
+    if isinstance(view, PackedView):
+        return states[0, _first_tokens(view)]
+    return _pooled(model, states, view)
 
 
 def _pooled(model: PreTrainedModel, states: torch.Tensor, view: PaddedView) -> torch.Tensor:
@@ -59,15 +87,20 @@ def _pooled(model: PreTrainedModel, states: torch.Tensor, view: PaddedView) -> t
     return (states * mask).sum(dim=1) / mask.sum(dim=1)
 
 
-def state_weights(model: PreTrainedModel, layers: Collection[int]) -> set[nn.Parameter]:
-    """The weights to train that the states of `layers` are made of: all but those of the layers
-    above and of the head. Takes a pass through the model, on one short text."""
+def read_weights(model: PreTrainedModel, reads: Reads) -> set[nn.Parameter]:
+    """The weights to train that what is asked for is made of: all but those of the layers above,
+    and of the head, which is left aside. Takes a pass through the model, on one short text."""
     ids = torch.ones(1, 8, dtype=torch.int64, device=model.device)
+    view = PaddedView(ids, torch.ones_like(ids))
     with torch.enable_grad(), seeded(0):  # dropout draws
-        output = model.base_model(
-            input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=True
-        )
-    left = [output.hidden_states[layer].grad_fn for layer in layers]
+        with capturing(model, reads) as captured:
+            model.base_model(**view.model_inputs())
+        attention = captured.attention(view).values()
+    taken = [*captured.states.values()]
+    taken += [
+        part for one in attention for part in (one.query, one.key, one.value) if part is not None
+    ]
+    left = [tensor.grad_fn for tensor in taken]
     found, seen = set(), set()
     while left:
         node = left.pop()
@@ -78,27 +111,6 @@ def state_weights(model: PreTrainedModel, layers: Collection[int]) -> set[nn.Par
             found.add(node.variable)
         left += [before for before, _ in node.next_functions]
     return found
-
-
-def _at_positions(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor | VocabularyHead:
-    """What a model's head makes of the last states [n, H] of some tokens."""
-    if type(model).__name__.endswith("ForTokenClassification"):
-        return token_logits(model, states)
-    return vocabulary_head(model, states)
-
-
-def _read_packed(model: PreTrainedModel, view: PackedView, layers: Collection[int]) -> Signals:
-    last, states = packed_states(model, view, layers)
-    if view.candidates is not None:
-        first = view.cu_seqlens[:-1].long()
-        rows = _span_rows(span_logits(model, last), first, view.candidates)
-        firsts = {layer: state[first] for layer, state in states.items()}
-        return Signals(rows, {n: state.repeat_interleave(2, 0) for n, state in firsts.items()})
-    positions = view.cu_seqlens[:-1].long() if view.positions is None else view.positions
-    hidden = {layer: state[positions] for layer, state in states.items()}
-    if view.positions is None:
-        return Signals(classifier_logits(model, last[positions]), hidden)
-    return Signals(_at_positions(model, last[positions]), hidden)
 
 
 def classifier_logits(model: PreTrainedModel, first: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ each example, and attention within examples; everything else is transformers' un
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
@@ -27,6 +27,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ds_distill.models import packed_deberta
+from ds_distill.models.capture import Captured
 from ds_distill.models.configuration import PACKED_FAMILIES, first_position, takes_packed
 from ds_distill.views import PackedView
 
@@ -60,17 +61,16 @@ def parts_called(config: PreTrainedConfig, layers: Sequence[nn.Module]) -> list[
     return [*layers]
 
 
-def packed_states(
-    model: PreTrainedModel, view: PackedView, layers: Collection[int]
-) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """The last layer's states, [T, H], and those of `layers`, numbered as in `Signals.hidden`.
+def packed_states(model: PreTrainedModel, view: PackedView, captured: Captured) -> torch.Tensor:
+    """The last layer's states, [T, H].
+
+    captured: of the model, which takes what it is asked for.
 
     Raises ValueError for a model that was not loaded for packed views.
     """
     body, config = model.base_model, model.config
     if config.model_type == "deberta-v2" and takes_packed(config):
-        every = packed_deberta.states(body, view)
-        return every[-1], {layer: every[layer] for layer in layers}
+        return packed_deberta.last_states(body, view, captured)
     if config.model_type not in PACKED_FAMILIES or config._attn_implementation != ATTENTION:
         raise ValueError(
             f"{type(model).__name__} with {config._attn_implementation} attention would mix the "
@@ -90,10 +90,8 @@ def packed_states(
         cu_seq_lens_k=view.cu_seqlens,
         max_length_q=view.max_seqlen,
         max_length_k=view.max_seqlen,
-        output_hidden_states=bool(layers),
     )
-    states = {layer: output.hidden_states[layer][0] for layer in layers}
-    return output.last_hidden_state[0], states
+    return cast(torch.Tensor, output.last_hidden_state[0])
 
 
 def attend(

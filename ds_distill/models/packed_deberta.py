@@ -15,11 +15,13 @@ import torch
 from torch import nn
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
+from ds_distill.models.capture import Captured
 from ds_distill.views import PackedView
 
 
-def states(body: Any, view: PackedView) -> list[torch.Tensor]:
-    """The states after the embeddings and each layer of a DebertaV2Model, [T, H] each."""
+def last_states(body: Any, view: PackedView, captured: Captured) -> torch.Tensor:
+    """The states after the last layer of a DebertaV2Model, [T, H]; `captured` keeps those that it
+    wants of the embeddings and each layer."""
     types = view.token_type_ids
     hidden = body.embeddings(
         input_ids=view.input_ids[None],
@@ -27,17 +29,17 @@ def states(body: Any, view: PackedView) -> list[torch.Tensor]:
         position_ids=view.position_ids[None],
     )[0]
     relative = body.encoder.get_rel_embedding()
-    all_states = [hidden]
-    for layer in body.encoder.layer:
+    captured.keep(0, hidden[None])
+    for number, layer in enumerate(body.encoder.layer, start=1):
         context = _attention(layer.attention.self, hidden, relative, view)
         attended = layer.attention.output(context, hidden)
         hidden = layer.output(layer.intermediate(attended), attended)
-        all_states.append(hidden)
-    return all_states
+        captured.keep(number, hidden[None])
+    return hidden
 
 
 def parts_called(layer: Any) -> list[nn.Module]:
-    """What `states` calls of a layer, but for the projections of its attention."""
+    """What `last_states` calls of a layer, but for the projections of its attention."""
     return [layer.attention.output, layer.intermediate, layer.output]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ def _signals(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[st
     indices = reader.indices(examples.keys)
     signals = {teacher: reader.read(teacher, indices) for teacher in run.teachers(number)}
     if not phase.states:
-        signals = {name: Signals(of.logits, classes=of.classes) for name, of in signals.items()}
+        signals = {name: replace(of, hidden={}) for name, of in signals.items()}
     return examples, signals
 
 

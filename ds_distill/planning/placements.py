@@ -33,6 +33,7 @@ from ds_distill.planning.roofline import (
     seconds,
 )
 from ds_distill.planning.trace import Trace
+from ds_distill.reads import Reads
 from ds_distill.recipe import Recipe
 
 
@@ -198,7 +199,7 @@ class Placements:
         terms = self._terms().values()
         total = 0
         for name, teacher in self._teachers.items():
-            layers = {layer for term in terms for layer in term.teacher_layers(name)}
+            layers = Reads.union(term.teacher_reads(name) for term in terms).states
             width = teacher.config.hidden_size
             each = width if teacher.classes is None else teacher.classes
             total += numbers * (each + len(layers) * width)

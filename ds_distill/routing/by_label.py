@@ -42,7 +42,7 @@ def of_label(signals: Mapping[str, Signals], label: int) -> dict[str, Signals]:
             )
         logit = outputs.logits[:, label]
         logits = torch.stack([torch.zeros_like(logit), logit], dim=-1)
-        found[name] = Signals(logits, outputs.hidden)
+        found[name] = replace(outputs, output=logits)
     return found
 
 

@@ -356,10 +356,10 @@ def numbered(group_keys: torch.Tensor) -> np.ndarray:
 def at(signals: Mapping[str, Signals], rows: torch.Tensor) -> dict[str, Signals]:
     """Signals at some rows: bool [N], or int64, their positions."""
     return {
-        name: Signals(
-            outputs.logits[rows].float(),
-            {layer: state[rows] for layer, state in outputs.hidden.items()},
-            outputs.classes,
+        name: replace(
+            outputs,
+            output=outputs.logits[rows].float(),
+            hidden={layer: state[rows] for layer, state in outputs.hidden.items()},
         )
         for name, outputs in signals.items()
     }

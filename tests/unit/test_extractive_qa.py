@@ -49,6 +49,7 @@ from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import ExtractiveQA
 from ds_distill.planning.cached import example_bytes
 from ds_distill.prediction import load_predictor
+from ds_distill.reads import Reads
 from ds_distill.recipe import Recipe
 from ds_distill.run.publish import keep_settings
 from ds_distill.tasks.extractive_qa import ExtractiveQAKind
@@ -359,7 +360,7 @@ def test_logits_are_those_of_transformers(family: str) -> None:
     view = PaddedView(ids, mask, candidates=candidates)
     with torch.no_grad():
         whole = model(input_ids=ids, attention_mask=mask)
-        here = read_signals(model, view, (-1,))
+        here = read_signals(model, view, Reads({-1}))
         assert here.hidden[-1].shape == (4, 32)
         for turn, expected in enumerate((whole.start_logits, whole.end_logits)):
             rows = here.logits[turn::2]
@@ -367,7 +368,7 @@ def test_logits_are_those_of_transformers(family: str) -> None:
             torch.testing.assert_close(rows[1, :3], expected[1, candidates[1, :3]])
             assert rows[1, 3] == LACKING
         if attention:
-            packed = read_signals(model, PackedView.of(view), (-1,))
+            packed = read_signals(model, PackedView.of(view), Reads({-1}))
             torch.testing.assert_close(packed.logits, here.logits)
             torch.testing.assert_close(packed.hidden[-1], here.hidden[-1])
 

@@ -19,9 +19,10 @@ from ds_distill.models.configuration import (
     check_encoder,
     usable_length,
 )
-from ds_distill.models.encoder import state_weights, vocabulary_head
+from ds_distill.models.encoder import read_weights, vocabulary_head
 from ds_distill.models.layers import NOT_CUT
 from ds_distill.models.load import hide_padding, keep_layers
+from ds_distill.reads import Reads
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
@@ -102,7 +103,7 @@ def test_the_head_at_rows_is_the_models_own(family: str, more: dict[str, object]
     output = model.base_model(**given, output_hidden_states=True)
     output.hidden_states[-1][:, 0].sum().backward()
     read = {weight for weight in model.parameters() if weight.grad is not None}
-    assert read and state_weights(model, [-1]) == read
+    assert read and read_weights(model, Reads({-1})) == read
 
 
 @pytest.mark.parametrize(

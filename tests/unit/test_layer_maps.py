@@ -17,6 +17,7 @@ from transformers import BertConfig, BertForSequenceClassification
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts.terms import HiddenMSELoss, losses_of
+from ds_distill.reads import Reads
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 
@@ -61,9 +62,9 @@ def test_hidden_mse_sums_teachers_and_pairs(layers: Any, pairs: Any, dummy: Any)
     taught = {
         name: states([j for _, j in pairs], width, 20 * width) for name, width in widths.items()
     }
-    assert set(term.student_layers) == set(own)
-    assert {name: set(term.teacher_layers(name)) for name in widths} == {
-        name: set(found) for name, found in taught.items()
+    assert term.reads == Reads(set(own), logits=False)
+    assert {name: term.teacher_reads(name) for name in widths} == {
+        name: Reads(set(found), logits=False) for name, found in taught.items()
     }
     signals = {name: Signals(randn(ROWS, CLASSES), found) for name, found in taught.items()}
     batch = make_batch(dummy=dummy)

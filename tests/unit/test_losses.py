@@ -14,6 +14,7 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.encoder import read_signals
 from ds_distill.parts.policies import routing_of
 from ds_distill.parts.terms import TERMS, losses_of
+from ds_distill.reads import Reads
 from ds_distill.routing import Router, Target
 from ds_distill.types import Batch, Signals, TopK
 from ds_distill.views import PaddedView
@@ -523,7 +524,7 @@ def test_cached_signals_give_the_loss_of_live_teachers(policy):
     batch = classifier_batch()
     with torch.no_grad():
         signals = {
-            name: read_signals(teacher, batch.views[name], [-1])
+            name: read_signals(teacher, batch.views[name], Reads({-1}))
             for name, teacher in teachers.items()
         }
     own = {"student": batch.views["student"]}
@@ -569,12 +570,11 @@ def test_every_term_of_the_recipe_is_built():
 class Unlike(Term):
     """Reads a layer of the student and others of the teachers, and no logits."""
 
-    student_layers = (1,)
-    reads_logits = False
+    reads = Reads({1}, logits=False)
     label_rows = None
 
-    def teacher_layers(self, teacher):
-        return {"deep": (4,), "shallow": (0, 2)}[teacher]
+    def teacher_reads(self, teacher):
+        return Reads({"deep": {4}, "shallow": {0, 2}}[teacher], logits=False)
 
     def forward(self, student, teachers, target, batch):
         self.seen = {name: set(s.hidden) for name, s in {"student": student, **teachers}.items()}

@@ -240,6 +240,22 @@ def test_models_of_the_same_tokens_may_take_other_inputs(tmp_path: Path) -> None
     assert torch.equal(views["bert"].positions, views["student"].positions)  # type: ignore[arg-type]
 
 
+def test_views_of_unlike_lengths_are_refused(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
+    """A row is one token in all views: with other lengths it would be another one in each."""
+    split = datasets.Dataset.from_dict(
+        {"text": TEXTS, "label": [-1] * len(TEXTS), "key_hi": [1] * 5, "key_lo": [*range(5)]}
+    )
+    tables = {}
+    for name, family in {"student": "bert", "teacher": "roberta"}.items():
+        tokenizer = AutoTokenizer.from_pretrained(tiny_models[family])
+        tokenise(split, tokenizer, 16, tmp_path / f"{name}.arrow")
+        tables[name] = TokenTable(tmp_path / f"{name}.arrow", tokenizer)
+    masking = Masking.of(tokenizer, 0.5, 0)
+    assert not np.array_equal(tables["student"].lengths, tables["teacher"].lengths)
+    with pytest.raises(ValueError, match="student, teacher must have the same tokens"):
+        MaskedLMCollator(Examples.of(split), tables, masking)
+
+
 # ----------------------------------------------------------------------------------- models
 
 

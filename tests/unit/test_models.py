@@ -21,6 +21,7 @@ from ds_distill.models.layers import NOT_CUT, check_layers
 from ds_distill.models.load import freeze_embeddings, keep_layers, load_classifier, set_dropout
 from ds_distill.models.tokenizer import check_vocabulary, load_tokenizer
 from ds_distill.models.weights import check_weights
+from ds_distill.reads import Reads
 from ds_distill.recipe.references import resolve_model
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
@@ -509,7 +510,7 @@ def test_masked_lm_logits_at_rows_are_those_of_the_whole_model(family, more):
     rows = torch.tensor([0, 4, 9, 13, 26])
     with torch.no_grad():
         output = model(**given, output_hidden_states=True)
-        signals = read_signals(model, PaddedView(**given, positions=rows), [-1])
+        signals = read_signals(model, PaddedView(**given, positions=rows), Reads({-1}))
     wanted = output.logits.flatten(0, 1)[rows]
     torch.testing.assert_close(signals.logits, wanted, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(signals.hidden[-1], output.hidden_states[-1].flatten(0, 1)[rows])
@@ -527,7 +528,7 @@ def test_a_classifiers_signals_are_its_logits_and_first_states(family):
     model = classifier(family)
     with torch.no_grad():
         output = model(**inputs(), output_hidden_states=True)
-        signals = read_signals(model, PaddedView(**inputs()), [-1])
+        signals = read_signals(model, PaddedView(**inputs()), Reads({-1}))
     assert torch.equal(signals.logits, output.logits)
     assert torch.equal(signals.hidden[-1], output.hidden_states[-1][:, 0])
     assert read_signals(model, PaddedView(**inputs())).hidden == {}
@@ -547,7 +548,7 @@ def pooling(kind, pools, **more):
 def test_a_state_is_what_the_head_reads(kind, pools):
     model, given = pooling(kind, pools), inputs()
     with torch.no_grad():
-        signals = read_signals(model, PaddedView(**given), [-1])
+        signals = read_signals(model, PaddedView(**given), Reads({-1}))
         state = signals.hidden[-1]
         if pools == "late":  # each token's state is read, and their logits have a mean
             last = model.model(**given).last_hidden_state

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ds_distill.models import packed_deberta
 from ds_distill.models.encoder import classifier_logits, read_signals
 from ds_distill.models.packed import ATTENTION, attend, packed_attention, packed_backend
+from ds_distill.reads import Reads
 from ds_distill.types import Batch
 from ds_distill.views import PackedView, PaddedView
 
@@ -82,8 +83,8 @@ def difference(family, kind, view):
     1: logits of so wide random weights reach 5."""
     padded, packed = models(family, kind)
     with torch.no_grad():
-        wanted = read_signals(padded, view, OF_LAYERS)
-        outputs = read_signals(packed, PackedView.of(view), OF_LAYERS)
+        wanted = read_signals(padded, view, Reads(OF_LAYERS))
+        outputs = read_signals(packed, PackedView.of(view), Reads(OF_LAYERS))
         pairs = [(outputs.logits, wanted.logits)]
         pairs += [(outputs.hidden[layer], wanted.hidden[layer]) for layer in OF_LAYERS]
     assert all(one.shape == other.shape for one, other in pairs)

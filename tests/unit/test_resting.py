@@ -18,8 +18,9 @@ from safetensors.torch import load_file, save_file
 from ds_distill.engine.engine import STATE, Engine
 from ds_distill.engine.world import World
 from ds_distill.losses import Term, TermInputs, build_terms
-from ds_distill.models.encoder import state_weights
+from ds_distill.models.encoder import read_weights
 from ds_distill.parts.terms import losses_of
+from ds_distill.reads import Reads
 from ds_distill.types import Batch, Signals
 
 LOSSES: dict[str, dict[str, Any]] = {
@@ -188,6 +189,6 @@ def test_a_state_is_made_of_the_weights_up_to_its_layer() -> None:
     student = make_student(0.0)
     [layer] = student.bert.encoder.layer
     below = set(student.bert.embeddings.parameters())
-    assert state_weights(student, [0]) == below
-    assert state_weights(student, [-1]) == state_weights(student, [0, 1])
-    assert state_weights(student, [-1]) == below | set(layer.parameters())
+    assert read_weights(student, Reads({0})) == below
+    assert read_weights(student, Reads({-1})) == read_weights(student, Reads({0, 1}))
+    assert read_weights(student, Reads({-1})) == below | set(layer.parameters())

@@ -128,7 +128,7 @@ def test_teachers_say_of_each_batch_what_they_say_of_it_alone(kind: str, packed:
         for weight in teacher.parameters():
             weight.normal_(0, 0.5)
     maps = {"t": LabelMap(((0, 2), (1,)), (0, 3))} if kind == "partial" else None
-    terms = build_terms(losses_of({"cosine": {}}), TermInputs(8))
+    terms = build_terms(losses_of({"cosine": {}, "kl": {}}), TermInputs(8))
     bundle = Bundle(make_student(0.0), {"t": teacher}, terms, label_maps=maps)
     batches = []
     for seed, lengths in enumerate([[3, 10, 2], [5, 1], [4, 4, 4, 7]]):

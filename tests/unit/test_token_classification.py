@@ -46,6 +46,7 @@ from ds_distill.parts.metric_settings import EntityF1 as EntityF1Settings
 from ds_distill.parts.tags import are_entities, entity_types
 from ds_distill.parts.tasks import TokenClassification
 from ds_distill.prediction import load_predictor
+from ds_distill.reads import Reads
 from ds_distill.reporting.verdict import metrics_of
 from ds_distill.routing.comparison import numbered
 from ds_distill.tagging import Tagger
@@ -338,7 +339,7 @@ def test_logits_at_words_are_those_of_transformers(family: str) -> None:
     positions = torch.tensor([1, 3, 3, 8, 11])
     with torch.no_grad():
         whole = model(input_ids=ids, attention_mask=mask).logits
-        here = read_signals(model, PaddedView(ids, mask, positions=positions), (-1,))
+        here = read_signals(model, PaddedView(ids, mask, positions=positions), Reads({-1}))
     torch.testing.assert_close(here.logits, whole.flatten(0, 1)[positions])
     assert here.hidden[-1].shape == (5, 32)
 

@@ -50,7 +50,7 @@ def test_the_same_loss_and_gradients_without_logits(name: str) -> None:
         assert losses.shape == (ROWS - 1,)
         losses.sum().backward()
         if linear:
-            assert outputs._logits is outputs.head and taught._logits is taught.head
+            assert not outputs.has_made_logits and not taught.has_made_logits
         gradients = [student.features.grad, student.weight.grad, student.bias.grad]
         results.append((losses, *gradients))
     for ours, theirs in zip(*results, strict=True):
@@ -122,7 +122,7 @@ def test_cross_entropy_without_logits(
     (losses * factors).sum().backward()
     assert losses.dtype == torch.float32
     keeps_none = torch_has_it and rows_at_a_time < ROWS
-    assert (made._logits is made.head) == keeps_none
+    assert made.has_made_logits != keeps_none
     found = [losses, student.features.grad, student.weight.grad, student.bias.grad]
     wanted = plain_cross_entropy(student, own.labels, term._class_weights, factors)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -137,10 +137,10 @@ def test_cross_entropy_shares_the_logits_that_another_term_makes() -> None:
     made, cached = Signals(head(8, 0, trained=True)), Signals(torch.randn(ROWS, VOCABULARY))
     own = replace(batch(), row_sets=dict.fromkeys(("all", "labelled"), torch.arange(ROWS)))
     CrossEntropy()(made, {"only": cached}, None, own)
-    shared = made._logits
-    assert shared is not made.head
+    assert made.has_made_logits
+    shared = made.logits
     KL()(made, {"only": cached}, None, own)
-    assert made._logits is shared
+    assert made.logits is shared
 
 
 def test_logits_are_made_once_when_a_term_asks() -> None:
