@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
+TOKENS = "tokens"
+"""The row set of every real token of a masked-LM's texts, special ones too."""
+
 
 @dataclass(frozen=True)
 class Reads:
@@ -49,10 +52,10 @@ class AttentionInputs:
     """What one layer's attention computes with, of B examples of S tokens and A heads of width D;
     None what was not asked for."""
 
-    query: torch.Tensor | None
+    queries: torch.Tensor | None
     """float [B, A, S, D]."""
-    key: torch.Tensor | None
-    value: torch.Tensor | None
+    keys: torch.Tensor | None
+    values: torch.Tensor | None
     scale: float
     """Factor of the scores: queries times keys."""
     mask: torch.Tensor
@@ -66,8 +69,8 @@ class AttentionInputs:
 
         return replace(
             self,
-            query=part(self.query),
-            key=part(self.key),
-            value=part(self.value),
+            queries=part(self.queries),
+            keys=part(self.keys),
+            values=part(self.values),
             mask=self.mask[start:end, :length],
         )

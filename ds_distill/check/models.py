@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.errors import UserError
+from ds_distill.models.attention import WIDEST_HEAD, unseen_attention
 from ds_distill.models.configuration import (
     CLASSIFIER_HEADS,
     Unreachable,
@@ -24,7 +25,7 @@ from ds_distill.parts.entry import imported
 from ds_distill.parts.phases import PHASES
 from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase
 from ds_distill.parts.tasks import TASKS
-from ds_distill.parts.terms import LayeredTerm
+from ds_distill.parts.terms import AttentionSettings, LayeredTerm, RelationKLLoss
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Student, Teacher
@@ -66,6 +67,7 @@ class Models:
         if compares is not None:
             found += vocabulary_mistakes(self._vocabularies, *compares)
         found += [*_reported(self._shape), *self._widths(), *self._layer_maps()]
+        found += self._attention()
         return [*found, *self._shared_heads()]
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
@@ -158,8 +160,9 @@ class Models:
     def _widths(self) -> Iterator[str]:
         """Teachers whose states are compared with the student's, and are not as wide."""
         for name, phase, own, teacher, config in self._taught():
-            for key, entry, _ in phase.parts():
-                if entry.needs.equal_widths and config.hidden_size != own.hidden_size:
+            for key, entry, settings in phase.parts():
+                equal = entry.needs_of(settings).equal_widths
+                if equal and config.hidden_size != own.hidden_size:
                     yield (
                         f"phases.{name}.{key}: {entry.name} compares hidden states one to one; "
                         f"those of {teacher} are {config.hidden_size} wide and the "
@@ -178,6 +181,16 @@ class Models:
                     at = f"phases.{name}.{key}.layers={settings.layers}"
                     yield f"{at}: with {teacher}, {error}."
 
+    def _attention(self) -> Iterator[str]:
+        """Terms on attention that the models' own cannot be compared by."""
+        for name, phase, own, teacher, config in self._taught():
+            for key, entry, settings in phase.parts():
+                if isinstance(settings, AttentionSettings):
+                    heads = settings.heads if isinstance(settings, RelationKLLoss) else None
+                    for mistake in _unlike_attention({teacher: config, "student": own}, heads):
+                        fix = f"Take {entry.name} out, or choose other models."
+                        yield f"phases.{name}.{key}: {mistake} {fix}"
+
     def _shared_heads(self) -> Iterator[str]:
         """Models that are trained through one head, and cannot be."""
         recipe, known = self.recipe, self.teachers()
@@ -187,6 +200,23 @@ class Models:
                 configs = {f"teachers.{n}": known[n] for n in together if n in known}
                 if len(together) > 1:
                     yield from _one_head(f"phases.{name}.shared_head=true", configs)
+
+
+def _unlike_attention(given: Mapping[str, PreTrainedConfig], heads: int | None) -> Iterator[str]:
+    """Why the attention of models cannot be compared. heads: relation heads; None: their own."""
+    for location, config in given.items():
+        if (why := unseen_attention(config)) is not None:
+            yield f"{location}: {why}."
+        width = getattr(config, "true_hidden_size", config.hidden_size)
+        if heads is not None and (width % heads or width // heads > WIDEST_HEAD):
+            yield (
+                f"{location} is {width} wide, which is not {heads} relation heads of at most "
+                f"{WIDEST_HEAD}."
+            )
+    own = {location: config.num_attention_heads for location, config in given.items()}
+    if heads is None and len({*own.values()}) > 1:
+        listed = ", ".join(f"{location} has {count}" for location, count in own.items())
+        yield f"heads are compared one to one, and {listed}."
 
 
 def _one_head(setting: str, configs: Mapping[str, PreTrainedConfig]) -> Iterator[str]:
@@ -214,8 +244,8 @@ def _token_by_token(recipe: Recipe) -> tuple[str, bool] | None:
         if TASKS[task.type].needs.same_tokens
     ]
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
-        for key, entry, _ in phase.parts():
-            if entry.needs.same_tokens:
+        for key, entry, settings in phase.parts():
+            if entry.needs_of(settings).same_tokens:
                 found.append((f"phases.{name}.{key}", recipe.task_of(phase).over_vocabulary))
     return max(found, key=lambda one: one[1], default=None)
 

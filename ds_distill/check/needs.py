@@ -3,7 +3,7 @@ entries declare; what else can be wrong with a part is its entry's own rule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.context import Context
@@ -12,7 +12,7 @@ from ds_distill.parts.phases import PHASES, Cache, PhaseSettings
 from ds_distill.parts.policies import POLICIES
 from ds_distill.parts.section import Section
 from ds_distill.parts.tasks import TaskSettings
-from ds_distill.parts.terms import TERMS, KLLoss, LayeredTerm, SoftenedTerm
+from ds_distill.parts.terms import TERMS, LayeredTerm, RowTerm, SoftenedTerm
 from ds_distill.recipe import Recipe
 
 
@@ -25,7 +25,7 @@ def phase_mistakes(recipe: Recipe) -> Iterator[str]:
         entry = PHASES[phase.kind]
         if entry.mistakes is not None:
             yield from entry.mistakes(phase, here)
-        unmet = list(_unmet(entry, here, "Take the phase out."))
+        unmet = list(_unmet(entry, phase, here, "Take the phase out."))
         yield from unmet
         if not unmet:
             yield from _part_mistakes(phase, here)
@@ -59,13 +59,15 @@ def _list_mistakes(phase: PhaseSettings, location: str) -> Iterator[str]:
                 yield f"{location}.{key}: {item!r} stands twice. Keep it once."
 
 
-def _unmet(entry: ConfiguredEntry, context: Context, remedy: str) -> Iterator[str]:
+def _unmet(
+    entry: ConfiguredEntry, settings: Section, context: Context, remedy: str
+) -> Iterator[str]:
     """The first of a part's needs that the recipe as a whole does not meet.
 
     remedy: what to do where the part is for other kinds of task.
     """
-    needs, location, count = entry.needs, context.location, len(context.teachers)
-    whose = "the phase follows"
+    needs, location = entry.needs_of(settings), context.location
+    count, whose = len(context.teachers), "the phase follows"
     if set(context.teachers) == set(context.recipe.teachers):
         whose = "the recipe has"
     if (why := _other_kind(needs, context.task)) is not None:
@@ -107,6 +109,8 @@ def _other_kind(needs: Needs, task: TaskSettings) -> tuple[str, str] | None:
         return "works by class", "has no classes"
     if needs.distributions and task.has_numbers:
         return "is of distributions over classes or tokens", "has numbers in their place"
+    if needs.every_token and not task.over_vocabulary:
+        return "is of every token of a text", "has other rows: what its labels are of"
     if needs.numbers and not task.has_numbers:
         return "is of numbers", "has none: models predict distributions"
     return None
@@ -127,16 +131,17 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
     mixed = len(context.teachers) > 1
     for key, entry, settings in phase.parts():
         here = context.at(f"{context.location}.{key}")
-        if entry.needs.teachers and not phase.runs_teachers:
+        needs = entry.needs_of(settings)
+        if needs.teachers and not phase.runs_teachers:
             yield (
                 f"{here.location}: {entry.name} needs teachers, and a {phase.kind} phase runs "
                 "none. Take it out, or use it in a distil phase."
             )
             continue
-        unmet = list(_unmet(entry, here, _choose_another(entry, phase, context.task)))
+        unmet = list(_unmet(entry, settings, here, _remedy(entry, settings, phase, context.task)))
         yield from unmet
         if not unmet and split is not None:
-            if entry.needs.live_teachers:
+            if needs.live_teachers:
                 yield (
                     f"{here.location}: reads of the teachers what no cache holds. Set "
                     f"{context.location}.teachers=live."
@@ -148,6 +153,15 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
         mixed |= isinstance(entry, PolicyEntry) and not entry.keeps_lone_teacher
     if held is not None and mixed and context.task.over_vocabulary:
         yield from _mixing_mistakes(context, held)
+
+
+def _remedy(
+    entry: ConfiguredEntry, settings: Section, phase: PhaseSettings, task: TaskSettings
+) -> str:
+    """What to do about a part that is for other kinds of task."""
+    if isinstance(settings, RowTerm) and _other_kind(entry.needs, task) is None:
+        return f"Leave {entry.name}.rows out."
+    return _choose_another(entry, phase, task)
 
 
 def _choose_another(entry: ConfiguredEntry, phase: PhaseSettings, task: TaskSettings) -> str:
@@ -178,17 +192,14 @@ def _cache_mistakes(
 
     held: the cache phase that holds the split. phase: the location of the phase that reads it.
     """
-    location = context.location
-    layers: Sequence[int] | None = entry.needs.states
-    if isinstance(settings, LayeredTerm):
-        layers = settings.cached_layers()
-        if layers is None:
-            yield (
-                f"{location}.layers={settings.layers}: the teachers' depths tell which layers "
-                "these are, and a cache has its layers by number. Name pairs, "
-                f"{{STUDENT: TEACHER}}, or set {phase}.teachers=live."
-            )
-    missing = [layer for layer in layers or () if layer not in held.hidden]
+    location, needs = context.location, entry.needs_of(settings)
+    if isinstance(settings, LayeredTerm) and settings.cached_layers() is None:
+        yield (
+            f"{location}.layers={settings.layers}: the teachers' depths tell which layers "
+            "these are, and a cache has its layers by number. Name pairs, "
+            f"{{STUDENT: TEACHER}}, or set {phase}.teachers=live."
+        )
+    missing = [layer for layer in needs.states if layer not in held.hidden]
     if missing:
         yield (
             f"{location}: needs the teachers' hidden states of layer(s) "
@@ -196,7 +207,7 @@ def _cache_mistakes(
             f"Set hidden: {sorted({*missing, *held.hidden})} in its cache phase, or "
             f"{phase}.teachers=live."
         )
-    if entry.needs.fitted_states and context.made.fitted_states and -1 not in held.hidden:
+    if needs.fitted_states and context.made.fitted_states and -1 not in held.hidden:
         reads = "reads" if entry.implementation else "may choose the gate, which reads"
         yield (
             f"{location}: {entry.name} {reads} the teachers' last states, and the cache of split "
@@ -214,7 +225,7 @@ def _cache_mistakes(
             f"{location}.temperature={settings.temperature}: {stored} at temperature "
             f"{held.codec.temperature}. Set codec.temperature in the cache phase to the same."
         )
-    if entry.needs.logits or (isinstance(settings, KLLoss) and settings.divergence != "kl"):
+    if needs.logits:
         yield (
             f"{location}: needs the teacher's logits, and {stored}. Set codec: {{name: "
             f"{_that_keep_logits()}}} in the cache phase, or teachers=live."

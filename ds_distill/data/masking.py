@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ds_distill.data.batches import CachedSignals, Examples, check_cached_rows, views_by_model
 from ds_distill.data.keys import uniform
 from ds_distill.data.tokenise import TokenTable
+from ds_distill.reads import TOKENS
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
@@ -70,8 +71,20 @@ def _token_uniforms(
     return uniform(keys[:, None, :], seed, epoch, purpose, position)
 
 
+def _with_every_token(
+    view: PaddedView, labels: torch.Tensor
+) -> tuple[PaddedView, torch.Tensor, torch.Tensor]:
+    """A masked view with a row for each real token: the view, the labels of its rows, -100 where a
+    token is not masked, and which rows are: int64 [n] both."""
+    tokens = view.attention_mask.flatten().nonzero()[:, 0]
+    assert view.positions is not None
+    masked = torch.searchsorted(tokens, view.positions)
+    of_rows = torch.full((len(tokens),), -100).index_copy(0, masked, labels)
+    return replace(view, positions=tokens), of_rows, masked
+
+
 class MaskedLMCollator:
-    """Batches of masked-LM: one row per masked token."""
+    """Batches of masked-LM: one row per masked token, or per token."""
 
     def __init__(
         self,
@@ -82,6 +95,7 @@ class MaskedLMCollator:
         variants: int | None = None,
         cached: CachedSignals | None = None,
         packed: Collection[str] = (),
+        every_token: bool = False,
     ) -> None:
         """
         examples: the split's N examples.
@@ -91,6 +105,8 @@ class MaskedLMCollator:
             in a cache. None: every epoch has its own.
         cached: reads the cached signals of a batch; None for live teachers.
         packed: the models that get packed views.
+        every_token: every real token is a row, in the row set `tokens`, and masked ones are those
+            of the others. Not with cached signals, which are of masked tokens.
         """
         self.lengths: np.ndarray = next(iter(tables.values())).lengths
         self._examples = examples
@@ -104,6 +120,8 @@ class MaskedLMCollator:
                 )
         self._masking = masking
         self._variants, self._cached, self._packed = variants, cached, frozenset(packed)
+        assert not (every_token and cached), "`check` refuses a cache for every token"
+        self._every_token = every_token
 
     def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
         """See `Collator`."""
@@ -116,13 +134,21 @@ class MaskedLMCollator:
         assert view.positions is not None
         cached = self._cached(chosen, epoch) if self._cached and signals else {}
         check_cached_rows(cached, len(labels), "masked tokens")
+        masked = torch.arange(len(labels))
+        if self._every_token:
+            view, labels, masked = _with_every_token(view, labels)
+        assert view.positions is not None
         if len(view.positions) == 0:  # every rank must run the head in each step
             dummy = True
             view = replace(view, positions=torch.zeros(1, dtype=torch.int64))
             labels = torch.full((1,), -100)
             cached = {name: outputs.dummy() for name, outputs in cached.items()}
         assert view.positions is not None
-        counted = torch.arange(0 if dummy else len(labels))
+        sets = {"all": masked, "labelled": masked}
+        if self._every_token:
+            sets[TOKENS] = torch.arange(len(labels))
+        if dummy:
+            sets = {name: rows[:0] for name, rows in sets.items()}
         views = {
             number: replace(own, input_ids=view.input_ids, positions=view.positions)
             for number, own in plain.items()
@@ -131,7 +157,7 @@ class MaskedLMCollator:
             keys=keys[view.example_indices],
             views=views_by_model(self._tables, views, self._packed),
             labels=labels,
-            row_sets={"all": counted, "labelled": counted},
+            row_sets=sets,
             epoch=epoch,
             signals=cached,
         )

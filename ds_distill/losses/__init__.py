@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ds_distill.losses.attention import AttentionKL, AttentionMSE, RelationKL
 from ds_distill.losses.hidden import ActivationBoundary, Cosine, HiddenMSE
 from ds_distill.losses.logits import (
     KL,
@@ -20,11 +21,14 @@ __all__ = [
     "KL",
     "MSE",
     "ActivationBoundary",
+    "AttentionKL",
+    "AttentionMSE",
     "ConfidencePenalty",
     "Cosine",
     "CrossEntropy",
     "HiddenMSE",
     "LogitMSE",
+    "RelationKL",
     "TeacherCrossEntropy",
     "Term",
     "TermInputs",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,10 +31,14 @@ class LayeredTerm(Term):
         """pairs: by teacher."""
         super().__init__(settings)
         self.pairs = pairs
-        self.reads = Reads({own for each in pairs.values() for own, _ in each}, logits=False)
+        self.reads = self.of_layers({own for each in pairs.values() for own, _ in each})
+
+    def of_layers(self, layers: Collection[int]) -> Reads:
+        """What it asks of a model, of some of its layers."""
+        return Reads(layers, logits=False)
 
     def teacher_reads(self, teacher: str) -> Reads:
-        return Reads({other for _, other in self.pairs.get(teacher, ())}, logits=False)
+        return self.of_layers({other for _, other in self.pairs.get(teacher, ())})
 
 
 def _pairs_of(

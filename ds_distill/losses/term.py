@@ -10,8 +10,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 
-from ds_distill.parts.terms import DistillationTerm, TermSettings
-from ds_distill.reads import Reads
+from ds_distill.parts.terms import DistillationTerm, RowTerm, TermSettings
+from ds_distill.reads import TOKENS, Reads
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 
@@ -65,6 +65,8 @@ class Term(nn.Module, ABC):
         self._tolerance, self._tolerance_on = 0.0, "row"
         if isinstance(shared, DistillationTerm):
             self._tolerance, self._tolerance_on = shared.tolerance, shared.tolerance_on
+        if isinstance(shared, RowTerm) and shared.rows == TOKENS:
+            self.rows = TOKENS
 
     def teacher_reads(self, teacher: str) -> Reads:
         """What it asks of a teacher: what it asks of the student. A term that compares one layer

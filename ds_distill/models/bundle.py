@@ -15,7 +15,7 @@ from ds_distill.losses.binary import rows_of_labels
 from ds_distill.models.encoder import read_signals, read_weights
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.named import NamedModules
-from ds_distill.reads import Reads
+from ds_distill.reads import TOKENS, Reads
 from ds_distill.routing import Router, Target
 from ds_distill.timers import timed
 from ds_distill.types import Batch, Signals
@@ -89,6 +89,11 @@ class Bundle(nn.Module):
     def trained(self) -> list[nn.Module]:
         """The modules with all weights to train, in the order of registration."""
         return [*self.students.values(), self.terms]
+
+    @property
+    def every_token(self) -> bool:
+        """Whether a term counts the rows of all tokens, which batches then must have."""
+        return any(cast(Term, term).rows == TOKENS for term in self.terms.values())
 
     def readers(self) -> dict[nn.Parameter, list[Term]]:
         """Of each weight that is trained, in the order of registration, the terms that read it."""

@@ -64,12 +64,10 @@ class Captured:
 
     def take(self, parts: dict[str, torch.Tensor], scale: float) -> None:
         """Keep what was asked for of the attention of the layer that runs."""
-        if parts["query"].shape[1] != parts["key"].shape[1]:
+        if parts["queries"].shape[1] != parts["keys"].shape[1]:
             raise ValueError("heads that share keys and values: attention cannot be taken")
-        reads = self._reads
-        of = {"query": reads.queries, "key": reads.keys, "value": reads.values}
-        for name, layers in of.items():
-            for layer in self.asked(layers).get(self._layer, []):
+        for name in parts:
+            for layer in self.asked(getattr(self._reads, name)).get(self._layer, []):
                 self._attention.setdefault(layer, ({}, scale))[0][name] = parts[name]
 
     def attention(self, view: View) -> dict[int, AttentionInputs]:
@@ -82,10 +80,9 @@ class Captured:
         mask, spread = _grid(view)
         found = {}
         for layer, (parts, scale) in self._attention.items():
-            query, key, value = (
-                spread(parts[name]) if name in parts else None for name in ("query", "key", "value")
-            )
-            found[layer] = AttentionInputs(query, key, value, scale, mask)
+            grids = {name: spread(part) for name, part in parts.items()}
+            queries, keys, values = map(grids.get, ("queries", "keys", "values"))
+            found[layer] = AttentionInputs(queries, keys, values, scale, mask)
         return found
 
 
@@ -178,7 +175,7 @@ def _attend(
     captured = _capture.get()
     scale = options.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    captured.take({"query": query, "key": key, "value": value}, scale)
+    captured.take({"queries": query, "keys": key, "values": value}, scale)
     own = captured.attend or sys.modules[type(module).__module__].eager_attention_forward
     return own(module, query, key, value, attention_mask, **options)
 

@@ -98,7 +98,10 @@ def read_weights(model: PreTrainedModel, reads: Reads) -> set[nn.Parameter]:
         attention = captured.attention(view).values()
     taken = [*captured.states.values()]
     taken += [
-        part for one in attention for part in (one.query, one.key, one.value) if part is not None
+        part
+        for one in attention
+        for part in (one.queries, one.keys, one.values)
+        if part is not None
     ]
     left = [tensor.grad_fn for tensor in taken]
     found, seen = set(), set()

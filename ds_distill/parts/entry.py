@@ -50,6 +50,8 @@ class Needs:
     states: tuple[int, ...] = ()
     """Of a term: layers whose hidden states it reads of every teacher, as `Signals.hidden` numbers
     them."""
+    every_token: bool = False
+    """Of a term: a row for every token of a text, which masked-LM has."""
     fitted_states: bool = False
     """Of a policy: the teachers' last states too, where the expertise phase fitted on them (as the
     gate does). Without it `PolicyInputs.states` is empty."""
@@ -94,8 +96,14 @@ class ConfiguredEntry(Entry):
     settings: type[Section]
     """The section. Its docstring and those of its fields are the part's documentation."""
     needs: Needs = Needs()
+    """Whatever its settings are."""
     mistakes: Rule | None = None
     """What else can be wrong with the settings. Imports no torch."""
+
+    def needs_of(self, settings: Any) -> Needs:
+        """What it needs with these settings."""
+        del settings
+        return self.needs
 
 
 Over = Literal["classes", "labels", "words", "characters", "answers", "masked tokens", "numbers"]
@@ -146,6 +154,11 @@ class TermEntry(ConfiguredEntry):
     moves_student: bool = True
     """Whether it has a gradient for the student. In each step another term must have one, where it
     has none."""
+    needs_by: Callable[[Any, Needs], Needs] | None = None
+    """(settings, `needs`) -> what it needs with these settings. None: `needs`."""
+
+    def needs_of(self, settings: Any) -> Needs:
+        return self.needs if self.needs_by is None else self.needs_by(settings, self.needs)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag, create_model, model_validator
@@ -48,7 +49,15 @@ class DistillationTerm(TermSettings):
     the number of ranks."""
 
 
-class SoftenedTerm(DistillationTerm):
+class RowTerm(DistillationTerm):
+    """Settings of a distillation term on rows of its choice."""
+
+    rows: Literal["masked", "tokens"] = "masked"
+    """Of masked-LM: `masked` tokens, or all `tokens` of a text, special ones too, of live teachers.
+    Of other tasks rows are what their labels are of, and the key is left out."""
+
+
+class SoftenedTerm(RowTerm):
     """Settings of a term on softened distributions, softmax(logits / temperature)."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -149,20 +158,61 @@ class KLLoss(SoftenedTerm):
     variation: sum |p - q| / 2 (the f-divergences of Wen et al. 2023)."""
 
 
-class LogitMSELoss(DistillationTerm):
+class LogitMSELoss(RowTerm):
     """Mean squared error between student and routed teacher logits. In a task of numbers the logit
     is the number."""
 
 
-class HiddenMSELoss(LayeredTerm):
+class HiddenMSELoss(LayeredTerm, RowTerm):
     """Sum over teachers and pairs of layers of MSE(H_t, W H_s) on each row's states; a W for each
     pair, trained (MT-BERT's hidden loss; TinyBERT's, and its loss on embeddings)."""
 
 
-class CosineLoss(LayeredTerm):
+class CosineLoss(LayeredTerm, RowTerm):
     """Sum over pairs of layers of 1 - cos(H_t, H_s) of each row's states (DistilBERT, of the last
     ones), of one teacher that is as wide as the student. Twice that is Patient KD's loss, the
     squared distance of normalised states."""
+
+
+class AttentionSettings(LayeredTerm):
+    """Settings of a term that compares attention, of every token of a text."""
+
+    @model_validator(mode="after")
+    def _of_layers_with_attention(self) -> Self:
+        if isinstance(self.layers, dict) and 0 in {*self.layers, *self.layers.values()}:
+            raise ValueError("layer 0 is the embeddings, which have no attention: 1 is the first")
+        return self
+
+
+class AttentionKLLoss(AttentionSettings):
+    """Sum over pairs of layers of KL(A_t || A_s) of each token's attention, the mean over heads, of
+    one live teacher (MiniLM, of the last layers; CompactBioBERT; MobileBERT)."""
+
+
+class RelationKLLoss(AttentionSettings):
+    """Sum over pairs of layers of the KL of relations, softmax(X X^T / sqrt(d)) with X queries,
+    keys or values, in a number of relation heads, of one live teacher (MiniLMv2; of values
+    MiniLM)."""
+
+    of: tuple[Literal["queries", "keys", "values"], ...] = ("queries", "keys", "values")
+    """Which relations."""
+    heads: Annotated[int, Field(ge=1)] | None = None
+    """Relation heads, into which each model's vectors are split anew. Default: those of attention,
+    which both models must then have as many of."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if not self.of or len({*self.of}) < len(self.of):
+            raise ValueError(f"`of` ({self.of}) must name some of queries, keys, values, each once")
+        return self
+
+
+class AttentionMSELoss(AttentionSettings):
+    """Sum over pairs of layers of the squared difference of attention at each token, the mean over
+    heads and keys, of one live teacher (TinyBERT)."""
+
+    of: Literal["scores", "maps"] = "scores"
+    """Attention before the softmax (TinyBERT), or behind it (TinyBioBERT)."""
 
 
 class ConfidencePenaltyLoss(TermSettings):
@@ -178,6 +228,24 @@ class ActivationBoundaryLoss(DistillationTerm):
 
     margin: Annotated[float, Field(gt=0)] = 1.0
     """Distance from 0 from which on a neuron of the student adds no loss."""
+
+
+def _row_needs(settings: RowTerm, needs: Needs) -> Needs:
+    """Of a term on logits: those themselves, where it has another divergence than the codecs'."""
+    if isinstance(settings, KLLoss) and settings.divergence != "kl":
+        needs = replace(needs, logits=True)
+    return _token_needs(needs) if settings.rows == "tokens" else needs
+
+
+def _layer_needs(settings: LayeredTerm, needs: Needs) -> Needs:
+    """Of a term on states."""
+    needs = replace(needs, states=tuple(settings.cached_layers() or ()))
+    every = isinstance(settings, RowTerm) and settings.rows == "tokens"
+    return _token_needs(needs) if every else needs
+
+
+def _token_needs(needs: Needs) -> Needs:
+    return replace(needs, every_token=True, live_teachers=True)
 
 
 def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Iterator[str]:
@@ -227,25 +295,44 @@ TERMS: dict[str, TermEntry] = {
             settings=KLLoss,
             implementation="ds_distill.losses.logits:KL",
             needs=Needs(teachers=1, distributions=True),
+            needs_by=_row_needs,
         ),
         TermEntry(
             name="logit_mse",
             settings=LogitMSELoss,
             implementation="ds_distill.losses.logits:LogitMSE",
             needs=Needs(teachers=1, logits=True),
+            needs_by=_row_needs,
             mistakes=_logit_mse_mistakes,
         ),
         TermEntry(
             name="hidden_mse",
             settings=HiddenMSELoss,
             implementation="ds_distill.losses.hidden:HiddenMSE",
-            needs=Needs(teachers=1, states=(-1,)),
+            needs=Needs(teachers=1),
+            needs_by=_layer_needs,
         ),
         TermEntry(
             name="cosine",
             settings=CosineLoss,
             implementation="ds_distill.losses.hidden:Cosine",
-            needs=Needs(teachers=1, at_most=1, states=(-1,), equal_widths=True),
+            needs=Needs(teachers=1, at_most=1, equal_widths=True),
+            needs_by=_layer_needs,
+        ),
+        *(
+            TermEntry(
+                name=name,
+                settings=settings,
+                implementation=f"ds_distill.losses.attention:{kind}",
+                needs=Needs(
+                    teachers=1, at_most=1, every_token=True, live_teachers=True, same_tokens=True
+                ),
+            )
+            for name, settings, kind in (
+                ("attention_kl", AttentionKLLoss, "AttentionKL"),
+                ("relation_kl", RelationKLLoss, "RelationKL"),
+                ("attention_mse", AttentionMSELoss, "AttentionMSE"),
+            )
         ),
         TermEntry(
             name="confidence_penalty",

@@ -90,7 +90,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         bundle=bundle,
         starts={"student": start},
         examples=examples,
-        collate=run.collator(examples, tables, cached, packed),
+        collate=run.collator(examples, tables, cached, packed, every_token=bundle.every_token),
         validation=validation_of(run, {"student": start}),
     )
 

@@ -182,13 +182,14 @@ class Run:
         tables: Mapping[str, TokenTable],
         cached: CachedSignals | None = None,
         packed: Collection[str] = (),
+        every_token: bool = False,
     ) -> Collator:
         """The task's batches of a split; see `TaskKind.collator`."""
 
         def tokenizer() -> PreTrainedTokenizerBase:
             return self.tokenizer(self.reference("student", 0))
 
-        return self.kind.collator(examples, tables, tokenizer, cached, packed)
+        return self.kind.collator(examples, tables, tokenizer, cached, packed, every_token)
 
     # ----------------------------------------------------------------------- models
 

@@ -59,6 +59,7 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         tokenizer: Callable[[], PreTrainedTokenizerBase],
         cached: CachedSignals | None,
         packed: Collection[str],
+        every_token: bool,
     ) -> Collator:
         return SpanCollator(examples, tables, cached, packed)
 

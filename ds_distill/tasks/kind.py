@@ -77,8 +77,13 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         tokenizer: Callable[[], PreTrainedTokenizerBase],
         cached: CachedSignals | None,
         packed: Collection[str],
+        every_token: bool,
     ) -> Collator:
-        """The batches of a split; see `SequenceCollator`. tokenizer: the student's."""
+        """The batches of a split; see `SequenceCollator`.
+
+        tokenizer: the student's.
+        every_token: see `MaskedLMCollator`; `check` refuses terms that want it for others.
+        """
 
     def collator_of_labels(
         self, examples: Examples, tables: Mapping[str, TokenTable]

@@ -54,11 +54,18 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         tokenizer: Callable[[], PreTrainedTokenizerBase],
         cached: CachedSignals | None,
         packed: Collection[str],
+        every_token: bool,
     ) -> Collator:
         settings = self.settings.masking
         masking = Masking.of(tokenizer(), settings.rate, settings.seed)  # all have the same tokens
         return MaskedLMCollator(
-            examples, tables, masking, variants=settings.variants, cached=cached, packed=packed
+            examples,
+            tables,
+            masking,
+            variants=settings.variants,
+            cached=cached,
+            packed=packed,
+            every_token=every_token,
         )
 
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class SequenceKind(TaskKind[Settings, np.ndarray]):
         tokenizer: Callable[[], PreTrainedTokenizerBase],
         cached: CachedSignals | None,
         packed: Collection[str],
+        every_token: bool,
     ) -> Collator:
         return SequenceCollator(examples, tables, cached, packed)
 

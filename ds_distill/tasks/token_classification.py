@@ -54,6 +54,7 @@ class TokenClassificationKind(OneLabelKind):
         tokenizer: Callable[[], PreTrainedTokenizerBase],
         cached: CachedSignals | None,
         packed: Collection[str],
+        every_token: bool,
     ) -> Collator:
         return WordCollator(examples, tables, cached, packed)
 

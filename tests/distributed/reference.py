@@ -38,6 +38,8 @@ MAX_GRAD_NORM = {
     "many labels": 12.5,
     "partial": 5.4,
     "layers": 7.7,
+    "attention": 40.0,
+    "tokens": 4.8,
 }
 """By a scenario's task, or its batches. Between the norms of its steps: Adam does not see a factor
 that all of them share."""
@@ -118,6 +120,23 @@ SWITCH: dict[str, dict[str, Any]] = {
 the pooler are not used; logits alone, so that the projections are not."""
 
 
+EVERY_TOKEN: dict[str, dict[str, dict[str, Any]]] = {
+    "attention": {
+        "attention_kl": {"layers": "every", "weight": 1000.0},
+        "relation_kl": {"heads": 4, "layers": {2: 1}, "weight": 200.0},
+        "attention_mse": {"layers": {1: 2, 2: 2}, "weight": 2000.0},
+    },
+    "tokens": {
+        "cross_entropy": {},
+        "kl": {"temperature": 2.0, "weight": 0.5},
+        "hidden_mse": {"rows": "tokens", "layers": {0: 0, 2: 2}},
+        "attention_kl": {"weight": 1000.0},
+        "relation_kl": {"of": ["keys", "values"], "weight": 100.0},
+    },
+}
+"""Masked-LM with losses of every token, by batches: on attention alone, so that the head is not
+used; and beside others. Their weights are such that all matter."""
+
 PAIRS = {"layers": [(0, 1), (2, 1)]}
 """(student's, teacher's) that the hidden loss compares, by batches; of others the last ones."""
 
@@ -134,6 +153,8 @@ def task_losses(task: str, kind: str) -> dict[str, TermSettings]:
         kl["weight"] = 500.0  # else next to nothing beside the others
     if kind == "switch":
         return losses_of(SWITCH)
+    if kind in EVERY_TOKEN:
+        return losses_of(EVERY_TOKEN[kind])
     if task == "masked-lm":
         return losses_of({"kl": kl, "cross_entropy": {}})
     if kind == "layers":
@@ -169,7 +190,13 @@ def step_batches(task: str, kind: str, step: int) -> list[Batch]:
 def _step_batches(task: str, kind: str, step: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(1000 * step + len(kind))
     if task == "masked-lm":
-        return [_masked_lm_batch(generator) for _ in range(MICRO_BATCHES)]
+        batches = [_masked_lm_batch(generator) for _ in range(MICRO_BATCHES)]
+        if kind in EVERY_TOKEN:
+            batches = [_with_tokens(batch) for batch in batches]
+            # Of two ranks, the second has no row at all in the second step.
+            for batch in batches[1::2] if step == 1 else ():
+                batch.row_sets.update({name: rows[:0] for name, rows in batch.row_sets.items()})
+        return batches
     if kind == "uneven":
         return [_batch(generator, size) for size in (1, 37, 1, 37)]
     if kind == "opposed":
@@ -230,6 +257,21 @@ def _masked_lm_batch(generator: torch.Generator) -> Batch:
     )
 
 
+def _with_tokens(batch: Batch) -> Batch:
+    """With a row for each token."""
+    view = batch.views["student"]
+    assert isinstance(view, PaddedView)
+    tokens = view.attention_mask.flatten().nonzero()[:, 0]
+    masked = torch.isin(tokens, view.positions).nonzero()[:, 0]
+    labels = torch.full((len(tokens),), -100)
+    labels[masked] = batch.labels
+    sets = {"all": masked, "labelled": masked, "tokens": torch.arange(len(tokens))}
+    every = replace(view, positions=tokens)
+    views = dict.fromkeys(batch.views, every)
+    keys = torch.zeros(len(tokens), 2, dtype=torch.int64)
+    return replace(batch, keys=keys, views=views, labels=labels, row_sets=sets)
+
+
 def _pick(batch: Batch, rows: torch.Tensor) -> Batch:
     view = batch.views["student"]
     part = PaddedView(
@@ -283,7 +325,7 @@ def plain_loop(task: str, kind: str, policy: str) -> Trained:
     teachers = {name: make_teacher(task, name) for name in teacher_names(task)}
     widths = {name: WIDTHS[name] for name in teachers}
     terms = make_terms(task, kind, WIDTHS["student"], widths)
-    projections = terms["hidden_mse"].projections if task != "masked-lm" else None
+    projections = terms["hidden_mse"].projections if "hidden_mse" in terms else None
     parameters = [*student.parameters(), *(projections.parameters() if projections else [])]
     optimizer = torch.optim.AdamW(
         [
@@ -298,7 +340,11 @@ def plain_loop(task: str, kind: str, policy: str) -> Trained:
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(rise, fall)
         batches = step_batches(task, kind, step)
-        parts = _losses(task, kind, policy, student, teachers, projections, batches)
+        if kind in EVERY_TOKEN:
+            terms_of, teacher = EVERY_TOKEN[kind], teachers["first"]
+            parts = _losses_of_tokens(terms_of, student, teacher, projections, batches)
+        else:
+            parts = _losses(task, kind, policy, student, teachers, projections, batches)
         if kind == "switch":
             now = {name: (one.get("from", 0), one.get("until", 1)) for name, one in SWITCH.items()}
             active = {n for n, (start, until) in now.items() if start <= step / STEPS < until}
@@ -392,6 +438,89 @@ def _losses(
         name: total / (labelled if name == "cross_entropy" else rows)
         for name, total in sums.items()
     }
+
+
+def _losses_of_tokens(
+    terms: dict[str, dict[str, Any]],
+    student: Any,
+    teacher: Any,
+    projections: Any,
+    batches: list[Batch],
+) -> dict[str, torch.Tensor]:
+    """Text by text, token by token: maps are made of what each layer's own projections give."""
+    sums: dict[str, Any] = dict.fromkeys(terms, 0.0)
+    tokens = masked = 0
+    for batch in batches:
+        view = batch.views["student"]
+        assert isinstance(view, PaddedView)
+        outputs = {
+            name: model(**view.model_inputs(), output_hidden_states=True)
+            for name, model in {"s": student, "t": teacher}.items()
+        }
+        known = batch.row_sets["all"]
+        where = view.positions[known] if view.positions is not None else known
+        q, p = (out.logits.flatten(0, 1)[where] / 2 for out in outputs.values())
+        p, q = F.log_softmax(p.detach(), -1), F.log_softmax(q, -1)
+        parts: dict[str, Any] = {
+            "kl": 0.5 * 4.0 * (p.exp() * (p - q)).sum(),
+            "cross_entropy": F.cross_entropy(
+                outputs["s"].logits.flatten(0, 1)[where], batch.labels[known], reduction="sum"
+            ),
+        }
+        masked += len(known)
+        some = len(batch.row_sets["tokens"]) > 0
+        for number, length in enumerate(view.attention_mask.sum(1).tolist() if some else ()):
+            tokens += length
+            states = {
+                name: [state[number, :length] for state in output.hidden_states]
+                for name, output in outputs.items()
+            }
+            if "hidden_mse" in terms:
+                for own, other in ((0, 0), (2, 2)):
+                    mapped = projections[f"first={own}-{other}"](states["s"][own])
+                    distance = (mapped - states["t"][other].detach()).square().mean(-1).sum()
+                    parts["hidden_mse"] = parts.get("hidden_mse", 0.0) + distance
+            for name, settings in terms.items():
+                if name in ("attention_kl", "attention_mse", "relation_kl"):
+                    parts[name] = parts.get(name, 0.0) + _of_attention(
+                        name, settings, (student, states["s"]), (teacher, states["t"])
+                    )
+        sums = {name: sums[name] + parts.get(name, 0.0) for name in sums}
+    return {
+        name: torch.as_tensor(total / (masked if name in ("kl", "cross_entropy") else tokens))
+        for name, total in sums.items()
+    }
+
+
+def _of_attention(name: str, settings: dict[str, Any], student: Any, teacher: Any) -> torch.Tensor:
+    """A term's loss of one text, summed over its tokens. student, teacher: the model, and the
+    states [length, H] before and after each layer."""
+    layers = settings.get("layers", {2: 2})
+    total = torch.zeros(())
+    for own, other in ({1: 1, 2: 2} if layers == "every" else layers).items():
+        each = []
+        for (model, states), layer in ((student, own), (teacher, other)):
+            attention = model.bert.encoder.layer[layer - 1].attention.self
+            projections = {"queries": attention.query, "keys": attention.key}
+            projections["values"] = attention.value
+            heads = settings.get("heads", 2) if name == "relation_kl" else 2
+            found = {
+                what: of(states[layer - 1]).unflatten(-1, (heads, -1)).transpose(0, 1)
+                for what, of in projections.items()
+            }
+            if name == "relation_kl":
+                scores = [found[what] @ found[what].mT for what in settings.get("of", found)]
+            else:
+                scores = [found["queries"] @ found["keys"].mT]
+            width = found["keys"].shape[-1]
+            each.append(torch.stack(scores) / width**0.5)
+        mine, wanted = each[0], each[1].detach()
+        if name == "attention_mse":
+            total = total + (mine - wanted).square().mean(dim=(1, 3)).sum()
+        else:
+            p, q = wanted.log_softmax(-1), mine.log_softmax(-1)
+            total = total + (p.exp() * (p - q)).sum(-1).mean(1).sum()
+    return settings.get("weight", 1.0) * total
 
 
 def _against_partial(

@@ -109,9 +109,13 @@ def run(
     resident: bool = True,
     packed: bool = False,
     save: bool = False,
+    further: bool = False,
 ) -> None:
-    """Train STEPS steps; keep losses, gradients of the first step and final weights."""
-    if chosen and name not in chosen:
+    """Train STEPS steps; keep losses, gradients of the first step and final weights.
+
+    further: only where its name is given.
+    """
+    if name not in chosen and (chosen or further):
         return
     accumulation = MICRO_BATCHES // world.size
     training = Training(
@@ -267,6 +271,17 @@ def main(folder: Path) -> None:
     run("masked_lm_zero1", "masked-lm", folder, "zero1_fp32")
     run("masked_lm_zero3", "masked-lm", folder, "zero3_fp32")
     run("masked_lm_sharded_student", "masked-lm", folder, "zero3_fp32", resident=False)
+    for stage in range(4):
+        name, config = f"attention_zero{stage}", f"zero{stage}_fp32"
+        run(name, "masked-lm", folder, config, batches="attention", further=True)
+    run(
+        "attention_sharded_student", "masked-lm", folder, "zero3_fp32", batches="attention",
+        resident=False,
+    )  # fmt: skip
+    for stage in (1, 3):
+        name, config = f"tokens_zero{stage}", f"zero{stage}_fp32"
+        run(name, "masked-lm", folder, config, batches="tokens", further=True)
+    run("packed tokens", "masked-lm", folder, "zero3_fp32", batches="tokens", packed=True)
     for task in ("other families", "masked-lm"):
         run(f"packed {task}", task, folder, "zero3_fp32", packed=True)
     uneven: dict[str, Any] = {"batches": "uneven", "packed": True}

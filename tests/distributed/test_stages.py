@@ -58,11 +58,20 @@ SCENARIOS = {
     # The teacher's head is tied to its sharded embeddings; the KL goes through linear_kl.
     "masked_lm_zero3": ("masked-lm", "even", "average"),
     "masked_lm_sharded_student": ("masked-lm", "even", "average"),
+    # Losses on attention alone, and of every token beside others; a rank without rows.
+    "attention_sharded_student": ("masked-lm", "attention", "average"),
+    "packed tokens": ("masked-lm", "tokens", "average"),
     # Teachers without padding; the first is a DeBERTa-v3, the second a RoBERTa.
     "packed other families": ("other families", "even", "average"),
     "packed uneven": ("classification", "uneven", "average"),
     "packed masked-lm": ("masked-lm", "even", "average"),
 }
+
+EVERY_TOKEN = {
+    **{f"attention_zero{stage}": ("masked-lm", "attention", "average") for stage in range(4)},
+    **{f"tokens_zero{stage}": ("masked-lm", "tokens", "average") for stage in (1, 3)},
+}
+"""In launches of their own."""
 
 
 class Launch:
@@ -109,6 +118,12 @@ FOUR += ("masked_lm_zero3", "packed uneven")
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     return launch(tmp_path_factory.mktemp("four"), 4, *FOUR)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def every_token(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    folder = tmp_path_factory.mktemp(f"tokens-{request.param}")
+    return launch(folder, request.param, *EVERY_TOKEN)
 
 
 def assert_same_losses(
@@ -175,16 +190,28 @@ def test_two_ranks_equal_one(
 def test_equals_a_plain_loop(scenario: str, ranks: str, request: pytest.FixtureRequest) -> None:
     """Losses of all steps, the gradient of the first over all rows together, and the weights
     after the last: what clipping, weight decay and the schedule made of the gradients."""
-    run: Launch = request.getfixturevalue(ranks)
-    plain = plain_loop(*SCENARIOS[scenario])
+    check_against_a_plain_loop(request.getfixturevalue(ranks), scenario)
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("scenario", EVERY_TOKEN)
+def test_losses_of_every_token_equal_a_plain_loops(scenario: str, every_token: Launch) -> None:
+    check_against_a_plain_loop(every_token, scenario)
+
+
+def check_against_a_plain_loop(run: Launch, scenario: str) -> None:
+    about = {**SCENARIOS, **EVERY_TOKEN}[scenario]
+    plain = plain_loop(*about)
     assert_same_losses(run.losses(scenario), plain.losses, FP32)
     ours = run.tensors(scenario, "gradients")
+    # What no term reads has a gradient of 0 at all stages, and rests.
+    assert not any(ours.pop(name).any() for name in ours.keys() - plain.gradients.keys())
     assert ours.keys() == plain.gradients.keys()
     largest = max(gradient.abs().max() for gradient in plain.gradients.values())
     for name, gradient in plain.gradients.items():
         # One scale for all: some gradients are zero but for rounding (a key's bias).
         assert (ours[name] - gradient).abs().max() < 1e-5 * largest, name
-    limit = max_grad_norm(*SCENARIOS[scenario][:2])
+    limit = max_grad_norm(*about[:2])
     assert min(plain.norms) < 0.99 * limit and max(plain.norms) > 1.01 * limit, plain.norms
     ours = run.tensors(scenario, "weights")
     assert ours.keys() == plain.weights.keys()

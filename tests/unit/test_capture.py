@@ -75,8 +75,10 @@ def test_attention_computed_again_is_what_the_model_gives(family: str, attention
     found = captured.attention(given)
     assert found.keys() == layers and model.config._attn_implementation == attention
     for layer, of in found.items():
-        assert of.query is not None and of.key is not None and (of.value is None) == (layer != 3)
-        scores = of.scale * of.query @ of.key.mT
+        assert (
+            of.queries is not None and of.keys is not None and (of.values is None) == (layer != 3)
+        )
+        scores = of.scale * of.queries @ of.keys.mT
         maps = scores.masked_fill(~of.mask[:, None, None], -torch.inf).softmax(-1)
         real = of.mask[:, None, :, None] & of.mask[:, None, None]
         own = wanted[layer - 1 if layer > 0 else layer]
@@ -138,7 +140,7 @@ def test_packed_models_give_what_padded_ones_give(family: str) -> None:
     for layer, own in wanted.attention.items():
         other = found.attention[layer]
         assert torch.equal(own.mask, other.mask) and own.scale == other.scale
-        for name in ("query", "key", "value"):
+        for name in ("queries", "keys", "values"):
             one, two = (getattr(a, name) * a.mask[:, None, :, None] for a in (own, other))
             torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
 
@@ -170,7 +172,7 @@ def test_checkpointing_takes_nothing_twice_and_changes_no_gradient() -> None:
         if checkpoints:
             checkpoint_activations(model)
         found = read_signals(model, given, of)
-        parts = [p for a in found.attention.values() for p in (a.query, a.key, a.value)]
+        parts = [p for a in found.attention.values() for p in (a.queries, a.keys, a.values)]
         kept = [*map(torch.Tensor.data_ptr, parts)]
         sum(part.sin().sum() for part in [*parts, *found.hidden.values()]).backward()
         assert kept == [*map(torch.Tensor.data_ptr, parts)]
@@ -186,7 +188,7 @@ def test_what_is_read_is_made_of_these_weights() -> None:
     for reads in (Reads({2}), Reads(queries={2}, keys={2}), Reads({0}, values={1})):
         model.zero_grad(set_to_none=True)
         found = read_signals(model, view(rows=True), replace(reads, logits=False))
-        parts = [p for a in found.attention.values() for p in (a.query, a.key, a.value)]
+        parts = [p for a in found.attention.values() for p in (a.queries, a.keys, a.values)]
         sum(p.sum() for p in [*parts, *found.hidden.values()] if p is not None).backward()
         wanted = {weight for weight in model.parameters() if weight.grad is not None}
         assert read_weights(model, reads) == wanted

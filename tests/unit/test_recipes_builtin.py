@@ -206,6 +206,7 @@ def test_distilbert_is_as_published() -> None:
         "cosine": 1.0,
     }
     assert losses["kl"].temperature == 2
+    assert losses["kl"].rows == losses["cosine"].rows == "tokens"
     for key in ("epochs", "batch_size", "learning_rate", "warmup", "weight_decay", "max_grad_norm"):
         assert getattr(distil, key) == getattr(control, key), "the control differs in losses alone"
 

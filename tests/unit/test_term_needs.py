@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from toys import make_tiny_bert, toy_vocabulary
 
 from ds_distill.check.models import Models
 from ds_distill.check.needs import phase_mistakes
+from ds_distill.errors import UserError
 from ds_distill.recipe import Recipe, load_recipe
 
 
@@ -78,3 +80,65 @@ def test_check_finds_layers_that_no_cache_holds(tmp_path: Path) -> None:
     assert "needs the teachers' hidden states of layer(s) 2" in missing
     [named] = mistakes(tmp_path / "named", "uniform", **cached)
     assert "Name pairs" in named and "teachers=live" in named
+
+
+def every_token(folder: Path, losses: dict[str, Any], *before: Any, **options: Any) -> list[str]:
+    """What is wrong with a distillation of masked-LMs by these losses."""
+    folder.mkdir()
+    task = options.pop("task", {"type": "masked-lm", "data": {"path": "data"}})
+    heads = options.pop("heads", {})
+    for name in ("t", "student"):
+        make_tiny_bert(
+            folder / name, toy_vocabulary(), num_attention_heads=heads.get(name, 2), hidden_size=32
+        )
+    content = {
+        "task": task,
+        "student": {"model": str(folder / "student")},
+        "teachers": {"t": {"model": str(folder / "t")}},
+        "phases": [*before, {"distil": {**options, "losses": losses}}],
+    }
+    (folder / "toy.yaml").write_text(yaml.safe_dump(content))
+    written = load_recipe(folder / "toy.yaml")
+    return [*Models(written, on_gpu=False).mistakes(), *phase_mistakes(written)]
+
+
+OF_EVERY_TOKEN: dict[str, dict[str, Any]] = {
+    "cosine": {"rows": "tokens"},
+    "kl": {"rows": "tokens"},
+    "hidden_mse": {"rows": "tokens", "layers": {0: 0, 1: 1}},
+    "attention_kl": {"layers": "every"},
+    "relation_kl": {"of": ["values"]},
+    "attention_mse": {"layers": {1: 2}},
+}
+
+
+def test_every_token_is_a_row_of_live_masked_lms_alone(tmp_path: Path) -> None:
+    assert every_token(tmp_path / "good", OF_EVERY_TOKEN) == []
+    task = {"type": "single-label", "data": {"path": "data"}, "labels": ["a", "b"]}
+    found = every_token(tmp_path / "classes", OF_EVERY_TOKEN, task=task)
+    for name, settings in OF_EVERY_TOKEN.items():
+        [message] = [one for one in found if one.startswith(f"phases.distil.losses.{name}: ")]
+        assert f"{name} is of every token of a text, and task.type=single-label has" in message
+        wanted = f"Leave {name}.rows out." if "rows" in settings else "Choose "
+        assert wanted in message
+    cache = {"cache": {"splits": "train"}}
+    task = {"type": "masked-lm", "data": {"path": "data"}, "masking": {"variants": 2}}
+    found = every_token(tmp_path / "cached", OF_EVERY_TOKEN, cache, task=task, teachers="cached")
+    assert len(found) == len(OF_EVERY_TOKEN)
+    assert all("reads of the teachers what no cache holds" in message for message in found)
+
+
+def test_attention_that_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    unlike = {"heads": {"t": 4, "student": 2}}
+    found = every_token(tmp_path / "heads", {"attention_kl": {}, "relation_kl": {}}, **unlike)
+    assert len(found) == 2 and all(
+        "heads are compared one to one, and teachers.t has 4, student has 2" in one for one in found
+    )
+    assert every_token(tmp_path / "anew", {"relation_kl": {"heads": 8}}, **unlike) == []
+    odd = every_token(tmp_path / "odd", {"relation_kl": {"heads": 5}})
+    for location, message in zip(("teachers.t", "student"), odd, strict=True):
+        assert message.startswith(f"phases.distil.losses.relation_kl: {location} is 32 wide, which")
+    with pytest.raises(UserError, match="layer 0 is the embeddings, which have no attention"):
+        every_token(tmp_path / "zero", {"attention_mse": {"layers": {0: 0}}})
+    with pytest.raises(UserError, match="each once"):
+        every_token(tmp_path / "twice", {"relation_kl": {"of": ["keys", "keys"]}})

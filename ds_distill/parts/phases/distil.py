@@ -78,7 +78,7 @@ class Distil(TrainingPhase, FollowingPhase):
 
     @property
     def reads(self) -> list[tuple[str, bool]]:
-        return [(self.split, any(entry.needs.labels for _, entry, _ in self.parts()))]
+        return [(self.split, any(entry.needs_of(of).labels for _, entry, of in self.parts()))]
 
     @property
     def cached_split(self) -> str | None:

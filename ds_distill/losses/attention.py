@@ -1,0 +1,254 @@
+"""Terms on attention: distributions, scores and relations of every token, without a map of all
+pairs of tokens in memory where the loss can do without."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any, Self
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from ds_distill.losses.hidden import LayeredTerm
+from ds_distill.losses.term import DEFAULTS, TermInputs
+from ds_distill.parts.terms import (
+    AttentionKLLoss,
+    AttentionMSELoss,
+    AttentionSettings,
+    RelationKLLoss,
+)
+from ds_distill.reads import TOKENS, AttentionInputs, Reads
+from ds_distill.routing import Target
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PaddedView
+from ds_kernels import attention_kl, relation_kl
+
+_MAP_BYTES = 1 << 26
+"""Of the float32 maps that are alive at a time, of one model."""
+
+
+class AttentionTerm(LayeredTerm):
+    """A loss of every token that compares the attention of layers with that of the one teacher's:
+    summed over pairs of layers, a mean over heads. A token that is longer ago than the shorter of
+    two views is padding in both."""
+
+    rows = TOKENS
+    parts: Collection[str] = ("queries", "keys")
+    """What of attention it reads, as `Reads` calls it."""
+
+    def __init__(
+        self, settings: AttentionSettings, student_depth: int = 0, teacher_depth: int = 0
+    ) -> None:
+        """student_depth, teacher_depth: numbers of layers. For `layers: last` not needed."""
+        super().__init__(settings, {"": settings.pairs(student_depth, teacher_depth)})
+
+    @classmethod
+    def build(cls, settings: Any, inputs: TermInputs) -> Self:
+        [depth] = inputs.teacher_depths.values() or [0]
+        return cls(settings, inputs.student_depth, depth)
+
+    def of_layers(self, layers: Collection[int]) -> Reads:
+        return Reads(logits=False, **dict.fromkeys(self.parts, layers))
+
+    def teacher_reads(self, teacher: str) -> Reads:
+        return super().teacher_reads("")
+
+    @abstractmethod
+    def of_pair(self, student: AttentionInputs, teacher: AttentionInputs) -> torch.Tensor:
+        """The loss of each token: float32 [B, S], anything at padding."""
+
+    def forward(
+        self,
+        student: Signals,
+        teachers: Mapping[str, Signals],
+        target: Target | None,
+        batch: Batch,
+    ) -> torch.Tensor:
+        if len(teachers) != 1:
+            raise ValueError(f"a term on attention takes one teacher, and here are {len(teachers)}")
+        [(name, taught)] = teachers.items()
+        losses = []
+        for own, other in self.pairs[""]:
+            if other not in taught.attention:
+                raise ValueError(
+                    f"a term on attention reads layer {other} of teacher {name!r}, and the batch "
+                    "has none: no cache holds it; give the bundle the teacher"
+                )
+            losses.append(self.of_pair(*_aligned(student.attention[own], taught.attention[other])))
+        view = batch.views["student"]
+        assert isinstance(view, PaddedView) and view.positions is not None
+        place = view.positions[batch.row_sets[self.rows]]
+        total = torch.stack(losses).sum(dim=0)
+        return self.tolerated(self.weight * total[place // view.length, place % view.length])
+
+
+def _aligned(
+    student: AttentionInputs, teacher: AttentionInputs
+) -> tuple[AttentionInputs, AttentionInputs]:
+    """Both with the positions that both have: the others are padding. Raises ValueError for other
+    examples."""
+    shapes = student.mask.shape, teacher.mask.shape
+    if shapes[0][0] != shapes[1][0]:
+        raise ValueError(f"attention of student {[*shapes[0]]} and teacher {[*shapes[1]]} tokens")
+    common = min(shape[1] for shape in shapes)
+    examples = shapes[0][0]
+    return student.of_examples(0, examples, common), teacher.of_examples(0, examples, common)
+
+
+class AttentionKL(AttentionTerm):
+    """sum over pairs (i, j) of 1/A sum over heads a of KL(A_t[j, a] || A_s[i, a]) of each token's
+    attention, A = softmax(Q K^T / sqrt(d)).
+
+    Of the last layers MiniLM's attention transfer (Wang et al. 2020, equation 4), of all
+    CompactBioBERT's (Rohanian et al. 2023, equation 10) and MobileBERT's (Sun et al. 2020, equation
+    3, a mean over layers).
+    """
+
+    def __init__(
+        self,
+        settings: AttentionKLLoss | Mapping[str, Any] = DEFAULTS,
+        student_depth: int = 0,
+        teacher_depth: int = 0,
+    ) -> None:
+        """settings: as a recipe has them, e.g. {"weight": 0.5}. Depths: see `AttentionTerm`."""
+        super().__init__(AttentionKLLoss.model_validate(settings), student_depth, teacher_depth)
+
+    def of_pair(self, student: AttentionInputs, teacher: AttentionInputs) -> torch.Tensor:
+        return attention_kl(
+            _there(student.queries),
+            _there(student.keys),
+            _there(teacher.queries),
+            _there(teacher.keys),
+            student.mask,
+            student_scale=student.scale,
+            teacher_scale=teacher.scale,
+            reduction="none",
+        ).mean(dim=1)
+
+
+class RelationKL(AttentionTerm):
+    """sum over pairs (i, j) and X of queries, keys, values of 1/R sum over relation heads r of
+    KL(R_t[j, r] || R_s[i, r]), R = softmax(X X^T / sqrt(d_r)).
+
+    MiniLMv2 (Wang et al. 2021, equations 3 to 6), of all three in one number of relation heads; of
+    the values in the attention's own heads MiniLM's value relations (Wang et al. 2020, equation 5).
+    """
+
+    def __init__(
+        self,
+        settings: RelationKLLoss | Mapping[str, Any] = DEFAULTS,
+        student_depth: int = 0,
+        teacher_depth: int = 0,
+    ) -> None:
+        """settings: as a recipe has them, e.g. {"heads": 48}. Depths: see `AttentionTerm`."""
+        settings = RelationKLLoss.model_validate(settings)
+        self.parts, self._heads = settings.of, settings.heads
+        super().__init__(settings, student_depth, teacher_depth)
+
+    def of_pair(self, student: AttentionInputs, teacher: AttentionInputs) -> torch.Tensor:
+        losses = []
+        for name in self.parts:
+            own, other = (_there(getattr(of, name)) for of in (student, teacher))
+            if self._heads is None and own.shape[1] != other.shape[1]:
+                raise ValueError(
+                    f"relations of {own.shape[1]} heads and of {other.shape[1]}: set `heads`"
+                )
+            losses.append(
+                relation_kl(
+                    own.transpose(1, 2).flatten(2),
+                    other.transpose(1, 2).flatten(2),
+                    student.mask,
+                    heads=self._heads or own.shape[1],
+                    reduction="none",
+                ).mean(dim=1)
+            )
+        return torch.stack(losses).sum(dim=0)
+
+
+class AttentionMSE(AttentionTerm):
+    """sum over pairs (i, j) of 1/A sum over heads a of the mean over keys of
+    (A_s[i, a] - A_t[j, a])^2 at each query: of one text TinyBERT's mean over both (Jiao et al.
+    2020, equation 7), with A the scores Q K^T / sqrt(d) before the softmax; or behind it, `of:
+    maps` (Rohanian et al. 2023, equation 6).
+
+    Of scores no map is made: a row's sum is x^T (Y^T Y) x, with x = [s_s q_s, -s_t q_t] and rows
+    [k_s, k_t] of Y. Maps are made some at a time, and again in the backward pass.
+    """
+
+    def __init__(
+        self,
+        settings: AttentionMSELoss | Mapping[str, Any] = DEFAULTS,
+        student_depth: int = 0,
+        teacher_depth: int = 0,
+    ) -> None:
+        """settings: as a recipe has them, e.g. {"weight": 0.5}. Depths: see `AttentionTerm`."""
+        settings = AttentionMSELoss.model_validate(settings)
+        super().__init__(settings, student_depth, teacher_depth)
+        self._of_maps = settings.of == "maps"
+
+    def of_pair(self, student: AttentionInputs, teacher: AttentionInputs) -> torch.Tensor:
+        heads = [_there(of.queries).shape[1] for of in (student, teacher)]
+        if heads[0] != heads[1]:
+            raise ValueError(f"attention of {heads[0]} heads and of {heads[1]}")
+        mask = student.mask[:, None, :, None]
+        query_s, key_s, query_t, key_t = (
+            part.masked_fill(~mask, 0).float()
+            for of in (student, teacher)
+            for part in (_there(of.queries) * of.scale, _there(of.keys))
+        )
+        inputs = query_s, key_s, query_t, key_t, student.mask
+        with torch.autocast(mask.device.type, enabled=False):
+            if not self._of_maps:
+                return _score_distance(*inputs)
+            examples, length = student.mask.shape
+            each = max(1, _MAP_BYTES // (4 * heads[0] * length * length))
+            parts = [
+                checkpoint(
+                    _map_distance,
+                    *(tensor[start : start + each] for tensor in inputs),
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+                for start in range(0, examples, each)
+            ]
+            return torch.cat(parts)
+
+
+def _score_distance(
+    query_s: torch.Tensor,
+    key_s: torch.Tensor,
+    query_t: torch.Tensor,
+    key_t: torch.Tensor,
+    mask: torch.Tensor,
+) -> torch.Tensor:
+    """[B, S]: the mean over heads and real keys of (q_s . k_s - q_t . k_t)^2; all are 0 at padding,
+    float32 [B, A, S, D], and queries are scaled."""
+    x, y = torch.cat([query_s, -query_t], dim=-1), torch.cat([key_s, key_t], dim=-1)
+    sums = ((x @ (y.mT @ y)) * x).sum(dim=-1).mean(dim=1)
+    return sums / mask.sum(dim=1, keepdim=True)
+
+
+def _map_distance(
+    query_s: torch.Tensor,
+    key_s: torch.Tensor,
+    query_t: torch.Tensor,
+    key_t: torch.Tensor,
+    mask: torch.Tensor,
+) -> torch.Tensor:
+    """[B, S]: the mean over heads and real keys of the squared difference of attention maps; inputs
+    as of `_score_distance`."""
+    hidden = ~mask[:, None, None]
+    maps = [
+        (query @ key.mT).masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        for query, key in ((query_s, key_s), (query_t, key_t))
+    ]
+    sums = (maps[0] - maps[1]).square().sum(dim=-1).mean(dim=1)
+    return sums / mask.sum(dim=1, keepdim=True)
+
+
+def _there(part: torch.Tensor | None) -> torch.Tensor:
+    """A part of attention's inputs. Raises ValueError where it was not asked for."""
+    if part is None:
+        raise ValueError("the model was not asked for this part of its attention")
+    return part

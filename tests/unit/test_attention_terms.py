@@ -1,0 +1,286 @@
+"""Terms on attention against slow transcriptions of their equations; rows of every token."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from ds_distill.data.masking import _with_every_token
+from ds_distill.losses import TermInputs, build_terms
+from ds_distill.models.bundle import Bundle
+from ds_distill.models.packed import ATTENTION
+from ds_distill.parts.terms import losses_of
+from ds_distill.reads import TOKENS, AttentionInputs, Reads
+from ds_distill.types import Batch, Signals
+from ds_distill.views import PackedView, PaddedView
+
+LENGTHS = [7, 3, 10]
+HEADS = 4
+MASK = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+PARTS = ("queries", "keys", "values")
+
+
+def inputs(width: int, seed: int, *, heads: int = HEADS, longer: int = 0) -> AttentionInputs:
+    """Of examples padded by `longer` positions more; NaN at padding."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.nn.functional.pad(MASK, (0, longer))
+    shape = (len(LENGTHS), heads, mask.shape[1], width)
+    hidden = ~mask[:, None, :, None]
+    parts = [torch.randn(shape, generator=generator).masked_fill(hidden, torch.nan) for _ in PARTS]
+    return AttentionInputs(*parts, 1.5 / width**0.5, mask)
+
+
+def every_token() -> Batch:
+    view = PaddedView(MASK.long(), MASK.long(), positions=MASK.flatten().nonzero()[:, 0])
+    rows = torch.arange(sum(LENGTHS))
+    return Batch.from_views({"student": view}, row_sets={TOKENS: rows})
+
+
+def each_text(of: AttentionInputs, name: str) -> list[torch.Tensor]:
+    """By example: float64 [A, length, D], without padding."""
+    part = getattr(of, name).double()
+    return [part[example, :, :length] for example, length in enumerate(LENGTHS)]
+
+
+def softened(x: torch.Tensor, y: torch.Tensor, scale: float) -> torch.Tensor:
+    return (scale * x @ y.mT).softmax(-1)
+
+
+def divergence(taught: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """KL of each row of maps, the mean over heads."""
+    return (taught * (taught.log() - own.log())).sum(-1).mean(0)
+
+
+def slow(name: str, settings: dict[str, Any], own: AttentionInputs, other: AttentionInputs) -> Any:
+    """The loss of each token, text after text, of one pair of layers."""
+    rows = []
+    texts = {x: [*zip(each_text(own, x), each_text(other, x), strict=True)] for x in PARTS}
+    for number in range(len(LENGTHS)):
+        q_s, q_t = texts["queries"][number]
+        k_s, k_t = texts["keys"][number]
+        if name == "relation_kl":
+            total = 0.0
+            for what in settings.get("of", ["queries", "keys", "values"]):
+                split = []
+                for x in texts[what][number]:
+                    flat = x.transpose(0, 1).flatten(1)
+                    heads = settings.get("heads") or HEADS
+                    split.append(flat.unflatten(1, (heads, -1)).transpose(0, 1))
+                r_s, r_t = (softened(x, x, x.shape[-1] ** -0.5) for x in split)
+                total = total + divergence(r_t, r_s)
+            rows.append(total)
+            continue
+        maps = settings.get("of") == "maps" or name == "attention_kl"
+        a_s, a_t = own.scale * q_s @ k_s.mT, other.scale * q_t @ k_t.mT
+        if maps:
+            a_s, a_t = a_s.softmax(-1), a_t.softmax(-1)
+        if name == "attention_kl":
+            rows.append(divergence(a_t, a_s))
+        else:
+            rows.append((a_s - a_t).square().mean(-1).mean(0))
+    return torch.cat(rows)
+
+
+CASES = [
+    ("attention_kl", {}),
+    ("attention_kl", {"layers": {1: 2, 2: 4}, "weight": 0.5, "tolerance": 0.1}),
+    ("relation_kl", {"of": ["values"]}),
+    ("relation_kl", {"heads": 8, "layers": "uniform"}),
+    ("relation_kl", {"heads": 2, "of": ["queries", "keys"], "layers": {2: 3}}),
+    ("attention_mse", {"layers": "uniform"}),
+    ("attention_mse", {"of": "maps", "layers": {1: 1}}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES)
+@pytest.mark.parametrize("longer", [0, 3])
+def test_the_equation_and_its_gradients(name: str, settings: dict[str, Any], longer: int) -> None:
+    [term] = build_terms(
+        losses_of({name: settings}),
+        TermInputs(32, {"t": 64}, student_depth=2, teacher_depths={"t": 4}),
+    ).values()
+    layers = settings.get("layers", "last")
+    pairs = {"last": {-1: -1}, "uniform": {1: 2, 2: 4}}.get(str(layers), layers)
+    own = {layer: inputs(8, layer % 10, longer=0) for layer in pairs}
+    taught = {layer: inputs(16, 20 + layer, longer=longer) for layer in pairs.values()}
+    parts = {"relation_kl": settings.get("of", ["queries", "keys", "values"])}
+    read = parts.get(name, ["queries", "keys"])
+    assert term.reads == Reads(logits=False, **dict.fromkeys(read, pairs))
+    assert term.teacher_reads("t") == Reads(logits=False, **dict.fromkeys(read, pairs.values()))
+    for of in own.values():
+        for part in read:
+            getattr(of, part).requires_grad_()
+    rows = term(
+        Signals(None, attention=own), {"t": Signals(None, attention=taught)}, None, every_token()
+    )
+    exact = {
+        layer: replace(of, **{p: getattr(of, p).detach().double().requires_grad_() for p in read})
+        for layer, of in own.items()
+    }
+    wanted = sum(slow(name, settings, exact[one], taught[two]) for one, two in pairs.items())
+    tolerance = settings.get("tolerance", 0.0)
+    wanted = (settings.get("weight", 1.0) * wanted - tolerance).clamp(min=0)
+    torch.testing.assert_close(rows, wanted.float(), rtol=2e-5, atol=2e-6)
+    factors = torch.rand(len(rows))
+    (rows * factors).sum().backward()
+    (wanted * factors).sum().backward()
+    for layer, of in own.items():
+        for part in read:
+            found, should = getattr(of, part).grad, getattr(exact[layer], part).grad
+            should = should.masked_fill(~of.mask[:, None, :, None], 0.0)
+            torch.testing.assert_close(found, should.float(), rtol=1e-4, atol=1e-6)
+
+
+def test_equal_attention_costs_nothing_and_unlike_heads_are_refused() -> None:
+    same, few = inputs(8, 0), inputs(8, 0, heads=2)
+    for name in ("attention_kl", "attention_mse", "relation_kl"):
+        [term] = build_terms(losses_of({name: {}}), TermInputs(32, {"t": 32})).values()
+
+        def loss(other: AttentionInputs, term: Any = term) -> torch.Tensor:
+            taught = {"t": Signals(None, attention={-1: other})}
+            return term(Signals(None, attention={-1: same}), taught, None, every_token())
+
+        assert loss(same).abs().max() < 1e-5
+        with pytest.raises(ValueError, match="heads"):
+            loss(few)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("textbrewer") is None, reason="needs TextBrewer")
+def test_textbrewers_losses() -> None:
+    """On texts of one length: it weighs each text by its length squared."""
+    from textbrewer.losses import att_mse_loss, cos_loss
+
+    whole = torch.ones_like(MASK)
+    own, other = (
+        replace(of, queries=of.queries.nan_to_num(), keys=of.keys.nan_to_num(), mask=whole)
+        for of in (inputs(8, 0), inputs(16, 1))
+    )
+    every = torch.arange(MASK.numel())
+    view = PaddedView(MASK.long(), whole.long(), positions=every)
+    batch = Batch.from_views({"student": view}, row_sets={TOKENS: every})
+    scores = [of.scale * of.queries @ of.keys.mT for of in (own, other)]
+    states = [torch.randn(*MASK.shape, 32) for _ in range(2)]
+    student, teacher = (
+        Signals(None, {-1: state.flatten(0, 1)}, attention={-1: of})
+        for state, of in zip(states, (own, other), strict=True)
+    )
+    losses = losses_of({"attention_mse": {}, "cosine": {"rows": "tokens"}})
+    terms = build_terms(losses, TermInputs(32, {"t": 32}))
+    found = terms["attention_mse"](student, {"t": teacher}, None, batch).mean()
+    torch.testing.assert_close(found, att_mse_loss(*scores, mask=whole.float()))
+    found = terms["cosine"](student, {"t": teacher}, None, batch).mean()
+    torch.testing.assert_close(found, cos_loss(*states, mask=whole.float()))
+
+
+# ------------------------------------------------------------------------------ whole models
+
+
+def masked_lm(layers: int, seed: int, attention: str = "eager") -> BertForMaskedLM:
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=layers, num_attention_heads=HEADS,
+        intermediate_size=32, max_position_embeddings=16, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, initializer_range=0.3, attn_implementation=attention,
+    )  # fmt: skip
+    return BertForMaskedLM(config)
+
+
+def batch_of(every: bool, *, packed: bool = False, dummy: bool = False) -> Batch:
+    torch.manual_seed(5)
+    ids = torch.randint(5, 30, MASK.shape)
+    chosen = torch.tensor([1, 4, 12, 24])
+    view, labels = PaddedView(ids, MASK.long(), positions=chosen), ids.flatten()[chosen]
+    sets = {"all": torch.arange(4)}
+    if every:
+        view, labels, masked = _with_every_token(view, labels)
+        sets = {"all": masked, TOKENS: torch.arange(len(labels))}
+    if dummy:
+        sets = {name: rows[:0] for name, rows in sets.items()}
+    taught = PackedView.of(view) if packed else view
+    made = Batch.from_views({"student": view, "t": taught}, labels, row_sets=sets)
+    labelled = made.row_sets["labelled"][:0] if dummy else made.row_sets["labelled"]
+    return replace(made, row_sets={**made.row_sets, "labelled": labelled})
+
+
+def trained(losses: dict[str, Any], batch: Batch, teacher: BertForMaskedLM | None = None) -> Any:
+    """The parts of the loss, and the student's gradients."""
+    student = masked_lm(2, 0)
+    terms = build_terms(losses_of(losses), TermInputs(16, {"t": 16}, 2, {"t": 4}))
+    bundle = Bundle(student, {"t": teacher or masked_lm(4, 1)}, terms)
+    parts = bundle(batch)
+    parts["loss"].backward()
+    gradients = {name: weight.grad for name, weight in student.named_parameters()}
+    return {name: float(part) for name, part in parts.items()}, gradients
+
+
+MASKED = {"cross_entropy": {}, "kl": {"temperature": 2.0}, "cosine": {}}
+ATTENTION_TERMS = {
+    "attention_kl": {"layers": {2: 3}},
+    "relation_kl": {"layers": {1: 2}},
+    "attention_mse": {"layers": {1: 1}},
+}
+
+
+def test_terms_of_masked_tokens_do_not_see_the_others() -> None:
+    alone, gradients = trained(MASKED, batch_of(False))
+    beside, same = trained(MASKED, batch_of(True))
+    assert beside == pytest.approx(alone, rel=1e-6)
+    for name, gradient in gradients.items():
+        if gradient is not None:
+            torch.testing.assert_close(same[name], gradient, rtol=1e-5, atol=1e-7)
+    more, _ = trained({**MASKED, **ATTENTION_TERMS}, batch_of(True))
+    assert {name: more[name] for name in MASKED} == pytest.approx(
+        {name: alone[name] for name in MASKED}, rel=1e-6
+    )
+
+
+def test_terms_of_every_token_are_their_mean_over_all() -> None:
+    batch = batch_of(True)
+    found, _ = trained({"cosine": {"rows": "tokens"}, "kl": {"rows": "tokens"}}, batch)
+    view = batch.views["student"]
+    outputs = [
+        model.eval()(**view.model_inputs(), output_hidden_states=True)
+        for model in (masked_lm(2, 0), masked_lm(4, 1))
+    ]
+    own, taught = (output.hidden_states[-1][MASK] for output in outputs)
+    cosine = 1 - torch.cosine_similarity(own, taught)
+    assert found["cosine"] == pytest.approx(float(cosine.mean()), rel=1e-5)
+    q, p = (output.logits[MASK].log_softmax(-1) for output in outputs)
+    assert found["kl"] == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_no_term_asks_for_may_be_anything(packed: bool) -> None:
+    losses = {**ATTENTION_TERMS, "hidden_mse": {"layers": {0: 0, 1: 3}, "rows": "tokens"}}
+    batch = batch_of(True, packed=packed)
+    wanted, gradients = trained(losses, batch_of(True))
+    teacher = masked_lm(4, 1, ATTENTION if packed else "eager")
+    with torch.no_grad():
+        for name, weight in teacher.named_parameters():
+            if name.startswith(("bert.encoder.layer.3.", "cls.")):
+                weight.fill_(torch.nan)
+        teacher.bert.embeddings.word_embeddings.weight[0] = torch.nan  # padding alone has it
+    found, same = trained(losses, batch, teacher)
+    assert found == pytest.approx(wanted, rel=1e-5)
+    for name, gradient in gradients.items():
+        assert torch.isfinite(same[name]).all()
+        torch.testing.assert_close(same[name], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("losses", [ATTENTION_TERMS, {"relation_kl": {}}])
+def test_a_batch_of_no_rows_has_a_loss_of_0_and_zero_gradients(losses: dict[str, Any]) -> None:
+    found, gradients = trained(losses, batch_of(True, dummy=True))
+    assert set(found.values()) == {0.0}
+    for name, gradient in gradients.items():
+        assert gradient is None or not gradient.any(), name
+    _, real = trained(losses, batch_of(True))
+    assert {n for n, g in real.items() if g is None} == {
+        n for n, g in gradients.items() if g is None
+    }
+    head = {name: gradient for name, gradient in real.items() if name.startswith("cls.")}
+    assert head and all(gradient is not None and not gradient.any() for gradient in head.values())
