@@ -21,7 +21,7 @@ LIBRARIES = ("torch", "deepspeed", "transformers", "datasets", "triton", "tokeni
 PUBLIC_MODULES = {
     *LIBRARIES,
     *("torch.nn", "torch.nn.functional", "torch.nn.attention.varlen", "torch.autograd"),
-    "torch.autograd.forward_ad",
+    *("torch.autograd.forward_ad", "torch.utils.checkpoint"),
     "torch.distributed",
     *("torch.utils.tensorboard", "torch.optim", "torch.profiler", "torch.utils.data"),
     *("deepspeed.accelerator", "deepspeed.comm", "deepspeed.utils"),
