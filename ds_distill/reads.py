@@ -36,6 +36,11 @@ class Reads:
         """Layers of which an input of attention is wanted."""
         return frozenset().union(self.queries, self.keys, self.values)
 
+    @property
+    def parts(self) -> int:
+        """How many tensors of all tokens are wanted of attention."""
+        return len(self.queries) + len(self.keys) + len(self.values)
+
     @staticmethod
     def union(of: Iterable[Reads]) -> Reads:
         """All that is asked for in one of them."""

@@ -75,7 +75,11 @@ class CrossEntropy(Term):
         if self._class_weights is not None and self._class_weights.device != labels.device:
             self._class_weights = self._class_weights.to(labels.device)
         head, weights = student.head, self._class_weights
-        if head is not None and _is_large(head) and _no_logits(teachers, target):
+        if (
+            head is not None
+            and is_large(len(student), head.entries)
+            and _no_logits(teachers, target)
+        ):
             losses = _of_head(head, labels, weights)
         else:
             logits = student.logits.float()
@@ -83,24 +87,26 @@ class CrossEntropy(Term):
         return self.weight * losses
 
 
-_LOGIT_BYTES = 1 << 29
+LOGIT_BYTES = 1 << 29
 """Of logits that are alive at a time. Every further chunk reads the head's weight again."""
 
 
-def _rows_at_a_time(head: VocabularyHead) -> int:
-    return max(1, _LOGIT_BYTES // (4 * head.entries))
+def _rows_at_a_time(vocabulary: int) -> int:
+    return max(1, LOGIT_BYTES // (4 * vocabulary))
 
 
-def _is_large(head: VocabularyHead) -> bool:
-    """Whether its logits are too many to keep them, and torch can do without (2.13): they are
-    computed again in the backward pass, a third more work."""
-    return len(head.features) > _rows_at_a_time(head) and hasattr(F, "linear_cross_entropy")
+def is_large(rows: int, vocabulary: int) -> bool:
+    """Whether logits are too many to keep them, and torch can do without (2.13): they are computed
+    again in the backward pass, a third more work."""
+    return rows > _rows_at_a_time(vocabulary) and hasattr(F, "linear_cross_entropy")
 
 
 def _no_logits(teachers: Mapping[str, Signals], target: Target | None) -> bool:
     """Whether no term against the teachers makes the student's logits, which one on labels then
     shares: as `_vocabulary_heads` has it."""
-    return target is None and all(teacher.head is not None for teacher in teachers.values())
+    return target is None and all(
+        teacher.output is None or teacher.head is not None for teacher in teachers.values()
+    )
 
 
 def _of_head(
@@ -114,7 +120,7 @@ def _of_head(
         linear_bias=head.bias,
         weight=weights,
         reduction="none",
-        options=nn.LinearCrossEntropyOptions(batch_chunk_size=_rows_at_a_time(head)),
+        options=nn.LinearCrossEntropyOptions(batch_chunk_size=_rows_at_a_time(head.entries)),
     ).float()
 
 

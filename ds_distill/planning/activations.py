@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ds_distill.losses.logits import LOGIT_BYTES, is_large
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost
 
@@ -63,6 +64,12 @@ class Head:
     """Whether a term makes the student's logits [rows, V]."""
     chunked: bool
     """Whether a term goes through linear_kl or linear_mse, which never hold them all."""
+    recomputes: bool
+    """Whether the dense term is cross-entropy alone, of which large logits are made some at a time,
+    and again in the backward pass."""
+    dense_share: float
+    """Of all tokens, those whose logits a dense term makes."""
+    chunked_share: float
 
     def bytes(self, rows: int, itemsize: int, on_gpu: bool) -> int:
         """What the chunked term holds at its peak."""
@@ -73,6 +80,11 @@ class Head:
         if derivatives > _KEEP_BYTES[on_gpu]:
             derivatives = logits // 8 * itemsize
         return logits + derivatives + 4 * self.vocabulary * self.widths[0]
+
+    def recomputed_bytes(self, itemsize: int) -> int:
+        """What cross-entropy without all logits holds at its peak: those of a chunk and their
+        derivative, and the gradient of the weight."""
+        return 2 * LOGIT_BYTES + itemsize * self.vocabulary * self.widths[0]
 
     def cost(self, rows: int, itemsize: int, on_gpu: bool) -> Cost:
         """Products of the chunked term: both models forward, the student's backward, and both once
@@ -161,16 +173,21 @@ def student_work(
         return peak, Growth(), of(examples, True), Cost()
     size = shape.dtype.itemsize
 
+    def rows_of(count: int, share: float) -> int:
+        return max(1, round(share * count * shape.length))
+
     def at_head(count: int) -> int:
-        one = of(count, False)
-        assert one.rows is not None
-        more = cost(student, of(count, True)).peak - cost(student, one).peak if head.dense else 0
-        return max(more, 0) + head.bytes(one.rows, size, shape.on_gpu)
+        rows, more = rows_of(count, head.dense_share), 0
+        if head.dense and head.recomputes and is_large(rows, head.vocabulary):
+            more = head.recomputed_bytes(size)
+        elif head.dense:
+            one = replace(of(count, False), rows=rows)
+            more = cost(student, replace(one, logits=True)).peak - cost(student, one).peak
+        return max(more, 0) + head.bytes(rows_of(count, head.chunked_share), size, shape.on_gpu)
 
     body = Growth.of(lambda count: cost(student, of(count, False)).peak, examples)
-    whole = of(examples, head.dense)
-    assert whole.rows is not None
-    beside = head.cost(whole.rows, size, shape.on_gpu)
+    whole = replace(of(examples, head.dense), rows=rows_of(examples, head.dense_share))
+    beside = head.cost(rows_of(examples, head.chunked_share), size, shape.on_gpu)
     return body, Growth.of(at_head, examples), whole, beside
 
 

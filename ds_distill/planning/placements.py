@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -17,6 +18,8 @@ from ds_distill.models.learning import weight_groups
 from ds_distill.models.load import freeze_embeddings
 from ds_distill.models.shared_head import SharedHeadBundle, share_head
 from ds_distill.parts.phases.base import TrainingPhase
+from ds_distill.parts.tasks import TaskSettings
+from ds_distill.parts.terms import KLLoss
 from ds_distill.planning.activations import Growth, Head, Shape, Work, student_work, teacher_work
 from ds_distill.planning.communication import communication_seconds, sent_in_training
 from ds_distill.planning.examples import SplitFacts
@@ -33,7 +36,7 @@ from ds_distill.planning.roofline import (
     seconds,
 )
 from ds_distill.planning.trace import Trace
-from ds_distill.reads import Reads
+from ds_distill.reads import TOKENS, Reads
 from ds_distill.recipe import Recipe
 
 
@@ -83,6 +86,20 @@ class Placements:
         share_head(models, 0)
         return SharedHeadBundle(models, {name: self._terms() for name in models})
 
+    @cached_property
+    def _job_terms(self) -> dict[str, Term]:
+        return self._terms()
+
+    @property
+    def _task(self) -> TaskSettings:
+        return self._job.recipe.task_of(self._phase)
+
+    @property
+    def _row_share(self) -> float | None:
+        """See `TaskSettings.row_share`; 1 where a term counts every token."""
+        every = any(term.rows == TOKENS for term in self._job_terms.values())
+        return 1.0 if every else self._task.row_share
+
     def _terms(self) -> dict[str, Term]:
         widths = {name: teacher.config.hidden_size for name, teacher in self._teachers.items()}
         labels = self._job.labels
@@ -101,17 +118,34 @@ class Placements:
     def _head(self, live: bool) -> Head | None:
         if self._student.classes is not None:
             return None
-        linear = {"kl", "logit_mse"} & set(self._phase.losses)
-        chunked = bool(linear) and live and len(self._teachers) == 1
-        dense = "cross_entropy" in self._phase.losses or (bool(linear) and not chunked)
+        terms, share = self._job_terms, self._task.row_share
+        assert share is not None
+        reads = {name for name in terms if name in ("kl", "logit_mse")}
+        kl = self._phase.losses.get("kl")
+        others = {"kl"} if isinstance(kl, KLLoss) and kl.divergence != "kl" else set()
+        linear = reads - others if live and len(self._teachers) == 1 else set()
+        dense = reads - linear
+
+        def share_of(names: set[str]) -> float:
+            every = any(terms[name].rows == TOKENS for name in names)
+            return 1.0 if every else share
+
         config = self._student.config
         widths = [config.hidden_size, *(t.config.hidden_size for t in self._teachers.values())]
-        return Head(config.vocab_size, tuple(widths[:2]), dense, chunked)
+        return Head(
+            config.vocab_size,
+            tuple(widths[:2]),
+            dense="cross_entropy" in terms or bool(dense),
+            chunked=bool(linear),
+            recomputes=not dense,
+            dense_share=share_of(dense),
+            chunked_share=share_of(linear),
+        )
 
     def _work(self, choice: Choice, length: int, examples: int, together: int) -> Work:
         live, device = choice.teachers == "live", self._job.device
-        share = self._job.recipe.task_of(self._phase).row_share
-        shape, head = Shape(length, share, self._dtype, device.is_gpu), self._head(live)
+        share, head = self._row_share, self._head(live)
+        shape = Shape(length, share, self._dtype, device.is_gpu)
         works = [
             student_work(
                 student,
@@ -134,6 +168,13 @@ class Placements:
             autocast = shape.on_gpu and full and device.has_bf16
             of_teachers = replace(shape, dtype=torch.bfloat16) if autocast else shape
             most, passes = teacher_work(self._teachers, of_teachers, examples, head, together)
+            if together == 1:  # what is read of them lives until the loss
+                taken = sum(self._taken(name, examples, length) for name in self._teachers)
+                beside_student = Growth(taken, 0, taken / examples)
+                student, most = student + beside_student, most + beside_student
+        if choice.checkpointing:
+            taken = self._taken_of_student(examples, length)
+            student = student + Growth(taken, 0, taken / examples)
         return Work(student, at_head, most, [own for _, _, own, _ in works], beside, passes)
 
     def placement(self, choice: Choice, micro_batch: int, micro_steps: int) -> Placement:
@@ -193,14 +234,28 @@ class Placements:
         """Bytes of what all live teachers say of a step's micro-batches, which is held until the
         last of them: logits, or features of a head over a vocabulary, and the states that terms
         read."""
-        task = self._job.recipe.task_of(self._phase)
-        examples, rows = micro_batch * micro_steps, task.row_share
-        numbers = examples if rows is None else round(rows * examples * task.max_length)
-        terms = self._terms().values()
+        examples, length = micro_batch * micro_steps, self._task.max_length
         total = 0
         for name, teacher in self._teachers.items():
-            layers = Reads.union(term.teacher_reads(name) for term in terms).states
-            width = teacher.config.hidden_size
-            each = width if teacher.classes is None else teacher.classes
-            total += numbers * (each + len(layers) * width)
-        return total * self._dtype.itemsize
+            each = teacher.config.hidden_size if teacher.classes is None else teacher.classes
+            total += self._rows(examples, length) * each * self._dtype.itemsize
+            total += self._taken(name, examples, length)
+        return total
+
+    def _rows(self, examples: int, length: int) -> int:
+        share = self._row_share
+        return examples if share is None else round(share * examples * length)
+
+    def _taken(self, teacher: str, examples: int, length: int) -> int:
+        """Bytes of a teacher's states, at rows, and inputs of attention, of all tokens, that terms
+        read."""
+        reads = Reads.union(term.teacher_reads(teacher) for term in self._job_terms.values())
+        numbers = self._rows(examples, length) * len(reads.states)
+        numbers += examples * length * reads.parts
+        return numbers * self._teachers[teacher].config.hidden_size * self._dtype.itemsize
+
+    def _taken_of_student(self, examples: int, length: int) -> int:
+        """Bytes of the inputs of attention that are kept of a student, beside what is computed
+        again."""
+        parts = Reads.union(term.reads for term in self._job_terms.values()).parts
+        return examples * length * parts * self._student.config.hidden_size * self._dtype.itemsize

@@ -21,7 +21,7 @@ from ds_distill.planning.examples import SplitFacts, split_facts
 from ds_distill.planning.gpus import GIB, GPUS, find_device, gpu_named
 from ds_distill.planning.memory import Zero, training_states
 from ds_distill.planning.models import planned_model, shipped_configs
-from ds_distill.planning.plan import Plan
+from ds_distill.planning.plan import Choice, Placement, Plan
 from ds_distill.planning.planner import Planner
 from ds_distill.recipe import load_recipe
 
@@ -189,6 +189,38 @@ def test_a_masked_lms_logits_are_in_the_plan(tmp_path: Path) -> None:
     # Two models' logits in fp32 and the derivative in bf16; a decoder's gradient in fp32.
     assert live.head == rows * 30522 * (8 + 2) + 4 * 30522 * 128
     assert cached.head > rows * 30522 * 4
+
+
+def test_what_terms_read_of_every_token_is_in_the_plan(tmp_path: Path) -> None:
+    """Beside a teacher: its states and the inputs of its attention, until the loss."""
+    task = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 64}
+    teachers = {"one": {"model": str(shipped_configs()[BERT])}}
+
+    def of(losses: dict[str, Any]) -> Placement:
+        parts = {"task": task, "phases": [{"distil": {"losses": losses}}], "teachers": teachers}
+        [job] = planned(tmp_path, "training.batch_size=256", **parts).jobs
+        found = job.placement("live", Choice(0, "live", False))
+        assert found is not None
+        return found
+
+    losses: dict[str, Any] = {"kl": {}, "hidden_mse": {"rows": "tokens"}}
+    alone, examples = of(losses), 256 // 4
+    more = {"attention_kl": {"layers": {1: 2}}, "relation_kl": {"layers": {1: 2, 2: 4}}}
+    beside = of({**losses, **more})
+    # Of layers 2 and 4 queries, keys and values, in bf16.
+    assert beside.activations - alone.activations == 6 * examples * 64 * 256 * 2
+    masked, every = of({"kl": {}}), of({"kl": {"rows": "tokens"}})
+    assert masked.head == alone.head and masked.activations < alone.activations
+    assert every.head > 4 * masked.head
+
+
+def test_large_logits_of_cross_entropy_alone_are_made_some_at_a_time(tmp_path: Path) -> None:
+    task = {"type": "masked-lm", "data": {"path": "data"}, "max_length": 512}
+    parts = {"task": task, "phases": [{"fine-tune": {"models": "student"}}]}
+    [job] = planned(tmp_path, "training.batch_size=1024", **parts).jobs
+    rows = round(0.15 * 256 * 512)
+    assert job.chosen.head < rows * 30522 * 2
+    assert job.chosen.head == 2 * 2**29 + 2 * 30522 * 128
 
 
 def test_weights_across_a_boundary_are_whole_on_both_sides() -> None:

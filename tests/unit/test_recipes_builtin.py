@@ -221,6 +221,28 @@ def test_continual_is_as_published() -> None:
         assert not recipe.teachers and recipe.task.type == "masked-lm"
 
 
+def test_distil_biobert_is_as_published() -> None:
+    recipe = load_recipe("distil-biobert")
+    distil, control, _ = recipe.phases
+    losses = distil.losses
+    weights = {name: term.weight for name, term in losses.items()}
+    assert weights == {"cross_entropy": 2.0, "kl": 5.0, "cosine": 1.0}
+    assert (losses["kl"].rows, losses["cosine"].rows) == ("masked", "tokens")
+    assert losses["kl"].temperature == 1 and distil.steps == control.steps == 100_000
+    assert len(recipe.student.layers) == 6
+
+
+def test_minilmv2_is_as_published() -> None:
+    recipe = load_recipe("minilmv2")
+    [distil] = recipe.phases
+    [relations] = distil.losses.values()
+    assert relations.of == ("queries", "keys", "values") and relations.heads == 48
+    assert (distil.steps, distil.batch_size, distil.steps * distil.warmup) == (400_000, 256, 4000)
+    large = "phases.distil.losses.relation_kl={heads: 64, layers: {6: 21}}"
+    [relations] = load_recipe("minilmv2", [large]).phases[0].losses.values()
+    assert relations.pairs(6, 24) == [(6, 21)]
+
+
 def test_mt_bert_is_as_published() -> None:
     recipe = load_recipe("mt-bert")
     steps = phases(recipe)
