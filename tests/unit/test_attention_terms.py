@@ -284,3 +284,31 @@ def test_a_batch_of_no_rows_has_a_loss_of_0_and_zero_gradients(losses: dict[str,
     }
     head = {name: gradient for name, gradient in real.items() if name.startswith("cls.")}
     assert head and all(gradient is not None and not gradient.any() for gradient in head.values())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_teacher_that_reads_batches_at_once_says_the_same_of_each(packed: bool) -> None:
+    """Of examples of other lengths, padded to another length than alone."""
+    teacher = masked_lm(4, 1, ATTENTION if packed else "eager")
+    bundle = Bundle(
+        masked_lm(2, 0),
+        {"t": teacher},
+        build_terms(losses_of(ATTENTION_TERMS), TermInputs(16, {"t": 16}, 2, {"t": 4})),
+    )
+    first = batch_of(True, packed=packed)
+    ids = torch.randint(5, 30, (2, 4))
+    view: Any = PaddedView(
+        ids, torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]), positions=torch.tensor([1, 5])
+    )
+    second = replace(first, views={"student": view, "t": PackedView.of(view) if packed else view})
+    for batch, found in zip([first, second], bundle([first, second]), strict=True):
+        [alone] = bundle([batch])
+        for layer, own in alone["t"].attention.items():
+            other = found["t"].attention[layer]
+            assert torch.equal(own.mask, other.mask)
+            for name in PARTS:
+                one, two = getattr(own, name), getattr(other, name)
+                assert (one is None) == (two is None)
+                if one is not None:
+                    here = own.mask[:, None, :, None]
+                    torch.testing.assert_close(two * here, one * here, rtol=1e-4, atol=1e-5)

@@ -33,6 +33,7 @@ from ds_distill.models.tokenizer import same_tokens
 from ds_distill.parts.tasks import Data, MaskedLM, SingleLabel
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.types import Signals
+from ds_distill.views import PaddedView
 
 TEXTS = ["the cat and the dog", "rain", "soup with bread and cheese", "a new day", "fog, snow."]
 
@@ -238,6 +239,29 @@ def test_models_of_the_same_tokens_may_take_other_inputs(tmp_path: Path) -> None
     assert views["bert"].token_type_ids is not None
     assert torch.equal(views["bert"].input_ids, views["student"].input_ids)
     assert torch.equal(views["bert"].positions, views["student"].positions)  # type: ignore[arg-type]
+
+
+def test_every_token_may_be_a_row_and_the_masks_stay(
+    tmp_path: Path, tiny_models: dict[str, Path]
+) -> None:
+    plain = make_collator(tmp_path, tiny_models["bert"])
+    every = make_collator(tmp_path, tiny_models["bert"], every_token=True)
+    for indices in (np.arange(len(TEXTS)), np.array([1]), np.zeros(0, dtype=np.int64)):
+        one, all_tokens = plain(indices), every(indices)
+        view, other = one.views["student"], all_tokens.views["student"]
+        assert isinstance(view, PaddedView) and isinstance(other, PaddedView)
+        assert torch.equal(view.input_ids, other.input_ids)
+        tokens, masked = all_tokens.row_sets["tokens"], all_tokens.row_sets["all"]
+        assert torch.equal(masked, all_tokens.row_sets["labelled"])
+        if not len(indices):  # ranks stay in step, and nothing is counted
+            assert len(tokens) == len(masked) == 0 and len(other.example_indices) > 0
+            continue
+        assert len(tokens) == len(all_tokens.labels) == int(other.attention_mask.sum())
+        counted = one.row_sets["all"]
+        assert view.positions is not None and other.positions is not None
+        assert torch.equal(other.positions[masked], view.positions[counted])
+        assert torch.equal(all_tokens.labels[masked], one.labels[counted])
+        assert int((all_tokens.labels >= 0).sum()) == len(masked)
 
 
 def test_views_of_unlike_lengths_are_refused(tmp_path: Path, tiny_models: dict[str, Path]) -> None:
