@@ -84,8 +84,13 @@ def add_rows(target: Tensor, rows: Tensor | None, start: int, end: int, values: 
 
 
 def unscaled(total: Tensor | None, largest: Tensor | None, weight: Tensor) -> Tensor:
-    """A gradient of the weight from its sum over chunks, None where no row counts. largest: the
-    factor that was taken out, if one was."""
+    """A gradient of the weight from its sum over chunks, None where no row counts, over the first
+    rows of the weight: others have 0. largest: the factor that was taken out, if one was."""
     if total is None:
         return torch.zeros_like(weight)
-    return (total if largest is None else total.mul_(largest)).to(weight.dtype)
+    total = total if largest is None else total.mul_(largest)
+    if len(total) == len(weight):
+        return total.to(weight.dtype)
+    gradient = torch.zeros_like(weight)
+    gradient[: len(total)] = total
+    return gradient

@@ -4,6 +4,10 @@ Only counted rows are projected, a bounded number at a time, to float32 logits (
 would cost most of the gradient's precision near the teacher). The divergence's derivative by
 the logits needs nothing from upstream but one factor per row, so it is stored in the hidden
 dtype where it fits a budget; beyond the budget the backward pass projects again.
+
+Of a student with a larger vocabulary than the teacher's, the first `entries` columns are compared.
+Weights are cut inside the op: a part that the caller cut would be saved for the backward pass, and
+keep a head that ZeRO stage 3 gathered whole.
 """
 
 from __future__ import annotations
@@ -38,11 +42,14 @@ def _divergence_rows(
     teacher_hidden: Tensor,
     teacher_weight: Tensor,
     teacher_bias: Tensor | None,
+    entries: int,
     options: tuple[float, float, float, int],
     unit_gradient: Tensor | None,
 ) -> Tensor:
-    student = logits(student_hidden, student_weight)
-    teacher = logits(teacher_hidden, teacher_weight)
+    student = logits(student_hidden, student_weight[:entries])
+    teacher = logits(teacher_hidden, teacher_weight[:entries])
+    student_bias = None if student_bias is None else student_bias[:entries]
+    teacher_bias = None if teacher_bias is None else teacher_bias[:entries]
     losses, _ = forward_rows(
         student, teacher, None, *options, student_bias, teacher_bias, unit_gradient
     )
@@ -57,6 +64,7 @@ def _forward(
     teacher_weight: Tensor,
     teacher_bias: Tensor | None,
     rows: Tensor | None,
+    entries: int,
     temperature: float,
     weight: float,
     tolerance: float,
@@ -66,17 +74,16 @@ def _forward(
     use_triton(student_hidden)
     device = student_hidden.device
     num_counted = (student_hidden if rows is None else rows).shape[0]
-    width = student_weight.shape[0]
     acc = accumulator(student_hidden, teacher_hidden)
     losses = student_hidden.new_empty(num_counted, dtype=acc)
-    unit = buffer(student_hidden, num_counted if keep else 0, width)
+    unit = buffer(student_hidden, num_counted if keep else 0, entries)
     options = (temperature, weight, tolerance, divergence)
     with torch.autocast(device.type, enabled=False):
-        for start, end in chunks(num_counted, width, device):
+        for start, end in chunks(num_counted, entries, device):
             losses[start:end] = _divergence_rows(
                 take(student_hidden, rows, start, end), student_weight, student_bias,
                 take(teacher_hidden, rows, start, end), teacher_weight, teacher_bias,
-                options, unit[start:end, :width] if keep else None,
+                entries, options, unit[start:end, :entries] if keep else None,
             )  # fmt: skip
     return losses, unit
 
@@ -94,11 +101,10 @@ def _backward(
     upstream: Tensor, student_hidden: Tensor, student_weight: Tensor,
     student_bias: Tensor | None, teacher_hidden: Tensor | None, teacher_weight: Tensor | None,
     teacher_bias: Tensor | None, rows: Tensor | None, losses: Tensor, unit: Tensor,
-    temperature: float, weight: float, divergence: int, wanted: list[bool],
+    entries: int, temperature: float, weight: float, divergence: int, wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     use_triton(student_hidden)
     device, dtype, acc = student_hidden.device, student_hidden.dtype, losses.dtype
-    width = student_weight.shape[0]
     _refuse_released(student_weight, teacher_weight)
     factor = gradient_factor(temperature, weight, divergence)
     scale = torch.where(above_tolerance(losses), upstream * factor, 0)
@@ -112,24 +118,24 @@ def _backward(
     grad_weight = student_weight.new_empty(0)
     grad_bias = student_weight.new_empty(0)
     is_stored = teacher_hidden is None
-    spans = [(0, num_counted)] if is_stored else list(chunks(num_counted, width, device))
+    spans = [(0, num_counted)] if is_stored else list(chunks(num_counted, entries, device))
     sum_weight: Tensor | None = None
-    sum_bias = torch.zeros(width, dtype=acc, device=device) if wanted[2] else None
+    sum_bias = torch.zeros(entries, dtype=acc, device=device) if wanted[2] else None
     with torch.autocast(device.type, enabled=False):
         for start, end in spans:
             hidden = take(student_hidden, rows, start, end)
             if is_stored:
-                part = unit[:, :width]
+                part = unit[:, :entries]
             else:
                 assert teacher_hidden is not None and teacher_weight is not None
-                part = buffer(student_hidden, end - start, width)[:, :width]
+                part = buffer(student_hidden, end - start, entries)[:, :entries]
                 _divergence_rows(
                     hidden, student_weight, student_bias,
-                    take(teacher_hidden, rows, start, end), teacher_weight, teacher_bias,
+                    take(teacher_hidden, rows, start, end), teacher_weight, teacher_bias, entries,
                     (temperature, weight, 0.0, divergence), part,
                 )  # fmt: skip
             if wanted[0]:
-                product = mm(part, student_weight).mul_(scale[start:end, None]).to(dtype)
+                product = mm(part, student_weight[:entries]).mul_(scale[start:end, None]).to(dtype)
                 add_rows(grad_hidden, rows, start, end, product)
             if wanted[1]:
                 scaled = (hidden * ratio[start:end]).to(dtype)
@@ -142,7 +148,7 @@ def _backward(
         if wanted[1]:
             grad_weight = unscaled(sum_weight, largest if low else None, student_weight)
         if sum_bias is not None and student_bias is not None:
-            grad_bias = sum_bias.mul_(largest).to(student_bias.dtype)
+            grad_bias = unscaled(sum_bias, largest, student_bias)
     return grad_hidden, grad_weight, grad_bias
 
 
@@ -152,7 +158,7 @@ _forward_op = torch.library.custom_op(
     mutates_args=(),
     schema="(Tensor student_hidden, Tensor student_weight, Tensor? student_bias, "
     "Tensor teacher_hidden, Tensor teacher_weight, Tensor? teacher_bias, Tensor? rows, "
-    "float temperature, float weight, float tolerance, int divergence, bool keep) "
+    "int entries, float temperature, float weight, float tolerance, int divergence, bool keep) "
     "-> (Tensor, Tensor)",
 )
 _backward_op = torch.library.custom_op(
@@ -161,8 +167,8 @@ _backward_op = torch.library.custom_op(
     mutates_args=(),
     schema="(Tensor upstream, Tensor student_hidden, Tensor student_weight, "
     "Tensor? student_bias, Tensor? teacher_hidden, Tensor? teacher_weight, "
-    "Tensor? teacher_bias, Tensor? rows, Tensor losses, Tensor unit, float temperature, "
-    "float weight, int divergence, bool[] wanted) -> (Tensor, Tensor, Tensor)",
+    "Tensor? teacher_bias, Tensor? rows, Tensor losses, Tensor unit, int entries, "
+    "float temperature, float weight, int divergence, bool[] wanted) -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -170,12 +176,12 @@ _backward_op = torch.library.custom_op(
 def _(
     student_hidden: Tensor, student_weight: Tensor, student_bias: Tensor | None,
     teacher_hidden: Tensor, teacher_weight: Tensor, teacher_bias: Tensor | None,
-    rows: Tensor | None, *args: Any,
+    rows: Tensor | None, entries: int, *args: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     num_counted = (student_hidden if rows is None else rows).shape[0]
     acc, keep = accumulator(student_hidden, teacher_hidden), args[-1]
     losses = student_hidden.new_empty(num_counted, dtype=acc)
-    return losses, buffer(student_hidden, num_counted if keep else 0, student_weight.shape[0])
+    return losses, buffer(student_hidden, num_counted if keep else 0, entries)
 
 
 @_backward_op.register_fake
@@ -194,22 +200,22 @@ def _(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     student, teacher, rows = inputs[:3], inputs[3:6], inputs[6]
-    temperature, weight, _, divergence, keep = inputs[7:]
+    entries, temperature, weight, _, divergence, keep = inputs[7:]
     # The very tensors passed in, so that ZeRO stage 3 refills them before the backward pass;
     # the teacher's only where they are needed again.
     ctx.save_for_backward(*student, *((None, None, None) if keep else teacher), rows, *output)
-    ctx.options = (temperature, weight, divergence)
+    ctx.options = (entries, temperature, weight, divergence)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)  # no zeros of the size of the stored derivatives
 
 
 def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if upstream is None:
-        return (None,) * 12
+        return (None,) * 13
     wanted = list(ctx.needs_input_grad[:3])
     gradients = _backward_op(upstream, *ctx.saved_tensors, *ctx.options, wanted)
     student = [grad if want else None for grad, want in zip(gradients, wanted, strict=True)]
-    return (*student, *[None] * 9)
+    return (*student, *[None] * 10)
 
 
 _forward_op.register_autograd(_autograd, setup_context=_setup_context)
@@ -222,6 +228,7 @@ def _linear(
     student: tuple[Tensor, Tensor, Tensor | None],
     teacher: tuple[Tensor, Tensor, Tensor | None],
     mask: Tensor | None,
+    entries: int | None,
     temperature: float,
     weight: float,
     tolerance: float,
@@ -258,19 +265,24 @@ def _linear(
                 f"{list(head.shape)}"
             )
         parts += [hidden.reshape(-1, hidden.shape[-1]), head, bias]
-    if student[1].shape[0] != teacher[1].shape[0]:
+    sizes = student[1].shape[0], teacher[1].shape[0]
+    if entries is None and sizes[0] != sizes[1]:
         raise ValueError(
-            f"{op}: student_weight has {student[1].shape[0]} columns of logits, teacher_weight "
-            f"{teacher[1].shape[0]}; slice to the common prefix of the vocabularies"
+            f"{op}: student_weight has {sizes[0]} columns of logits, teacher_weight {sizes[1]}; "
+            "give `entries`, the size of the common prefix of the vocabularies"
         )
+    compared = sizes[0] if entries is None else entries
+    if not 0 < compared <= min(sizes):
+        raise ValueError(f"{op}: entries {compared}; from 1 to {min(sizes)} wanted")
     rows = flat_rows(op, mask, lead, student[0].device)
     if rows is not None and rows.dtype == torch.bool:
         rows = row_indices(rows, lead.numel(), rows.device)
     num_counted = lead.numel() if rows is None else rows.shape[0]
     differentiable = [t for t in student if t is not None and t.requires_grad]
     needs = torch.is_grad_enabled() and bool(differentiable)
-    keep = needs and keeps(num_counted, student[1].shape[0], parts[0])  # type: ignore[arg-type]
-    losses, _ = _forward_op(*parts, rows, temperature, weight, tolerance, divergence, keep)
+    keep = needs and keeps(num_counted, compared, parts[0])  # type: ignore[arg-type]
+    options = (temperature, weight, tolerance, divergence)
+    losses, _ = _forward_op(*parts, rows, compared, *options, keep)
     return reduce_rows(op, losses, rows, lead, reduction, denominator)
 
 
@@ -283,6 +295,7 @@ def linear_kl(
     *,
     student_bias: Tensor | None = None,
     teacher_bias: Tensor | None = None,
+    entries: int | None = None,
     temperature: float = 1.0,
     weight: float = 1.0,
     tolerance: float = 0.0,
@@ -303,20 +316,22 @@ def linear_kl(
         teacher_weight: [V, Dt], the dtype of teacher_hidden.
         mask: as in `masked_kl`; bool costs one device synchronisation, int64 indices none.
         student_bias, teacher_bias: [V].
+        entries: compare the first so many columns of both; the weights and biases may then have
+            more, not the same number. None: all, and both have as many.
         reduction, denominator: as in `masked_kl`.
 
     Returns:
         Loss in float32; gradients reach student_hidden, student_weight and student_bias.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit, vocabularies of unlike size, row
-            indices out of range (CPU), temperature <= 0, weight or tolerance below 0, an
-            unknown reduction.
+        ValueError: shapes, dtypes or devices that do not fit, vocabularies of unlike size, more
+            entries than one of them has, row indices out of range (CPU), temperature <= 0, weight
+            or tolerance below 0, an unknown reduction.
         RuntimeError: derivatives that `masked_kl` refuses, too.
     """
     return _linear(
         "linear_kl", KL, (student_hidden, student_weight, student_bias),
-        (teacher_hidden, teacher_weight, teacher_bias), mask,
+        (teacher_hidden, teacher_weight, teacher_bias), mask, entries,
         temperature, weight, tolerance, reduction, denominator,
     )  # fmt: skip
 
@@ -330,6 +345,7 @@ def linear_mse(
     *,
     student_bias: Tensor | None = None,
     teacher_bias: Tensor | None = None,
+    entries: int | None = None,
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
@@ -339,6 +355,6 @@ def linear_mse(
     error on logits, summed over the vocabulary as in VE-KD's code (weight 1 / V for a mean)."""
     return _linear(
         "linear_mse", MSE, (student_hidden, student_weight, student_bias),
-        (teacher_hidden, teacher_weight, teacher_bias), mask,
+        (teacher_hidden, teacher_weight, teacher_bias), mask, entries,
         1.0, weight, tolerance, reduction, denominator,
     )  # fmt: skip

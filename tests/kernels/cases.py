@@ -26,6 +26,7 @@ MODULES = {
     )
 }  # fmt: skip
 V = 37  # three interpreter tiles, the last one ragged
+SHARED = 29  # of these, columns that vocabularies of unlike sizes have in common
 K = 5
 LAYERS = 3
 HEADS = 2
@@ -131,6 +132,11 @@ def _linear_rows(student: Tensors, teacher: Tensors, temperature: float) -> Tens
     return kl_rows(*_project(student, teacher), temperature)
 
 
+def _shared_rows(student: Tensors, teacher: Tensors, temperature: float) -> Tensor:
+    (s,), (t,) = _project(student, teacher)
+    return kl_rows([s[..., :SHARED]], [t[..., :SHARED]], temperature)
+
+
 def _mse_rows(student: Tensors, teacher: Tensors, temperature: float) -> Tensor:
     (s,), (t,) = _project(student, teacher)
     return (s - t).square().sum(-1)
@@ -178,6 +184,11 @@ def _heads(lead: tuple[int, ...]) -> tuple[Tensors, Tensors]:
     )
 
 
+def _nested_heads(lead: tuple[int, ...]) -> tuple[Tensors, Tensors]:
+    student, teacher = _heads(lead)
+    return student, [teacher[0], *(x[: SHARED + 2] for x in teacher[1:])]
+
+
 def make_topk(lead: tuple[int, ...], width: int = V, entries: int = K) -> tuple[Tensors, Tensors]:
     log_probs, ids = (_randn(*lead, width) * 2).log_softmax(-1).topk(entries, -1)
     tail = torch.log(-torch.expm1(log_probs.logsumexp(-1)))
@@ -207,10 +218,11 @@ def _single(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     )
 
 
-def _linear(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _linear(op: Callable[..., Tensor], entries: int | None = None) -> Callable[..., Tensor]:
     def call(student: Tensors, teacher: Tensors, mask: Any = None, **options: Any) -> Tensor:
         (h, w, b), (ht, wt, bt) = student, teacher
-        return op(h, w, ht, wt, mask, student_bias=b, teacher_bias=bt, **options)
+        options = {"student_bias": b, "teacher_bias": bt, "entries": entries, **options}
+        return op(h, w, ht, wt, mask, **options)
 
     return call
 
@@ -239,6 +251,10 @@ LAYER_COSINE = Case(
     _layer_rows,
     tempered=False,
 )
+NESTED = Case(
+    "linear_kl_entries", _nested_heads, _linear(ds_kernels.linear_kl, SHARED), _shared_rows,
+    equal=False,
+)  # fmt: skip
 ATTENTION = Case(
     "attention", _scores, _attention, _score_rows, tempered=False, scores=True, equal=False
 )
@@ -256,6 +272,7 @@ CASES = [
     Case(
         "linear_mse", _heads, _linear(ds_kernels.linear_mse), _mse_rows, tempered=False, equal=False
     ),
+    NESTED,
     TOPK,
     ATTENTION,
     RELATION,

@@ -283,8 +283,11 @@ def test_attention_refuses_a_trainable_bias() -> None:
 
 def test_linear_refuses_other_vocabularies() -> None:
     h, w = torch.randn(3, 4), torch.randn(7, 4)
-    with pytest.raises(ValueError, match="slice to the common prefix"):
+    with pytest.raises(ValueError, match="give `entries`, the size of the common prefix"):
         ds_kernels.linear_kl(h, w, h, torch.randn(6, 4))
+    for entries in (0, 7):
+        with pytest.raises(ValueError, match=f"entries {entries}; from 1 to 6 wanted"):
+            ds_kernels.linear_kl(h, w, h, torch.randn(6, 4), entries=entries)
     with pytest.raises(ValueError, match="does not project"):
         ds_kernels.linear_kl(h, torch.randn(7, 5), h, w)
     with pytest.raises(ValueError, match="must agree, outside autocast"):
@@ -302,8 +305,12 @@ def test_linear_weight_released_before_backward() -> None:
 
 
 @pytest.mark.parametrize("keep", [1 << 28, 0])
-def test_linear_in_chunks(keep: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several chunks of rows, with kept derivatives and with a second projection; tied head."""
+@pytest.mark.parametrize("entries", [None, 29])
+def test_linear_in_chunks(
+    keep: int, entries: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several chunks of rows, with kept derivatives and with a second projection; tied head. What
+    is not compared may be anything."""
     module = MODULES["_projections"]
     monkeypatch.setattr(module, "_KEEP_BYTES", {"cpu": keep, "cuda": keep})
     monkeypatch.setattr(module, "_LOGIT_BYTES", {"cpu": 8 * 37 * 2, "cuda": 8 * 37 * 2})
@@ -313,13 +320,21 @@ def test_linear_in_chunks(keep: int, device: torch.device, monkeypatch: pytest.M
     teacher, head = torch.randn(7, 8, device=device), torch.randn(37, 8, device=device)
     mask = torch.tensor([True, False, True, True, True, False, True], device=device)
     upstream = torch.randn(7, device=device)
+    if entries is not None:
+        ids = ids.clamp(max=entries - 1)
+        head[entries:] = float("nan")
+        with torch.no_grad():
+            table[entries:] = float("nan")
     results = []
     for fused in (True, False):
         hidden = table[ids].tanh()
         if fused:
-            losses = ds_kernels.linear_kl(hidden, table, teacher, head, mask, reduction="none")
+            losses = ds_kernels.linear_kl(
+                hidden, table, teacher, head, mask, entries=entries, reduction="none"
+            )
         else:
-            losses = kl_rows([hidden @ table.T], [teacher @ head.T], 1.0) * mask
+            own, others = table[:entries], head[:entries]
+            losses = kl_rows([hidden @ own.T], [teacher @ others.T], 1.0) * mask
         results.append([losses, *torch.autograd.grad(losses, table, upstream)])
     for ours, exact in zip(*results, strict=True):
         torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-5)
