@@ -1,0 +1,160 @@
+"""A vocabulary that grows: old ids stay, and rows of new words begin as those of their pieces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertTokenizer,
+    DistilBertConfig,
+    ElectraConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
+
+from ds_distill.errors import UserError
+from ds_distill.models.vocabulary import expand_embeddings, expand_tokenizer, pieces_of
+
+OLD = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdef()", *(f"##{one}" for one in "abcde")]
+OLD += ["ab", "##ab", "cab", "##ef", "bee"]
+"""`##f` is in a piece, and is none."""
+CORPUS = ["abcab fed abcab", "decaf (decaf) ef", "beecab fed fade abcab", "αβ αβ abef abef"] * 3
+KNOWN = len(OLD) + 3
+"""Rows of the embeddings: three belong to no token."""
+
+
+def old_tokenizer() -> BertTokenizer:
+    backend = Tokenizer(
+        models.WordPiece({token: n for n, token in enumerate(OLD)}, unk_token="[UNK]")
+    )
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    special = ("pad", "unk", "cls", "sep", "mask")
+    names = {f"{name}_token": f"[{name.upper()}]" for name in special}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+BEFORE = old_tokenizer()
+AFTER, NEW = expand_tokenizer(BEFORE, CORPUS, 200, KNOWN)
+UNKNOWN = BEFORE.unk_token_id
+
+hostile = st.text(
+    st.sampled_from([*"abcdefABCDEF() #[]", *"αβéß", "\u0301", "\u200b", "中", "\U0001f600", "\n"])
+    | st.characters(exclude_categories=["Cs"]),
+    max_size=30,
+)
+
+
+@given(hostile | st.lists(st.sampled_from([*NEW, *OLD, "abc", "fff"]), max_size=5).map("".join))
+def test_any_text_is_cut_as_before_but_for_new_words(text: str) -> None:
+    old, new = BEFORE(text)["input_ids"], AFTER(text)["input_ids"]
+    assert not {one for one in new if len(OLD) <= one < KNOWN}
+    assert new.count(UNKNOWN) <= old.count(UNKNOWN)
+    if all(one < KNOWN for one in new):
+        assert new == old
+    if UNKNOWN not in old:
+        assert AFTER.decode(new) == BEFORE.decode(old)
+
+
+def test_new_ids_begin_behind_the_rows_that_there_are() -> None:
+    vocabulary = AFTER.get_vocab()
+    assert {token: vocabulary[token] for token in OLD} == BEFORE.get_vocab()
+    assert [vocabulary[token] for token in NEW] == [*range(KNOWN, KNOWN + len(NEW))]
+    assert len(AFTER) == 1 + max(vocabulary.values()) == KNOWN + len(NEW)
+    assert {"abcab", "fed", "decaf", "abef", "##f"} <= set(NEW)
+    assert AFTER.tokenize("abcab (fed)") == ["abcab", "(", "fed", ")"]
+
+
+def test_an_expansion_is_the_same_each_time() -> None:
+    """Of pieces that are as frequent, too: the library's trainer alone takes them as its hashes
+    fall."""
+    words = [f"{first}{second}q" for first in "abcdefghijkl" for second in "mnopqrstuvwx"]
+    for size in (90, 150):
+        found = [expand_tokenizer(BEFORE, [" ".join(words)] * 2, size, KNOWN)[1] for _ in range(4)]
+        assert all(one == found[0] for one in found)
+        assert len(found[0]) == size - KNOWN
+
+
+def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
+    AFTER.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again.get_vocab() == AFTER.get_vocab()
+    assert again(CORPUS)["input_ids"] == AFTER(CORPUS)["input_ids"]
+
+
+def test_other_tokenizers_are_refused() -> None:
+    backend = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    bpe = PreTrainedTokenizerFast(tokenizer_object=backend)
+    with pytest.raises(UserError, match="is BPE, and only a WordPiece"):
+        expand_tokenizer(bpe, CORPUS, 10, 2)
+
+
+SIZES: dict[str, Any] = {"vocab_size": KNOWN, "max_position_embeddings": 16}
+BERT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+FAMILIES: dict[str, PreTrainedConfig] = {
+    "bert": BertConfig(**SIZES, **BERT),
+    "bert, untied": BertConfig(**SIZES, **BERT, tie_word_embeddings=False),
+    "distilbert": DistilBertConfig(**SIZES, dim=16, n_layers=2, n_heads=2, hidden_dim=16),
+    "electra": ElectraConfig(**SIZES, **BERT, embedding_size=8),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_new_token_begins_as_the_mean_of_its_pieces(family: str, tmp_path: Path) -> None:
+    """As an input, and as an output, where it has the mean of their logits."""
+    torch.manual_seed(0)
+    model = AutoModelForMaskedLM.from_config(FAMILIES[family]).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.3)
+    ids = torch.tensor([[2, 5, 9, 14, 3]])
+    before = model(ids).logits
+    table = model.get_input_embeddings().weight.detach().clone()
+    expand_embeddings(model, BEFORE.get_vocab(), NEW)
+    rows, after = model.get_input_embeddings().weight, model(ids).logits
+    assert torch.equal(rows[:KNOWN], table)
+    torch.testing.assert_close(after[..., :KNOWN], before, rtol=1e-5, atol=1e-6)
+    for number, token in enumerate(NEW, KNOWN):
+        pieces = pieces_of(token, BEFORE.get_vocab()) or [*range(KNOWN)]
+        torch.testing.assert_close(rows[number], table[pieces].mean(0))
+        torch.testing.assert_close(after[..., number], before[..., pieces].mean(-1))
+    tied = model.get_output_embeddings().weight is rows
+    assert tied == ("untied" not in family)
+    if not tied:  # transformers does not save the bias of one; no recipe may have such a student
+        return
+    model.save_pretrained(tmp_path)
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    assert again.config.vocab_size == KNOWN + len(NEW)
+    assert torch.equal(again(ids).logits, after)
+
+
+def test_pieces_are_those_of_the_tokenizer() -> None:
+    vocabulary = BEFORE.get_vocab()
+    for token in [*NEW, "abcab", "fade", "zz", "##zz"]:
+        if not token.startswith("##"):
+            found = BEFORE(token, add_special_tokens=False)["input_ids"]
+            assert pieces_of(token, vocabulary) == ([] if UNKNOWN in found else found), token
+    assert pieces_of("##abe", vocabulary) == [vocabulary["##ab"], vocabulary["##e"]]
+
+
+def test_a_start_at_random() -> None:
+    model = AutoModelForMaskedLM.from_config(FAMILIES["bert"])
+    expand_embeddings(model, BEFORE.get_vocab(), NEW, start="random")
+    rows = model.get_input_embeddings().weight[KNOWN:]
+    assert rows.std().item() == pytest.approx(model.config.initializer_range, rel=0.2)
