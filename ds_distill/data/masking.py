@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,21 +24,32 @@ CHOSEN, SHOWN, RANDOM_TOKEN = 201, 202, 203
 @dataclass(frozen=True)
 class Masking:
     """BERT's masking: of the chosen tokens 80% become [MASK], 10% a random token, and 10% stay
-    (Devlin et al. 2019)."""
+    (Devlin et al. 2019). A token that the teacher does not know is always chosen, and becomes
+    [MASK] (VE-KD, Gao et al. 2024, section 3.2)."""
 
     rate: float
+    """Share of the known tokens that are chosen."""
     mask_id: int
     special_ids: tuple[int, ...]
-    vocabulary: int
-    """Random tokens have ids below this."""
+    known: int
+    """Tokens with ids below this are known to all models; random ones are among them."""
     seed: int
+    shown: Literal["bert", "mask"] = "bert"
+    """`mask`: all that are chosen become [MASK], as in VE-KD's code."""
 
     @staticmethod
-    def of(tokenizer: PreTrainedTokenizerBase, rate: float, seed: int) -> Masking:
+    def of(
+        tokenizer: PreTrainedTokenizerBase,
+        rate: float,
+        seed: int,
+        known: int | None = None,
+        shown: Literal["bert", "mask"] = "bert",
+    ) -> Masking:
+        """known: None where all models have the tokenizer's whole vocabulary."""
         assert tokenizer.mask_token_id is not None, "a masked-LM tokenizer has a mask token"
-        return Masking(
-            rate, tokenizer.mask_token_id, tuple(tokenizer.all_special_ids), len(tokenizer), seed
-        )
+        special = tuple(tokenizer.all_special_ids)
+        known = len(tokenizer) if known is None else known
+        return Masking(rate, tokenizer.mask_token_id, special, known, seed, shown)
 
 
 def mask_view(
@@ -55,10 +67,13 @@ def mask_view(
         for purpose in (CHOSEN, SHOWN, RANDOM_TOKEN)
     }
     special = torch.isin(ids, torch.tensor(masking.special_ids, device=ids.device))
-    chosen = (uniforms[CHOSEN] < masking.rate) & ~special & (view.attention_mask == 1)
-    random_ids = (uniforms[RANDOM_TOKEN] * masking.vocabulary).long()
+    new = ids >= masking.known
+    chosen = ((uniforms[CHOSEN] < masking.rate) | new) & ~special & (view.attention_mask == 1)
+    random_ids = (uniforms[RANDOM_TOKEN] * masking.known).long()
     shown = torch.where(uniforms[SHOWN] < 0.8, masking.mask_id, random_ids)
     shown = torch.where(uniforms[SHOWN] < 0.9, shown, ids)
+    always = new if masking.shown == "bert" else torch.ones_like(new)
+    shown = torch.where(always, masking.mask_id, shown)
     positions = chosen.flatten().nonzero().squeeze(1)
     masked = replace(view, input_ids=torch.where(chosen, shown, ids), positions=positions)
     return masked, ids.flatten()[positions]

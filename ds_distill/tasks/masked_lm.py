@@ -57,7 +57,8 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         every_token: bool,
     ) -> Collator:
         settings = self.settings.masking
-        masking = Masking.of(tokenizer(), settings.rate, settings.seed)  # all have the same tokens
+        # All have the same tokens.
+        masking = Masking.of(tokenizer(), settings.rate, settings.seed, shown=settings.shown)
         return MaskedLMCollator(
             examples,
             tables,
@@ -69,7 +70,10 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         )
 
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
-        return {"masking": self.settings.masking.model_dump()}
+        found = self.settings.masking.model_dump()
+        if found["shown"] == "bert":
+            del found["shown"]  # caches of before do not have it
+        return {"masking": found}
 
     def signal_schema(
         self,

@@ -246,7 +246,7 @@ def _batch(generator: torch.Generator, size: int) -> Batch:
 
 def _masked_lm_batch(generator: torch.Generator) -> Batch:
     plain = _batch(generator, 8)
-    masking = Masking(0.3, mask_id=4, special_ids=(0, 1, 2, 3, 4), vocabulary=VOCABULARY, seed=0)
+    masking = Masking(0.3, mask_id=4, special_ids=(0, 1, 2, 3, 4), known=VOCABULARY, seed=0)
     view, labels = mask_view(plain.views["student"], plain.keys, masking, epoch=0)
     assert view.positions is not None
     return Batch(

@@ -15,8 +15,10 @@ from ds_distill.views import PaddedView
 
 EXAMPLES, LENGTH = 2500, 64
 VOCABULARY, MASK, SPECIAL = 40, 4, (0, 1, 2, 3, 4)
+ALIKE = 20
+"""The one token of texts whose tokens are all alike."""
 RATE = 0.15
-MASKING = Masking(RATE, mask_id=MASK, special_ids=SPECIAL, vocabulary=VOCABULARY, seed=0)
+MASKING = Masking(RATE, mask_id=MASK, special_ids=SPECIAL, known=VOCABULARY, seed=0)
 
 
 def make_view(examples: int = EXAMPLES) -> tuple[PaddedView, torch.Tensor]:
@@ -89,23 +91,24 @@ def test_tokens_are_masked_at_the_rate_and_80_10_10(rate: float) -> None:
 def test_what_is_shown_does_not_depend_on_what_was_chosen() -> None:
     """At a rate of 1 every random number is seen: in whole, and within a share of the others."""
     view, keys = make_view()
-    view = replace(view, input_ids=torch.full_like(view.input_ids, VOCABULARY))  # an id of its own
+    view = replace(view, input_ids=torch.full_like(view.input_ids, ALIKE))
     all_chosen, shown = chosen_of(view, keys, replace(MASKING, rate=1.0))
     few, few_shown = chosen_of(view, keys)
     assert torch.equal(all_chosen, view.attention_mask == 1)
     for which, what in ((all_chosen, shown), (few, few_shown)):
         assert torch.equal(what[which], shown[which])  # the rate decides which, not what
-        kept, hidden = what[which] == VOCABULARY, what[which] == MASK
-        check_share(kept, 0.1)
+        kept, hidden = what[which] == ALIKE, what[which] == MASK
+        check_share(kept, 0.1 + 0.1 / VOCABULARY)
         check_share(hidden, 0.8 + 0.1 / VOCABULARY)
         counts = torch.bincount(what[which][~kept], minlength=VOCABULARY)
         assert len(counts) == VOCABULARY
-        check_uniform(counts[torch.arange(VOCABULARY) != MASK])
+        others = (torch.arange(VOCABULARY) != MASK) & (torch.arange(VOCABULARY) != ALIKE)
+        check_uniform(counts[others])
 
 
 def test_neighbours_epochs_seeds_and_texts_draw_independently() -> None:
     view, keys = make_view()
-    view = replace(view, input_ids=torch.full_like(view.input_ids, VOCABULARY))
+    view = replace(view, input_ids=torch.full_like(view.input_ids, ALIKE))
     chosen, shown = chosen_of(view, keys)
     check_share((chosen[:, 1:] & chosen[:, :-1])[view.attention_mask[:, 1:] == 1], RATE**2)
     others = {
@@ -120,7 +123,8 @@ def test_neighbours_epochs_seeds_and_texts_draw_independently() -> None:
         check_share(both[view.attention_mask == 1], RATE**2)
         # Of tokens that both choose: two samples from 80, 10, 10.
         same = shown[both] == other_shown[both]
-        check_share(same, 0.8**2 + 0.1**2 + 2 * 0.8 * 0.1 / VOCABULARY + 0.1**2 / VOCABULARY)
+        hidden, kept, random = 0.8 + 0.1 / VOCABULARY, 0.1 + 0.1 / VOCABULARY, 0.1 / VOCABULARY
+        check_share(same, hidden**2 + kept**2 + (VOCABULARY - 2) * random**2)
         assert len(same) > 3000, name
 
 
@@ -139,3 +143,30 @@ def test_a_mask_belongs_to_the_text() -> None:
     wider, wider_shown = chosen_of(wide, keys, epoch=3)
     assert torch.equal(wider[:, :LENGTH], chosen) and torch.equal(wider_shown[:, :LENGTH], shown)
     assert not wider[:, LENGTH:].any()
+
+
+@pytest.mark.parametrize("rate", [RATE, 0.4])
+def test_tokens_that_a_teacher_does_not_know_are_always_masked(rate: float) -> None:
+    """The others as if there were none of these, and no model sees one."""
+    view, keys = make_view()
+    known = 30
+    masking = replace(MASKING, rate=rate, known=known)
+    new = (view.input_ids >= known) & (view.attention_mask == 1)
+    assert new.sum() > 10_000
+    chosen, shown = chosen_of(view, keys, masking)
+    assert chosen[new].all() and (shown[new] == MASK).all()
+    assert (shown[view.attention_mask == 1] < known).all()
+    old = replace(view, input_ids=torch.where(new, 1, view.input_ids))  # 1: [UNK], never masked
+    expected, shown_there = chosen_of(old, keys, masking)
+    assert torch.equal(chosen & ~new, expected)
+    assert torch.equal(shown[~new], shown_there[~new])
+    special = torch.isin(view.input_ids, torch.tensor(SPECIAL))
+    check_share(chosen[~new & ~special & (view.attention_mask == 1)], rate)
+
+
+def test_all_that_is_masked_may_be_shown_as_the_mask() -> None:
+    view, keys = make_view()
+    chosen, _ = chosen_of(view, keys)
+    same, shown = chosen_of(view, keys, replace(MASKING, shown="mask"))
+    assert torch.equal(same, chosen)
+    assert torch.equal(shown, torch.where(chosen, MASK, view.input_ids))

@@ -17,13 +17,16 @@ from ds_distill.parts.tasks.base import TaskSettings
 
 
 class MaskSettings(Section):
-    """Which tokens are masked. Of those, 80% are shown as the mask token, 10% as a random token
-    and 10% as they are (BERT)."""
+    """Which tokens are masked. A token that a teacher does not know always is, and shown as the
+    mask token (VE-KD)."""
 
     renamed: ClassVar[dict[str, str]] = {"draws": "variants"}
 
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """Share of the tokens that are masked, special tokens apart."""
+    shown: Literal["bert", "mask"] = "bert"
+    """What the masked ones are shown as. `bert`: 80% as the mask token, 10% as a random token and
+    10% as they are; `mask`: all as the mask token."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """A seed of its own, so that runs with different `seed`s can share a cache."""
     variants: Count | None = None
