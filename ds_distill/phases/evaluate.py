@@ -43,7 +43,7 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
     for phase in recipe.phases[:number]:
         if PHASES[phase.kind].makes == "student":
             roles.update(dict.fromkeys(phase.outputs, "student"))
-        for output in phase.outputs:
+        for output in phase.outputs if PHASES[phase.kind].makes != "start" else ():
             roles.setdefault(output, "control")
             heads[output] = recipe.task_name(phase)
     for model in recipe.followed & roles.keys():

@@ -311,6 +311,15 @@ class Recipe(Section):
                 return self.origin(self.phases[earlier].start_of(output), earlier)
         return name
 
+    def vocabulary(self, name: str, number: int) -> int | None:
+        """Tokens that phases have given the model `name`, as phase `number` finds it; None where it
+        has those that it came with."""
+        for earlier, output in reversed(list(self.trained_models())):
+            if earlier < number and output == name:
+                phase = self.phases[earlier]
+                return phase.vocabulary or self.vocabulary(phase.start_of(output), earlier)
+        return None
+
     def fitted_splits(self, task: str) -> list[str]:
         """Splits of a task that expertise phases fit on."""
         fits = (phase for phase in self.phases_of(task) if PHASES[phase.kind].makes == "expertise")

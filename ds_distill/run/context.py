@@ -134,6 +134,17 @@ class Run:
         self.world.barrier()
         return folder
 
+    def texts(self, split: str) -> Iterable[str]:
+        """All texts of a split, to be gone through any number of times. Every rank must call
+        this."""
+        saved = datasets.load_from_disk(self._examples_folder(split))
+        parts = [
+            saved.select_columns(name) for name in ("text", "text_b") if name in saved.features
+        ]
+        alike = [part.rename_columns({name: "text" for name in part.features}) for part in parts]
+        found: Iterable[str] = datasets.concatenate_datasets(alike)["text"]
+        return found
+
     def _tokens_file(self, split: str, fingerprint: str) -> Path:
         return self.data_folder / split / f"tokens-{fingerprint}.arrow"
 
@@ -245,6 +256,11 @@ class Run:
         references = (self.reference(name, 0) for name in (*self.recipe.teachers, "student"))
         found = {self.tokenizer_fingerprint(r): self.tokenizer(r) for r in references}
         return [found[fingerprint] for fingerprint in sorted(found)]
+
+    def vocabulary(self, reference: ModelReference) -> int:
+        """Rows of a model's embeddings: its tokens, and more where it has rows of none."""
+        config = reference.config or load_config(reference.model, reference.revision)
+        return int(config.vocab_size)
 
     def tokenizer_fingerprint(self, reference: ModelReference) -> str:
         return self._tokenizer(reference)[1]

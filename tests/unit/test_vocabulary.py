@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from ds_distill.errors import UserError
-from ds_distill.models.vocabulary import expand_embeddings, expand_tokenizer, pieces_of
+from ds_distill.models.vocabulary import expand_embeddings
+from ds_distill.models.word_pieces import expand_tokenizer, pieces_of
 
 OLD = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdef()", *(f"##{one}" for one in "abcde")]
 OLD += ["ab", "##ab", "cab", "##ef", "bee"]

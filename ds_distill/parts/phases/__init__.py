@@ -6,11 +6,19 @@ from typing import Annotated
 
 from ds_distill.parts.entry import PhaseEntry
 from ds_distill.parts.one_of import OneOf
-from ds_distill.parts.phases import cache, distil, evaluate, expertise, fine_tune
+from ds_distill.parts.phases import (
+    cache,
+    distil,
+    evaluate,
+    expand_vocabulary,
+    expertise,
+    fine_tune,
+)
 from ds_distill.parts.phases.base import PhaseSettings, Training
 from ds_distill.parts.phases.cache import Cache
 from ds_distill.parts.phases.distil import Distil
 from ds_distill.parts.phases.evaluate import Evaluate
+from ds_distill.parts.phases.expand_vocabulary import ExpandVocabulary
 from ds_distill.parts.phases.expertise import Expertise
 from ds_distill.parts.phases.fine_tune import FineTune, Focus
 
@@ -19,6 +27,7 @@ __all__ = [
     "Cache",
     "Distil",
     "Evaluate",
+    "ExpandVocabulary",
     "Expertise",
     "FineTune",
     "Focus",
@@ -29,7 +38,14 @@ __all__ = [
 
 PHASES: dict[str, PhaseEntry] = {
     entry.name: entry
-    for entry in (fine_tune.ENTRY, expertise.ENTRY, cache.ENTRY, distil.ENTRY, evaluate.ENTRY)
+    for entry in (
+        fine_tune.ENTRY,
+        expand_vocabulary.ENTRY,
+        expertise.ENTRY,
+        cache.ENTRY,
+        distil.ENTRY,
+        evaluate.ENTRY,
+    )
 }
 
 Phase = Annotated[

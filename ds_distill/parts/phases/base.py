@@ -60,6 +60,11 @@ class PhaseSettings(Section):
         return False
 
     @property
+    def vocabulary(self) -> int | None:
+        """Tokens of its outputs, where these have more than what they start from."""
+        return None
+
+    @property
     def followed(self) -> list[str] | None:
         """Names of the models that teach in it; None for the recipe's teachers."""
         return None

@@ -1,0 +1,69 @@
+"""Make a student whose vocabulary has the words of a text, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ds_distill.files import new_folder
+from ds_distill.models.load import save_model
+from ds_distill.models.tokenizer import load_tokenizer
+from ds_distill.models.vocabulary import expand_embeddings
+from ds_distill.models.word_pieces import expand_tokenizer
+from ds_distill.parts.phases import ExpandVocabulary
+from ds_distill.run.context import ModelReference, Run
+
+SHOWN = 20
+"""New words in the record, the most frequent."""
+
+
+def expand_vocabulary(phase: ExpandVocabulary, number: int, name: str, run: Run) -> dict[str, Any]:
+    """Leave the student with more tokens as a model of the run."""
+    [output] = phase.outputs
+    start = run.reference(phase.start, number)
+    before = run.tables(phase.split, [start])[start.name]
+    folder = run.folder.model(number, output)
+    if run.world.is_main and not folder.is_dir():
+        _make(phase, folder, start, run)
+    run.world.barrier()
+    made = run.reference(output, number + 1)
+    after = run.tables(phase.split, [made])[made.name]
+    known, tokenizer = run.vocabulary(start), run.tokenizer(made)
+    counts = after.counts(len(tokenizer))[known:]
+    often = np.argsort(-counts, kind="stable")[:SHOWN].tolist()
+    tokens = tokenizer.convert_ids_to_tokens([known + at for at in often])
+    lengths = [float(table.lengths.mean()) for table in (before, after)]
+    run.log.info(
+        f"  {output}: {len(counts):,} tokens more than the {known:,} that there were; a text of "
+        f"{phase.split} has {lengths[1]:.1f} in place of {lengths[0]:.1f}. The commonest: "
+        f"{', '.join(tokens[:8])}"
+    )
+    return {
+        "output": output,
+        "split": phase.split,
+        "known": known,
+        "added": len(counts),
+        "not_used": int((counts == 0).sum()),
+        "share_of_tokens": float(counts.sum() / max(1, after.lengths.sum())),
+        "tokens_per_text": lengths,
+        "most_frequent": [
+            [token, int(counts[at])] for token, at in zip(tokens, often, strict=True)
+        ],
+    }
+
+
+def _make(phase: ExpandVocabulary, folder: Path, start: ModelReference, run: Run) -> None:
+    """Write the model and its tokenizer into a folder."""
+    old = load_tokenizer(start.model, start.revision)
+    model = run.model(start, new_head=True)
+    run.log.info(f"  looks for words in {phase.split}")
+    tokenizer, tokens = expand_tokenizer(
+        old, run.texts(phase.split), phase.size, run.vocabulary(start)
+    )
+    expand_embeddings(model, old.get_vocab(), tokens, phase.embeddings, run.recipe.seed)
+    folder.parent.mkdir(exist_ok=True)
+    with new_folder(folder) as temporary:
+        save_model(model, model.state_dict(), temporary)
+        tokenizer.save_pretrained(temporary)
