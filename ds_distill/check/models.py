@@ -21,6 +21,7 @@ from ds_distill.models.configuration import (
 from ds_distill.models.student import student_of
 from ds_distill.models.tokenizer import check_vocabulary, load_tokenizer, same_tokens
 from ds_distill.models.weights import check_weights
+from ds_distill.models.word_pieces import rules_of_word_pieces
 from ds_distill.parts.entry import imported
 from ds_distill.parts.phases import PHASES
 from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase
@@ -68,7 +69,7 @@ class Models:
             found += vocabulary_mistakes(self._vocabularies, *compares)
         found += [*_reported(self._shape), *self._widths(), *self._layer_maps()]
         found += self._attention()
-        return [*found, *self._shared_heads()]
+        return [*found, *_reported(self._expanded), *self._shared_heads()]
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
         """Configurations of the teachers that could be read, by name."""
@@ -191,6 +192,30 @@ class Models:
                         fix = f"Take {entry.name} out, or choose other models."
                         yield f"phases.{name}.{key}: {mistake} {fix}"
 
+    def _expanded(self) -> Iterator[str]:
+        """Vocabularies that cannot grow, and what cannot be done with one that has."""
+        recipe = self.recipe
+        for number, name in enumerate(recipe.phase_names()):
+            phase = recipe.phases[number]
+            if phase.vocabulary is not None and "student" in self._vocabularies:
+                tokenizer, rows = self._vocabularies["student"]
+                yield from expansion_mistakes(
+                    f"phases.{name}", self.configs["student"], tokenizer, rows, phase.vocabulary
+                )
+            grown = [one for one in phase.starts if recipe.vocabulary(one, number) is not None]
+            teachers = recipe.teachers_of(phase) if phase.runs_teachers and grown else []
+            if phase.cached_split is not None and teachers:
+                yield (
+                    f"phases.{name}.teachers=cached: what a cache holds is of the teachers' own "
+                    f"tokens, and those of {grown[0]} are others since its vocabulary was "
+                    "expanded. Set teachers=live."
+                )
+            if len(teachers) > 1:
+                yield (
+                    f"phases.{name}: {grown[0]}, whose vocabulary was expanded, learns from one "
+                    f"teacher, and here are {', '.join(teachers)}. Name one with follow."
+                )
+
     def _shared_heads(self) -> Iterator[str]:
         """Models that are trained through one head, and cannot be."""
         recipe, known = self.recipe, self.teachers()
@@ -276,6 +301,37 @@ def vocabulary_mistakes(
             "vocabulary, because they are compared token by token (a student that only adds "
             "tokens is not supported yet). Choose models of one family, e.g. all of BERT's."
         )
+
+
+EXPANDED = ("bert", "distilbert", "electra")
+"""Model types whose vocabulary may grow: new rows were found right in their input and output."""
+
+
+def expansion_mistakes(
+    location: str,
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: int,
+    size: int,
+) -> Iterator[str]:
+    """A student whose vocabulary cannot grow to `size`, from `rows` of its embeddings."""
+    if config.model_type not in EXPANDED:
+        yield (
+            f"{location}: the vocabulary of a model of type {config.model_type} cannot be expanded "
+            f"here. Choose a student of one of these types: {', '.join(EXPANDED)}."
+        )
+    try:
+        rules_of_word_pieces(tokenizer)
+    except UserError as error:
+        yield f"{location}: {error}"
+    if not config.tie_word_embeddings:
+        yield (
+            f"{location}: the student's input and output embeddings are not tied, and new rows of "
+            "its input would learn nothing: new words are always masked, so that they are never "
+            "read. Choose a student with tie_word_embeddings."
+        )
+    if size <= rows:
+        yield f"{location}.size={size}: the student has {rows} tokens already. Set more than that."
 
 
 def lacks_flashdeberta(config: PreTrainedConfig) -> bool:

@@ -45,7 +45,7 @@ class Masking:
         known: int | None = None,
         shown: Literal["bert", "mask"] = "bert",
     ) -> Masking:
-        """known: None where all models have the tokenizer's whole vocabulary."""
+        """known: None where all models know the tokenizer's whole vocabulary."""
         assert tokenizer.mask_token_id is not None, "a masked-LM tokenizer has a mask token"
         special = tuple(tokenizer.all_special_ids)
         known = len(tokenizer) if known is None else known
@@ -122,6 +122,8 @@ class MaskedLMCollator:
         packed: the models that get packed views.
         every_token: every real token is a row, in the row set `tokens`, and masked ones are those
             of the others. Not with cached signals, which are of masked tokens.
+
+        Tokens that not all models know are in the row set `labelled` alone.
         """
         self.lengths: np.ndarray = next(iter(tables.values())).lengths
         self._examples = examples
@@ -149,9 +151,11 @@ class MaskedLMCollator:
         assert view.positions is not None
         cached = self._cached(chosen, epoch) if self._cached and signals else {}
         check_cached_rows(cached, len(labels), "masked tokens")
-        masked = torch.arange(len(labels))
+        masked, tokens = torch.arange(len(labels)), labels
         if self._every_token:
+            ids = next(iter(plain.values())).input_ids
             view, labels, masked = _with_every_token(view, labels)
+            tokens = ids.flatten()[view.positions]
         assert view.positions is not None
         if len(view.positions) == 0:  # every rank must run the head in each step
             dummy = True
@@ -159,9 +163,10 @@ class MaskedLMCollator:
             labels = torch.full((1,), -100)
             cached = {name: outputs.dummy() for name, outputs in cached.items()}
         assert view.positions is not None
-        sets = {"all": masked, "labelled": masked}
+        known = tokens < self._masking.known
+        sets = {"all": masked[known[masked]], "labelled": masked}
         if self._every_token:
-            sets[TOKENS] = torch.arange(len(labels))
+            sets[TOKENS] = known.nonzero()[:, 0]
         if dummy:
             sets = {name: rows[:0] for name, rows in sets.items()}
         views = {

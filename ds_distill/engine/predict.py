@@ -123,12 +123,12 @@ def score_tokens(
             counted = inputs.row_sets["all"]
             for name in models:
                 logits = engine.predict(inputs, [name])[name].logits
-                labels = inputs.labels.to(logits.device)
+                logits, labels = logits[counted], inputs.labels[counted].to(logits.device)
                 losses = F.cross_entropy(logits, labels, reduction="none")
                 right = logits.argmax(dim=-1) == labels
                 example = torch.from_numpy(mine)[inputs.views[name].example_indices[counted]]
                 values = torch.stack([losses.double(), right.double(), torch.ones_like(losses)])
-                sums[name].index_add_(1, example, values.cpu()[:, counted])
+                sums[name].index_add_(1, example, values.cpu())
             if progress:
                 progress.advance(len(batch))
     return {

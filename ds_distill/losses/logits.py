@@ -249,6 +249,7 @@ class KL(Term):
                 return self.tolerated(topk_kl(student.logits, *taught, **options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            own = own[..., : wanted.shape[-1]]  # a student may know more tokens
             return _DIVERGENCES[divergence](own, wanted, **options)
 
         return self.tolerated(target_loss(loss, student.logits, teachers, target))
@@ -278,7 +279,8 @@ def _linear(
     teacher: VocabularyHead,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """A loss over a vocabulary without [k, V] logits of either model."""
+    """A loss over a vocabulary without [k, V] logits of either model; over the teacher's entries,
+    where the student has more."""
     return loss(
         student.features,
         student.weight,
@@ -286,6 +288,7 @@ def _linear(
         teacher.weight,
         student_bias=student.bias,
         teacher_bias=teacher.bias,
+        entries=teacher.entries,
         **options,
     )
 
@@ -309,10 +312,11 @@ class LogitMSE(Term):
         student, teachers, target = self.at_rows(student, teachers, target, batch)
         heads = _vocabulary_heads(student, teachers, target)
         if heads is not None:
-            options = {"weight": self.weight / heads[0].entries, "reduction": "none"}
+            options = {"weight": self.weight / heads[1].entries, "reduction": "none"}
             return self.tolerated(_linear(linear_mse, *heads, options))
 
         def loss(own: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+            own = own[..., : wanted.shape[-1]]
             return self.weight * (own - wanted.float()).square().mean(dim=-1)
 
         return self.tolerated(target_loss(loss, student.logits.float(), teachers, target))

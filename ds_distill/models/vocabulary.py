@@ -22,7 +22,7 @@ def expand_embeddings(
     embeddings, and of its output with the bias, tied as before.
 
     vocabulary: the ids of the tokens that it has.
-    start: `pieces`, the mean of the rows of the token's old pieces (of all rows, where it has none);
+    start: `pieces`, the mean of the rows of the token's old pieces, of all rows where it has none;
         or `random`, as transformers begins, from `seed`.
     """
     old = model.get_input_embeddings().weight.shape[0]

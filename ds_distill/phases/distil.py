@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ds_distill.routing import Router
 from ds_distill.routing.by_label import check_states
 from ds_distill.routing.comparison import routing_of_candidate
 from ds_distill.run.caches import cached_signals
-from ds_distill.run.context import ModelReference, Run, label_maps_of
+from ds_distill.run.context import Run, label_maps_of
 from ds_distill.run.job import Job, terms_of, trainable_model
 from ds_distill.run.records import Chosen, read_as
 from ds_distill.run.training import train_each
@@ -80,8 +81,8 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         label_maps=label_maps_of(running),
         teacher_autocast=autocast,
     )
-    references = [ModelReference("student", start.model, start.revision)]
-    tables = run.tables(phase.split, references + running)
+    references = [replace(start, name="student"), *running]
+    tables = run.tables(phase.split, references)
     cached = None if live else cached_signals(run, phase.split, number, examples)
     return Job(
         number=number,
@@ -90,7 +91,9 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         bundle=bundle,
         starts={"student": start},
         examples=examples,
-        collate=run.collator(examples, tables, cached, packed, every_token=bundle.every_token),
+        collate=run.collator(
+            examples, tables, references, cached, packed, every_token=bundle.every_token
+        ),
         validation=validation_of(run, {"student": start}),
     )
 

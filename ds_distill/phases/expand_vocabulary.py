@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ def expand_vocabulary(phase: ExpandVocabulary, number: int, name: str, run: Run)
     [output] = phase.outputs
     start = run.reference(phase.start, number)
     before = run.tables(phase.split, [start])[start.name]
-    folder = run.folder.model(number, output)
+    texts, folder = run.texts(phase.split), run.folder.model(number, output)
     if run.world.is_main and not folder.is_dir():
-        _make(phase, folder, start, run)
+        _make(phase, texts, folder, start, run)
     run.world.barrier()
     made = run.reference(output, number + 1)
     after = run.tables(phase.split, [made])[made.name]
@@ -54,14 +55,14 @@ def expand_vocabulary(phase: ExpandVocabulary, number: int, name: str, run: Run)
     }
 
 
-def _make(phase: ExpandVocabulary, folder: Path, start: ModelReference, run: Run) -> None:
+def _make(
+    phase: ExpandVocabulary, texts: Iterable[str], folder: Path, start: ModelReference, run: Run
+) -> None:
     """Write the model and its tokenizer into a folder."""
     old = load_tokenizer(start.model, start.revision)
     model = run.model(start, new_head=True)
     run.log.info(f"  looks for words in {phase.split}")
-    tokenizer, tokens = expand_tokenizer(
-        old, run.texts(phase.split), phase.size, run.vocabulary(start)
-    )
+    tokenizer, tokens = expand_tokenizer(old, texts, phase.size, run.vocabulary(start))
     expand_embeddings(model, old.get_vocab(), tokens, phase.embeddings, run.recipe.seed)
     folder.parent.mkdir(exist_ok=True)
     with new_folder(folder) as temporary:

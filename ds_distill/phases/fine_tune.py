@@ -61,7 +61,8 @@ def job_of(phase: FineTune, number: int, outputs: Sequence[str], run: Run) -> Jo
         bundle=bundle,
         starts=starts,
         examples=examples,
-        collate=run.kind.collator_of_labels(examples, tables) or run.collator(examples, tables),
+        collate=run.kind.collator_of_labels(examples, tables)
+        or run.collator(examples, tables, [*starts.values()]),
         validation=validation_of(run, starts),
     )
 

@@ -171,6 +171,7 @@ def planned_model(
     revision: str | None = None,
     models_folder: str | None = None,
     student: Student | None = None,
+    vocabulary: int | None = None,
     classes: int | None,
     of_words: bool = False,
     of_questions: bool = False,
@@ -178,7 +179,7 @@ def planned_model(
     """A model of a recipe. Where its configuration cannot be read, such as a hub model's without a
     network, it is the one that comes with ds_distill, if there is one.
 
-    student: what the recipe makes of it, where it is the student.
+    student: what the recipe makes of it, where it is the student. vocabulary: tokens that it gets.
 
     Raises UserError where there is none, and for what is no encoder.
     """
@@ -198,6 +199,9 @@ def planned_model(
     check_encoder(reference, config)
     if student is not None:
         config = student_of(config, student)
+    if vocabulary is not None:
+        config = copy.deepcopy(config)
+        config.vocab_size = max(config.vocab_size, vocabulary)
     return PlannedModel(name, reference, config, shipped, classes, of_words, of_questions)
 
 

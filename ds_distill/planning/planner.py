@@ -39,7 +39,7 @@ class Planner:
             )
         self._deepspeed = reference
         self.notes: list[str] = []
-        self._models: dict[tuple[str, str], PlannedModel] = {}
+        self._models: dict[tuple[str, str, int | None], PlannedModel] = {}
         self._splits: dict[tuple[str, str], SplitFacts] = {}
         self._labels: dict[str, list[str]] = {}
 
@@ -110,7 +110,8 @@ class Planner:
         """The model `name` as phase `number` finds it: of the size of what it came from."""
         task = self.recipe.task_of(self.recipe.phases[number])
         origin = self.recipe.origin(name, number)
-        key = origin, self.recipe.task_name(self.recipe.phases[number])
+        rows = self.recipe.vocabulary(name, number)
+        key = origin, self.recipe.task_name(self.recipe.phases[number]), rows
         if key not in self._models:
             student = self.recipe.student if origin == "student" else None
             given = student or self.recipe.teachers[origin]
@@ -121,6 +122,7 @@ class Planner:
                 revision=given.revision,
                 models_folder=self.recipe.models_folder,
                 student=student,
+                vocabulary=rows,
                 classes=classes,
                 of_words=task.of_words,
                 of_questions=task.of_questions,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,38 +169,64 @@ class Run:
 
     def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
         """A split's tokens for each model; models with the same tokenizer share a table, and those
-        that take other inputs with the same tokens its file. Every rank must call this."""
-        folder = self._examples_folder(split)
+        that take other inputs with the same tokens its file. Where a row is the same token for all
+        models, the tokens are those of `speaker`. Every rank must call this."""
+        folder, references = self._examples_folder(split), [*references]
+        speaker = self.speaker(references) if TASKS[self.task.type].needs.same_tokens else None
         tables = {}
         for reference in references:
             tokenizer = self.tokenizer(reference)
-            fingerprint = self.tokenizer_fingerprint(reference)
+            tokens = tokens_fingerprint(self.tokenizer(speaker) if speaker else tokenizer)
+            fingerprint = f"{self.tokenizer_fingerprint(reference)} {tokens}"
             if (split, fingerprint) not in self._tables:
-                file = self._tokens_file(split, tokens_fingerprint(tokenizer))
+                file = self._tokens_file(split, tokens)
                 if self.world.is_main and not file.is_file():
                     examples = datasets.load_from_disk(folder)
                     label = f"tokenises {split} for {reference.name}"
                     with self.log.bar(label, len(examples)) as bar, counted_by(bar.advance):
-                        tokenise(examples, tokenizer, self.task.max_length, file)
+                        by = self.tokenizer(speaker) if speaker else tokenizer
+                        tokenise(examples, by, self.task.max_length, file)
                 self.world.barrier()
                 self._tables[split, fingerprint] = TokenTable(file, tokenizer)
             tables[reference.name] = self._tables[split, fingerprint]
         return tables
 
+    def speaker(self, references: Sequence[ModelReference]) -> ModelReference:
+        """Of models of which each knows the first tokens of another: the one that knows most.
+
+        Raises UserError where one of them has other tokens.
+        """
+        speaker = max(references, key=self.vocabulary)
+        known = self.tokenizer(speaker).get_vocab()
+        for other in references:
+            if not self.tokenizer(other).get_vocab().items() <= known.items():
+                raise UserError(
+                    f"models {speaker.name!r} and {other.name!r} are asked for the same tokens, "
+                    f"and {other.name!r} has some that {speaker.name!r} lacks or numbers in "
+                    "another way. "
+                    "Expand the vocabulary once, and let all students start from that."
+                )
+        return speaker
+
     def collator(
         self,
         examples: Examples,
         tables: Mapping[str, TokenTable],
+        references: Sequence[ModelReference],
         cached: CachedSignals | None = None,
         packed: Collection[str] = (),
         every_token: bool = False,
     ) -> Collator:
-        """The task's batches of a split; see `TaskKind.collator`."""
+        """The task's batches of a split for models; see `TaskKind.collator`.
 
-        def tokenizer() -> PreTrainedTokenizerBase:
-            return self.tokenizer(self.reference("student", 0))
+        references: those that the tables are of.
+        """
 
-        return self.kind.collator(examples, tables, tokenizer, cached, packed, every_token)
+        def vocabulary() -> tuple[PreTrainedTokenizerBase, int]:
+            tokenizer = self.tokenizer(self.speaker(references))
+            return tokenizer, min(len(tokenizer), *map(self.vocabulary, references))
+
+        return self.kind.collator(examples, tables, vocabulary, cached, packed, every_token)
 
     # ----------------------------------------------------------------------- models
 

@@ -81,7 +81,7 @@ def inference_collator(
     packed = [
         reference.name for reference in references if run.packed(reference, half=half) is not None
     ]
-    return run.collator(examples, run.tables(split, references), packed=packed)
+    return run.collator(examples, run.tables(split, references), references, packed=packed)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation 
         name: run.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)
         for name, reference in starts.items()
     }
-    collate = run.collator(examples, tables)
+    collate = run.collator(examples, tables, [*starts.values()])
 
     def score(engine: Engine) -> dict[str, dict[str, float | None]]:
         predictions = run.kind.predict(engine, collate, examples, list(starts), BATCH)

@@ -56,7 +56,7 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         self,
         examples: Examples,
         tables: Mapping[str, TokenTable],
-        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]],
         cached: CachedSignals | None,
         packed: Collection[str],
         every_token: bool,

@@ -74,14 +74,15 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         self,
         examples: Examples,
         tables: Mapping[str, TokenTable],
-        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]],
         cached: CachedSignals | None,
         packed: Collection[str],
         every_token: bool,
     ) -> Collator:
         """The batches of a split; see `SequenceCollator`.
 
-        tokenizer: the student's.
+        vocabulary: gives the tokenizer of all models, where they have the same tokens, and below
+            which id all of them know a token.
         every_token: see `MaskedLMCollator`; `check` refuses terms that want it for others.
         """
 

@@ -51,14 +51,14 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         self,
         examples: Examples,
         tables: Mapping[str, TokenTable],
-        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]],
         cached: CachedSignals | None,
         packed: Collection[str],
         every_token: bool,
     ) -> Collator:
         settings = self.settings.masking
-        # All have the same tokens.
-        masking = Masking.of(tokenizer(), settings.rate, settings.seed, shown=settings.shown)
+        tokenizer, known = vocabulary()
+        masking = Masking.of(tokenizer, settings.rate, settings.seed, known, settings.shown)
         return MaskedLMCollator(
             examples,
             tables,
@@ -125,11 +125,12 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         training = next(
             (one for phase in phases if phase.outputs for one in phase.learns_from), split
         )
-        first = references[:1]
+        first = [run.speaker(references)]
         tokenizer = run.tokenizer(first[0])
         counts = run.tables(training, first)[first[0].name].counts(len(tokenizer))
+        counts[min(map(run.vocabulary, references)) :] = 0  # tokens that not all models know
         unigram = Unigram.of(counts, tuple(tokenizer.all_special_ids))
-        collate = run.collator(examples, run.tables(split, first))
+        collate = run.collator(examples, run.tables(split, first), references)
         tokens, owners = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for batch in plan_once(collate.lengths, 256):
             masked = collate(batch)

@@ -28,7 +28,7 @@ class SequenceKind(TaskKind[Settings, np.ndarray]):
         self,
         examples: Examples,
         tables: Mapping[str, TokenTable],
-        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]],
         cached: CachedSignals | None,
         packed: Collection[str],
         every_token: bool,

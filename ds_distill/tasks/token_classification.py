@@ -51,7 +51,7 @@ class TokenClassificationKind(OneLabelKind):
         self,
         examples: Examples,
         tables: Mapping[str, TokenTable],
-        tokenizer: Callable[[], PreTrainedTokenizerBase],
+        vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]],
         cached: CachedSignals | None,
         packed: Collection[str],
         every_token: bool,

@@ -52,7 +52,7 @@ def logits_of(run: Run, teacher: str, split: str, rows: int) -> Iterator[tuple[T
     place = run.reference(teacher, len(run.recipe.phases))
     model = run.model(place).eval()
     examples = run.examples(split)
-    collate = run.collator(examples, run.tables(split, [place]))
+    collate = run.collator(examples, run.tables(split, [place]), [place])
     given = 0
     for chosen in plan_epoch(collate.lengths, examples.keys, EXAMPLES, seed=0, epoch=0):
         batch = collate(chosen, 0)

@@ -1,0 +1,116 @@
+"""A student's vocabulary grows by words of the text, and it learns from a teacher that does not
+know them (VE-KD)."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluation
+from safetensors.torch import load_file
+from toys import TOY_FILLERS, toy_vocabulary
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from ds_distill import load_recipe, run_recipe
+from ds_distill.files import read_json
+from ds_distill.run.context import Run
+
+KNOWN = len(toy_vocabulary())
+NEW = 46
+WORDS = "zorbatin plumexol quivarene dracomase"
+LOSSES = {
+    "cross_entropy": {},
+    "kl": {"temperature": 2.0, "tolerance": 0.05, "tolerance_on": "mean"},
+    "cosine": {"rows": "tokens"},
+    "logit_mse": {"weight": 0.01},
+}
+
+
+@pytest.fixture(scope="module")
+def settings(
+    masked_lm_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """Texts of words that the toy model knows, and of some that it spells."""
+    folder, draw = tmp_path_factory.mktemp("texts"), random.Random(0)
+    for split, size in {"train": 120, "test": 40}.items():
+        lines = [
+            " ".join([*draw.choices(TOY_FILLERS.split(), k=5), *[draw.choice(WORDS.split())] * 2])
+            for _ in range(size)
+        ]
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    made = copy.deepcopy(masked_lm_settings)
+    made["task"]["data"] = {"path": str(folder)}
+    made["training"] |= {"epochs": 2, "keep": "last"}
+    made["phases"] = [
+        {"fine-tune": {"models": "bert"}},
+        {"expand-vocabulary": {"size": KNOWN + NEW}},
+        {"distil": {"losses": LOSSES}},
+        {"evaluate": {"split": "test"}},
+    ]
+    return made
+
+
+def write(settings: dict[str, Any], folder: Path) -> Path:
+    file = folder / "recipe.yaml"
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return file
+
+
+@pytest.fixture(scope="module")
+def folder(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run that was stopped between the expansion and the distillation, and resumed."""
+    root = tmp_path_factory.mktemp("expanded")
+    recipe, load = load_recipe(write(settings, root)), Run.model
+
+    def fail_once(self: Run, reference: Any, **options: Any) -> Any:
+        if reference.name == "student" and "models" in Path(reference.model).parts[-2:]:
+            raise KeyboardInterrupt
+        return load(self, reference, **options)
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Run, "model", fail_once)
+        run_recipe(recipe, root / "run")
+    run_recipe(recipe, root / "run", resume=True)
+    return root / "run"
+
+
+def test_new_words_are_told(folder: Path) -> None:
+    record = read_json(folder / "phases" / "01-expand-vocabulary.json")
+    assert (record["known"], record["added"]) == (KNOWN, NEW)
+    assert {word for word, _ in record["most_frequent"]} >= set(WORDS.split())
+    before, after = record["tokens_per_text"]
+    assert after == 9 and before > 2 * after  # five words, twice a new one, [CLS] and [SEP]
+    assert record["share_of_tokens"] == pytest.approx(2 / 9)
+
+
+def test_the_student_is_one_of_transformers(folder: Path) -> None:
+    model = AutoModelForMaskedLM.from_pretrained(folder / "student")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "student")
+    assert len(tokenizer) == model.config.vocab_size == KNOWN + NEW
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    ids = tokenizer("we saw zorbatin")["input_ids"]
+    assert len(ids) == 5 and ids[3] >= KNOWN
+    started = load_file(folder / "models" / "01-student" / "model.safetensors")
+    name = "bert.embeddings.word_embeddings.weight"
+    moved = (model.state_dict()[name] - started[name]).norm(dim=1)
+    used = [tokenizer.convert_tokens_to_ids(word) for word in WORDS.split()]
+    assert moved[used].min() > 0.1
+
+
+def test_the_teacher_is_judged_on_what_it_knows(folder: Path) -> None:
+    found = evaluation(folder)["models"]
+    assert set(found) == {"bert", "student"}
+    assert found["bert"]["role"] == "teacher" and found["student"]["role"] == "student"
+    assert found["bert"]["tokens"] == found["student"]["tokens"] > 20
+
+
+@pytest.mark.further
+def test_two_ranks_at_stage_3_are_as_one(
+    settings: dict[str, Any], ds_distill: Any, tmp_path: Path, in_this_process: None
+) -> None:
+    folders = alone_and_on_two_ranks(settings, ds_distill, tmp_path)
+    check_same_losses_on_two_ranks(folders, "student")
