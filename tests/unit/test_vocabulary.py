@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import datasets
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
@@ -19,8 +22,14 @@ from transformers import (
     ElectraConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
+    RobertaConfig,
 )
 
+from ds_distill.check.models import expansion_mistakes
+from ds_distill.data.batches import Examples
+from ds_distill.data.keys import content_keys
+from ds_distill.data.masking import MaskedLMCollator, Masking
+from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.errors import UserError
 from ds_distill.models.vocabulary import expand_embeddings
 from ds_distill.models.word_pieces import expand_tokenizer, pieces_of
@@ -66,6 +75,38 @@ def test_any_text_is_cut_as_before_but_for_new_words(text: str) -> None:
         assert new == old
     if UNKNOWN not in old:
         assert AFTER.decode(new) == BEFORE.decode(old)
+
+
+@given(st.lists(hostile.filter(str.strip), min_size=1, max_size=4), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_no_model_sees_a_word_that_the_teacher_does_not_know(
+    texts: list[str], every_token: bool
+) -> None:
+    """And only cross-entropy counts it."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "tokens.arrow"
+        rows = {"text": texts, "label": [-1] * len(texts)}
+        keys = content_keys(texts)
+        rows |= {"key_hi": keys[:, 0].tolist(), "key_lo": keys[:, 1].tolist()}
+        split = datasets.Dataset.from_dict(rows)
+        tokenise(split, AFTER, 40, file)
+        tables = dict.fromkeys(("student", "teacher"), TokenTable(file, AFTER))
+        masking = Masking.of(AFTER, 0.3, 0, KNOWN)
+        collate = MaskedLMCollator(Examples.of(split), tables, masking, every_token=every_token)
+        batch = collate(np.arange(len(texts)))
+        true = tables["student"].view(np.arange(len(texts))).input_ids.flatten()
+    view = batch.views["teacher"]
+    assert torch.equal(view.input_ids, batch.views["student"].input_ids)
+    assert (view.input_ids < KNOWN).all()
+    tokens = true[view.positions]
+    sets = {name: set(rows.tolist()) for name, rows in batch.row_sets.items()}
+    new = set((tokens >= KNOWN).nonzero()[:, 0].tolist())
+    assert sets["all"] == sets["labelled"] - new and new <= sets["labelled"]
+    for row in sets["labelled"]:
+        assert batch.labels[row] == tokens[row]
+    if every_token:
+        real = int(view.attention_mask.sum())
+        assert sets["tokens"] == set(range(real)) - new and sets["all"] <= sets["tokens"]
 
 
 def test_new_ids_begin_behind_the_rows_that_there_are() -> None:
@@ -143,6 +184,21 @@ def test_a_new_token_begins_as_the_mean_of_its_pieces(family: str, tmp_path: Pat
     again = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
     assert again.config.vocab_size == KNOWN + len(NEW)
     assert torch.equal(again(ids).logits, after)
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "why"),
+    [
+        (RobertaConfig(), 99, "type roberta cannot be expanded"),
+        (BertConfig(tie_word_embeddings=False), 99, "embeddings are not tied"),
+        (BertConfig(), KNOWN, f"the student has {KNOWN} tokens already"),
+        (BertConfig(), 99, None),
+    ],
+)
+def test_what_cannot_grow_is_refused(config: Any, size: int, why: str | None) -> None:
+    found = list(expansion_mistakes("phases.expand", config, BEFORE, KNOWN, size))
+    assert [why in one for one in found if why] == ([True] if why else [])
+    assert len(found) == (1 if why else 0)
 
 
 def test_pieces_are_those_of_the_tokenizer() -> None:
