@@ -25,7 +25,7 @@ PUBLIC_MODULES = {
     "torch.distributed",
     *("torch.utils.tensorboard", "torch.optim", "torch.profiler", "torch.utils.data"),
     *("deepspeed.accelerator", "deepspeed.comm", "deepspeed.utils"),
-    *("transformers.integrations", "triton.language"),
+    *("tokenizers.models", "tokenizers.trainers", "transformers.integrations", "triton.language"),
 }
 """Modules that the libraries' own documentation imports from."""
 

@@ -450,3 +450,19 @@ def test_the_run_keeps_the_recipe_that_it_ran(runs: dict[str, Path]) -> None:
     written = yaml.safe_load((runs["live"] / "recipe.yaml").read_text())
     recipe = Recipe.model_validate(written)
     assert recipe.phases[6].kind == "distil" and recipe.phases[6].teachers == "live"
+
+
+def test_vekd_is_as_published() -> None:
+    recipe = load_recipe("vekd")
+    expand, distil, baseline, _ = recipe.phases
+    assert (expand.vocabulary, distil.start, baseline.start) == (60000, "expanded", "student")
+    assert recipe.student.layers == [0, 2, 4, 7, 9, 11]
+    assert (distil.epochs, distil.batch_size, distil.learning_rate, distil.warmup) == (
+        *(5, 240, 5e-4, 0.1),
+    )
+    weights = {name: term.weight for name, term in distil.losses.items()}
+    assert weights == {"cross_entropy": 1.0, "kl": 2.0, "cosine": 5.0}
+    for name in ("kl", "cosine"):
+        term = distil.losses[name]
+        assert (term.tolerance, term.tolerance_on, term.rows) == (0.5, "mean", "tokens")
+    assert distil.losses["kl"].temperature == 2.0
