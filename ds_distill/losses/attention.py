@@ -24,7 +24,7 @@ from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 from ds_kernels import attention_kl, relation_kl
 
-_MAP_BYTES = 1 << 26
+_MAP_BYTES = 1 << 24
 """Of the float32 maps that are alive at a time, of one model."""
 
 
