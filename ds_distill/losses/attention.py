@@ -78,9 +78,9 @@ class AttentionTerm(LayeredTerm):
             losses.append(self.of_pair(*_aligned(student.attention[own], taught.attention[other])))
         view = batch.views["student"]
         assert isinstance(view, PaddedView) and view.positions is not None
-        place = view.positions[batch.row_sets[self.rows]]
+        position = view.positions[batch.row_sets[self.rows]]
         total = torch.stack(losses).sum(dim=0)
-        return self.tolerated(self.weight * total[place // view.length, place % view.length])
+        return self.tolerated(self.weight * total[position // view.length, position % view.length])
 
 
 def _aligned(

@@ -46,4 +46,4 @@ def test_fullgraph(case: Case, backend: str, device: torch.device) -> None:
 
 
 def test_list_of_cases_is_whole() -> None:
-    assert ATTENTION in CASES and len(CASES) == 11
+    assert ATTENTION in CASES and len(CASES) == 12

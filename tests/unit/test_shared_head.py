@@ -209,22 +209,27 @@ def test_the_students_loss_is_that_of_the_recipe_row_by_row(policy: str) -> None
     student, *models = (make(name, seed).eval() for seed, name in enumerate(["bert", *names]))
     teachers = dict(zip(names, models, strict=True))
     torch.manual_seed(0)
-    terms = build_terms(phase.losses, TermInputs(16, dict.fromkeys(names, 16)))
+    settings = dict(phase.losses)
+    if (of_states := settings["hidden_mse"]).layers != "last":  # toys have few layers
+        settings["hidden_mse"] = of_states.model_copy(update={"layers": {1: 2}})
+    [(own_layer, other)] = settings["hidden_mse"].pairs(2, 2)
+    depths = dict.fromkeys(names, 2)
+    terms = build_terms(settings, TermInputs(16, dict.fromkeys(names, 16), 2, depths))
     bundle = Bundle(student, teachers, terms, Router(phase.routing[0]))
     batch = make_batch(0, ["student", *names])
     counts = {name: torch.tensor(6.0) for name in batch.row_sets}
     found = bundle.eval()(replace(batch, counts=counts))
 
-    def answer(model: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def answer(model: Any, name: str, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         view = batch.views[name]
         given = {"input_ids": view.input_ids, "attention_mask": view.attention_mask}
         with torch.no_grad():
             out = model(**given, output_hidden_states=True)
-        return out.logits.double(), out.hidden_states[-1][:, 0].double()
+        return out.logits.double(), out.hidden_states[layer][:, 0].double()
 
-    own, own_state = answer(student, "student")
-    of_teachers = [answer(teachers[name], name) for name in names]
-    maps = [terms["hidden_mse"].projections[name].weight.detach().double() for name in names]
+    own, own_state = answer(student, "student", own_layer)
+    of_teachers = [answer(teachers[name], name, other) for name in names]
+    maps = [one.weight.detach().double() for one in terms["hidden_mse"].projections.values()]
     wanted = {name: torch.zeros((), dtype=torch.float64) for name in phase.losses}
     weigh = mt_bert_weights if policy == "mt-bert" else ca_mkd_weights
     for row, label in enumerate(batch.labels.tolist()):
