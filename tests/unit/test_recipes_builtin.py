@@ -466,3 +466,22 @@ def test_vekd_is_as_published() -> None:
         term = distil.losses[name]
         assert (term.tolerance, term.tolerance_on, term.rows) == (0.5, "mean", "tokens")
     assert distil.losses["kl"].temperature == 2.0
+
+
+def test_compact_encoders_are_as_published() -> None:
+    """Seed 002's equations 9 and 11; Adapt-and-Distill's phases."""
+    [distil, _] = load_recipe("compact-biobert").phases
+    weights = {name: term.weight for name, term in distil.losses.items()}
+    assert weights == {"cross_entropy": 1.0, "kl": 5.0, "cosine": 3.0, "attention_kl": 3.0}
+    for name in ("cosine", "attention_kl"):
+        assert distil.losses[name].layers == {own: 2 * own for own in range(1, 7)}
+    tiny = load_recipe("tiny-biobert")
+    [distil, _] = tiny.phases
+    assert {name: term.weight for name, term in distil.losses.items()} == dict.fromkeys(
+        ("hidden_mse", "attention_mse", "kl"), 1.0
+    )
+    assert distil.losses["hidden_mse"].layers == {own: 3 * own for own in range(5)}
+    assert (tiny.student.config.hidden_size, tiny.student.config.num_hidden_layers) == (312, 4)
+    adapt, general, again, domain, _ = load_recipe("adapt-and-distill").phases
+    assert (adapt.steps, adapt.batch_size, again.start_of("adapted")) == (100000, 80, "general")
+    assert (domain.follow, domain.start, general.start) == (["domain"], "adapted", "student")
