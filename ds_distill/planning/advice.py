@@ -12,12 +12,12 @@ from ds_distill.planning.units import duration
 def advice(plan: Plan) -> Iterator[str]:
     """A line for each training with teachers: what to take, and time and memory of each way."""
     for job in plan.jobs:
-        pays = next((one for one in plan.break_even if one.phase == job.phase), None)
-        if pays is not None:
-            yield _of_job(job, pays)
+        if job.chosen.choice.teachers is not None:
+            yield _of_job(job, next((o for o in plan.break_even if o.phase == job.phase), None))
 
 
-def _of_job(job: JobPlan, pays: BreakEven) -> str:
+def _of_job(job: JobPlan, pays: BreakEven | None) -> str:
+    """pays: None where no cache can hold what the phase asks of its teachers."""
     ways = {
         "whole teachers on each GPU": _best(job, "live", (0, 1, 2)),
         "sharded teachers": _best(job, "live", (3,)),
@@ -32,7 +32,7 @@ def _of_job(job: JobPlan, pays: BreakEven) -> str:
     cached = fitting.pop("cached teachers", None)
     fastest = min(fitting, key=lambda way: fitting[way].step.total, default=None)
     if cached is not None and (
-        fastest is None or pays.in_recipe > _passes(job, pays, fitting[fastest], cached)
+        fastest is None or (pays and pays.in_recipe > _passes(job, pays, fitting[fastest], cached))
     ):
         taken, why, one = "cached teachers", "", cached
     else:

@@ -57,7 +57,7 @@ class Planner:
                     alike.setdefault(starts, []).append(training_name(outputs))
                 trained = [self._job(number, phase, *group) for group in alike.items()]
                 jobs += trained
-                if isinstance(phase, Distil):
+                if isinstance(phase, Distil) and self._may_be_cached(number, phase):
                     pays.append(self._break_even(number, phase, trained[0]))
         shipped = [model.reference for model in self._models.values() if model.shipped]
         if shipped:
@@ -191,10 +191,13 @@ class Planner:
             phase.teachers if isinstance(phase, Distil) else None,
             phase.activation_checkpointing,
         )
+        kinds: Sequence[str | None] = (None,)
+        if isinstance(phase, Distil):
+            kinds = ("live", "cached") if self._may_be_cached(number, phase) else ("live",)
         unable = [student for student in students if not student.can_checkpoint]
         others = [
             parts.placement(Choice(stage, kind, checkpointing), micro_batch, micro_steps)
-            for kind in (("live", "cached") if teachers else (None,))
+            for kind in kinds
             for stage in stages_of(config)
             for checkpointing in ((False,) if unable else (False, True))
         ]
@@ -236,6 +239,11 @@ class Planner:
         return cache_plan(
             name, phase, task, teachers, splits, worst, usual, batch, zero, self.device
         )
+
+    def _may_be_cached(self, number: int, phase: Distil) -> bool:
+        """Whether a cache can hold what the phase asks of its teachers."""
+        live = any(entry.needs_of(given).live_teachers for _, entry, given in phase.parts())
+        return not live and self.recipe.vocabulary(phase.start, number) is None
 
     def _break_even(self, number: int, phase: Distil, job: JobPlan) -> BreakEven:
         """Seconds per example: what building takes, against what it saves in each pass."""

@@ -11,8 +11,10 @@ from ds_distill.planning.examples import SplitFacts
 from ds_distill.planning.gpus import GIB, GPUS
 from ds_distill.planning.memory import States
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Placement, Plan
+from ds_distill.planning.planner import Planner
 from ds_distill.planning.roofline import StepTime
 from ds_distill.planning.table import plan_text
+from ds_distill.recipe import load_recipe
 
 
 def placement(stage: int, teachers: str, gib: float, seconds: float) -> Placement:
@@ -72,4 +74,24 @@ def test_where_nothing_fits() -> None:
 
 
 def test_a_recipe_without_teachers_has_no_advice() -> None:
-    assert list(advice(replace(plan(8.0, 3.0, 1.0), break_even=[]))) == []
+    made = plan(8.0, 3.0, 1.0)
+    alone = replace(made.jobs[0].chosen.choice, teachers=None)
+    job = replace(made.jobs[0], chosen=replace(made.jobs[0].chosen, choice=alone))
+    assert list(advice(replace(made, jobs=[job], break_even=[]))) == []
+
+
+def test_no_cache_is_advised_where_none_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terms of every token, and a student that knows more words than its teacher."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = Planner(load_recipe("vekd"), GPUS["h100"], 8).plan()
+    assert found.break_even == []
+    ways = [{one.choice.teachers for one in job.others} for job in found.jobs]
+    assert ways == [{"live"}, {"live"}]
+    lines = [*advice(found)]
+    assert len(lines) == 2 and not any("cache" in line for line in lines)
+    grown, given = (job.chosen.states.total for job in found.jobs)
+    rows = (60000 - 30522) * 768
+    assert grown - given > 2 * rows
+    recipe = load_recipe("vekd", ["phases.distil.losses={kl: {}}"])
+    [grown_too, _] = Planner(recipe, GPUS["h100"], 8).plan().jobs
+    assert {one.choice.teachers for one in grown_too.others} == {"live"}
