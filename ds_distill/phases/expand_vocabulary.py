@@ -48,10 +48,9 @@ def expand_vocabulary(phase: ExpandVocabulary, number: int, name: str, run: Run)
         "added": len(counts),
         "not_used": int((counts == 0).sum()),
         "share_of_tokens": float(counts.sum() / max(1, after.lengths.sum())),
-        "tokens_per_text": lengths,
-        "most_frequent": [
-            [token, int(counts[at])] for token, at in zip(tokens, often, strict=True)
-        ],
+        "tokens_before": lengths[0],
+        "tokens_after": lengths[1],
+        "most_frequent": {token: int(counts[at]) for token, at in zip(tokens, often, strict=True)},
     }
 
 

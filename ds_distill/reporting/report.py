@@ -31,6 +31,7 @@ def render_report(results: dict[str, Any]) -> str:
             comparison=comparison,
             chooses=METRICS[comparison["over"]][comparison["metric"]] if comparison else None,
             nouns=NOUNS,
+            expansions=[r for r in results["phases"] if PHASES[r["kind"]].makes == "start"],
             teachers=[_teacher_score(one) for one in results.get("teacher_scores", [])],
         )
     )

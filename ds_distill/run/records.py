@@ -164,6 +164,20 @@ class Expertise(Record):
     comparison: Policies
 
 
+class Expansion(Record):
+    """Of a vocabulary."""
+
+    output: str
+    split: str
+    known: Count
+    added: Count
+    not_used: Count
+    share_of_tokens: Number
+    tokens_before: Number
+    tokens_after: Number
+    most_frequent: dict[str, Count]
+
+
 class Packages(_Part):
     torch: str
     deepspeed: str
@@ -252,6 +266,7 @@ class Environment(_Part):
 _BY_WHAT_IT_MAKES: dict[str | None, type[Record]] = {
     "evaluation": Evaluation,
     "expertise": Expertise,
+    "start": Expansion,
 }
 
 

@@ -81,10 +81,12 @@ def folder(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -
 def test_new_words_are_told(folder: Path) -> None:
     record = read_json(folder / "phases" / "01-expand-vocabulary.json")
     assert (record["known"], record["added"]) == (KNOWN, NEW)
-    assert {word for word, _ in record["most_frequent"]} >= set(WORDS.split())
-    before, after = record["tokens_per_text"]
+    assert set(record["most_frequent"]) >= set(WORDS.split())
+    before, after = record["tokens_before"], record["tokens_after"]
     assert after == 9 and before > 2 * after  # five words, twice a new one, [CLS] and [SEP]
     assert record["share_of_tokens"] == pytest.approx(2 / 9)
+    page = (folder / "report.html").read_text()
+    assert "Words that were added" in page and "24.0, then 9.0" in page and "zorbatin" in page
 
 
 def test_the_student_is_one_of_transformers(folder: Path) -> None:
