@@ -23,8 +23,11 @@ def recipe_json_schema() -> Schema:
     for name, section in sections.items():
         for key in _short_forms(name):
             value = section["properties"][key]
+            lists = [one for one in value.get("anyOf", []) if "items" in one]
             if "items" in value:
                 _allow_one(value, sections)
+            elif lists:  # or null
+                value["anyOf"] = [*(one["items"] for one in lists), *value["anyOf"]]
             elif choices(value):
                 value["anyOf"] = _or_a_name(value, sections)
     phases = schema["properties"]["phases"]
