@@ -170,13 +170,16 @@ class Run:
     def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
         """A split's tokens for each model; models with the same tokenizer share a table, and those
         that take other inputs with the same tokens its file. Where a row is the same token for all
-        models, the tokens are those of `speaker`. Every rank must call this."""
+        models, the tokens are those of `largest_vocabulary`. Every rank must call this."""
         folder, references = self._examples_folder(split), [*references]
-        speaker = self.speaker(references) if TASKS[self.task.type].needs.same_tokens else None
+        largest = (
+            self.largest_vocabulary(references) if TASKS[self.task.type].needs.same_tokens else None
+        )
         tables = {}
         for reference in references:
             tokenizer = self.tokenizer(reference)
-            tokens = tokens_fingerprint(self.tokenizer(speaker) if speaker else tokenizer)
+            cuts = self.tokenizer(largest) if largest else tokenizer
+            tokens = tokens_fingerprint(cuts)
             fingerprint = f"{self.tokenizer_fingerprint(reference)} {tokens}"
             if (split, fingerprint) not in self._tables:
                 file = self._tokens_file(split, tokens)
@@ -184,29 +187,28 @@ class Run:
                     examples = datasets.load_from_disk(folder)
                     label = f"tokenises {split} for {reference.name}"
                     with self.log.bar(label, len(examples)) as bar, counted_by(bar.advance):
-                        by = self.tokenizer(speaker) if speaker else tokenizer
-                        tokenise(examples, by, self.task.max_length, file)
+                        tokenise(examples, cuts, self.task.max_length, file)
                 self.world.barrier()
                 self._tables[split, fingerprint] = TokenTable(file, tokenizer)
             tables[reference.name] = self._tables[split, fingerprint]
         return tables
 
-    def speaker(self, references: Sequence[ModelReference]) -> ModelReference:
+    def largest_vocabulary(self, references: Sequence[ModelReference]) -> ModelReference:
         """Of models of which each knows the first tokens of another: the one that knows most.
 
         Raises UserError where one of them has other tokens.
         """
-        speaker = max(references, key=self.vocabulary)
-        known = self.tokenizer(speaker).get_vocab()
+        largest = max(references, key=self.vocabulary)
+        known = self.tokenizer(largest).get_vocab()
         for other in references:
             if not self.tokenizer(other).get_vocab().items() <= known.items():
                 raise UserError(
-                    f"models {speaker.name!r} and {other.name!r} are asked for the same tokens, "
-                    f"and {other.name!r} has some that {speaker.name!r} lacks or numbers in "
+                    f"models {largest.name!r} and {other.name!r} are asked for the same tokens, "
+                    f"and {other.name!r} has some that {largest.name!r} lacks or numbers in "
                     "another way. "
                     "Expand the vocabulary once, and let all students start from that."
                 )
-        return speaker
+        return largest
 
     def collator(
         self,
@@ -223,7 +225,7 @@ class Run:
         """
 
         def vocabulary() -> tuple[PreTrainedTokenizerBase, int]:
-            tokenizer = self.tokenizer(self.speaker(references))
+            tokenizer = self.tokenizer(self.largest_vocabulary(references))
             return tokenizer, min(len(tokenizer), *map(self.vocabulary, references))
 
         return self.kind.collator(examples, tables, vocabulary, cached, packed, every_token)

@@ -125,7 +125,7 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         training = next(
             (one for phase in phases if phase.outputs for one in phase.learns_from), split
         )
-        first = [run.speaker(references)]
+        first = [run.largest_vocabulary(references)]
         tokenizer = run.tokenizer(first[0])
         counts = run.tables(training, first)[first[0].name].counts(len(tokenizer))
         counts[min(map(run.vocabulary, references)) :] = 0  # tokens that not all models know
