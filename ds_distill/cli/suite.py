@@ -57,8 +57,7 @@ def suite(
 
     references = [word for word in checkpoints if "=" not in word]
     loaded = load_suite(suite, [word for word in checkpoints if "=" in word])
-    data = [task.data.path for task in loaded.tasks.values()]
-    go_offline(references, data, loaded.models_folder)
+    go_offline(references, [task.data.path for task in loaded.tasks.values()], loaded.models_folder)
     quiet_libraries()
     from ds_distill.suite.runs import check_suite, checkpoints_of, suite_runs
     from ds_distill.sweep.sweep import Sweep
@@ -80,7 +79,6 @@ def suite(
             say(f"Note: {note}")
     if loaded.lacks:
         say(f"The suite lacks: {' '.join(loaded.lacks.split())}")
-
     report = partial(_report, loaded, runs, reference or names[0])
     run_sweep(asked, report, HowToRun(jobs, num_gpus, keep, resume))
 
