@@ -23,6 +23,7 @@ from ds_distill.models.tokenizer import check_vocabulary, load_tokenizer, same_t
 from ds_distill.models.weights import check_weights
 from ds_distill.models.word_pieces import rules_of_word_pieces
 from ds_distill.parts.entry import imported
+from ds_distill.parts.metric_settings import WordLoss
 from ds_distill.parts.phases import PHASES
 from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase
 from ds_distill.parts.tasks import TASKS
@@ -68,7 +69,7 @@ class Models:
         if compares is not None:
             found += vocabulary_mistakes(self._vocabularies, *compares)
         found += [*_reported(self._shape), *self._widths(), *self._layer_maps()]
-        found += self._attention()
+        found += [*self._attention(), *self._hidden_words()]
         return [*found, *_reported(self._expanded), *self._shared_heads()]
 
     def teachers(self) -> dict[str, PreTrainedConfig]:
@@ -192,6 +193,13 @@ class Models:
                         fix = f"Take {entry.name} out, or choose other models."
                         yield f"phases.{name}.{key}: {mistake} {fix}"
 
+    def _hidden_words(self) -> Iterator[str]:
+        """Tokenizers whose pieces do not say where a word begins."""
+        for task in self.recipe.tasks_by_name.values():
+            if isinstance(task.metric, WordLoss):
+                at = f"{task.location}.metric=word_loss"
+                yield from hidden_word_mistakes(at, self._vocabularies)
+
     def _expanded(self) -> Iterator[str]:
         """Vocabularies that cannot grow, and what cannot be done with one that has."""
         recipe = self.recipe
@@ -301,6 +309,20 @@ def vocabulary_mistakes(
             "vocabulary, because they are compared token by token (a student that only adds "
             "tokens is not supported yet). Choose models of one family, e.g. all of BERT's."
         )
+
+
+def hidden_word_mistakes(
+    at: str, models: Mapping[str, tuple[PreTrainedTokenizerBase, int]]
+) -> Iterator[str]:
+    """Models that have no WordPiece vocabulary; see `vocabulary_mistakes`."""
+    for location, (tokenizer, _) in models.items():
+        try:
+            rules_of_word_pieces(tokenizer)
+        except UserError:
+            yield (
+                f"{at}: hidden words are those of a WordPiece vocabulary, and {location} has "
+                "another. Set loss."
+            )
 
 
 EXPANDED = ("bert", "distilbert", "electra")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.hidden_words import HiddenWordsCollator
 from ds_distill.data.plan import plan_once, split_batch
 from ds_distill.data.prefetch import prefetch
 from ds_distill.engine.engine import Engine
 from ds_distill.evaluation.predictions import TokenScores
-from ds_distill.types import Signals
+from ds_distill.types import Batch, Signals
 
 
 class Bar(Protocol):
@@ -110,29 +112,77 @@ def score_tokens(
     """Scores of masked-LMs on each of N examples with its first mask variant, on every rank.
 
     Logits over a vocabulary are too large to collect: only sums per example leave a batch, and one
-    model runs at a time.
+    model runs at a time. A model that knows tokens that others do not is scored on all, too.
 
     batch_size: examples per rank and forward pass.
     """
     count = len(collate.lengths)
-    sums = {name: torch.zeros(3, count, dtype=torch.float64) for name in models}
+    sums = {name: torch.zeros(6, count, dtype=torch.float64) for name in models}
     batches = plan_once(collate.lengths, batch_size * engine.world.size)
     shares = [split_batch(batch, 1, engine.world.size, engine.world.rank)[0] for batch in batches]
     with bar or nullcontext() as progress:
         for batch, mine, inputs in zip(batches, shares, prefetch(collate, shares), strict=True):
-            counted = inputs.row_sets["all"]
+            known, masked = inputs.row_sets["all"], inputs.row_sets["labelled"]
             for name in models:
                 logits = engine.predict(inputs, [name])[name].logits
-                logits, labels = logits[counted], inputs.labels[counted].to(logits.device)
-                losses = F.cross_entropy(logits, labels, reduction="none")
-                right = logits.argmax(dim=-1) == labels
-                example = torch.from_numpy(mine)[inputs.views[name].example_indices[counted]]
-                values = torch.stack([losses.double(), right.double(), torch.ones_like(losses)])
-                sums[name].index_add_(1, example, values.cpu())
+                own = masked[inputs.labels[masked] < logits.shape[1]]
+                _add_scores(sums[name][:3], logits, known, inputs, mine, name)
+                _add_scores(sums[name][3:], logits, own, inputs, mine, name)
             if progress:
                 progress.advance(len(batch))
-    return {
+    found = {}
+    for name, values in sums.items():
         # Each example ran on one rank and is zero on the others.
-        name: TokenScores(*engine.world.sum(values.to(engine.world.device)).cpu().numpy())
-        for name, values in sums.items()
-    }
+        scores = engine.world.sum(values.to(engine.world.device)).cpu().numpy()
+        knows_more = scores[5].sum() > scores[2].sum()
+        found[name] = TokenScores(
+            scores[0], scores[1], scores[2], scores[3:] if knows_more else None
+        )
+    return found
+
+
+def score_words(
+    engine: Engine,
+    collators: Mapping[str, HiddenWordsCollator],
+    batch_size: int,
+) -> dict[str, np.ndarray]:
+    """Of masked-LMs, by name, the cross-entropies of each example's hidden words, in nats: float64
+    [N], on every rank.
+
+    A word's is the sum over its pieces, each predicted from those before it and the words that are
+    not hidden. collators: by model; a forward pass for the first pieces, one for the second, and so
+    on, of the examples that have such.
+    """
+    found = {}
+    for name, collate in collators.items():
+        sums = torch.zeros(3, len(collate.lengths), dtype=torch.float64)
+        for piece in range(int(collate.words.pieces.max(initial=0))):
+            asked = np.unique(collate.words.example[collate.words.pieces > piece])
+            for batch in plan_once(collate.lengths[asked], batch_size * engine.world.size):
+                [mine] = split_batch(asked[batch], 1, engine.world.size, engine.world.rank)
+                inputs = collate(mine, piece, name)
+                logits = engine.predict(inputs, [name])[name].logits
+                _add_scores(sums, logits, inputs.row_sets["all"], inputs, mine, name)
+        found[name] = engine.world.sum(sums[0].to(engine.world.device)).cpu().numpy()
+    return found
+
+
+def _add_scores(
+    sums: torch.Tensor,
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    inputs: Batch,
+    mine: np.ndarray,
+    name: str,
+) -> None:
+    """Add some rows of a batch to float64 [3, N], for each of N examples: the sum of
+    cross-entropies, how many labels have the largest logit, and how many rows.
+
+    mine: the examples of the batch.
+    """
+    logits, labels = logits[rows], inputs.labels[rows].to(logits.device)
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    right = logits.argmax(dim=-1) == labels
+    example = torch.from_numpy(mine)[inputs.views[name].example_indices[rows].cpu()]
+    values = torch.stack([losses.double(), right.double(), torch.ones_like(losses).double()])
+    sums.index_add_(1, example, values.cpu())

@@ -36,6 +36,10 @@ class Metric(ABC, Generic[P]):
         """With each example once."""
         return float(self.weighted(predictions, np.ones((1, len(predictions))))[0])
 
+    def lacks(self, predictions: P) -> bool:
+        """Whether what it reads was not asked of the model."""
+        return False
+
     def excludes(self, predictions: P) -> bool:
         """Whether a model could predict what it is not defined for, on any examples, and has."""
         return False

@@ -54,6 +54,24 @@ class TokenPerplexity(CountMetric[TokenScores]):
         return np.exp(ratio(sums[..., 0], sums[..., 1], np.nan))
 
 
+class WordLoss(MeanMetric[TokenScores]):
+    """Mean over hidden words of -log p(word | the text without the hidden words), in nats; of the
+    same words for models with other WordPiece vocabularies, each reading its own pieces.
+
+    p(word) is the product over its pieces, each predicted while it, those after it, and the other
+    hidden words are masked (PLL-word-l2r of Kauf and Ivanova 2023, of a share of the words at
+    once). Of another hidden word that is longer the pieces before are shown. How many pieces a word
+    has is given: of one that is cut into more, a little more is told.
+    """
+
+    def lacks(self, predictions: TokenScores) -> bool:
+        return predictions.words is None
+
+    def counts(self, predictions: TokenScores) -> np.ndarray:
+        assert predictions.word_loss is not None and predictions.words is not None
+        return _stacked(predictions.word_loss, predictions.words)
+
+
 # ------------------------------------------------- F1, precision, recall: 0 where not defined
 
 

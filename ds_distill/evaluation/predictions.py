@@ -149,17 +149,39 @@ class TokenScores(Predictions):
     """How a masked-LM does on each of N examples. All float64 [N]."""
 
     judged_by = ("tokens",)
-    aligned = ("loss", "right", "tokens")
+    aligned = ("loss", "right", "tokens", "words", "word_loss")
 
     loss: np.ndarray
-    """Sum of the cross-entropies of its masked tokens."""
+    """Sum of the cross-entropies of its masked tokens, of those that all models know."""
     right: np.ndarray
     """How many of them have the largest logit."""
     tokens: np.ndarray
-    """How many of its tokens are masked."""
+    """How many they are."""
+    own: np.ndarray | None = None
+    """Of a model that knows more tokens, float64 [3, N]: these three of all that it knows."""
+    word_loss: np.ndarray | None = None
+    """Sum of the cross-entropies of the hidden words; see `WordLoss`. None where they were not
+    asked."""
+    words: np.ndarray | None = None
+    """How many words are hidden, the same ones for all models."""
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: array for name, array in super().arrays().items() if array is not None}
+
+    def check(self, labels: Sequence[str]) -> None:
+        super().check(labels)
+        if self.own is not None and self.own.shape != (3, len(self)):
+            raise ValueError(f"scores on own tokens {self.own.shape} of {len(self)} examples")
+        if (self.words is None) != (self.word_loss is None):
+            raise ValueError("hidden words without their number, or their losses")
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def of_own(self) -> TokenScores | None:
+        """On all tokens that it knows; None where all models know them."""
+        return None if self.own is None else TokenScores(*self.own)
 
 
 @dataclass(frozen=True)

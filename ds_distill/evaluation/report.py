@@ -49,10 +49,12 @@ def build_metrics(
 
 
 def metric_values(predictions: Any, metrics: Mapping[str, Metric[Any]]) -> dict[str, float | None]:
-    """By metric; None where it is not defined for what the model predicts, as a correlation where
-    that is always the same number. Raises UserError where it is not defined for these examples."""
+    """By metric, of those for which the model was asked; None where one is not defined for what the
+    model predicts, as a correlation where that is always the same number. Raises UserError where
+    one is not defined for these examples."""
     values: dict[str, float | None] = {}
-    for name, metric in marked("computes metrics", metrics.items()):
+    asked = {name: metric for name, metric in metrics.items() if not metric.lacks(predictions)}
+    for name, metric in marked("computes metrics", asked.items()):
         values[name] = value = metric.value(predictions)
         if math.isnan(value) and metric.excludes(predictions):
             values[name] = None
@@ -129,14 +131,22 @@ def reliability(confidence: np.ndarray, right: np.ndarray) -> list[dict[str, Any
 
 
 def masked_lm_report(scores: TokenScores, metrics: Mapping[str, Metric[Any]]) -> dict[str, Any]:
-    """Examples, masked tokens, metrics over these. Raises UserError when no token is masked."""
+    """Examples, masked tokens that all models know, metrics over these; hidden words; of a model
+    that knows more tokens, `own_tokens`: the same over all that it knows. Raises UserError when no
+    token is masked."""
     tokens = int(scores.tokens.sum())
     if tokens == 0:
         raise UserError(
             "a split has no token that is masked, so there is nothing to measure: its texts are "
             "too few or too short for task.masking.rate. Add texts to it, or raise the rate."
         )
-    return {"examples": len(scores), "tokens": tokens, **metric_values(scores, metrics)}
+    found: dict[str, Any] = {"examples": len(scores), "tokens": tokens}
+    found |= metric_values(scores, metrics)
+    if scores.words is not None:
+        found["hidden_words"] = int(scores.words.sum())
+    if (own := scores.of_own) is not None:
+        found["own_tokens"] = {"tokens": int(own.tokens.sum()), **metric_values(own, metrics)}
+    return found
 
 
 def regression_report(

@@ -213,6 +213,14 @@ class Perplexity(MetricSettings):
     name: Literal["perplexity"] = "perplexity"
 
 
+class WordLoss(MetricSettings):
+    """Mean negative log-probability of hidden words, in nats, each predicted piece by piece from
+    the left: comparable between WordPiece vocabularies. Takes a forward pass for each piece of the
+    longest."""
+
+    name: Literal["word_loss"] = "word_loss"
+
+
 class Pearson(MetricSettings):
     """Pearson's correlation of predictions and labels. Where all predictions are the same number,
     it is not defined."""

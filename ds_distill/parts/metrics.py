@@ -41,6 +41,7 @@ from ds_distill.parts.metric_settings import (
     SquadF1,
     StrictAccuracy,
     WordF1,
+    WordLoss,
 )
 from ds_distill.parts.one_of import OneOf
 from ds_distill.parts.tags import are_entities
@@ -269,6 +270,16 @@ _MASKED_TOKENS = (
         shown=".2f",
         higher_is_better=False,
         hub_name="perplexity",
+        reported=True,
+    ),
+    MetricEntry(
+        name="word_loss",
+        over="masked tokens",
+        settings=WordLoss,
+        implementation=f"{_MODULE}:WordLoss",
+        title="nats a word",
+        shown=".3f",
+        higher_is_better=False,
         reported=True,
     ),
 )

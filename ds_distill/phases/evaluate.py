@@ -157,17 +157,20 @@ def _log(
     """An event and a line for each model, and a line for the baseline."""
     entry = metric_of(run.task)
 
-    def score(model: str) -> str:
-        return f"{entry.title} {entry.shown_as(reports[model][entry.name])}"
+    def score_of(report: dict[str, Any]) -> str:
+        return f"{entry.title} {entry.shown_as(report[entry.name])}"
 
     for model, role in roles.items():
-        numbers = {metric: reports[model][metric] for metric in run.kind.metrics}
+        numbers = {one: reports[model][one] for one in run.kind.metrics if one in reports[model]}
+        if "own_tokens" in reports[model]:
+            numbers |= {f"own_{one}": value for one, value in reports[model]["own_tokens"].items()}
         run.log.event("evaluation", phase=phase, model=model, split=split, **numbers)
-        run.log.info(f"  {model:<16} {role:<8} {score(model)}")
+        own = reports[model].get("own_tokens")
+        added = f"; on all its tokens {score_of(own)}" if own and entry.name in own else ""
+        run.log.info(f"  {model:<16} {role:<8} {score_of(reports[model])}{added}")
     answer = answer_of({"over": entry.over, "baseline": baseline})
-    run.log.info(
-        f"  always {answer} ({baseline['rule']} of {baseline['split']}): {score(BASELINE)}"
-    )
+    rule, score = f"{baseline['rule']} of {baseline['split']}", score_of(reports[BASELINE])
+    run.log.info(f"  always {answer} ({rule}): {score}")
 
 
 BASELINE = ""

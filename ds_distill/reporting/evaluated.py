@@ -56,6 +56,8 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
             *wide_note(judge, rows),
         ],
     )
+    if any("own_tokens" in model for model in models.values()):
+        yield _of_own_tokens(record)
     if record["over"] in PER_CLASS:
         labels, folded = worst_and_best(next(iter(models.values()))["per_class"])
         yield Table(
@@ -64,6 +66,29 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
             [_of_class(label, models) for label in labels],
             folded=[_of_class(label, models) for label in folded],
         )
+
+
+def _of_own_tokens(record: dict[str, Any]) -> Table:
+    """Models that know tokens that others do not, on all that they know."""
+    models = {
+        name: model["own_tokens"]
+        for name, model in record["models"].items()
+        if "own_tokens" in model
+    }
+    held = {metric for own in models.values() for metric in own}
+    entries = {name: entry for name, entry in metrics_of(record).items() if name in held}
+    return Table(
+        "On all masked tokens, also those that not all models know",
+        ["model", "tokens", *(entry.title for entry in entries.values())],
+        [
+            [
+                name,
+                f"{own['tokens']:,}",
+                *(entry.shown_as(own[metric]) for metric, entry in entries.items()),
+            ]
+            for name, own in models.items()
+        ],
+    )
 
 
 def _of_class(label: str, models: dict[str, Any]) -> list[str | Cell]:

@@ -251,6 +251,11 @@ def _table(evaluation: dict[str, Any], ready: list[str]) -> list[str]:
             f"On {first['tokens']:,} masked tokens of {first['examples']:,} examples, the same for "
             "all models. The split was not used to make them." + _unknown(ready)
         )
+        if "hidden_words" in first:
+            about += (
+                f" Nats a word are of {first['hidden_words']:,} whole words, and comparable "
+                "between vocabularies."
+            )
     else:
         about = (
             f"On {first['examples']:,} examples of a split that was not used to make the models."

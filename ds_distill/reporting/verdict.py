@@ -130,11 +130,11 @@ class _Verdict:
                 and (above or self._above_baseline(self._models[name]))
             }
             clauses += self._clauses(others, noun, addition)
-        counted = (
-            f"{own['tokens']:,} masked tokens"
-            if "tokens" in own
-            else f"{own['examples']:,} {'questions' if 'windows' in own else 'examples'}"
-        )
+        counted = f"{own['examples']:,} {'questions' if 'windows' in own else 'examples'}"
+        if "tokens" in own:
+            counted = f"{own['tokens']:,} masked tokens"
+        if self._entry.name == "word_loss":
+            counted = f"{own['hidden_words']:,} hidden words"
         score = f"{self._entry.title} {self._score(own)} on {counted}"
         outcome = f", {_listed(clauses)}" if clauses else ""
         first = f"Student `{self._student}`: {score} of {self._evaluation['split']}{outcome}."

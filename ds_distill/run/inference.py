@@ -55,10 +55,14 @@ def predictions_of(
     that they must be."""
     examples = run.examples(split)
     collate = inference_collator(run, examples, split, references, fp32=True)
+    own = {one.name: run.tables(split, [one])[one.name] for one in references}
+    packed = packed_models(run, references, fp32=True)
+    words = run.kind.hidden_words(run, examples, own, references, packed)
     names = [reference.name for reference in references]
     bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
     with inference_engine(run, references, fp32=True) as engine:
         predictions = run.kind.predict(engine, collate, examples, names, batch_size, bar)
+        predictions = run.kind.with_words(engine, words, predictions, batch_size)
         parameters = {
             name: sum(numel_of(parameter) for parameter in model.parameters())
             for name, model in engine.bundle.teachers.items()
@@ -77,11 +81,16 @@ def inference_collator(
     fp32: bool = False,
 ) -> Collator:
     """Batches for `inference_engine`. Every rank must call this."""
+    packed = packed_models(run, references, fp32=fp32)
+    return run.collator(examples, run.tables(split, references), references, packed=packed)
+
+
+def packed_models(run: Run, references: list[ModelReference], *, fp32: bool = False) -> list[str]:
+    """Names of those that run without padding in `inference_engine`."""
     half = is_half(run.deepspeed()) and not fp32
-    packed = [
+    return [
         reference.name for reference in references if run.packed(reference, half=half) is not None
     ]
-    return run.collator(examples, run.tables(split, references), references, packed=packed)
 
 
 @contextmanager

@@ -47,9 +47,11 @@ def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation 
         for name, reference in starts.items()
     }
     collate = run.collator(examples, tables, [*starts.values()])
+    words = run.kind.hidden_words(run, examples, tables, [*starts.values()])
 
     def score(engine: Engine) -> dict[str, dict[str, float | None]]:
         predictions = run.kind.predict(engine, collate, examples, list(starts), BATCH)
+        predictions = run.kind.with_words(engine, words, predictions, BATCH)
         # By one rank: all must choose the same epoch.
         return run.world.from_main(
             lambda: {

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import CachedSignals, Collator, Examples
+from ds_distill.data.hidden_words import HiddenWordsCollator
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar
@@ -136,6 +137,32 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
 
         batch_size: examples per rank and forward pass.
         """
+
+    def hidden_words(
+        self,
+        run: Run,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        references: Sequence[ModelReference],
+        packed: Collection[str] = (),
+    ) -> dict[str, HiddenWordsCollator]:
+        """The words that each model is asked for besides, where the task's metric reads them or
+        models of several vocabularies are compared.
+
+        tables: by model, the examples as its own tokenizer cuts them; references: of the same.
+        packed: the models that get packed views.
+        """
+        return {}
+
+    def with_words(
+        self,
+        engine: Engine,
+        words: Mapping[str, HiddenWordsCollator],
+        predictions: Mapping[str, Predictions],
+        batch_size: int,
+    ) -> dict[str, Predictions]:
+        """Predictions with those of the words of `hidden_words`. Every rank must call this."""
+        return dict(predictions)
 
     @abstractmethod
     def finite(self, predictions: Predictions) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -13,17 +14,20 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import CachedSignals, Collator, Examples
+from ds_distill.data.hidden_words import HiddenWords, HiddenWordsCollator
 from ds_distill.data.masking import MaskedLMCollator, Masking
 from ds_distill.data.plan import plan_once
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.windows import split_long
 from ds_distill.engine.engine import Engine
-from ds_distill.engine.predict import Bar, score_tokens
+from ds_distill.engine.predict import Bar, score_tokens, score_words
 from ds_distill.evaluation.baseline import Unigram
+from ds_distill.evaluation.metrics import WordLoss
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import masked_lm_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_masked_lm
+from ds_distill.models.word_pieces import rules_of_word_pieces
 from ds_distill.parts.phases import Cache
 from ds_distill.parts.tasks import MaskedLM
 from ds_distill.tasks.kind import TaskKind
@@ -104,6 +108,47 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         """On the first mask variant, the same masked tokens for all models."""
         return score_tokens(engine, collate, models, batch_size, bar)
 
+    def hidden_words(
+        self,
+        run: Run,
+        examples: Examples,
+        tables: Mapping[str, TokenTable],
+        references: Sequence[ModelReference],
+        packed: Collection[str] = (),
+    ) -> dict[str, HiddenWordsCollator]:
+        tokenizers = {*map(run.tokenizer_fingerprint, references)}
+        if not isinstance(self.judge, WordLoss) and len(tokenizers) == 1:
+            return {}
+        settings = self.settings.masking
+        masks, found = {}, []
+        for (name, table), reference in zip(tables.items(), references, strict=True):
+            tokenizer = run.tokenizer(reference)
+            rules_of_word_pieces(tokenizer)
+            masks[name] = masking = Masking.of(tokenizer, settings.rate, settings.seed)
+            length = self.settings.max_length
+            found.append(HiddenWords.of(table, tokenizer, examples.keys, masking, length))
+        return {
+            name: HiddenWordsCollator(
+                tables[name], words, examples.keys, masks[name].mask_id, name in packed
+            )
+            for name, words in zip(tables, HiddenWords.common(found), strict=True)
+        }
+
+    def with_words(
+        self,
+        engine: Engine,
+        words: Mapping[str, HiddenWordsCollator],
+        predictions: Mapping[str, TokenScores],
+        batch_size: int,
+    ) -> dict[str, TokenScores]:
+        losses = score_words(engine, words, batch_size)
+        return {
+            name: replace(of_model, word_loss=losses[name], words=words[name].counts)
+            if name in words
+            else of_model
+            for name, of_model in predictions.items()
+        }
+
     def finite(self, predictions: TokenScores) -> torch.Tensor:
         return torch.from_numpy(np.isfinite(predictions.loss))
 
@@ -127,7 +172,8 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         )
         first = [run.largest_vocabulary(references)]
         tokenizer = run.tokenizer(first[0])
-        counts = run.tables(training, first)[first[0].name].counts(len(tokenizer))
+        every = run.tables(training, first)[first[0].name].counts(len(tokenizer))
+        counts = every.copy()
         counts[min(map(run.vocabulary, references)) :] = 0  # tokens that not all models know
         unigram = Unigram.of(counts, tuple(tokenizer.all_special_ids))
         collate = run.collator(examples, run.tables(split, first), references)
@@ -138,5 +184,10 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
             tokens.append(masked.labels.numpy()[counted])
             owners.append(batch[masked.views[first[0].name].example_indices.numpy()[counted]])
         scores = unigram.score(np.concatenate(tokens), np.concatenate(owners), len(examples))
+        own = {one.name: run.tables(split, [one])[one.name] for one in references}
+        if words := self.hidden_words(run, examples, own, references).get(first[0].name):
+            of_all = Unigram.of(every, tuple(tokenizer.all_special_ids))
+            losses = of_all.score(*words.tokens(), len(examples)).loss
+            scores = replace(scores, word_loss=losses, words=words.counts)
         answer = tokenizer.convert_ids_to_tokens(unigram.token)
         return scores, {"answer": answer, "rule": "the most frequent token", "split": training}

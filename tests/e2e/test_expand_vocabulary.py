@@ -4,6 +4,7 @@ know them (VE-KD)."""
 from __future__ import annotations
 
 import copy
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.files import read_json
+from ds_distill.reporting.evaluated import evaluation_tables
 from ds_distill.run.context import Run
 
 KNOWN = len(toy_vocabulary())
@@ -108,6 +110,26 @@ def test_the_teacher_is_judged_on_what_it_knows(folder: Path) -> None:
     assert set(found) == {"bert", "student"}
     assert found["bert"]["role"] == "teacher" and found["student"]["role"] == "student"
     assert found["bert"]["tokens"] == found["student"]["tokens"] > 20
+    own = found["student"]["own_tokens"]
+    assert "own_tokens" not in found["bert"]
+    new = 2 * 40  # of each text two words, always masked
+    assert own["tokens"] == found["student"]["tokens"] + new
+
+
+def test_models_of_two_vocabularies_are_compared_by_the_same_words(folder: Path) -> None:
+    """The teacher spells the new words; both are told the same and asked for the same."""
+    [record] = [one for one in read_json(folder / "results.json")["phases"] if "models" in one]
+    found = record["models"]
+    assert found["bert"]["hidden_words"] == found["student"]["hidden_words"] > 20
+    known = 1 + len(TOY_FILLERS.split())  # of random words nobody can do better than guess
+    assert found["student"]["word_loss"] > math.log(known) / 2
+    assert record["baseline"]["word_loss"] > 0
+    texts = [(folder / "report.html").read_text(), (folder / "student" / "README.md").read_text()]
+    assert "nats a word" in texts[0] and "nats a word" in texts[1]
+    tables = "".join(map(str, evaluation_tables(record)))
+    for part in (texts[0], tables):
+        assert f"{found['student']['own_tokens']['tokens']:,}" in part
+        assert f"{found['student']['own_tokens']['loss']:.3f}" in part
 
 
 @pytest.mark.further

@@ -445,6 +445,25 @@ def test_masked_lm_report_is_over_tokens_not_texts():
     }
 
 
+def test_a_model_that_knows_more_tokens_is_reported_on_all_and_on_hidden_words():
+    scores = TokenScores(
+        *(np.array(values, dtype=float) for values in ([6, 2], [3, 1], [4, 2])),
+        own=np.array([[16, 4], [5, 1], [8, 2]], dtype=float),
+        word_loss=np.array([9.0, 3.0]),
+        words=np.array([3.0, 0.0]),
+    )
+    report = masked_lm_report(scores, build_metrics("masked tokens"))
+    assert (report["tokens"], report["accuracy"], report["loss"]) == (6, 4 / 6, 8 / 6)
+    assert (report["hidden_words"], report["word_loss"]) == (3, 4.0)
+    own = report["own_tokens"]
+    assert own == {
+        "tokens": 10,
+        "accuracy": 0.6,
+        "loss": 2.0,
+        "perplexity": pytest.approx(np.exp(2.0)),
+    }
+
+
 def test_the_gap_closed_is_of_a_teacher_that_is_better_than_the_start() -> None:
     truth = np.array([0, 1] * 200)
     draw = np.random.default_rng(0)

@@ -36,7 +36,13 @@ def made(over: str, seed: int) -> object:
         labels = np.array([[0, 1], [1, 0], [1, 1], [0, 0], [-1, 1], [1, -1]])
         return LabelPredictions(draw.normal(size=(6, 2)).astype(np.float32), labels)
     if over == "masked tokens":
-        return TokenScores(draw.uniform(1, 9, 6), np.ones(6), same.integers(2, 9, 6) * 1.0)
+        tokens, words = same.integers(2, 9, 6) * 1.0, same.integers(1, 4, 6) * 1.0
+        loss, own, of_words = (
+            draw.uniform(1, 9, 6),
+            draw.uniform(1, 9, (3, 6)),
+            draw.uniform(1, 9, 6),
+        )
+        return TokenScores(loss, np.ones(6), tokens, own, of_words, words)
     if over == "numbers":
         return NumberPredictions(draw.normal(size=6), same.normal(size=6))
     if over == "answers":
