@@ -26,6 +26,8 @@ from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
 CLASSES, VOCABULARY, LAYERS = 4, 300, 2
+GROWN = 70
+"""Tokens that the student of `grown` has more than its teacher."""
 LEARNING_RATE, STEPS, WARMUP_STEPS, TOTAL_STEPS = 1e-3, 4, 2, 6
 """The rate rises from 0 to 1e-3 over the first two steps and is 0.75e-3 in the fourth."""
 WEIGHT_DECAY = 1.0
@@ -40,6 +42,7 @@ MAX_GRAD_NORM = {
     "layers": 7.7,
     "attention": 40.0,
     "tokens": 4.8,
+    "grown": 0.9,
 }
 """By a scenario's task, or its batches. Between the norms of its steps: Adam does not see a factor
 that all of them share."""
@@ -66,10 +69,10 @@ def auto_class(task: str) -> Any:
     return AutoModelForMaskedLM if task == "masked-lm" else AutoModelForSequenceClassification
 
 
-def _make(task: str, name: str) -> Any:
+def _make(task: str, name: str, more: int = 0) -> Any:
     torch.manual_seed(SEEDS[name])
     sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": VOCABULARY + more,
         "hidden_size": WIDTHS[name],
         "num_hidden_layers": LAYERS,
         "num_attention_heads": 2,
@@ -91,8 +94,8 @@ def _make(task: str, name: str) -> Any:
     return auto_class(task).from_config(config)
 
 
-def make_student(task: str) -> Any:
-    student = _make(task, "student").train()
+def make_student(task: str, kind: str = "even") -> Any:
+    student = _make(task, "student", GROWN if kind == "grown" else 0).train()
     with torch.no_grad():
         for parameter in student.parameters():
             if parameter.ndim == 1:
@@ -126,6 +129,11 @@ EVERY_TOKEN: dict[str, dict[str, dict[str, Any]]] = {
         "relation_kl": {"heads": 4, "layers": {2: 1}, "weight": 200.0},
         "attention_mse": {"layers": {1: 2, 2: 2}, "weight": 2000.0},
     },
+    "grown": {
+        "cross_entropy": {},
+        "kl": {"temperature": 2.0, "weight": 0.5, "rows": "tokens"},
+        "logit_mse": {"weight": 0.1},
+    },
     "tokens": {
         "cross_entropy": {},
         "kl": {"temperature": 2.0, "weight": 0.5},
@@ -135,7 +143,8 @@ EVERY_TOKEN: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 """Masked-LM with losses of every token, by batches: on attention alone, so that the head is not
-used; and beside others. Their weights are such that all matter."""
+used; beside others; and of a student whose vocabulary has grown, over what its teacher knows. Their
+weights are such that all matter."""
 
 PAIRS = {"layers": [(0, 1), (2, 1)]}
 """(student's, teacher's) that the hidden loss compares, by batches; of others the last ones."""
@@ -190,7 +199,8 @@ def step_batches(task: str, kind: str, step: int) -> list[Batch]:
 def _step_batches(task: str, kind: str, step: int) -> list[Batch]:
     generator = torch.Generator().manual_seed(1000 * step + len(kind))
     if task == "masked-lm":
-        batches = [_masked_lm_batch(generator) for _ in range(MICRO_BATCHES)]
+        more = GROWN if kind == "grown" else 0
+        batches = [_masked_lm_batch(generator, more) for _ in range(MICRO_BATCHES)]
         if kind in EVERY_TOKEN:
             batches = [_with_tokens(batch) for batch in batches]
             # Of two ranks, the second has no row at all in the second step.
@@ -230,11 +240,11 @@ def _step_batches(task: str, kind: str, step: int) -> list[Batch]:
     return batches
 
 
-def _batch(generator: torch.Generator, size: int) -> Batch:
+def _batch(generator: torch.Generator, size: int, more: int = 0) -> Batch:
     length = int(torch.randint(6, 20, (1,), generator=generator))
     lengths = torch.randint(3, length + 1, (size,), generator=generator)
     mask = (torch.arange(length)[None, :] < lengths[:, None]).long()
-    ids = torch.randint(10, VOCABULARY, (size, length), generator=generator) * mask
+    ids = torch.randint(10, VOCABULARY + more, (size, length), generator=generator) * mask
     view = PaddedView(ids, mask, torch.zeros_like(ids))
     return Batch(
         keys=torch.randint(0, 2**60, (size, 2), generator=generator),
@@ -244,16 +254,21 @@ def _batch(generator: torch.Generator, size: int) -> Batch:
     )
 
 
-def _masked_lm_batch(generator: torch.Generator) -> Batch:
-    plain = _batch(generator, 8)
+def _masked_lm_batch(generator: torch.Generator, more: int) -> Batch:
+    """more: tokens that no teacher knows."""
+    plain = _batch(generator, 8, more)
     masking = Masking(0.3, mask_id=4, special_ids=(0, 1, 2, 3, 4), known=VOCABULARY, seed=0)
     view, labels = mask_view(plain.views["student"], plain.keys, masking, epoch=0)
     assert view.positions is not None
+    assert (view.input_ids < VOCABULARY).all()
     return Batch(
         keys=plain.keys[view.positions // view.input_ids.shape[1]],
         views=dict.fromkeys(("student", "first"), view),
         labels=labels,
-        row_sets={name: torch.arange(len(labels)) for name in ("all", "labelled")},
+        row_sets={
+            "all": (labels < VOCABULARY).nonzero()[:, 0],
+            "labelled": torch.arange(len(labels)),
+        },
     )
 
 
@@ -265,7 +280,8 @@ def _with_tokens(batch: Batch) -> Batch:
     masked = torch.isin(tokens, view.positions).nonzero()[:, 0]
     labels = torch.full((len(tokens),), -100)
     labels[masked] = batch.labels
-    sets = {"all": masked, "labelled": masked, "tokens": torch.arange(len(tokens))}
+    known = labels < VOCABULARY
+    sets = {"all": masked[known[masked]], "labelled": masked, "tokens": known.nonzero()[:, 0]}
     every = replace(view, positions=tokens)
     views = dict.fromkeys(batch.views, every)
     keys = torch.zeros(len(tokens), 2, dtype=torch.int64)
@@ -321,7 +337,7 @@ class Trained:
 @cache
 def plain_loop(task: str, kind: str, policy: str) -> Trained:
     """All micro-batches of a step at once, no DeepSpeed."""
-    student = make_student(task)
+    student = make_student(task, kind)
     teachers = {name: make_teacher(task, name) for name in teacher_names(task)}
     widths = {name: WIDTHS[name] for name in teachers}
     terms = make_terms(task, kind, WIDTHS["student"], widths)
@@ -340,7 +356,9 @@ def plain_loop(task: str, kind: str, policy: str) -> Trained:
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(rise, fall)
         batches = step_batches(task, kind, step)
-        if kind in EVERY_TOKEN:
+        if kind == "grown":
+            parts = _losses_of_grown(student, teachers["first"], batches)
+        elif kind in EVERY_TOKEN:
             terms_of, teacher = EVERY_TOKEN[kind], teachers["first"]
             parts = _losses_of_tokens(terms_of, student, teacher, projections, batches)
         else:
@@ -438,6 +456,30 @@ def _losses(
         name: total / (labelled if name == "cross_entropy" else rows)
         for name, total in sums.items()
     }
+
+
+def _losses_of_grown(student: Any, teacher: Any, batches: list[Batch]) -> dict[str, torch.Tensor]:
+    """All tokens are labels; the teacher's terms are over those that it knows, and their rows."""
+    sums: dict[str, Any] = {"cross_entropy": 0.0, "kl": 0.0, "logit_mse": 0.0}
+    counts = dict.fromkeys(sums, 0)
+    for batch in batches:
+        view, sets = batch.views["student"], batch.row_sets
+        own, other = (
+            model(**view.model_inputs()).logits.flatten(0, 1)[view.positions]
+            for model in (student, teacher)
+        )
+        other, same = other.detach(), own[:, :VOCABULARY]
+        p, q = F.log_softmax(other / 2, -1), F.log_softmax(same / 2, -1)
+        rows = {"cross_entropy": sets["labelled"], "kl": sets["tokens"], "logit_mse": sets["all"]}
+        labels = batch.labels[sets["labelled"]]
+        parts = {
+            "cross_entropy": F.cross_entropy(own[sets["labelled"]], labels, reduction="sum"),
+            "kl": 0.5 * 4.0 * (p.exp() * (p - q)).sum(-1)[rows["kl"]].sum(),
+            "logit_mse": 0.1 * (other - same).square().mean(-1)[rows["logit_mse"]].sum(),
+        }
+        sums = {name: sums[name] + part for name, part in parts.items()}
+        counts = {name: counts[name] + len(rows[name]) for name in sums}
+    return {name: total / counts[name] for name, total in sums.items()}
 
 
 def _losses_of_tokens(

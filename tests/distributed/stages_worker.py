@@ -69,7 +69,7 @@ def known_experts() -> Fitted:
 def build(
     task: str, kind: str, folder: Path, config: dict[str, Any], policy: str, packed: bool
 ) -> Bundle:
-    student = make_student(task)
+    student = make_student(task, kind)
     with sharded_loading(config):
         teachers = {}
         for name in teacher_names(task):
@@ -276,6 +276,13 @@ def main(folder: Path) -> None:
         run(name, "masked-lm", folder, config, batches="attention", further=True)
     run(
         "attention_sharded_student", "masked-lm", folder, "zero3_fp32", batches="attention",
+        resident=False,
+    )  # fmt: skip
+    for stage in range(4):
+        name, config = f"grown_zero{stage}", f"zero{stage}_fp32"
+        run(name, "masked-lm", folder, config, batches="grown", further=True)
+    run(
+        "grown_sharded_student", "masked-lm", folder, "zero3_fp32", batches="grown",
         resident=False,
     )  # fmt: skip
     for stage in (1, 3):

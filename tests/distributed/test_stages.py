@@ -60,6 +60,8 @@ SCENARIOS = {
     "masked_lm_sharded_student": ("masked-lm", "even", "average"),
     # Losses on attention alone, and of every token beside others; a rank without rows.
     "attention_sharded_student": ("masked-lm", "attention", "average"),
+    # More words than the teacher knows, in the tied embeddings of a sharded student.
+    "grown_sharded_student": ("masked-lm", "grown", "average"),
     "packed tokens": ("masked-lm", "tokens", "average"),
     # Teachers without padding; the first is a DeBERTa-v3, the second a RoBERTa.
     "packed other families": ("other families", "even", "average"),
@@ -69,6 +71,7 @@ SCENARIOS = {
 
 EVERY_TOKEN = {
     **{f"attention_zero{stage}": ("masked-lm", "attention", "average") for stage in range(4)},
+    **{f"grown_zero{stage}": ("masked-lm", "grown", "average") for stage in range(4)},
     **{f"tokens_zero{stage}": ("masked-lm", "tokens", "average") for stage in (1, 3)},
 }
 """In launches of their own."""
