@@ -4,12 +4,18 @@ know them (VE-KD)."""
 from __future__ import annotations
 
 import copy
+import json
 import math
 import random
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from runs import (
     Runs,
@@ -24,15 +30,20 @@ from runs import (
     is_between_phases,
     others,
     records,
+    run_here,
 )
 from safetensors.torch import load_file
 from toys import TOY_FILLERS, toy_vocabulary
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from ds_distill import load_recipe, run_recipe
+from ds_distill.check.recipe import check_all
+from ds_distill.errors import UserError
 from ds_distill.files import read_json
+from ds_distill.recipe import LONE_TASK
 from ds_distill.reporting.evaluated import evaluation_tables
 from ds_distill.run.context import Run
+from ds_distill.run.execute import execute
 
 KNOWN = len(toy_vocabulary())
 NEW = 46
@@ -182,3 +193,89 @@ def test_two_ranks_at_stage_3_are_as_one(
 ) -> None:
     folders = alone_and_on_two_ranks(settings, ds_distill, tmp_path)
     check_same_losses_on_two_ranks(folders, "student")
+
+
+# ------------------------------------------------------------------------------------------ traps
+
+
+def test_check_knows_the_expanded_vocabulary_before_anything_runs(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    file = write(settings, tmp_path)
+    with pytest.raises(UserError, match=rf"size={KNOWN}: the student has {KNOWN} tokens already"):
+        check_all(load_recipe(file, [f"phases.expand-vocabulary.size={KNOWN}"]))
+    made = copy.deepcopy(settings)
+    made["task"]["masking"]["variants"] = 2
+    made["phases"].insert(1, {"cache": {"splits": "train"}})
+    made["phases"][3]["distil"] |= {"teachers": "cached"}
+    for position in (1, 2):  # the cache before the expansion, and after it
+        made["phases"].insert(position, made["phases"].pop(3 - position))
+        with pytest.raises(UserError, match="are others since its vocabulary was expanded"):
+            check_all(load_recipe(write(made, tmp_path)))
+    made = copy.deepcopy(settings)
+    made["teachers"]["other"] = made["teachers"]["bert"]
+    made["phases"][0]["fine-tune"]["models"] = ["bert", "other"]
+    with pytest.raises(UserError, match="learns from one teacher, and here are bert, other"):
+        check_all(load_recipe(write(made, tmp_path)))
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("long", ["split", "cut"])
+def test_all_models_read_the_same_masked_tokens(
+    long: str, settings: dict[str, Any], tmp_path: Path, in_this_process: None
+) -> None:
+    """Of texts that are longer than what models take, those of the grown vocabulary."""
+    recipe = load_recipe(write(settings, tmp_path), [f"task.long={long}", "task.max_length=8"])
+    run = execute(recipe, tmp_path / "run", first=2)[LONE_TASK]
+    models = [replace(run.reference(name, 2), name=name) for name in ("bert", "student")]
+    tables = run.tables("test", models)
+    student = run.tables("test", models[1:])["student"]
+    assert np.array_equal(tables["bert"].lengths, student.lengths)
+    # Windows are of the pieces that there were before.
+    assert student.lengths.max() == {"cut": 8, "split": 7}[long]
+    collate = run.collator(run.examples("test"), tables, models)
+    batch = collate(np.arange(len(student.lengths)))
+    teacher, own = batch.views["bert"], batch.views["student"]
+    for name in ("input_ids", "attention_mask", "positions", "token_type_ids"):
+        assert torch.equal(getattr(teacher, name), getattr(own, name)), name
+    assert (own.input_ids < KNOWN).all() and (batch.labels >= KNOWN).any()
+
+
+@pytest.mark.further
+def test_old_rows_of_absent_words_move_by_weight_decay_alone(
+    settings: dict[str, Any], tmp_path: Path, in_this_process: None
+) -> None:
+    """Where no loss is over the vocabulary, so that only what is read has a gradient. With
+    cross-entropy the softmax over all words moves all of their rows."""
+    made = copy.deepcopy(settings)
+    made["phases"] = [*made["phases"][:2], {"distil": {"losses": {"cosine": {"rows": "tokens"}}}}]
+    made["training"] |= {"weight_decay": 0.5}
+    made["task"]["masking"]["shown"] = "mask"  # no random word is read
+    root = run_here(made, tmp_path)
+    name = "bert.embeddings.word_embeddings.weight"
+    before, after = (
+        load_file(root / "models" / folder / "model.safetensors")[name]
+        for folder in ("01-student", "02-student")
+    )
+    rates = [curve[-1] for curve in curves(root) if curve[0] == 2]
+    kept = np.prod([1 - 0.5 * rate for rate in rates])
+    tokenizer = AutoTokenizer.from_pretrained(root / "student")
+    absent = [*tokenizer.convert_tokens_to_ids(["tiger", "soup"]), *range(KNOWN, KNOWN + NEW)]
+    assert kept < 0.99
+    torch.testing.assert_close(after[absent], before[absent] * kept, rtol=1e-5, atol=1e-7)
+    read = tokenizer.convert_tokens_to_ids(TOY_FILLERS.split())
+    assert (after[read] - before[read] * kept).norm(dim=1).min() > 1e-3
+
+
+@pytest.mark.further
+def test_it_loads_where_nothing_of_this_project_is(folder: Path) -> None:
+    texts = ["we saw zorbatin", "plumexol, quivarene!"]
+    code = (
+        "import sys, json, transformers; sys.modules['ds_distill'] = None;"
+        f"m = transformers.AutoModelForMaskedLM.from_pretrained({str(folder / 'student')!r});"
+        f"t = transformers.AutoTokenizer.from_pretrained({str(folder / 'student')!r});"
+        f"print(json.dumps([m.config.vocab_size, t({texts!r})['input_ids']]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    here = AutoTokenizer.from_pretrained(folder / "models" / "01-student")(texts)["input_ids"]
+    assert json.loads(done.stdout) == [KNOWN + NEW, here]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ds_distill.losses import KL, CrossEntropy, LogitMSE, Term
+from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Term
 from ds_distill.losses import logits as logits_of
 from ds_distill.parts.terms import KLLoss, LogitMSELoss
 from ds_distill.types import Batch, Signals, VocabularyHead
@@ -147,3 +147,43 @@ def test_logits_are_made_once_when_a_term_asks() -> None:
     signals = Signals(head(8, 0, trained=True))
     assert signals.logits is signals.logits
     assert signals.logits.shape == (ROWS, VOCABULARY)
+
+
+MORE = 9
+"""Tokens that a grown student has more than its teacher."""
+GROWN: dict[str, Term] = {
+    "kl": KL(KLLoss(temperature=2.0, rows="tokens", tolerance=0.01, tolerance_on="mean")),
+    "logit_mse": LogitMSE(LogitMSELoss(weight=0.5, rows="tokens")),
+    "cosine": Cosine({"rows": "tokens"}),
+}
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("name", GROWN)
+def test_what_a_teacher_does_not_know_leaks_nowhere(name: str, linear: bool) -> None:
+    """NaN in the teacher's outputs at a new token, and in the student's entries of new ones: these
+    where no logits are made, of which a gradient of 0 times such an entry is NaN."""
+    found = []
+    for odd in (0.0, torch.nan):
+        student, teacher = head(8, 0, trained=True), head(8, 1, trained=False)
+        decoder = nn.Linear(8, VOCABULARY + MORE)
+        with torch.no_grad():
+            decoder.weight[:VOCABULARY] = student.weight
+            decoder.bias[:VOCABULARY] = student.bias
+            decoder.weight[VOCABULARY:] = decoder.bias[VOCABULARY:] = odd if linear else 0.0
+            teacher.features[2] = odd
+        grown = VocabularyHead(student.features, decoder, decoder)
+        own = Signals(grown if linear else grown.logits(), {-1: student.features})
+        taught = Signals(teacher if linear else teacher.logits(), {-1: teacher.features})
+        given = batch()
+        given.row_sets["tokens"] = given.row_sets["all"]
+        losses = GROWN[name](own, {"only": taught}, None, given)
+        assert losses.shape == (ROWS - 1,)
+        losses.sum().backward()
+        assert not student.features.grad[2].any()
+        found.append([losses.detach(), student.features.grad])
+        if name != "cosine":
+            found[-1] += [decoder.weight.grad, decoder.bias.grad]
+            assert not decoder.weight.grad[VOCABULARY:].any()
+    for clean, odd in zip(*found, strict=True):
+        assert odd.isfinite().all() and torch.equal(odd, clean)
