@@ -34,7 +34,7 @@ from runs import (
 )
 from safetensors.torch import load_file
 from toys import TOY_FILLERS, toy_vocabulary
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.check.recipe import check_all
@@ -279,3 +279,41 @@ def test_it_loads_where_nothing_of_this_project_is(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     here = AutoTokenizer.from_pretrained(folder / "models" / "01-student")(texts)["input_ids"]
     assert json.loads(done.stdout) == [KNOWN + NEW, here]
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("name", ["vekd-large", "vekd-da"])
+def test_a_narrow_student_of_random_weights_grows_and_learns(
+    name: str, settings: dict[str, Any], tmp_path: Path, in_this_process: None
+) -> None:
+    """The recipes, with a toy teacher."""
+    made, teacher = settings["teachers"]["bert"]["model"], tmp_path / "teacher"
+    AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(made)).save_pretrained(teacher)
+    AutoTokenizer.from_pretrained(made).save_pretrained(teacher)
+    recipe = load_recipe(
+        name,
+        [
+            f"task.data.path={settings['task']['data']['path']}",
+            "task.max_length=32",
+            f"teachers.bert.model={teacher}",
+            f"student.model={teacher}",
+            "student.config={hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}",
+            f"phases.expand-vocabulary.size={KNOWN + NEW}",
+            *(["phases.adapt.steps=5", "phases.adapt.batch_size=16"] if name == "vekd-da" else []),
+            "training.batch_size=16",
+            "training.epochs=1",
+            "deepspeed=zero0_fp32",
+        ],
+    )
+    run_recipe(recipe, tmp_path / "run")
+    found = evaluation(tmp_path / "run")
+    other = {"vekd-large": "distilbert", "vekd-da": "vekd-da"}[name]
+    assert found["metric"] == "word_loss" and {"bert", "vekd", other} == set(found["models"])
+    for model in found["models"].values():
+        assert model["hidden_words"] > 20 and math.isfinite(model["word_loss"])
+    grown = {model for model, one in found["models"].items() if "own_tokens" in one}
+    assert grown == {"vekd", "vekd-da"} & {*found["models"]}
+    [pair] = [
+        one for one in found["comparisons"] if {one["student"], one["other"]} == {"vekd", "bert"}
+    ]
+    assert pair["interval"][0] <= pair["difference"] <= pair["interval"][1]

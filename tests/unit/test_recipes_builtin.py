@@ -468,6 +468,29 @@ def test_vekd_is_as_published() -> None:
     assert distil.losses["kl"].temperature == 2.0
 
 
+def test_vekd_in_other_sizes_is_as_published() -> None:
+    """Appendix D: of BERT-large, and narrower, with a step of adaptation; else as `vekd`."""
+    base = load_recipe("vekd")
+    for name, model, width in (("vekd-large", "large", 768), ("vekd-da", "base", 384)):
+        recipe = load_recipe(name)
+        assert recipe.teachers["bert"].model == f"google-bert/bert-{model}-uncased"
+        shape = recipe.student.config
+        assert (shape.hidden_size, shape.num_hidden_layers, recipe.student.layers) == (
+            width,
+            6,
+            None,
+        )
+        assert recipe.phases[0] == base.phases[0]
+        ours, theirs = recipe.phases[1], base.phases[1]
+        assert (ours.epochs, ours.batch_size, ours.learning_rate) == (5, 240, 5e-4)
+        assert ours.losses["kl"] == theirs.losses["kl"]
+        states = ours.losses["hidden_mse"], theirs.losses["cosine"]
+        shared = ("weight", "rows", "tolerance", "tolerance_on")
+        assert len({tuple(getattr(one, key) for key in shared) for one in states}) == 1
+    adapt = load_recipe("vekd-da").phases[2]
+    assert (adapt.steps, adapt.batch_size, adapt.start_of("vekd-da")) == (100000, 80, "vekd")
+
+
 def test_compact_encoders_are_as_published() -> None:
     """Seed 002's equations 9 and 11; Adapt-and-Distill's phases."""
     [distil, _] = load_recipe("compact-biobert").phases
