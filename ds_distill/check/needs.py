@@ -128,7 +128,7 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
                 f"{{splits: {split}}} before it (after the last fine-tuning of a teacher), or set "
                 "teachers=live."
             )
-    mixed = len(context.teachers) > 1
+    mixed, of_tokens = len(context.teachers) > 1, []
     for key, entry, settings in phase.parts():
         here = context.at(f"{context.location}.{key}")
         needs = entry.needs_of(settings)
@@ -151,8 +151,12 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
         if entry.mistakes is not None and not unmet:
             yield from entry.mistakes(settings, here)
         mixed |= isinstance(entry, PolicyEntry) and not entry.keeps_lone_teacher
+        if needs.every_token and not unmet:
+            of_tokens.append(here.location)
     if held is not None and mixed and context.task.over_vocabulary:
         yield from _mixing_mistakes(context, held)
+    if mixed:
+        yield from (_of_mixed_tokens(location, context) for location in of_tokens)
 
 
 def _remedy(
@@ -241,6 +245,18 @@ def _mixing_mistakes(context: Context, held: Cache) -> Iterator[str]:
     yield (
         f"{context.location}: the cache holds distributions with codec {codec.name!r}, and "
         f"{whose}. Set codec: {mixing} in the cache phase, or teachers=live."
+    )
+
+
+def _of_mixed_tokens(location: str, context: Context) -> str:
+    """What mixes teachers reads their logits: of every token they are [tokens, vocabulary] of each,
+    which a lone teacher's never are."""
+    count = len(context.teachers)
+    whose = f"{count} teachers are mixed" if count > 1 else "the policy weighs the teacher"
+    return (
+        f"{location}: counts every token of a text, and {whose} by logits of every token over the "
+        f"whole vocabulary. Name one teacher, {context.location}.follow: [NAME], without a routing, "
+        "or count masked tokens alone, where the term has `rows`."
     )
 
 

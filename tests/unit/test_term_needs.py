@@ -86,15 +86,15 @@ def every_token(folder: Path, losses: dict[str, Any], *before: Any, **options: A
     """What is wrong with a distillation of masked-LMs by these losses."""
     folder.mkdir()
     task = options.pop("task", {"type": "masked-lm", "data": {"path": "data"}})
-    heads = options.pop("heads", {})
-    for name in ("t", "student"):
+    heads, teachers = options.pop("heads", {}), options.pop("teachers_named", ["t"])
+    for name in (*teachers, "student"):
         make_tiny_bert(
             folder / name, toy_vocabulary(), num_attention_heads=heads.get(name, 2), hidden_size=32
         )
     content = {
         "task": task,
         "student": {"model": str(folder / "student")},
-        "teachers": {"t": {"model": str(folder / "t")}},
+        "teachers": {name: {"model": str(folder / name)} for name in teachers},
         "phases": [*before, {"distil": {**options, "losses": losses}}],
     }
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
@@ -126,6 +126,22 @@ def test_every_token_is_a_row_of_live_masked_lms_alone(tmp_path: Path) -> None:
     found = every_token(tmp_path / "cached", OF_EVERY_TOKEN, cache, task=task, teachers="cached")
     assert len(found) == len(OF_EVERY_TOKEN)
     assert all("reads of the teachers what no cache holds" in message for message in found)
+
+
+def test_every_token_has_one_teacher_that_no_policy_mixes(tmp_path: Path) -> None:
+    """What mixes teachers reads logits, of every token [tokens, V] of each."""
+    of_rows = {name: s for name, s in OF_EVERY_TOKEN.items() if "rows" in s and name != "cosine"}
+    found = every_token(tmp_path / "two", of_rows, teachers_named=["t", "u"])
+    assert len(found) == len(of_rows)
+    for name, message in zip(of_rows, found, strict=True):
+        assert message.startswith(f"phases.distil.losses.{name}: counts every token of a text, and")
+        assert "2 teachers are mixed" in message and "follow: [NAME]" in message
+    followed = every_token(tmp_path / "one", of_rows, teachers_named=["t", "u"], follow=["t"])
+    assert followed == []
+    [weighs] = every_token(tmp_path / "weighs", {"attention_kl": {}}, routing={"policy": "mt-bert"})
+    assert "the policy weighs the teacher" in weighs
+    masked = {name: {key: s[key] for key in s if key != "rows"} for name, s in of_rows.items()}
+    assert every_token(tmp_path / "masked", masked, teachers_named=["t", "u"]) == []
 
 
 def test_attention_that_cannot_be_compared_is_refused(tmp_path: Path) -> None:
