@@ -255,8 +255,8 @@ def _of_mixed_tokens(location: str, context: Context) -> str:
     whose = f"{count} teachers are mixed" if count > 1 else "the policy weighs the teacher"
     return (
         f"{location}: counts every token of a text, and {whose} by logits of every token over the "
-        f"whole vocabulary. Name one teacher, {context.location}.follow: [NAME], without a routing, "
-        "or count masked tokens alone, where the term has `rows`."
+        f"whole vocabulary. Name one teacher, {context.location}.follow: [NAME], without a "
+        "routing, or count masked tokens alone, where the term has `rows`."
     )
 
 

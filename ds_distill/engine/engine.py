@@ -278,6 +278,13 @@ class Engine:
             for name, outputs in predictions.items()
         }
 
+    def layers_of_teachers(self, batch: Batch) -> dict[str, Signals]:
+        """What terms and router read of the live teachers' layers, on the device: states and
+        attention, as they are in a step. Every rank must call this at the same time."""
+        with torch.no_grad():
+            [found] = self._forward("teachers", [batch.to(self.world.device)])
+        return {name: replace(signals, output=None) for name, signals in found.items()}
+
     def _with_counts(self, micro_batches: list[Batch]) -> list[Batch]:
         """Row counts of the whole optimizer step, known before its first backward."""
         names = list(micro_batches[0].row_sets)

@@ -15,6 +15,7 @@ from ds_distill.engine.engine import Engine
 from ds_distill.engine.precision import dtype_name
 from ds_distill.errors import UserError
 from ds_distill.files import write_text
+from ds_distill.reads import TOKENS
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.types import Batch
 
@@ -28,16 +29,20 @@ DAMAGED = (
 
 
 class NotFiniteSignals(Exception):
-    """A model's outputs for some examples are NaN or infinite."""
+    """What a model says of some examples is NaN or infinite."""
 
-    def __init__(self, model: str, keys: torch.Tensor, among: str, fix: str = DAMAGED) -> None:
+    def __init__(
+        self, model: str, keys: torch.Tensor, among: str, fix: str = DAMAGED, what: str = "outputs"
+    ) -> None:
         """
         keys: int64 [n, 2], the keys of these examples.
         among: how many examples the model ran on, in words, e.g. "64 examples of a batch".
         fix: what the user can do.
+        what: of the model, in words, e.g. "states of layer 2".
         """
-        super().__init__(f"{model}: {len(keys)} of {among}")
+        super().__init__(f"{model}: {what} for {len(keys)} of {among}")
         self.model, self.keys, self.among, self.fix = model, keys, among, fix
+        self.what = what
 
 
 def refusal(run: Run, splits: Sequence[str], found: NotFiniteSignals) -> UserError:
@@ -50,7 +55,7 @@ def refusal(run: Run, splits: Sequence[str], found: NotFiniteSignals) -> UserErr
     if dtype_name(run.deepspeed()) == "float16":
         fix = "In fp16 numbers over 65,504 are infinite: try bf16 or fp32 (deepspeed). Or: " + fix
     return UserError(
-        f"{who}: its outputs for {len(found.keys)} of {found.among} are not finite (NaN or "
+        f"{who}: its {found.what} for {len(found.keys)} of {found.among} are not finite (NaN or "
         f"infinite), e.g. for {shown}. {fix}"
     )
 
@@ -69,18 +74,37 @@ def check_finite(
 
 
 def find_in_batches(engine: Engine, batches: Iterable[Batch]) -> NotFiniteSignals | None:
-    """Find the first teacher of the engine whose logits for a batch are not finite. Every rank
-    must call this with equally many batches; all get the same result."""
+    """Find the first teacher of the engine of which something that the loss reads of a batch is not
+    finite: states or attention, in the order of their layers, or logits. Every rank must call this
+    with equally many batches; all get the same result."""
     for batch in batches:
         for teacher in engine.bundle.teachers:
-            logits = engine.predict(batch, [teacher])[teacher].logits
-            counted = batch.row_sets["all"]
-            bad = ~torch.isfinite(logits).all(dim=-1).to(counted.device)
-            keys = engine.world.gather_keys(batch.keys[counted[bad[counted]]])
-            if len(keys):
-                examples = engine.world.gather_keys(batch.keys[counted])
-                return NotFiniteSignals(teacher, keys, f"{len(examples)} examples of a batch")
+            counted = batch.row_sets.get(TOKENS, batch.row_sets["all"])
+            for what, bad in _not_finite(engine, batch, teacher):
+                rows = counted[bad.to(counted.device)[counted]]
+                keys = engine.world.gather_keys(batch.keys[rows])
+                if len(keys):
+                    examples = engine.world.gather_keys(batch.keys[counted])
+                    among = f"{len(examples)} examples of a batch"
+                    return NotFiniteSignals(teacher, keys, among, what=what)
     return None
+
+
+def _not_finite(engine: Engine, batch: Batch, teacher: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """What is read of a teacher, in words, and the rows where it is not finite, bool [n]."""
+    signals = engine.layers_of_teachers(batch)[teacher]
+    example = batch.views[teacher].example_indices
+    found = []
+    for layer, states in signals.hidden.items():
+        found.append((layer, "states", ~states.isfinite().all(dim=-1)))
+    for layer, attention in signals.attention.items():
+        parts = [attention.queries, attention.keys, attention.values]
+        finite = torch.stack([p.isfinite().all(dim=-1).all(dim=1) for p in parts if p is not None])
+        bad = (~finite.all(dim=0) & attention.mask).any(dim=1)
+        found.append((layer, "attention", bad[example.to(bad.device)]))
+    for layer, kind, rows in sorted(found, key=lambda one: (one[0] == -1, one[:2])):
+        yield f"{kind} of {'the last layer' if layer == -1 else f'layer {layer}'}", rows
+    yield "outputs", ~engine.predict(batch, [teacher])[teacher].logits.isfinite().all(dim=-1)
 
 
 def damaged_weights(run: Run, reference: ModelReference) -> UserError | None:

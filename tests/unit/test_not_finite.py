@@ -199,6 +199,36 @@ def test_masked_lms(masked_lm_settings, tmp_path):
     assert message.startswith("teachers.bert: ") and "train.txt:" in message
 
 
+READ = {
+    "states of the last layer": {"cosine": {"rows": "tokens"}},
+    "states of layer 0": {"hidden_mse": {"rows": "tokens", "layers": {2: 2, 0: 0}}},
+    "attention of layer 1": {"attention_kl": {"layers": {2: 2, 1: 1}}},
+    "attention of the last layer": {"relation_kl": {"of": ["values"]}},
+}
+"""By what of a teacher is not finite, the first of what is read: the losses."""
+
+
+def test_what_is_read_of_a_masked_lm_is_named(masked_lm_settings, tmp_path):
+    from transformers import BertForMaskedLM
+
+    model = make_tiny_bert(tmp_path / "bert", toy_vocabulary())
+    sound = make_tiny_bert(tmp_path / "student", toy_vocabulary())
+    break_word(model, BertForMaskedLM, WORD)
+    made = {**masked_lm_settings, "student": {"model": str(sound)}}
+    made["teachers"] = {"bert": {"model": str(model)}}
+    made["task"] = {**made["task"], "masking": {"rate": 0.2, "seed": 1, "shown": "mask"}}
+    texts = Path(made["task"]["data"]["path"])
+    lines = (texts / "train.txt").read_text().splitlines()
+    for number, (what, losses) in enumerate(READ.items()):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        message = refused(made, [{"distil": {"losses": losses}}], folder)
+        assert message.startswith(f"teachers.bert: its {what} for "), message
+        for location, words in named(message):
+            text = lines[int(location.rpartition(":")[2]) - 1]
+            assert WORD in text.split() and text.startswith(words.removesuffix(" ..."))
+
+
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "txt"])
 def test_sources_tell_where_a_text_stands(kind, tmp_path):
     """Past what is no example, and the first of those with the same text."""
