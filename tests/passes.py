@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from transformers import BertConfig, DebertaV2Config, DistilBertConfig, PreTrainedConfig
 
 from ds_distill.models.encoder import read_signals
@@ -46,6 +49,15 @@ def run(model: Any, view: PaddedView, trains: bool) -> None:
         logits = read_signals(model, view).logits
         if trains:
             logits.float().log_softmax(-1).sum().backward()
+
+
+def allocated_peak(of: Callable[[], Any]) -> int:
+    """Most bytes alive that a call allocated, as torch's profiler sees its allocator."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        of()
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in events))
 
 
 def real(planned: PlannedModel, one: Pass) -> tuple[Any, PaddedView]:

@@ -24,8 +24,8 @@ from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 from ds_kernels import attention_kl, relation_kl
 
-_MAP_BYTES = 1 << 24
-"""Of the float32 maps that are alive at a time, of one model."""
+_MAP_BYTES = 1 << 22
+"""Of the float32 maps that are alive at a time, of one model. A step has some copies of them."""
 
 
 class AttentionTerm(LayeredTerm):
@@ -197,22 +197,10 @@ class AttentionMSE(AttentionTerm):
             for of in (student, teacher)
             for part in (_there(of.queries) * of.scale, _there(of.keys))
         )
-        inputs = query_s, key_s, query_t, key_t, student.mask
         with torch.autocast(mask.device.type, enabled=False):
             if not self._of_maps:
-                return _score_distance(*inputs)
-            examples, length = student.mask.shape
-            each = max(1, _MAP_BYTES // (4 * heads[0] * length * length))
-            parts = [
-                checkpoint(
-                    _map_distance,
-                    *(tensor[start : start + each] for tensor in inputs),
-                    use_reentrant=False,
-                    preserve_rng_state=False,
-                )
-                for start in range(0, examples, each)
-            ]
-            return torch.cat(parts)
+                return _score_distance(query_s, key_s, query_t, key_t, student.mask)
+            return _map_distance(query_s, key_s, query_t, key_t, student.mask)
 
 
 def _score_distance(
@@ -238,13 +226,34 @@ def _map_distance(
 ) -> torch.Tensor:
     """[B, S]: the mean over heads and real keys of the squared difference of attention maps; inputs
     as of `_score_distance`."""
-    hidden = ~mask[:, None, None]
+    examples, heads, length, _ = query_s.shape
+    each = max(1, _MAP_BYTES // (4 * length * length))
+    hidden = ~mask.repeat_interleave(heads, dim=0)[:, None]
+    of_heads = [part.flatten(0, 1) for part in (query_s, key_s, query_t, key_t)]
+    # Not by slices, of which each has a gradient as large as the whole.
+    parts = zip(*(part.split(each) for part in (*of_heads, hidden)), strict=True)
+    sums = [
+        checkpoint(_map_sums, *part, use_reentrant=False, preserve_rng_state=False)
+        for part in parts
+    ]
+    mean = torch.cat(sums).unflatten(0, (examples, heads)).mean(dim=1)
+    return mean / mask.sum(dim=1, keepdim=True)
+
+
+def _map_sums(
+    query_s: torch.Tensor,
+    key_s: torch.Tensor,
+    query_t: torch.Tensor,
+    key_t: torch.Tensor,
+    hidden: torch.Tensor,
+) -> torch.Tensor:
+    """[n, S]: the sum over keys of the squared difference of n heads' maps, of float32 [n, S, D];
+    hidden: bool [n, 1, S], the keys that are padding."""
     maps = [
-        (query @ key.mT).masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        (query @ key.mT).masked_fill_(hidden, -torch.inf).softmax(dim=-1)
         for query, key in ((query_s, key_s), (query_t, key_t))
     ]
-    sums = (maps[0] - maps[1]).square().sum(dim=-1).mean(dim=1)
-    return sums / mask.sum(dim=1, keepdim=True)
+    return (maps[0] - maps[1]).square().sum(dim=-1)
 
 
 def _there(part: torch.Tensor | None) -> torch.Tensor:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from passes import allocated_peak
 from transformers import BertConfig, BertForMaskedLM
 
 from ds_distill.data.masking import _with_every_token
-from ds_distill.losses import TermInputs, build_terms
+from ds_distill.losses import TermInputs, attention, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import ATTENTION
 from ds_distill.parts.terms import losses_of
@@ -134,6 +135,45 @@ def test_the_equation_and_its_gradients(name: str, settings: dict[str, Any], lon
             found, should = getattr(of, part).grad, getattr(exact[layer], part).grad
             should = should.masked_fill(~of.mask[:, None, :, None], 0.0)
             torch.testing.assert_close(found, should.float(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["attention_kl", "attention_mse", "maps"])
+def test_no_loss_has_all_maps_in_memory(name: str) -> None:
+    """Peak of forward and backward, against a KL of maps that are all there."""
+    shape = (8, 16, 256, 16)
+    own, other = (
+        AttentionInputs(
+            *(torch.randn(shape, requires_grad=trains) for _ in range(2)), None, 0.3,
+            torch.ones(shape[0], shape[2], dtype=torch.bool),
+        )
+        for trains in (True, False)
+    )  # fmt: skip
+    settings = {"maps": ("attention_mse", {"of": "maps"})}.get(name, (name, {}))
+    [term] = build_terms(losses_of(dict([settings])), TermInputs(32, {"t": 64})).values()
+
+    def all_maps() -> None:
+        scores = [of.scale * of.queries @ of.keys.mT for of in (own, other)]
+        logs = [score.log_softmax(-1) for score in scores]
+        torch.nn.functional.kl_div(*logs, log_target=True).backward()
+
+    maps = 4 * shape[0] * shape[1] * shape[2] ** 2
+    whole = allocated_peak(all_maps)
+    peak = allocated_peak(lambda: term.of_pair(own, other).mean().backward())
+    assert peak < 2 * maps < whole / 2
+
+
+def test_maps_are_compared_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for at_once in (1, 5 * 4 * max(LENGTHS) ** 2, 1 << 22):  # 1, 5 and all 12 maps
+        monkeypatch.setattr(attention, "_MAP_BYTES", at_once)
+        own, other = inputs(8, 0), inputs(16, 1)
+        own = replace(own, queries=own.queries.requires_grad_())
+        [term] = build_terms(losses_of({"attention_mse": {"of": "maps"}}), TermInputs(32)).values()
+        losses = term.of_pair(own, other)
+        losses[MASK].sum().backward()
+        found.append((losses[MASK], own.queries.grad))
+    for losses, gradient in found[:2]:
+        torch.testing.assert_close((losses, gradient), found[2])
 
 
 def test_equal_attention_costs_nothing_and_unlike_heads_are_refused() -> None:

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flops import encoder_flops
-from passes import CONFIGS, SIZE, model_of, of, real, run
-from torch.profiler import ProfilerActivity, profile
+from passes import CONFIGS, SIZE, allocated_peak, model_of, of, real, run
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig
 
@@ -33,12 +31,7 @@ SHAPES = [(4, 32), (8, 64), (3, 128)]
 
 
 def measured_peak(model: Any, view: PaddedView, trains: bool) -> int:
-    """Most bytes alive that the pass allocated, as torch's profiler sees its allocator."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        run(model, view, trains)
-    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    return max(accumulate(event.nbytes() for event in events))
+    return allocated_peak(lambda: run(model, view, trains))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
