@@ -10,8 +10,24 @@ from contextlib import contextmanager
 class UserError(Exception):
     """Wrong input. The command line prints the message as one paragraph and exits with 2.
 
-    The message names the file or key, the value given, the rule it breaks, and the fix.
+    A message names the file or key, the value given, the rule it breaks, and the fix.
     """
+
+    def __init__(self, *mistakes: str) -> None:
+        super().__init__(*mistakes)
+        self.mistakes = mistakes
+
+    def __str__(self) -> str:
+        if len(self.mistakes) == 1:
+            return self.mistakes[0]
+        lines = [f"{number}. {mistake}" for number, mistake in enumerate(self.mistakes, 1)]
+        return "\n".join([f"{len(lines)} mistakes:", *lines, "Nothing was started."])
+
+
+def refuse(mistakes: Iterable[str]) -> None:
+    """Raises UserError with all mistakes, each once; nothing without any."""
+    if found := list(dict.fromkeys(mistakes)):
+        raise UserError(*found)
 
 
 @contextmanager

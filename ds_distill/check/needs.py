@@ -3,7 +3,8 @@ entries declare; what else can be wrong with a part is its entry's own rule."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 
 from ds_distill.parts.codecs import CODECS
 from ds_distill.parts.context import Context
@@ -16,21 +17,35 @@ from ds_distill.parts.terms import TERMS, LayeredTerm, RowTerm, SoftenedTerm
 from ds_distill.recipe import Recipe
 
 
-def phase_mistakes(recipe: Recipe) -> Iterator[str]:
-    """What is wrong with each phase, without what only follows from another mistake."""
+def phase_mistakes(recipe: Recipe, leave_out: Collection[int] = ()) -> Iterator[str]:
+    """What is wrong with each phase, without what only follows from another mistake.
+
+    leave_out: numbers of phases that are not looked at.
+    """
     context = Context.start(recipe)
-    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
+    for number, (name, phase) in enumerate(zip(recipe.phase_names(), recipe.phases, strict=True)):
         here = context.before(phase, f"phases.{name}")
-        yield from _list_mistakes(phase, here.location)
-        entry = PHASES[phase.kind]
-        if entry.mistakes is not None:
-            yield from entry.mistakes(phase, here)
-        unmet = list(_unmet(entry, phase, here, "Take the phase out."))
-        yield from unmet
-        if not unmet:
-            yield from _part_mistakes(phase, here)
-        yield from _other_heads(phase, here)
+        if number not in leave_out:
+            yield from _mistakes_of(phase, here)
         context = here.after(phase)
+
+
+def with_location(recipe: Recipe, mistake: str) -> str:
+    """A mistake with file and line, where they are known."""
+    location = recipe.location_of(re.split("[:=,]? |[:=,]", mistake, maxsplit=1)[0])
+    return mistake if location is None else f"{location}  {mistake}"
+
+
+def _mistakes_of(phase: PhaseSettings, here: Context) -> Iterator[str]:
+    yield from _list_mistakes(phase, here.location)
+    entry = PHASES[phase.kind]
+    if entry.mistakes is not None:
+        yield from entry.mistakes(phase, here)
+    unmet = list(_unmet(entry, phase, here, "Take the phase out."))
+    yield from unmet
+    if not unmet:
+        yield from _part_mistakes(phase, here)
+    yield from _other_heads(phase, here)
 
 
 def _other_heads(phase: PhaseSettings, context: Context) -> Iterator[str]:

@@ -7,7 +7,7 @@ another. Nothing here needs torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 
 from transformers import PreTrainedConfig
@@ -16,13 +16,13 @@ from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
 from ds_distill.check.memory import memory_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
-from ds_distill.check.needs import phase_mistakes
+from ds_distill.check.needs import phase_mistakes, with_location
 from ds_distill.data.combined import open_source
 from ds_distill.data.docstrings import Progress
 from ds_distill.data.sources import Source
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, refuse
 from ds_distill.machine import machine_memory
 from ds_distill.models.student import config_of
 from ds_distill.parts.phases import PHASES, Training
@@ -40,7 +40,7 @@ def check_recipe(
     models = Models(recipe, on_gpu=on_gpu)
     found = [*_settings(recipe, num_ranks), *models.mistakes()]
     judged = runs_here and not on_gpu
-    _raise_all(found or ([*_too_large(recipe, models)] if judged else []))
+    _refuse(recipe, found or ([*_too_large(recipe, models)] if judged else []))
 
 
 def check_memory(recipe: Recipe, machines: Mapping[str, int]) -> None:
@@ -51,12 +51,13 @@ def check_memory(recipe: Recipe, machines: Mapping[str, int]) -> None:
     """
     configs = {"student": config_of(recipe, "student")}
     configs |= {f"teachers.{name}": config for name, config in _configurations(recipe).items()}
-    _raise_all(
-        [
+    _refuse(
+        recipe,
+        (
             mistake
             for machine, memory in machines.items()
             for mistake in memory_mistakes(recipe, configs, memory, machine)
-        ]
+        ),
     )
 
 
@@ -67,19 +68,19 @@ def check_data(recipe: Recipe, sources: Mapping[str, Source]) -> None:
     sources: by task.
     """
     teachers = _configurations(recipe)
-    _raise_all([m for data in _data(recipe, sources) for m in data.mistakes(teachers)])
+    _refuse(recipe, (m for data in _data(recipe, sources) for m in data.mistakes(teachers)))
 
 
 def open_sources(recipe: Recipe, progress: Progress | None = None) -> dict[str, Source]:
     """The source of each task's data, by task; see `open_source`. Raises UserError with all that is
     wrong."""
-    found, mistakes = {}, []
+    found, mistakes = {}, list[str]()
     for name, task in recipe.tasks_by_name.items():
         try:
             found[name] = open_source(task, progress=progress, data_folder=recipe.data_folder)
         except UserError as error:
-            mistakes.append(str(error))
-    _raise_all(mistakes)
+            mistakes += error.mistakes
+    _refuse(recipe, mistakes)
     return found
 
 
@@ -98,9 +99,9 @@ def check_all(
     try:
         of_tasks = _data(recipe, open_sources(recipe, progress))
     except UserError as error:
-        _raise_all([*found, str(error)])
+        refuse([*(with_location(recipe, mistake) for mistake in found), *error.mistakes])
     teachers = models.teachers()
-    _raise_all([*found, *(mistake for data in of_tasks for mistake in data.mistakes(teachers))])
+    _refuse(recipe, [*found, *(m for data in of_tasks for m in data.mistakes(teachers))])
     if show is not None:
         for data in of_tasks:
             for line in data.class_lines():
@@ -150,13 +151,10 @@ def _configurations(recipe: Recipe) -> dict[str, PreTrainedConfig]:
     return {name: config_of(recipe, name) for name in recipe.teachers}
 
 
-def _raise_all(mistakes: list[str]) -> None:
-    found = list(dict.fromkeys(mistakes))
-    if len(found) == 1:
-        raise UserError(found[0])
-    if found:
-        lines = [f"{number}. {mistake}" for number, mistake in enumerate(found, 1)]
-        raise UserError("\n".join([f"{len(found)} mistakes:", *lines, "Nothing was started."]))
+def _refuse(recipe: Recipe, mistakes: Iterable[str]) -> None:
+    """Raises UserError with all mistakes, each where its key stands. A message begins with its key,
+    as overrides have it: `phases.distil.start: ...` or `deepspeed=zero9: ...`."""
+    refuse(with_location(recipe, mistake) for mistake in mistakes)
 
 
 def _settings(recipe: Recipe, num_ranks: int) -> Iterator[str]:

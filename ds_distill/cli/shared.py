@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ds_distill.collection import without_collection
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, refuse
 from ds_distill.files import is_disk_full, kind_of_node, new_file
 from ds_distill.run.stopping import Stopped, exit_on_signal, is_rank, print_error
 from ds_distill.terminal import say
@@ -50,12 +50,23 @@ def load(  # type: ignore[no-untyped-def]
 ):
     """Read a recipe. Before what imports transformers or datasets: see `go_offline`.
 
-    models: others that the command will read.
+    models: others that the command will read. Raises UserError with all mistakes that can be told
+    without these.
     """
     from ds_distill.recipe import load_recipe
     from ds_distill.recipe.hub import models_and_data
+    from ds_distill.recipe.load import Mistaken
 
-    loaded = load_recipe(recipe, overrides or [], small)
+    try:
+        loaded = load_recipe(recipe, overrides or [], small)
+    except Mistaken as error:
+        from ds_distill.check.needs import phase_mistakes, with_location
+
+        meant = error.corrected
+        if meant.recipe is not None:
+            more = phase_mistakes(meant.recipe, leave_out=meant.doubtful)
+            refuse([*error.mistakes, *(with_location(meant.recipe, mistake) for mistake in more)])
+        raise
     named, data = models_and_data(loaded)
     go_offline([*named, *models], data, loaded.models_folder)
     return loaded

@@ -72,7 +72,7 @@ def suite(
     path = folder or Path("runs") / loaded.name
     runs = suite_runs(loaded, given, path.absolute())
     models = {one.name: one.model for one in given}
-    content = {"suite": loaded.model_dump(mode="json"), "checkpoints": models}
+    content = {"suite": loaded.as_written(), "checkpoints": models}
     asked = Sweep(path, [*runs], content, resume=resume)
     if not resume:
         for note in check_suite(runs):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from ds_distill.parts.one_of import tag
-from ds_distill.parts.section import Count, Name, Section
+from ds_distill.parts.section import BY_FORM, LIST, PLAIN, SECTION, Count, Name, Section, Several
 
 
 class Columns(Section):
@@ -61,14 +60,8 @@ class Randomise(Section):
     """Words of a question after the starter."""
 
 
-def _map_or_none(value: Any) -> str:
-    return tag("labels", "map" if isinstance(value, dict) else "none")
-
-
 LabelMap = Annotated[
-    Annotated[dict[str, str | None], Tag(tag("labels", "map"))]
-    | Annotated[Literal["none"], Tag(tag("labels", "none"))],
-    Discriminator(_map_or_none),
+    Annotated[dict[str, str | None], SECTION] | Annotated[Literal["none"], PLAIN], BY_FORM
 ]
 
 
@@ -118,14 +111,9 @@ class Folds(Section):
     """How many folds there are."""
     fold: Count
     """Which of them is tested, from 1."""
-    of: Annotated[list[Name], Field(min_length=1)] = Field(default_factory=lambda: ["train"])
+    of: Annotated[Several[Name], Field(min_length=1)] = Field(default_factory=lambda: ["train"])
     """The splits that have folds. If `test` is one of them, its examples of other folds are in the
     first split named here."""
-
-    @field_validator("of", mode="before")
-    @classmethod
-    def _one_or_many(cls, of: Any) -> Any:
-        return [of] if isinstance(of, str) else of
 
     @model_validator(mode="after")
     def _fits(self) -> Folds:
@@ -138,18 +126,11 @@ class Folds(Section):
         return self
 
 
-def _name_or_section(value: Any) -> str:
-    if isinstance(value, list):
-        return tag("split", "sections")
-    section = isinstance(value, dict | SplitFrom)
-    return tag("split", "section" if section else "name")
-
-
 Split = Annotated[
-    Annotated[str, Tag(tag("split", "name"))]
-    | Annotated[SplitFrom, Tag(tag("split", "section"))]
-    | Annotated[Annotated[list[SplitFrom], Field(min_length=1)], Tag(tag("split", "sections"))],
-    Discriminator(_name_or_section),
+    Annotated[str, PLAIN]
+    | Annotated[SplitFrom, SECTION]
+    | Annotated[Annotated[list[SplitFrom], Field(min_length=1)], LIST],
+    BY_FORM,
 ]
 
 

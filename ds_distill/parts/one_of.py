@@ -1,70 +1,87 @@
-"""Recipe fields whose sections are those of a kind's entries."""
+"""Recipe fields whose sections are those of a kind's entries, ours and other packages'."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Union
+from typing import Any, Union
 
-from pydantic import Discriminator, GetCoreSchemaHandler, Tag
-from pydantic_core import core_schema
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from ds_distill.errors import did_you_mean
 from ds_distill.parts.outside import load_outside
-from ds_distill.parts.section import Section
+from ds_distill.parts.section import Section, refused
+
+Sections = Callable[[], Mapping[str, type[Section]]]
+"""The sections of a kind's parts, by name, once all parts are known."""
 
 
 class OneOf:
-    """Annotates a field that holds the settings of one part: a union of the sections of all
-    entries, made when a recipe is first read, so that parts from outside are among them."""
+    """Annotates a field that holds the settings of one part: the section's `key` names it. The name
+    alone stands for a section with nothing else."""
 
-    def __init__(
-        self,
-        kind: str,
-        key: str,
-        sections: Callable[[], Mapping[str, type[Section]]],
-        *,
-        default: str | None = None,
-    ) -> None:
-        """
-        kind: what an error calls the part. key: the section's key that holds the part's name.
-        sections: by name. default: the name where the key is missing.
-        """
+    def __init__(self, kind: str, key: str, sections: Sections, default: str | None = None) -> None:
+        """kind: what an error calls the part. default: the name where the key is missing."""
         self._kind, self._key, self._sections, self._default = kind, key, sections, default
-
-    def _tag_of(self, value: Any) -> str:
-        if isinstance(value, Section):
-            name = getattr(value, self._key, None)
-        else:
-            name = value.get(self._key, self._default) if isinstance(value, dict) else None
-        return tag(self._kind, str(name))
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
+    ) -> CoreSchema:
         load_outside()
+        any_of = handler.generate_schema(Union[tuple(self._sections().values())])  # noqa: UP007
+        # The union is for the JSON schema: of it pydantic would tell the mistakes of every form.
+        return core_schema.no_info_wrap_validator_function(lambda v, _: self._read(v), any_of)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        sections = handler(schema)
+        names = alone(self._sections())
+        short = [{"enum": names}] if names else []
+        return {"anyOf": [*sections.get("anyOf", [sections]), *short]}
+
+    def _read(self, value: Any) -> Section:
         sections = self._sections()
-        choices = tuple(Annotated[s, Tag(tag(self._kind, name))] for name, s in sections.items())
-        choose = Discriminator(
-            self._tag_of,
-            custom_error_type="unknown_part",
-            custom_error_message="unknown part",
-            custom_error_context={
-                "kind": self._kind,
-                "key": self._key,
-                "known": ", ".join(sections),
-            },
+        if isinstance(value, Section):
+            return value
+        if isinstance(value, str):
+            value = {self._key: value}
+        if not isinstance(value, dict):
+            raise PydanticCustomError("section", "no section")  # see `mistakes.TOLD`
+        name = value.get(self._key, self._default)
+        if name is None:
+            raise refused([((self._key,), "is required and missing")])
+        if str(name) not in sections:
+            hint = did_you_mean(str(name), sections) or f" Known: {', '.join(sections)}"
+            what = f"unknown {self._kind} {name!r}.{hint.rstrip('.')}"
+            raise refused([((self._key,), what)], "unknown_part")
+        return sections[str(name)].model_validate(value)
+
+
+def alone(sections: Mapping[str, type[Section]]) -> list[str]:
+    """The parts that need no setting, so that the name alone says all."""
+    return [
+        name
+        for name, section in sections.items()
+        if not any(field.is_required() for field in section.model_fields.values())
+    ]
+
+
+def keyed(title: str, meaning: str, sections: Mapping[str, type[Section]]) -> type[Section]:
+    """A section with a key for each part, which holds that part's settings."""
+    bare = alone(sections)
+    fields: dict[str, Any] = {
+        name.replace("-", "_"): (
+            section | None if name in bare else section,
+            Field(None, alias=name, description=" ".join((section.__doc__ or "").split())),
         )
-        # mypy takes what is subscripted for a type, and these are known at run time only.
-        return handler.generate_schema(Annotated[Union[choices], choose])  # noqa: UP007
+        for name, section in sections.items()
+    }
+    return create_model(title, __base__=Section, __doc__=meaning, **fields)
 
 
-def tag(kind: str, name: str) -> str:
-    """What pydantic puts into an error's location where it chose among sections."""
-    return f"<{kind} {name}>"
-
-
-def chosen_by(step: object) -> tuple[str, str] | None:
-    """(kind, name) of a step of an error's location that is such a tag: no key of the file."""
-    if isinstance(step, str) and step.startswith("<") and step.endswith(">"):
-        kind, _, name = step[1:-1].partition(" ")
-        return kind, name
-    return None
+def those_set(keys: Section) -> dict[str, Section]:
+    """The settings in such a section, by name."""
+    values = zip(type(keys).known_keys(), type(keys).model_fields, strict=True)
+    found = {key: getattr(keys, name) for key, name in values}
+    return {key: settings for key, settings in found.items() if settings is not None}

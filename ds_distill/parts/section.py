@@ -2,27 +2,79 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import Annotated, Any, ClassVar
+from collections.abc import Collection, Iterable
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+from pydantic.functional_validators import ModelWrapValidatorHandler
+from pydantic_core import (
+    CoreSchema,
+    ErrorDetails,
+    InitErrorDetails,
+    PydanticCustomError,
+    core_schema,
+)
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=64)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 
-
-def mistake_at(key: tuple[str | int, ...], what: str) -> PydanticCustomError:
-    """The error of a validator of several keys for one of them, from the validated section on."""
-    return PydanticCustomError("mistake_at", "{what}", {"key": key, "what": what})
+T = TypeVar("T")
 
 
-def _nearest(key: str, known: list[str]) -> list[str]:
-    """The known key that is meant: one that is written likewise, or whose initials it is, as `lr`
-    is of `learning_rate`."""
-    close = difflib.get_close_matches(key, known, n=1)
-    return close or [name for name in known if key == "".join(w[:1] for w in name.split("_"))][:1]
+class _OneOrMore:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            lambda value: value if isinstance(value, list) else [value], handler(source)
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        several = handler(schema)
+        return {"anyOf": [several["items"], several]}
+
+
+Several = Annotated[list[T], _OneOrMore()]
+"""A list, or one item of it alone."""
+
+PLAIN, SECTION, LIST = Tag("<plain>"), Tag("<section>"), Tag("<list>")
+"""The forms of a value, for a union `Annotated[A, PLAIN] | Annotated[B, SECTION]`."""
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, dict | BaseModel):
+        return SECTION.tag
+    return (LIST if isinstance(value, list) else PLAIN).tag
+
+
+BY_FORM = Discriminator(_form)
+"""Annotates such a union, so that a mistake is told once, of the form that was meant."""
+
+Mistake = tuple[tuple[str | int, ...], str]
+"""(the key, from the section on; what is wrong with it)."""
+
+
+def refused(mistakes: Iterable[Mistake], kind: str = "mistake") -> ValidationError:
+    """What a validator raises for mistakes in other places than its own.
+
+    kind: pydantic's type of the errors.
+    """
+    told = [(key, PydanticCustomError(kind, "{what}", {"what": what})) for key, what in mistakes]
+    details: list[InitErrorDetails] = [{"type": e, "loc": key, "input": None} for key, e in told]
+    return ValidationError.from_exception_data("recipe", details)
 
 
 class Section(BaseModel):
@@ -34,7 +86,6 @@ class Section(BaseModel):
         frozen=True,
         use_attribute_docstrings=True,
         defer_build=True,
-        serialize_by_alias=True,
     )
 
     renamed: ClassVar[dict[str, str]] = {}
@@ -45,22 +96,33 @@ class Section(BaseModel):
         """Its keys as a recipe has them: a key that is a word of Python has another name here."""
         return [field.alias or name for name, field in cls.model_fields.items()]
 
-    @model_validator(mode="before")
+    def as_written(self, without: Collection[str] = ()) -> dict[str, Any]:
+        """JSON values under the keys that a recipe has."""
+        return self.model_dump(mode="json", by_alias=True, exclude=set(without))
+
     @classmethod
-    def _refuse_unknown_keys(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            known = cls.known_keys()
-            unknown = [key for key in data if key not in known]
-            if unknown:
-                nearest = {
-                    str(key): [cls.renamed[key]]
-                    if key in cls.renamed
-                    else _nearest(str(key), known)
-                    for key in unknown
-                }
-                raise PydanticCustomError(
-                    "unknown_keys",
-                    "unknown keys",
-                    {"nearest": nearest, "known": sorted(known), "renamed": cls.renamed},
-                )
-        return data
+    def key_rules(cls, data: dict[Any, Any]) -> Iterable[Mistake]:
+        """What is wrong with which keys there are, whatever their values."""
+        return ()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_all_mistakes(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Those of keys beside those of values; an unknown key tells whose section it is in."""
+        found = refused(cls.key_rules(data) if isinstance(data, dict) else ()).errors()
+        try:
+            made = handler(data)
+        except ValidationError as failure:
+            found += failure.errors()
+        if found:
+            details = [_with_section(cls, error) for error in found]
+            raise ValidationError.from_exception_data(cls.__name__, details)
+        return made
+
+
+def _with_section(section: type[Section], error: ErrorDetails) -> InitErrorDetails:
+    context = dict(error.get("ctx", {}))
+    if error["type"] == "extra_forbidden":
+        context.setdefault("section", section)
+    told = PydanticCustomError(error["type"], error["msg"], context)
+    return {"type": told, "loc": error["loc"], "input": error["input"]}

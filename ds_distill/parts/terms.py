@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, GetCoreSchemaHandler, Tag, create_model, model_validator
+from pydantic import Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import core_schema
 
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import Needs, TermEntry
-from ds_distill.parts.one_of import tag
+from ds_distill.parts.one_of import keyed, those_set
 from ds_distill.parts.outside import load_outside
-from ds_distill.parts.section import Section, Share
+from ds_distill.parts.section import BY_FORM, PLAIN, SECTION, Section, Share
 
 
 class TermSettings(Section):
@@ -65,10 +65,9 @@ class SoftenedTerm(RowTerm):
 
 
 ClassWeights = Annotated[
-    Annotated[Literal["balanced"], Tag(tag("weights", "balanced"))]
-    | Annotated[dict[str, Annotated[float, Field(gt=0)]], Tag(tag("weights", "by label"))],
-    # So that a mistake is reported once, of the form that was meant.
-    Discriminator(lambda v: tag("weights", "by label" if isinstance(v, dict) else "balanced")),
+    Annotated[Literal["balanced"], PLAIN]
+    | Annotated[dict[str, Annotated[float, Field(gt=0)]], SECTION],
+    BY_FORM,
 ]
 
 
@@ -98,11 +97,9 @@ class TeacherCrossEntropyLoss(TermSettings):
 
 
 Layers = Annotated[
-    Annotated[Literal["last", "uniform", "every"], Tag(tag("layers", "by name"))]
-    | Annotated[
-        dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]], Tag(tag("layers", "pairs"))
-    ],
-    Discriminator(lambda v: tag("layers", "pairs" if isinstance(v, dict) else "by name")),
+    Annotated[Literal["last", "uniform", "every"], PLAIN]
+    | Annotated[dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]], SECTION],
+    BY_FORM,
 ]
 
 
@@ -357,35 +354,21 @@ class _Losses:
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
         load_outside()
-        fields: dict[str, Any] = {
-            name: (entry.settings | None, Field(None, description=_first_line(entry.settings)))
-            for name, entry in TERMS.items()
-        }
-        section = create_model(
-            "Losses",
-            __base__=Section,
-            __doc__="Weighted terms; the phase's loss is their sum.",
-            **fields,
-        )
+        meaning = "Weighted terms; the phase's loss is their sum."
+        terms = {name: entry.settings for name, entry in TERMS.items()}
         return core_schema.no_info_after_validator_function(
-            _those_set,
-            handler.generate_schema(section),
+            _some,
+            handler.generate_schema(keyed("Losses", meaning, terms)),
             serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda losses: {name: term.model_dump(mode="json") for name, term in losses.items()}
+                lambda losses: {name: term.as_written() for name, term in losses.items()}
             ),
         )
 
 
-def _those_set(losses: Section) -> dict[str, TermSettings]:
-    terms = {name: getattr(losses, name) for name in type(losses).model_fields}
-    found = {name: term for name, term in terms.items() if term is not None}
-    if not found:
-        raise ValueError("needs at least one term, e.g. kl: {temperature: 2.0}")
-    return found
-
-
-def _first_line(section: type[Section]) -> str:
-    return " ".join((section.__doc__ or "").split())
+def _some(losses: Section) -> dict[str, Section]:
+    if found := those_set(losses):
+        return found
+    raise ValueError("needs at least one term, e.g. kl: {temperature: 2.0}")
 
 
 Losses = Annotated[dict[str, TermSettings], _Losses()]

@@ -5,113 +5,88 @@ from __future__ import annotations
 from typing import Any
 
 from ds_distill.errors import UserError
-from ds_distill.recipe.mistakes import KeyPath
-from ds_distill.recipe.yaml_tree import Tree
+from ds_distill.parts.phases import one_key
+from ds_distill.recipe.yaml_tree import Items, Keys, parse
 
 
-def lay_over(tree: Tree, data: dict[Any, Any], overlay: Tree, changes: dict[Any, Any]) -> None:
-    """Merge an overlay into a recipe, in place, with the lines that its keys stand in.
+def lay_over(section: Keys, changes: Keys, at: str = "") -> None:
+    """Merge an overlay into a section, in place.
 
     A section goes over a section key by key, `phases: {NAME: {...}}` over the phase of that name,
     kind or number. null removes a key, or a phase. Anything else replaces what is there; so does a
     section where the recipe has none.
 
+    at: where the section stands, for messages: "" or "KEY.".
+
     Raises UserError for a key that null cannot remove, and for an unknown phase.
     """
-    _merge(tree, data, overlay, changes, (), ())
-
-
-def _merge(
-    tree: Tree,
-    section: dict[Any, Any],
-    overlay: Tree,
-    changes: dict[Any, Any],
-    at: KeyPath,
-    there: KeyPath,
-) -> None:
-    """at, there: where the section stands in the recipe and the changes in the overlay."""
     for key, value in changes.items():
-        here, line = (*at, key), overlay.location((*there, key))
-        present = section.get(key)
-        if isinstance(value, dict) and isinstance(present, dict):
-            _merge(tree, present, overlay, value, here, (*there, key))
-        elif here == ("phases",) and isinstance(value, dict) and isinstance(present, list):
-            _merge_phases(tree, present, overlay, value)
-        elif value is not None:
-            section[key] = value
-            tree.take(here, overlay, (*there, key))
-        elif key in section:
-            del section[key]
-            tree.take(here, overlay, (*there, key))  # should the key be required
-        else:
+        present, location = section.get(key), changes.locations[key]
+        if isinstance(value, Keys) and isinstance(present, Keys):
+            lay_over(present, value, f"{at}{key}.")
+        elif f"{at}{key}" == "phases" and isinstance(value, Keys) and isinstance(present, Items):
+            _lay_over_phases(present, value)
+        elif value is None and key not in section:
             raise UserError(
-                f"{line}  {'.'.join(map(str, here))}: null removes a key, but the recipe has no "
-                "such key here. Leave the line out."
+                f"{location}  {at}{key}: null removes a key, but the recipe has no such key here. "
+                "Leave the line out."
             )
+        else:
+            section.locations[key] = location
+            section[key] = value
+            if value is None:
+                del section[key]  # should it be required, its location is told
 
 
-def _merge_phases(tree: Tree, phases: list[Any], overlay: Tree, changes: dict[Any, Any]) -> None:
+def _lay_over_phases(phases: Items, changes: Keys) -> None:
+    numbers = [_number(phases, str(name), changes.locations[name]) for name in changes]
     removed = []
-    numbers = [
-        int(_list_index(phases, str(name), overlay.location(("phases", name)))) for name in changes
-    ]
     for number, (name, settings) in zip(numbers, changes.items(), strict=True):
-        there = ("phases", name)
         if settings is None:
             removed.append(number)
-        elif isinstance(settings, dict):
-            kind, body = phase_of(tree, number, phases[number])
-            phases[number] = {kind: body}
-            _merge(tree, body, overlay, settings, ("phases", number, kind), there)
+        elif isinstance(settings, Keys):
+            kind, body = _phase(phases, number)
+            lay_over(body, settings, f"phases.{number}.{kind}.")
         else:
             raise UserError(
-                f"{overlay.location(there)}  phases.{name}: must be a section with the settings "
+                f"{changes.locations[name]}  phases.{name}: must be a section with the settings "
                 "that change, or null to leave the phase out."
             )
     for number in sorted(removed, reverse=True):
-        del phases[number]
-        tree.remove_item(("phases",), number)
+        phases.drop(number)
 
 
-def apply_override(tree: Tree, data: dict[Any, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
+def apply_override(data: Keys, override: str) -> None:
+    """Set `key=value`, whose value is YAML, in place."""
+    key, equals, text = override.partition("=")
     if not equals or not key:
         raise UserError(
             f"override {override!r} is not of the form key=value, e.g. training.epochs=1."
         )
     location = f"command line {override!r}"
-    parsed = Tree(location).parse(value)
+    value = parse(text, location, lines=False)
     target: Any = data
-    at: KeyPath = ()
-    parts = key.split(".")
-    for depth, part in enumerate(parts):
-        last = depth == len(parts) - 1
-        step: str | int = part
-        if isinstance(target, list):
-            step = _list_index(target, part, location)
-            if at == ("phases",) and not last:
-                kind, body = phase_of(tree, step, target[step])
-                target[step] = {kind: body}
-                if parts[depth + 1] == kind and depth + 2 < len(parts):
-                    parts.pop(depth + 1)  # as messages write it: phases.0.fine-tune.epochs
-                    last = depth == len(parts) - 1
-                at, target = (*at, step, kind), target[step][kind]
+    steps = key.split(".")
+    while steps:
+        step: Any = steps.pop(0)
+        if isinstance(target, Items):
+            step = _number(target, step, location)
+            if target is data.get("phases") and steps:
+                kind, target = _phase(data["phases"], step)
+                if steps[0] == kind and len(steps) > 1:
+                    steps.pop(0)  # as messages write it: phases.0.fine-tune.epochs
                 continue
-        elif not isinstance(target, dict):
-            raise UserError(f"{location}: {'.'.join(map(str, at))} holds a value, not a section.")
-        at = (*at, step)
-        if last:
-            target[step] = parsed
-            tree.forget(at)
-            tree.locations[at] = location
-        else:
-            if isinstance(target, dict) and target.get(step) is None:
-                target[step] = {}
-                tree.locations[at] = location
-            target = target[step]
+        elif not isinstance(target, Keys):
+            done = key.removesuffix(".".join([step, *steps])).rstrip(".")
+            raise UserError(f"{location}: {done} holds a value, not a section.")
+        if not steps:
+            target[step], target.locations[step] = value, location
+        elif isinstance(target, Keys) and target.get(step) is None:
+            target[step], target.locations[step] = Keys(location), location
+        target = target[step]
 
 
-def _list_index(items: list[Any], part: str, location: str) -> int:
+def _number(items: Items, part: str, location: str) -> int:
     """A list's item by number, or a phase by its name or kind."""
     if part.isdigit() and int(part) < len(items):
         return int(part)
@@ -129,15 +104,14 @@ def _list_index(items: list[Any], part: str, location: str) -> int:
     raise UserError(f"{location}: no item {part!r} in the list. It has: {', '.join(names)}.")
 
 
-def phase_of(tree: Tree, number: str | int, item: Any) -> tuple[str | int, Any]:
-    """(kind, settings) of an item of `phases`. Raises UserError when it is not one key."""
-    if isinstance(item, str):
-        return item, {}
-    if isinstance(item, dict) and len(item) == 1:
-        [(kind, body)] = item.items()
-        if body is None or isinstance(body, dict):
-            return kind, body or {}
-    raise UserError(
-        f"{tree.location(('phases', number))}  phases.{number}: a phase is one key with its "
-        "settings, e.g. - evaluate: {split: test}."
-    )
+def _phase(phases: Items, number: int) -> tuple[str, Keys]:
+    """(kind, settings) of an item of `phases`, which from now on is one key with its settings."""
+    location = phases.locations[number]
+    try:
+        kind, body = one_key(phases[number])
+    except ValueError as error:
+        raise UserError(f"{location}  phases.{number}: {error}.") from error
+    if not isinstance(body, Keys):
+        body, phases[number] = Keys(location), Keys(location)
+        phases[number][kind], phases[number].locations[kind] = body, location
+    return kind, body

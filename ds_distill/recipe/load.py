@@ -15,10 +15,11 @@ from pydantic import ValidationError
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import read_text
 from ds_distill.parts.section import Section
-from ds_distill.recipe.changes import apply_override, lay_over, phase_of
-from ds_distill.recipe.mistakes import error_lines
+from ds_distill.recipe.changes import apply_override, lay_over
+from ds_distill.recipe.corrected import Corrected, corrected
+from ds_distill.recipe.mistakes import lines_of
 from ds_distill.recipe.schema import Recipe
-from ds_distill.recipe.yaml_tree import Dumper, Tree
+from ds_distill.recipe.yaml_tree import Dumper, Keys, parse
 
 
 def builtin_recipes() -> dict[str, Path]:
@@ -67,29 +68,28 @@ def load_recipe(
     Raises UserError naming file:line, key and fix for each mistake.
     """
     path = recipe_path(reference)
-    tree, data = read(path)
-    data = {"name": name_of(path), **data}
+    data = read(path)
+    data.setdefault("name", name_of(path))
     if small:
-        overlay, changes = read(_existing_small_form(path))
-        lay_over(tree, data, overlay, changes)
+        changes = read(_existing_small_form(path))
+        lay_over(data, changes)
         if "name" not in changes and isinstance(data["name"], str):
             data["name"] = f"{data['name'][:58]}-small"
     for override in overrides:
-        apply_override(tree, data, override)
-    return _validate(tree, data)
+        apply_override(data, override)
+    return validate(Recipe, data)
 
 
-def read(path: Path) -> tuple[Tree, dict[Any, Any]]:
-    """A file of keys, and where they stand. Raises UserError for one that cannot be read."""
-    tree = Tree(str(path))
+def read(path: Path) -> Keys:
+    """A file of keys. Its name is one, too. Raises UserError for one that cannot be read."""
     try:
         text = read_text(path)
     except (UnicodeDecodeError, OSError) as error:
         raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}.") from error
-    data = tree.parse(text)
-    if not isinstance(data, dict):
+    data = parse(text, str(path))
+    if not isinstance(data, Keys):
         raise UserError(f"{path}: a recipe is `key: value` lines at the top level.")
-    return tree, data
+    return data
 
 
 def _existing_small_form(path: Path) -> Path:
@@ -110,50 +110,35 @@ def name_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).lstrip("-_")[:64] or "recipe"
 
 
-def _validate(tree: Tree, data: Mapping[Any, Any]) -> Recipe:
-    phases = data.get("phases")
-    for number, item in enumerate(phases if isinstance(phases, list) else []):
-        phase_of(tree, number, item)
-    first = []
-    if "task" not in data and "tasks" not in data:  # a rule of two keys, so it comes too late
-        first = [f"{tree.location(('task',))}  task: is required and missing."]
-    shared = data.get("training")
-    return validate(Recipe, tree, data, first, shared if isinstance(shared, dict) else {})
-
-
 S = TypeVar("S", bound=Section)
 
 
-def validate(
-    kind: type[S],
-    tree: Tree,
-    data: Mapping[Any, Any],
-    first: Sequence[str] = (),
-    shared: Mapping[Any, Any] | None = None,
-) -> S:
-    """A file's content as a section. Raises UserError with a line for each mistake.
+class Mistaken(UserError):
+    """A file that is no recipe."""
 
-    first: mistakes that are told besides, where there are others. shared: as of `error_lines`.
-    """
+    corrected = Corrected()
+
+
+def validate(kind: type[S], data: Mapping[Any, Any]) -> S:
+    """A file's content as a section. Raises Mistaken with a line for each mistake."""
     try:
-        return kind.model_validate(data)
+        made = kind.model_validate(data)
     except ValidationError as failure:
-        seen = dict.fromkeys(first)  # one line per mistake, once
-        for error in failure.errors():
-            seen |= dict.fromkeys(error_lines(tree, error, shared or {}))
-        count = f"{len(seen)} error{'s' if len(seen) > 1 else ''}. Nothing was started."
-        raise UserError("\n".join([*seen, count])) from failure
-
-
-def validated(about: str, data: Mapping[Any, Any]) -> Recipe:
-    """A recipe made in memory. about: what messages call it."""
-    return _validate(Tree(about), data)
+        meant = Corrected(failure.errors(include_url=False))
+        if kind is Recipe and isinstance(data, Keys):
+            meant = corrected(data, failure)
+        error = Mistaken(*lines_of(data, meant.errors))
+        error.corrected = meant
+        raise error from failure
+    if isinstance(made, Recipe) and isinstance(data, Keys):
+        made.was_read_as(data)
+    return made
 
 
 def dump_recipe(recipe: Recipe) -> str:
     """The resolved recipe as YAML that loads to an equal Recipe."""
     return yaml.dump(
-        recipe.model_dump(mode="json"),
+        recipe.as_written(),
         Dumper=Dumper,
         sort_keys=False,
         allow_unicode=True,

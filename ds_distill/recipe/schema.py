@@ -7,16 +7,17 @@ imports torch, so that `ds-distill check` answers at once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_serializer, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_serializer, model_validator
 
 from ds_distill.errors import UserError
-from ds_distill.parts.outside import load_outside
 from ds_distill.parts.phases import PHASES, Phase, Training
 from ds_distill.parts.phases.base import PhaseSettings
-from ds_distill.parts.section import Count, Name, Section, mistake_at
+from ds_distill.parts.section import Count, Mistake, Name, Section, refused
 from ds_distill.parts.tasks import TASKS, Task, TaskSettings
+from ds_distill.recipe.yaml_tree import Keys, location_of
 
 LONE_TASK = "task"
 """The name of a recipe's task where it has but one, under the key of that name."""
@@ -72,10 +73,8 @@ class Sizes(Section):
     def _heads_divide(self) -> Sizes:
         width, heads = self.hidden_size, self.num_attention_heads
         if width is not None and heads is not None and width % heads:
-            raise mistake_at(
-                ("num_attention_heads",),
-                f"{heads} heads do not divide hidden_size={width} evenly. Choose numbers that do",
-            )
+            what = f"{heads} heads do not divide hidden_size={width} evenly. Choose numbers that do"
+            raise refused([(("num_attention_heads",), what)])
         return self
 
 
@@ -97,10 +96,8 @@ class Student(Section):
     @model_validator(mode="after")
     def _layers_have_weights(self) -> Student:
         if self.config is not None and self.layers is not None:
-            raise mistake_at(
-                ("layers",),
-                "stands beside `config`, whose weights are random: keep one of them",
-            )
+            what = "stands beside `config`, whose weights are random: keep one of them"
+            raise refused([(("layers",), what)])
         return self
 
 
@@ -118,8 +115,17 @@ class Logging(Section):
     """Write TensorBoard files to the run's folder."""
 
 
+@dataclass
+class AsRead:
+    """The file that a recipe was read from. Two recipes are equal whatever theirs were."""
+
+    data: Keys | None = field(default=None, compare=False)
+
+
 class Recipe(Section):
     """One run: tasks, teachers, student, phases."""
+
+    _as_read: AsRead = PrivateAttr(default_factory=AsRead)
 
     name: Name
     """Part of the run's folder, runs/NAME. Default: the recipe file's name without its ending."""
@@ -163,42 +169,14 @@ class Recipe(Section):
     """With several ranks: minutes that they wait for one that does not come, or does not go on.
     Then the run ends, and names it. Raise it where one step of the work takes longer."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _spread_training(cls, data: Any) -> Any:
-        """A phase is written {kind: {...}}; training phases start from `training`."""
-        if not isinstance(data, dict) or not isinstance(data.get("phases"), list):
-            return data
-        load_outside()
-        training = data.get("training")
-        shared = training if isinstance(training, dict) else {}
-        phases = []
-        for phase in data["phases"]:
-            if isinstance(phase, str):
-                phase = {phase: {}}
-            if not (isinstance(phase, dict) and len(phase) == 1):
-                raise ValueError(
-                    "each phase is one key with its settings, e.g. - evaluate: {split: test}"
-                )
-            [(kind, body)] = phase.items()
-            if body is None:
-                body = {}
-            if not isinstance(body, dict):
-                raise ValueError(f"phase {kind!r} needs settings as key: value, got {body!r}")
-            entry = PHASES.get(str(kind))
-            trains = entry is not None and issubclass(entry.settings, Training)
-            start = Training.inherited(shared, body) if trains else {}
-            phases.append({**start, **body, "kind": kind})
-        return {**data, "phases": phases}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _seed_or_seeds(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("seeds") is not None and "seed" in data:
-            raise mistake_at(
-                ("seeds",), "stands beside `seed`: keep one of them (seeds=null takes it out)"
-            )
-        return data
+    def key_rules(cls, data: dict[Any, Any]) -> Iterator[Mistake]:
+        if data.get("seeds") is not None and "seed" in data:
+            yield ("seeds",), "stands beside `seed`: keep one of them (seeds=null takes it out)"
+        if data.get("task") is None and not data.get("tasks"):
+            yield ("task",), "is required and missing"
+        if data.get("task") is not None and data.get("tasks"):
+            yield ("task",), "stands beside `tasks`: keep one of them"
 
     @field_validator("seeds")
     @classmethod
@@ -209,32 +187,49 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _tasks_are_named(self) -> Recipe:
-        if (self.task is None) == (not self.tasks):
-            both = "stands beside `tasks`: keep one of them"
-            raise mistake_at(("task",), "is required and missing" if self.task is None else both)
+        if not self.tasks_by_name:  # a mistake of keys
+            return self
         for name, task in self.tasks.items():
             task.stands_at(f"tasks.{name}")
+        mistakes = []
         for number, phase in enumerate(self.phases):
             at = ("phases", number, phase.kind, "task")
             if phase.task is not None and phase.task not in self.tasks_by_name:
                 known = ", ".join(self.tasks) or "`task`, which has no name: leave the key out"
-                raise mistake_at(at, f"there is no task {phase.task!r}. There is: {known}")
-            if phase.task is None and len(self.tasks) > 1:
+                mistakes.append((at, f"there is no task {phase.task!r}. There is: {known}"))
+            elif phase.task is None and len(self.tasks) > 1:
                 names = ", ".join(self.tasks)
-                raise mistake_at(at, f"is required, because there are several: {names}")
-            self.phases[number] = phase.of_task(TASKS[self.task_of(phase).type])
+                mistakes.append((at, f"is required, because there are several: {names}"))
+            else:
+                self.phases[number] = phase.of_task(TASKS[self.task_of(phase).type])
+        if mistakes:
+            raise refused(mistakes)
         return self
 
     @model_serializer(mode="wrap")
     def _as_written(self, handler: Any) -> dict[str, Any]:
-        data = handler(self)
+        data: dict[str, Any] = handler(self)
         if self.seeds is not None:
             del data["seed"]
-        data["phases"] = [
-            {phase["kind"]: {key: value for key, value in phase.items() if key != "kind"}}
-            for phase in data["phases"]
-        ]
         return data
+
+    def was_read_as(self, data: Keys) -> None:
+        """Keep where its keys stand, for `location_of`."""
+        self._as_read.data = data
+
+    def location_of(self, key: str) -> str | None:
+        """File and line of a key as messages and overrides have it, such as
+        `phases.distil.losses.kl`; None of one that is not known."""
+        first, *others = key.split(".")
+        at: tuple[str | int, ...] = (first, *others)
+        if self._as_read.data is None or first not in self._as_read.data:
+            return None
+        if first == "phases" and others:
+            if others[0] not in self.phase_names():
+                return None
+            number = self.phase_names().index(others[0])
+            at = (first, number, self.phases[number].kind, *others[1:])
+        return location_of(self._as_read.data, at)
 
     def refuse_seeds(self, command: str) -> None:
         """Raises UserError where `seeds` stands for several runs, and a command does one.

@@ -1,4 +1,4 @@
-"""YAML as recipes have it: plain values alone, and the line of each key."""
+"""YAML as recipes have it: plain values alone, and where each key stands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from ds_distill.errors import UserError
-from ds_distill.recipe.mistakes import KeyPath
+
+KeyPath = tuple[str | int, ...]
 
 MAX_NODES = 20_000
 """A recipe has some hundred nodes; aliases can multiply a small file into billions."""
@@ -21,6 +22,77 @@ MAX_LENGTH = 1 << 20
 """Characters of a file. Built-in recipes have some thousand; a parse takes seconds for more."""
 
 
+class Keys(dict[Any, Any]):
+    """A section as it was read."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__()
+        self.location = location
+        """File and line."""
+        self.locations: dict[Any, str] = {}
+        """Of its keys, and of those that were taken out."""
+
+
+class Items(list[Any]):
+    """A list as it was read."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__()
+        self.location = location
+        self.locations: list[str] = []
+        """Of its items."""
+
+    def drop(self, number: int) -> None:
+        """Take an item out."""
+        del self[number], self.locations[number]
+
+
+def location_of(data: Any, at: KeyPath) -> str:
+    """Where a key stands: its own line, or that of the nearest section around it."""
+    location: str = getattr(data, "location", "recipe")
+    for step in at:
+        match data, step:
+            case Keys(), _ if step in data.locations:
+                location, data = data.locations[step], data.get(step)
+            case Items(), int() if step < len(data):
+                location, data = data.locations[step], data[step]
+            case _:
+                break
+    return location
+
+
+def parse(text: str, source: str, *, lines: bool = True) -> Any:
+    """Plain values in `Keys` and `Items`. Raises UserError that names the line.
+
+    source: the file, or what else messages call it. lines: whether they name lines of it.
+    """
+    if len(text) > MAX_LENGTH:
+        raise UserError(
+            f"{source}: {len(text):,} characters, and a file has at most {MAX_LENGTH:,}. "
+            "Write data into files of their own."
+        )
+    try:
+        loader = _Loader(text, source, lines)
+        try:
+            node = loader.get_single_node()
+            return None if node is None else loader.value_of(node)
+        finally:
+            loader.dispose()
+    except RecursionError as error:
+        raise UserError(
+            f"{source}: sections lie too deep in each other, or an alias (*name) stands "
+            "inside what it names. Write it flat."
+        ) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(
+            f"{source}{line}: not readable as YAML: {problem}. Correct that line; put a "
+            "text with special characters in quotes."
+        ) from error
+
+
 class _Loader(yaml.SafeLoader):
     """YAML with the plain values of YAML 1.2's core schema, and no tags.
 
@@ -28,16 +100,19 @@ class _Loader(yaml.SafeLoader):
     1e-5 is a text and 2024-13-01 an exception: all wrong for labels and settings.
     """
 
-    def __init__(self, text: str, source: str) -> None:
+    def __init__(self, text: str, source: str, lines: bool) -> None:
         super().__init__(text)
-        self._source = source
-        self._nodes = self._depth = 0
+        self._source, self._lines = source, lines
+        self._nodes = self._depth = self._values = 0
+
+    def _location(self, mark: yaml.Mark | None) -> str:
+        return f"{self._source}:{mark.line + 1}" if self._lines and mark else self._source
 
     def get_event(self) -> yaml.Event:
         """The next event. Raises UserError at the first that a recipe cannot have, so that what is
         behind it takes no time."""
         event = super().get_event()
-        location = f"{self._source}:{event.start_mark.line + 1 if event.start_mark else 1}"
+        location = self._location(event.start_mark)
         tag = getattr(event, "tag", None)
         if tag not in (None, "!"):
             raise UserError(
@@ -54,6 +129,46 @@ class _Loader(yaml.SafeLoader):
                 "it flat."
             )
         return event
+
+    def value_of(self, node: yaml.Node) -> Any:
+        """A node's value, with the locations of what is in it."""
+        self._values += 1
+        location = self._location(node.start_mark)
+        if self._values > MAX_NODES:
+            raise UserError(
+                f"{location}: the recipe grows beyond {MAX_NODES} values; "
+                "aliases (*name) repeat too much. Write it without nested aliases."
+            )
+        if isinstance(node, yaml.MappingNode):
+            return self._keys(node, location)
+        if isinstance(node, yaml.SequenceNode):
+            items = Items(location)
+            for item in node.value:
+                items.append(self.value_of(item))
+                items.locations.append(self._location(item.start_mark))
+            return items
+        value = self.construct_object(node)
+        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise UserError(
+                f"{location}: {value!r} holds a byte or half of a character that is no "
+                "UTF-8. Write it in UTF-8."
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{location}: {node.value} is no number. Write a finite one.")
+        return value
+
+    def _keys(self, node: yaml.MappingNode, location: str) -> Keys:
+        keys = Keys(location)
+        for key_node, value_node in node.value:
+            key, where = self.construct_object(key_node), self._location(key_node.start_mark)
+            if not isinstance(key, str | int):
+                raise UserError(f"{where}: a key must be a word, got {key!r}.")
+            if key in keys:
+                raise UserError(
+                    f"{where}: key {key!r} stands twice in one section. Keep one of them."
+                )
+            keys[key], keys.locations[key] = self.value_of(value_node), where
+        return keys
 
 
 _CORE = {
@@ -105,106 +220,3 @@ def _represent_text(dumper: Dumper, text: str) -> yaml.ScalarNode:
 
 
 Dumper.add_representer(str, _represent_text)
-
-
-class Tree:
-    """A parsed YAML document and the location of each of its keys."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.locations: dict[KeyPath, str] = {}
-        self._nodes = 0
-
-    def parse(self, text: str) -> Any:
-        if len(text) > MAX_LENGTH:
-            raise UserError(
-                f"{self.source}: {len(text):,} characters, and a file has at most {MAX_LENGTH:,}. "
-                "Write data into files of their own."
-            )
-        try:
-            loader = _Loader(text, self.source)
-            try:
-                node = loader.get_single_node()
-                return None if node is None else self._build(loader, node, ())
-            finally:
-                loader.dispose()
-        except RecursionError as error:
-            raise UserError(
-                f"{self.source}: sections lie too deep in each other, or an alias (*name) stands "
-                "inside what it names. Write it flat."
-            ) from error
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            line = f":{mark.line + 1}" if mark else ""
-            problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-            raise UserError(
-                f"{self.source}{line}: not readable as YAML: {problem}. Correct that line; put a "
-                "text with special characters in quotes."
-            ) from error
-
-    def _build(self, loader: _Loader, node: yaml.Node, at: KeyPath) -> Any:
-        self._nodes += 1
-        line = node.start_mark.line + 1
-        self.locations.setdefault(at, f"{self.source}:{line}")
-        if self._nodes > MAX_NODES:
-            raise UserError(
-                f"{self.source}:{line}: the recipe grows beyond {MAX_NODES} values; "
-                "aliases (*name) repeat too much. Write it without nested aliases."
-            )
-        if isinstance(node, yaml.MappingNode):
-            result: dict[Any, Any] = {}
-            for key_node, value_node in node.value:
-                key = loader.construct_object(key_node)
-                key_line = key_node.start_mark.line + 1
-                if not isinstance(key, str | int):
-                    raise UserError(f"{self.source}:{key_line}: a key must be a word, got {key!r}.")
-                if key in result:
-                    raise UserError(
-                        f"{self.source}:{key_line}: key {key!r} stands twice in one section. "
-                        "Keep one of them."
-                    )
-                self.locations[(*at, key)] = f"{self.source}:{key_line}"
-                result[key] = self._build(loader, value_node, (*at, key))
-            return result
-        if isinstance(node, yaml.SequenceNode):
-            return [
-                self._build(loader, item, (*at, index)) for index, item in enumerate(node.value)
-            ]
-        value = loader.construct_object(node)
-        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise UserError(
-                f"{self.source}:{line}: {value!r} holds a byte or half of a character that is no "
-                "UTF-8. Write it in UTF-8."
-            )
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{self.source}:{line}: {node.value} is no number. Write a finite one.")
-        return value
-
-    def location(self, at: KeyPath) -> str:
-        """Where a location stands: its own line, or that of the nearest section around it."""
-        while at and at not in self.locations:
-            at = at[:-1]
-        return self.locations.get(at, self.source)
-
-    def forget(self, at: KeyPath) -> None:
-        """Drop the lines of a key and of all below it."""
-        self.locations = {key: line for key, line in self.locations.items() if key[: len(at)] != at}
-
-    def take(self, at: KeyPath, other: Tree, there: KeyPath) -> None:
-        """Give a key, and all below it, the lines that another document has them in."""
-        self.forget(at)
-        self.locations[at] = other.location(there)
-        for key, line in other.locations.items():
-            if key[: len(there)] == there:
-                self.locations[(*at, *key[len(there) :])] = line
-
-    def remove_item(self, items: KeyPath, number: int) -> None:
-        """Drop an item of a list; those behind it move up."""
-        self.forget((*items, number))
-        moved = {}
-        depth = len(items)
-        for key, line in self.locations.items():
-            if key[:depth] == items and len(key) > depth and int(key[depth]) > number:
-                key = (*items, int(key[depth]) - 1, *key[depth + 1 :])
-            moved[key] = line
-        self.locations = moved

@@ -9,7 +9,7 @@ from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.parts.tasks import TASKS
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.load import validated
+from ds_distill.recipe.load import validate
 from ds_distill.recipe.references import resolve_model
 
 CHECKPOINT = "checkpoint"
@@ -40,7 +40,7 @@ def evaluation_recipe(recipe: Recipe, task: str | None, checkpoint: str, split: 
         "phases": [{"evaluate": {"split": split}}],
         "deepspeed": "zero0_fp32",
     }
-    return validated("this evaluation", data)
+    return validate(Recipe, data)
 
 
 def _task_name(recipe: Recipe, task: str | None) -> str:

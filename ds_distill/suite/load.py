@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.recipe.changes import apply_override
 from ds_distill.recipe.load import name_of, read, validate
+from ds_distill.recipe.yaml_tree import Items, Keys
 from ds_distill.suite.schema import Suite
 
 
@@ -33,22 +33,26 @@ def load_suite(reference: str, overrides: Sequence[str] = ()) -> Suite:
             f"suite {reference!r} is neither a file nor a built-in suite."
             f"{did_you_mean(reference, known)} Built-in: {', '.join(known)}."
         )
-    tree, data = read(path)
-    data = {"name": name_of(path), **data}
+    data = read(path)
+    data.setdefault("name", name_of(path))
     for override in overrides:
-        apply_override(tree, data, override)
-    if isinstance(tasks := data.get("tasks"), dict):
-        data["tasks"] = {name: task for name, task in tasks.items() if task is not None}
-        _leave_out(data, {name for name, task in tasks.items() if task is None})
-    return validate(Suite, tree, data)
+        apply_override(data, override)
+    if isinstance(tasks := data.get("tasks"), Keys):
+        _leave_out(data, [name for name, task in tasks.items() if task is None])
+    return validate(Suite, data)
 
 
-def _leave_out(data: dict[str, Any], tasks: set[str]) -> None:
-    """Take what a suite's data say of some tasks out: their training, their place in a group, and
-    groups of no other tasks."""
-    if isinstance(training := data.get("task_training"), dict):
-        data["task_training"] = {t: own for t, own in training.items() if t not in tasks}
-    groups = data.get("groups")
-    if tasks and isinstance(groups, dict) and all(isinstance(g, list) for g in groups.values()):
-        left = {name: [t for t in group if t not in tasks] for name, group in groups.items()}
-        data["groups"] = {name: group for name, group in left.items() if group}
+def _leave_out(data: Keys, tasks: Collection[str]) -> None:
+    """Take tasks out of a suite: their settings, their place in a group, and groups of no other
+    tasks. What has another form is left, and refused."""
+    for name in ("tasks", "task_training"):
+        for task in tasks if isinstance(data.get(name), Keys) else ():
+            data[name].pop(task, None)
+    groups = data["groups"] if isinstance(data.get("groups"), Keys) else Keys("")
+    for name, group in list(groups.items()):
+        if isinstance(group, Items) and not set(tasks).isdisjoint(group):
+            for number in reversed(range(len(group))):
+                if group[number] in tasks:
+                    group.drop(number)
+            if not group:
+                del groups[name]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.check.recipe import check_all, check_recipe
-from ds_distill.errors import UserError
+from ds_distill.errors import UserError, refuse
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.load import validated
+from ds_distill.recipe.load import validate
 from ds_distill.run.checkpoint import student_of
 from ds_distill.run.folder import RunFolder
 from ds_distill.suite.schema import Suite
@@ -92,7 +92,7 @@ def _recipe(
         "name": f"{suite.name[:31]}-{task[:31]}",
         "description": f"{checkpoint.name}, fine-tuned on {task} of the suite {suite.name}.",
         "seed": seed,
-        "task": suite.model_dump(mode="json")["tasks"][task],
+        "task": suite.as_written()["tasks"][task],
         "student": {"model": checkpoint.model},
         "training": {**suite.training_of(task), **setting},
         "phases": [{"fine-tune": {"models": "student"}}, {"evaluate": {"split": "test"}}],
@@ -100,7 +100,7 @@ def _recipe(
         "models_folder": suite.models_folder,
         "data_folder": suite.data_folder,
     }
-    return validated(f"task {task} of suite {suite.name}", data)
+    return validate(Recipe, data)
 
 
 def check_suite(runs: Sequence[SuiteRun]) -> list[str]:
@@ -120,10 +120,9 @@ def check_suite(runs: Sequence[SuiteRun]) -> list[str]:
                 notes += [f"{task}: {note}" for note in check_all(run.recipe)]
                 _check_validation(run)
         except UserError as error:
-            mistakes.setdefault(str(error), []).append(f"{task} with {run.checkpoint}")
-    if mistakes:
-        lines = [f"{', '.join(where)}: {what}" for what, where in mistakes.items()]
-        raise UserError("\n".join([*lines, "Nothing was started."]))
+            for mistake in error.mistakes:
+                mistakes.setdefault(mistake, []).append(f"{task} with {run.checkpoint}")
+    refuse(f"{', '.join(where)}: {what}" for what, where in mistakes.items())
     return notes
 
 

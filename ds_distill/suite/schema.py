@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator, model_validator
 
 from ds_distill.parts.phases import Training
-from ds_distill.parts.section import Count, Name, Section, mistake_at
+from ds_distill.parts.section import Count, Mistake, Name, Section, refused
 from ds_distill.parts.tasks import Task
 from ds_distill.recipe.schema import Seed
 
@@ -80,36 +80,38 @@ class Suite(Section):
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Suite:
+        if mistakes := [*self._training_mistakes(), *self._group_mistakes()]:
+            raise refused(mistakes)
+        for name, task in self.tasks.items():
+            task.stands_at(f"tasks.{name}")
+        return self
+
+    def _training_mistakes(self) -> Iterator[Mistake]:
         for name in self.task_training:
             if name not in self.tasks:
                 known = ", ".join(self.tasks)
-                raise mistake_at(
-                    ("task_training", name), f"there is no such task. There is: {known}"
-                )
+                yield ("task_training", name), f"there is no such task. There is: {known}"
         tried = {key for setting in self.grid.settings() for key in setting}
         for name, training in [("training", self.training), *self.task_training.items()]:
             where = ("training",) if name == "training" else ("task_training", name)
             for key in sorted(tried & training.model_fields_set):
-                raise mistake_at((*where, key), f"stands in the grid as well, grid.{key}: keep one")
-        for name, task in self.tasks.items():
-            task.stands_at(f"tasks.{name}")
-        self._check_groups()
-        return self
+                yield (*where, key), f"stands in the grid as well, grid.{key}: keep one"
 
-    def _check_groups(self) -> None:
+    def _group_mistakes(self) -> Iterator[Mistake]:
         seen: dict[str, str] = {}  # task -> group
         for group, tasks in self.groups.items():
             for task in tasks:
                 if task not in self.tasks:
                     known = ", ".join(self.tasks)
-                    what = f"there is no task {task!r}. There is: {known}"
-                    raise mistake_at(("groups", group), what)
-                if task in seen:
-                    what = f"task {task!r} is in group {seen[task]!r} as well: keep it in one"
-                    raise mistake_at(("groups", group), what)
+                    yield ("groups", group), f"there is no task {task!r}. There is: {known}"
+                elif task in seen:
+                    other = seen[task]
+                    what = f"task {task!r} is in group {other!r} as well: keep it in one"
+                    yield ("groups", group), what
                 seen[task] = group
-        if self.groups and (without := [task for task in self.tasks if task not in seen]):
-            raise mistake_at(("groups",), f"no group has task {without[0]!r}: put it into one")
+        for task in self.tasks if self.groups else ():
+            if task not in seen:
+                yield ("groups",), f"no group has task {task!r}: put it into one"
 
     def weights_of_groups(self) -> dict[str, float] | None:
         """What each task counts in the macro mean; None where there are no groups."""

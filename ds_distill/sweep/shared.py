@@ -32,7 +32,7 @@ LINKED = {"models", "cache"}
 
 def around_phases(recipe: Recipe) -> str:
     """What must be equal for two recipes to have phases in common, as text."""
-    dump = recipe.model_dump(mode="json")
+    dump = recipe.as_written()
     told = [{key: _dump(phase).get(key) for key in TOLD} for phase in recipe.phases]
     rest = {key: value for key, value in dump.items() if key not in ASIDE}
     return json.dumps([rest, told], sort_keys=True)
@@ -49,7 +49,7 @@ def shared_phases(recipes: Sequence[Recipe]) -> int:
 
 
 def _dump(phase: PhaseSettings) -> dict[str, Any]:
-    return {**phase.model_dump(mode="json"), "kind": phase.kind}
+    return {**phase.as_written(), "kind": phase.kind}
 
 
 def begin_from(shared: Path, folder: Path, recipe: Recipe) -> None:

@@ -21,8 +21,8 @@ from ds_distill.machine import machine_memory
 from ds_distill.models.configuration import load_config
 from ds_distill.models.student import student_of
 from ds_distill.planning.models import shipped_configs
-from ds_distill.recipe import load_recipe
-from ds_distill.recipe.load import validated
+from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.recipe.load import validate
 from ds_distill.run.folder import RunFolder
 
 
@@ -62,8 +62,8 @@ def test_a_model_that_a_phase_saved_under_another_name_has_the_size_of_its_start
     starts = {"fine-tune": {"models": "base", "save_as": "again", "name": "again"}}
     first = {"fine-tune": {"models": "bert", "save_as": "base", "name": "first"}}
     model = {"model": "google-bert/bert-base-uncased"}
-    recipe = validated(
-        "memory",
+    recipe = validate(
+        Recipe,
         {
             "name": "memory",
             "task": {"data": {"path": "data"}},

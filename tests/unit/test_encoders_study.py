@@ -20,20 +20,20 @@ from encoders_recipes import TASKS, TEXT_ALONE, Size, methods, recipe, teacher_r
 from encoders_tables import MARK, PAGE, RESULTS, tables
 from pages import shown
 
-from ds_distill.recipe.load import validated
+from ds_distill.recipe import Recipe
 
 
 @pytest.mark.parametrize("name", methods(9))
 def test_every_method_is_a_recipe(name: str, tmp_path: Path) -> None:
     made = recipe(methods(9)[name], 2, str(tmp_path), tmp_path, Size(steps=9))
-    phases = validated(name, made).phase_names()
+    phases = Recipe.model_validate(made).phase_names()
     assert phases[-2 * len(TASKS) :] == [*TASKS, *(f"judge-{task}" for task in TASKS)]
 
 
 def test_the_teacher_reads_none_of_the_students_text(tmp_path: Path) -> None:
     teachers = teacher_recipe(tmp_path, Size())
     students = recipe(methods(9)[TEXT_ALONE], 1, str(tmp_path), tmp_path, Size())
-    assert validated("teacher", teachers).phase_names() == ["fine-tune"]
+    assert Recipe.model_validate(teachers).phase_names() == ["fine-tune"]
     read = {one["split"] for one in teachers["task"]["data"]["splits"]["train"]}
     assert read.isdisjoint(students["tasks"]["text"]["data"]["splits"].values())
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds_distill.check.needs import phase_mistakes
-from ds_distill.recipe.load import validated
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.load import validate
 
 NAMES = ("a", "b", "made")
 FOLLOWS = st.lists(st.sampled_from(NAMES), min_size=1, max_size=2, unique=True) | st.none()
@@ -31,8 +32,8 @@ def recipe_of(phases: list[tuple[str, Any]]) -> Any:
         else:
             settings = {"teachers": "cached", "losses": {"kl": {}}, "follow": of}
             made.append({kind: {**settings, "save_as": f"student-{len(made)}"}})
-    return validated(
-        "follow",
+    return validate(
+        Recipe,
         {
             "name": "follow",
             "task": {"data": {"path": "data"}},

@@ -19,7 +19,7 @@ from ds_distill.errors import UserError
 from ds_distill.planning.gpus import GPUS
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
 from ds_distill.recipe.changes import lay_over
-from ds_distill.recipe.yaml_tree import Tree
+from ds_distill.recipe.yaml_tree import Keys, parse
 
 SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]
 
@@ -151,23 +151,27 @@ def merged(base: Any, changes: Any) -> Any:
     return {**base, **{key: merged(base.get(key), value) for key, value in changes.items()}}
 
 
-def in_lines(at: tuple[Any, ...], value: Any) -> list[tuple[Any, ...]]:
+def keys_of(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every key of a section, and of those in it."""
     items = value.items() if isinstance(value, dict) else []
-    return [key for name, v in items for key in [(*at, name), *in_lines((*at, name), v)]]
+    return [key for name, v in items for key in [(*at, name), *keys_of(v, (*at, name))]]
+
+
+def own_location(data: Keys, at: tuple[Any, ...]) -> str:
+    for step in at[:-1]:
+        data = data[step]
+    return data.locations[at[-1]]
 
 
 @given(SECTIONS, SECTIONS)
 def test_sections_merge_key_by_key(base, changes):
-    tree, over = Tree("base"), Tree("over")
-    data = tree.parse(yaml.safe_dump(base))
-    lay_over(tree, data, over, over.parse(yaml.safe_dump(changes)))
+    data = parse(yaml.safe_dump(base), "base")
+    lay_over(data, parse(yaml.safe_dump(changes), "over"))
     assert data == merged(base, changes)
-    for key in in_lines((), data):
-        assert key in tree.locations, "every key has a line"
+    for key in keys_of(data):
         # A key that both have keeps the recipe's line where the overlay only looks into it.
-        source = tree.locations[key].partition(":")[0]
-        assert source == "over" if key not in in_lines((), base) else source in ("base", "over")
+        source = own_location(data, key).partition(":")[0]
+        assert source == "over" if key not in keys_of(base) else source in ("base", "over")
 
 
 @given(

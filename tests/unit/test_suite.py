@@ -140,7 +140,7 @@ def test_mistakes_in_data_and_models_are_found_before_anything_runs(
     given = [Checkpoint("toy", str(tiny_models["toy"])), Checkpoint("gone", "./gone")]
     with pytest.raises(UserError) as failure:
         check_suite(suite_runs(suite, given, tmp_path))
-    lines = str(failure.value).splitlines()
+    lines = failure.value.mistakes
     assert any(line.startswith("good with gone, ") and "no such folder" in line for line in lines)
     assert any("bad with toy" in line and "no split 'validation'" in line for line in lines)
     assert any("long with toy" in line and "at most 128 tokens" in line for line in lines)

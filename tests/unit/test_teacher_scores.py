@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ds_distill.evaluation.label_order import doubt
-from ds_distill.recipe.load import validated
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.load import validate
 from ds_distill.run.label_warnings import warn_of_teachers
 from ds_distill.run.teacher_scores import _focus, _ready, _teaches_nothing
 
@@ -20,7 +21,7 @@ NAMES = ["a", "b", "c"]
 def run_of(settings: dict[str, Any], phases: list[Any], **more: Any) -> Any:
     """A run of the toy recipe: `first` is trained by a phase, and `second` comes trained."""
     made = {**copy.deepcopy(settings), "phases": phases}
-    recipe = validated("toy", made)
+    recipe = validate(Recipe, made)
     trained_in = {output: number for number, output in reversed(list(recipe.trained_models()))}
     return SimpleNamespace(
         recipe=recipe,

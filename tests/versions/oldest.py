@@ -22,7 +22,7 @@ OLDEST = {
     "datasets": "4.0.0",
     "numpy": "2.0.2",
     "pyarrow": "20.0.0",
-    "pydantic": "2.7.4",
+    "pydantic": "2.10.0",
     "transformers": "5.8.0",
 }
 """The lower bounds of pyproject.toml that were tried. Older ones: transformers 5.0 reads attention
@@ -31,7 +31,7 @@ JSON lines in batches; pandas needs this numpy."""
 
 COMPANIONS = {
     "huggingface_hub": "1.12.0",
-    "pydantic_core": "2.18.4",
+    "pydantic_core": "2.27.0",
     "tokenizers": "0.22.2",
 }
 """What those versions ask for, where it is older than what is installed."""

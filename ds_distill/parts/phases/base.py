@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import ConfiguredEntry, TaskEntry
-from ds_distill.parts.section import Count, Name, Section, Share
+from ds_distill.parts.section import Count, Name, Section, Several, Share
 from ds_distill.parts.terms import TERMS, Losses
 
 
@@ -95,14 +95,9 @@ class PhaseSettings(Section):
 class FollowingPhase(PhaseSettings):
     """Settings of a phase that can have other teachers than the recipe's."""
 
-    follow: list[Name] | None = None
+    follow: Several[Name] | None = None
     """The models that teach in it, in this order: teachers' names, or those of models that earlier
     phases trained, as they are by then. Default: the recipe's teachers."""
-
-    @field_validator("follow", mode="before")
-    @classmethod
-    def _lone_model_to_follow(cls, follow: Any) -> Any:
-        return [follow] if isinstance(follow, str) else follow
 
     @property
     def runs_teachers(self) -> bool:
@@ -160,11 +155,10 @@ class Training(Section):
     save_every: Count | None = None
     """Optimizer steps between checkpoints. Default: one at the end of each epoch."""
 
-    @staticmethod
-    def inherited(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """What a phase with keys of its own takes of the section `training`."""
-        replaced = "epochs" in own and "steps" not in own
-        return {key: value for key, value in shared.items() if not (replaced and key == "steps")}
+    def inherited(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """What a phase with keys of its own takes of this section."""
+        replaced = {"steps"} if "epochs" in own and "steps" not in own else set()
+        return {key: getattr(self, key) for key in self.model_fields_set - replaced}
 
 
 class TrainingPhase(Training, PhaseSettings):

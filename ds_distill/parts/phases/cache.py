@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from ds_distill.parts.codecs import CODECS, CodecSettings, Compact
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import ConfiguredEntry, Needs, PhaseEntry
 from ds_distill.parts.one_of import OneOf
 from ds_distill.parts.phases.base import FollowingPhase, PhaseSettings, follow_mistakes
-from ds_distill.parts.section import Count, Name, Section
+from ds_distill.parts.section import Count, Name, Section, Several
 
 Codec = Annotated[
     CodecSettings,
@@ -29,7 +29,7 @@ class Cache(FollowingPhase):
     """Run the teachers once over splits and store their signals."""
 
     kind: Literal["cache"] = "cache"
-    splits: list[Name]
+    splits: Several[Name]
     """The splits whose examples the teachers are run on."""
     folder: str | None = None
     """Where the cache lies, for runs that share one: what it lacks is added, and teachers are not
@@ -47,11 +47,6 @@ class Cache(FollowingPhase):
     batch_size: Count | None = None
     """Examples per rank and teacher call. Default: 64, or of a teacher that runs without
     padding as many as have 32,768 tokens together."""
-
-    @field_validator("splits", mode="before")
-    @classmethod
-    def _one_or_many(cls, splits: Any) -> Any:
-        return [splits] if isinstance(splits, str) else splits
 
     def is_left_out(self, later: Iterable[PhaseSettings]) -> bool:
         """Whether the phase does nothing, given those after it."""

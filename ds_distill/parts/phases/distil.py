@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import ConfiguredEntry, Needs, PhaseEntry
@@ -17,7 +17,7 @@ from ds_distill.parts.phases.base import (
     training_mistakes,
 )
 from ds_distill.parts.policies import POLICIES, Average, Routing
-from ds_distill.parts.section import Name, Section
+from ds_distill.parts.section import Name, Section, Several
 from ds_distill.parts.terms import SoftenedTerm
 
 Policy = Annotated[
@@ -38,16 +38,10 @@ class Distil(TrainingPhase, FollowingPhase):
     """The model it starts from: `student` or the name of an earlier trained model."""
     teachers: Literal["live", "cached"] = "live"
     """Teachers in the engine, or their signals from an earlier cache phase."""
-    routing: list[Policy] = Field(default_factory=_average)
+    routing: Several[Policy] = Field(default_factory=_average)
     """Which teacher an example follows: a policy's name, or its settings, or a list of them."""
     save_as: Name | None = None
     """Name of the student. Default: `student`, or with several routings the policy's."""
-
-    @field_validator("routing", mode="before")
-    @classmethod
-    def _one_or_many(cls, routing: Any) -> Any:
-        many = routing if isinstance(routing, list) else [routing]
-        return [{"policy": item} if isinstance(item, str) else item for item in many]
 
     @model_validator(mode="after")
     def _one_student_per_policy(self) -> Distil:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import PhaseEntry, TaskEntry
 from ds_distill.parts.phases.base import TrainingPhase, training_mistakes
-from ds_distill.parts.section import Count, Name, Section, Share
+from ds_distill.parts.section import Count, Name, Section, Several, Share
 from ds_distill.parts.terms import CrossEntropyLoss, Losses, TermSettings, losses_of
 
 
@@ -31,7 +31,7 @@ class FineTune(TrainingPhase):
     """Train models without teachers."""
 
     kind: Literal["fine-tune"] = "fine-tune"
-    models: list[Name]
+    models: Several[Name]
     """Teachers' names or `student`; one after the other with the same settings."""
     shared_head: bool = False
     """Train the teachers in `models` together, in one engine, each on its own text but all through
@@ -45,11 +45,6 @@ class FineTune(TrainingPhase):
     save_as: Name | None = None
     """Name of the trained model. Default: the model's own name, which then means the
     trained one in later phases."""
-
-    @field_validator("models", mode="before")
-    @classmethod
-    def _one_or_many(cls, models: Any) -> Any:
-        return [models] if isinstance(models, str) else models
 
     @model_validator(mode="after")
     def _one_name_one_model(self) -> FineTune:

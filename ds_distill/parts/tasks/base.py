@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, PrivateAttr
 
 from ds_distill.parts.data import Columns, Data
 from ds_distill.parts.metric_settings import (
@@ -113,8 +113,3 @@ class TaskSettings(Section):
     metric: MetricSettings = Accuracy()
     """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
     others too."""
-
-    @field_validator("metric", mode="before")
-    @classmethod
-    def _name_alone(cls, metric: Any) -> Any:
-        return {"name": metric} if isinstance(metric, str) else metric
