@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as tr
 import yaml
 
+from ds_distill.check.models import Models
 from ds_distill.check.recipe import check_all, check_recipe
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
 from ds_distill.sweep.grid import variants
@@ -491,6 +493,32 @@ def test_vekd_in_other_sizes_is_as_published() -> None:
     assert (adapt.steps, adapt.batch_size, adapt.start_of("vekd-da")) == (100000, 80, "vekd")
 
 
+def test_mobilebert_takes_an_ib_bert_and_nothing_else(tmp_path: Path) -> None:
+    """As deep, with as many heads: BERT-large is none. The published width is one that the kernel
+    does not take."""
+    sizes = {"vocab_size": 30522, "num_hidden_layers": 24}
+    tr.MobileBertConfig(**sizes).save_pretrained(tmp_path / "student")
+    for width in (512, 1024):
+        inner = {"intra_bottleneck_size": width}
+        tr.MobileBertConfig(**sizes, **inner).save_pretrained(tmp_path / f"ib-bert-{width}")
+    tr.BertConfig(**sizes, hidden_size=1024, num_attention_heads=16).save_pretrained(
+        tmp_path / "bert-large"
+    )
+
+    def mistakes(teacher: str) -> list[str]:
+        models = [f"teachers.ib-bert.model={tmp_path / teacher}"]
+        models.append(f"student.model={tmp_path / 'student'}")
+        recipe = load_recipe("mobilebert", [*models, "data_folder=data"])
+        found = Models(recipe, on_gpu=False).mistakes()
+        return [one for one in found if one.startswith("phases.")]
+
+    assert mistakes("ib-bert-512") == []
+    [message] = mistakes("ib-bert-1024")
+    assert "its heads are 256 wide, and the kernel takes at most 128" in message
+    [message] = mistakes("bert-large")
+    assert "heads are compared one to one, and teachers.ib-bert has 16, student has 4" in message
+
+
 def test_compact_encoders_are_as_published() -> None:
     """Seed 002's equations 9 and 11; Adapt-and-Distill's phases."""
     [distil, _] = load_recipe("compact-biobert").phases
@@ -505,6 +533,14 @@ def test_compact_encoders_are_as_published() -> None:
     )
     assert distil.losses["hidden_mse"].layers == {own: 3 * own for own in range(5)}
     assert (tiny.student.config.hidden_size, tiny.student.config.num_hidden_layers) == (312, 4)
+    mobile = load_recipe("mobilebert")
+    losses = mobile.phases[0].losses
+    assert losses["hidden_mse"].weight == losses["attention_kl"].weight
+    layers = mobile.student.config.num_hidden_layers
+    # a = 0.5, and a mean over the layers.
+    assert losses["attention_kl"].weight * layers == pytest.approx(0.5, rel=0.01)
+    assert losses["cross_entropy"].weight == 0.5
+    assert {losses[name].layers for name in ("hidden_mse", "attention_kl")} == {"every"}
     adapt, general, again, domain, _ = load_recipe("adapt-and-distill").phases
     assert (adapt.steps, adapt.batch_size, again.start_of("adapted")) == (100000, 80, "general")
     assert (domain.follow, domain.start, general.start) == (["domain"], "adapted", "student")
