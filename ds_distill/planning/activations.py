@@ -70,6 +70,8 @@ class Head:
     dense_share: float
     """Of all tokens, those whose logits a dense term makes."""
     chunked_share: float
+    of_teachers: bool
+    """Whether a term, or what mixes teachers, makes a live teacher's logits."""
 
     def bytes(self, rows: int, itemsize: int, on_gpu: bool) -> int:
         """What the chunked term holds at its peak."""
@@ -202,7 +204,7 @@ def teacher_work(
 
     together: micro-batches in one pass; of several the logits over a vocabulary are not made in it.
     """
-    logits = head is None or not head.chunked
+    logits = head is None or head.of_teachers
     peaks, passes = [], {}
     for name, teacher in teachers.items():
 

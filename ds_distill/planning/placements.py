@@ -140,6 +140,7 @@ class Placements:
             recomputes=not dense,
             dense_share=share_of(dense),
             chunked_share=share_of(linear),
+            of_teachers=bool(dense) or "teacher_cross_entropy" in terms or len(self._teachers) > 1,
         )
 
     def _work(self, choice: Choice, length: int, examples: int, together: int) -> Work:
