@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,7 +29,11 @@ LEAST = 2
 
 
 def expand_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str], size: int, known: int
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[str],
+    size: int,
+    known: int,
+    share: float | None = None,
 ) -> tuple[PreTrainedTokenizerBase, list[str]]:
     """A tokenizer with more words, and the new tokens in the order of their ids.
 
@@ -39,15 +44,22 @@ def expand_tokenizer(
     size: tokens and rows in all; fewer where the corpus has no more words.
     known: rows of the model's embeddings: new ids begin there. The tokenizer may have fewer
         tokens; the ids between belong to no text.
+    share: of the corpus's words, the share that shall be one token each; no token is added beyond
+        that.
 
-    Raises UserError for a tokenizer that is not of WordPiece.
+    Raises UserError for a tokenizer that is not of WordPiece, and where so many words are one token
+    already.
     """
     rules = rules_of_word_pieces(tokenizer)
     vocabulary: dict[str, int] = rules["model"]["vocab"]
     kept = tokenizer.get_vocab()
     trained = _trained(rules, tokenizer.all_special_tokens, texts, size)
-    wanted = dict.fromkeys([*_lacking_characters(kept), *trained])
+    lacking = _lacking_characters(kept)
+    wanted = dict.fromkeys([*lacking, *trained])
     found = [token for token in wanted if token not in kept][: max(size - known, 0)]
+    if share is not None:
+        enough = _tokens_for(share, rules, texts, kept, found)
+        found = found[: max(enough, len(lacking))]
     # So that the tokenizer's length is one more than its largest id, as libraries take it.
     for number in range(max(kept.values()) + 1, known):
         vocabulary[f"[unused row {number}]"] = number
@@ -80,6 +92,34 @@ def _trained(
     pieces.train_from_iterator(texts, trainer)
     found = pieces.get_vocab()
     return sorted(found, key=found.__getitem__)
+
+
+def _tokens_for(
+    share: float,
+    rules: dict[str, Any],
+    texts: Iterable[str],
+    kept: dict[str, int],
+    found: list[str],
+) -> int:
+    """How many of the found tokens make this share of the words one token each; all, where they are
+    too few."""
+    same = Tokenizer.from_str(json.dumps(rules))
+    words: Counter[str] = Counter()
+    for text in texts:
+        plain = same.normalizer.normalize_str(text) if same.normalizer else text
+        words.update(word for word, _ in same.pre_tokenizer.pre_tokenize_str(plain))
+    wanted = share * words.total()
+    covered = sum(count for word, count in words.items() if word in kept)
+    if covered >= wanted:
+        raise UserError(
+            f"{covered / max(1, words.total()):.1%} of the text's words are one token each before "
+            f"any is added, and the share to reach is {share:.1%}. Set a larger share, or none."
+        )
+    for number, token in enumerate(found):
+        if covered >= wanted:
+            return number
+        covered += words[token]
+    return len(found)
 
 
 def rules_of_word_pieces(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

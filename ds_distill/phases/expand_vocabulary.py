@@ -61,7 +61,7 @@ def _make(
     old = load_tokenizer(start.model, start.revision)
     model = run.model(start, new_head=True)
     run.log.info(f"  looks for words in {phase.split}")
-    tokenizer, tokens = expand_tokenizer(old, texts, phase.size, run.vocabulary(start))
+    tokenizer, tokens = expand_tokenizer(old, texts, phase.size, run.vocabulary(start), phase.share)
     expand_embeddings(model, old.get_vocab(), tokens, phase.embeddings, run.recipe.seed)
     folder.parent.mkdir(exist_ok=True)
     with new_folder(folder) as temporary:

@@ -299,6 +299,7 @@ def test_a_narrow_student_of_random_weights_grows_and_learns(
             f"student.model={teacher}",
             "student.config={hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}",
             f"phases.expand-vocabulary.size={KNOWN + NEW}",
+            "phases.expand-vocabulary.share=0.99",
             *(["phases.adapt.steps=5", "phases.adapt.batch_size=16"] if name == "vekd-da" else []),
             "training.batch_size=16",
             "training.epochs=1",
@@ -306,6 +307,9 @@ def test_a_narrow_student_of_random_weights_grows_and_learns(
         ],
     )
     run_recipe(recipe, tmp_path / "run")
+    grown = AutoTokenizer.from_pretrained(tmp_path / "run" / "models" / "00-expanded")
+    assert all(len(grown.tokenize(word)) == 1 for word in WORDS.split())
+    assert len(grown) <= KNOWN + NEW
     found = evaluation(tmp_path / "run")
     other = {"vekd-large": "distilbert", "vekd-da": "vekd-da"}[name]
     assert found["metric"] == "word_loss" and {"bert", "vekd", other} == set(found["models"])

@@ -97,6 +97,28 @@ def test_an_expansion_is_the_same_each_time() -> None:
         assert len(found[0]) == size - KNOWN
 
 
+def ones(tokenizer: Any) -> float:
+    """The share of the corpus's words that are one token each."""
+    words = " ".join(CORPUS).replace("(", "( ").replace(")", " )").split()
+    cut = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
+    return sum(len(ids) == 1 and UNKNOWN not in ids for ids in cut) / len(words)
+
+
+@given(st.floats(ones(BEFORE) + 0.01, 1.0))
+@settings(max_examples=20, deadline=None)
+def test_no_more_words_are_added_than_a_share_takes(share: float) -> None:
+    after, found = expand_tokenizer(BEFORE, CORPUS, 200, KNOWN, share)
+    assert found == NEW[: len(found)]
+    assert ones(after) >= min(share, ones(AFTER)) > ones(BEFORE)
+    fewer, _ = expand_tokenizer(BEFORE, CORPUS, KNOWN + len(found) - 1, KNOWN)
+    assert ones(fewer) < share or found == ["##f"]  # without which a word could become unknown
+
+
+def test_a_share_that_is_reached_already_is_refused() -> None:
+    with pytest.raises(UserError, match="are one token each before any is added"):
+        expand_tokenizer(BEFORE, CORPUS, 200, KNOWN, ones(BEFORE))
+
+
 def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
     AFTER.save_pretrained(tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)

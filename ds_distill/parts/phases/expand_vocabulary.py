@@ -8,7 +8,7 @@ from typing import Literal
 from ds_distill.parts.context import Context
 from ds_distill.parts.entry import PhaseEntry
 from ds_distill.parts.phases.base import PhaseSettings
-from ds_distill.parts.section import Count, Name
+from ds_distill.parts.section import Count, Name, Share
 
 
 class ExpandVocabulary(PhaseSettings):
@@ -20,6 +20,10 @@ class ExpandVocabulary(PhaseSettings):
     """The split whose words are added."""
     size: Count
     """Tokens and rows in all, e.g. 60000; fewer where the text has no more words."""
+    share: Share | None = None
+    """Of the text's words, as often as they stand there, the share that shall be one token each: no
+    more tokens are added than that takes, and at most `size`. None: as many as `size` has room for.
+    """
     embeddings: Literal["pieces", "random"] = "pieces"
     """How new rows begin: `pieces`, as the mean of the rows of the word's old pieces; `random`, as
     transformers begins."""
