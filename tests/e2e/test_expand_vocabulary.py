@@ -321,3 +321,21 @@ def test_a_narrow_student_of_random_weights_grows_and_learns(
         one for one in found["comparisons"] if {one["student"], one["other"]} == {"vekd", "bert"}
     ]
     assert pair["interval"][0] <= pair["difference"] <= pair["interval"][1]
+
+
+@pytest.mark.further
+def test_a_sweep_of_sizes_draws_a_figure(
+    settings: dict[str, Any], ds_distill: Any, tmp_path: Path
+) -> None:
+    """Figure 2: students of several vocabularies, by what is comparable between these."""
+    made = copy.deepcopy(settings)
+    made["task"]["metric"] = "word_loss"
+    made["training"] |= {"epochs": 1}
+    write(made, tmp_path)
+    sizes = f"phases.expand-vocabulary.size={KNOWN + 20},{KNOWN + NEW}"
+    done = ds_distill("sweep", "recipe.yaml", sizes, "--folder", tmp_path / "sweep", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "sweep" / "report.html").read_text()
+    figure = (tmp_path / "sweep" / "figures" / "scores.svg").read_text()
+    assert "nats a word" in page and "nats a word" in figure.lower()
+    assert all(str(KNOWN + more) in figure for more in (20, NEW))
