@@ -63,12 +63,8 @@ def suite(
     from ds_distill.sweep.sweep import Sweep
 
     given = checkpoints_of(references)
-    names = [one.name for one in given]
-    if reference is not None and reference not in names:
-        raise UserError(
-            f"--reference {reference}: no checkpoint is called so.{did_you_mean(reference, names)} "
-            f"They are {', '.join(names)}."
-        )
+    if reference is not None:
+        _check_reference(reference, [one.name for one in given])
     path = folder or Path("runs") / loaded.name
     runs = suite_runs(loaded, given, path.absolute())
     models = {one.name: one.model for one in given}
@@ -79,8 +75,16 @@ def suite(
             say(f"Note: {note}")
     if loaded.lacks:
         say(f"The suite lacks: {' '.join(loaded.lacks.split())}")
-    report = partial(_report, loaded, runs, reference or names[0])
+    report = partial(_report, loaded, runs, reference or given[0].name)
     run_sweep(asked, report, HowToRun(jobs, num_gpus, keep, resume))
+
+
+def _check_reference(reference: str, names: list[str]) -> None:
+    if reference not in names:
+        raise UserError(
+            f"--reference {reference}: no checkpoint is called so.{did_you_mean(reference, names)} "
+            f"They are {', '.join(names)}."
+        )
 
 
 def _report(suite: Suite, runs: Sequence[SuiteRun], reference: str, done: Sweep) -> str:

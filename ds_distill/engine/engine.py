@@ -95,11 +95,7 @@ class Engine:
         if optimizer is not None:
             self._prepare(config)
         self._trained = [p for p in bundle.parameters() if p.requires_grad]
-        adamw = None
-        if optimizer is not None:
-            starts, groups = weight_groups(bundle)
-            adamw = _adamw(groups, optimizer)
-            self._rest = Rest(adamw, starts)
+        adamw = self._adamw(optimizer) if optimizer is not None else None
         with no_chatter():
             self._engine, *_ = deepspeed.initialize(
                 model=bundle,
@@ -117,6 +113,12 @@ class Engine:
         self._reduces = self._stage != 0 or world.size > 1
         if not self._reduces:
             self._engine.enable_backward_allreduce = False
+
+    def _adamw(self, settings: OptimizerSettings) -> torch.optim.Optimizer:
+        starts, groups = weight_groups(self.bundle)
+        adamw = _adamw(groups, settings)
+        self._rest = Rest(adamw, starts)
+        return adamw
 
     def _prepare(self, config: dict[str, Any]) -> None:
         """What DeepSpeed leaves to be done with what is trained."""

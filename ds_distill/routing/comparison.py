@@ -144,15 +144,7 @@ def compare(
     group_keys = keys if group_keys is None else group_keys
     rows = _Rows.known(truth, keys, group_keys, words, labels)
     signals = at(signals, torch.from_numpy(rows.which))
-    targets = held_out_targets(
-        signals,
-        truth[rows.which],
-        rows.keys,
-        labels,
-        seed=seed,
-        group_keys=rows.group_keys,
-        advance=advance,
-    )
+    targets = rows.held_out(signals, seed, advance)
     routed = {name: rows.predictions(of) for name, of in targets.items()}
     teachers = {name: rows.predictions(of.over_all(len(labels))) for name, of in signals.items()}
     baseline = baseline_of(partial=bool(classes_of(signals)))
@@ -172,10 +164,7 @@ def compare(
         policies=policies,
         teachers={name: score(these) for name, these in teachers.items()},
         any_teacher=score(_any_of([*teachers.values()])),
-        agreement={
-            f"{one}, {other}": float((teachers[one].predicted == teachers[other].predicted).mean())
-            for one, other in combinations(teachers, 2)
-        },
+        agreement=_agreement(teachers),
         choice=choose(policies, METRICS[over][judge.name], baseline),
         baseline=baseline,
         not_compared={} if truth.ndim > 1 else not_fitted(len(labels)),
@@ -219,6 +208,23 @@ class _Rows:
         known = torch.from_numpy(which)
         return _Rows(truth, words, labels, which, keys[known], group_keys[known], groups)
 
+    def held_out(
+        self,
+        signals: Mapping[str, Signals],
+        seed: int,
+        advance: Callable[[], None],
+    ) -> dict[str, torch.Tensor]:
+        """The policies' targets, logits [n, C]; see `held_out_targets`."""
+        return held_out_targets(
+            signals,
+            self.truth[self.which],
+            self.keys,
+            self.labels,
+            seed=seed,
+            group_keys=self.group_keys,
+            advance=advance,
+        )
+
     def predictions(self, of_rows: torch.Tensor) -> Predictions:
         """of_rows: logits [n, C]."""
         logits = of_rows.numpy()
@@ -245,6 +251,14 @@ def _over(words: Words | None, *, many: bool) -> Over:
     if isinstance(words, ContextWords):
         return "characters"
     return "words" if words is not None else "labels" if many else "classes"
+
+
+def _agreement(teachers: Mapping[str, Predictions]) -> dict[str, float]:
+    """How often two teachers predict the same, by pair."""
+    return {
+        f"{one}, {other}": float((teachers[one].predicted == teachers[other].predicted).mean())
+        for one, other in combinations(teachers, 2)
+    }
 
 
 def _any_of(teachers: Sequence[Predictions]) -> Predictions:

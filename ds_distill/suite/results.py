@@ -200,7 +200,11 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
                 *dict.fromkeys(note for e in entries.values() for note in wide_note(e, rows)),
             ],
         )
-    yield Table(
+    yield _settings_table(tasks, entries)
+
+
+def _settings_table(tasks: dict[str, Any], entries: dict[str, MetricEntry]) -> Table:
+    return Table(
         "Settings that were chosen",
         ["task", "checkpoint", "setting", "choosing", "by seed"],
         [
