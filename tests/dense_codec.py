@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ds_distill.cache.codecs.base import Encoded, VocabularyCodec
-from ds_distill.types import TopK
+from ds_distill.distributions import TopK
 
 _DTYPES = {dtype: getattr(torch, dtype) for dtype in ("float32", "float16", "bfloat16")}
 

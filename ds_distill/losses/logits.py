@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ds_distill.distributions import VocabularyHead
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs, only_teacher, target_loss
 from ds_distill.parts.terms import (
     ConfidencePenaltyLoss,
@@ -21,7 +22,7 @@ from ds_distill.parts.terms import (
 )
 from ds_distill.reads import Reads
 from ds_distill.routing import Target
-from ds_distill.types import Batch, Signals, VocabularyHead
+from ds_distill.types import Batch, Signals
 from ds_kernels import (
     linear_kl,
     linear_mse,

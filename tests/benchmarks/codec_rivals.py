@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ds_distill.cache.codecs import Encoded, TailShape, VocabularyCodec
 from ds_distill.cache.codecs.bits import Fields, field_words
-from ds_distill.types import TopK
+from ds_distill.distributions import TopK
 
 
 class _Ids:

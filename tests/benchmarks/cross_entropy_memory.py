@@ -25,8 +25,9 @@ def measure(way: str, rows: int, vocabulary: int, width: int, dtype: str) -> dic
     import torch.nn.functional as F
     from torch import nn
 
+    from ds_distill.distributions import VocabularyHead
     from ds_distill.losses import CrossEntropy
-    from ds_distill.types import Batch, Signals, VocabularyHead
+    from ds_distill.types import Batch, Signals
 
     torch.set_num_threads(2)
     torch.manual_seed(0)

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from ds_distill.distributions import VocabularyHead
 from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Term
 from ds_distill.losses import logits as logits_of
 from ds_distill.parts.terms import KLLoss, LogitMSELoss
-from ds_distill.types import Batch, Signals, VocabularyHead
+from ds_distill.types import Batch, Signals
 
 ROWS, VOCABULARY = 7, 50
 

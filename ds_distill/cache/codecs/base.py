@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from ds_distill.distributions import TopK
 from ds_distill.parts.codecs import CodecSettings
-from ds_distill.types import TopK
 
 _CHUNK_ELEMENTS = 1 << 24
 """Float32 elements of logits that are processed at once: 64 MiB per copy."""

@@ -33,7 +33,7 @@ from ds_distill.cache.codecs.base import (
 )
 from ds_distill.cache.codecs.bits import read_at, write_at
 from ds_distill.cache.codecs.tail import TailShape
-from ds_distill.types import TopK
+from ds_distill.distributions import TopK
 
 _FIXED = 4
 _MOST = 255

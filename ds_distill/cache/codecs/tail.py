@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ds_distill.types import TopK
+from ds_distill.distributions import TopK
 
 _LEVELS = 255
 _RAREST = 1e-12

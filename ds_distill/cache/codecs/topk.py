@@ -27,7 +27,7 @@ from ds_distill.cache.codecs.base import (
 )
 from ds_distill.cache.codecs.bits import Fields, field_words
 from ds_distill.cache.codecs.tail import TailShape
-from ds_distill.types import TopK
+from ds_distill.distributions import TopK
 
 _HEADER = 8
 _ABSENT = 255

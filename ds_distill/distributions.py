@@ -1,0 +1,84 @@
+"""Distributions over a vocabulary, as they are before their logits are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class VocabularyHead:
+    """The last step of a masked-LM, not yet computed: logits = features @ weight.T + bias.
+
+    It holds modules, not weights: under ZeRO stage 3 a weight is only complete while it is read
+    from its module in the engine's forward.
+    """
+
+    features: torch.Tensor
+    """[n, D], float: the head's input at each row."""
+    weight_of: nn.Module
+    """Its `weight` is [V, D], often tied to the embeddings; [V, E] where there are more columns."""
+    bias_of: nn.Module
+    """Its `bias` is [V], or None."""
+    columns_of: nn.Module | None = None
+    """Its `weight`, [D - E, V], are the weight's other columns: MobileBERT's, whose embeddings are
+    narrower than its states."""
+
+    @property
+    def entries(self) -> int:
+        """V."""
+        return len(cast(torch.Tensor, self.weight_of.weight))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        first = cast(torch.Tensor, self.weight_of.weight)
+        if self.columns_of is None:
+            return first
+        return torch.cat([first, cast(torch.Tensor, self.columns_of.weight).T], dim=1)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return cast(torch.Tensor | None, self.bias_of.bias)
+
+    def logits(self) -> torch.Tensor:
+        """[n, V]: for a large V the largest tensor of a step."""
+        return nn.functional.linear(self.features, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Distributions over a vocabulary as their likeliest entries and the mass of the tail."""
+
+    log_probs: torch.Tensor
+    """float32 [n, K]: of softmax(logits / T), at the T of the cache."""
+    ids: torch.Tensor
+    """int64 [n, K]; -1 where a row has fewer than K entries."""
+    tail_log_prob: torch.Tensor
+    """float32 [n]: the mass of all other entries together."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def at(self, rows: torch.Tensor) -> TopK:
+        """The distributions of some rows, int64 [k]."""
+        return TopK(self.log_probs[rows], self.ids[rows], self.tail_log_prob[rows])
+
+    def to(self, device: torch.device | str) -> TopK:
+        return TopK(
+            self.log_probs.to(device, non_blocking=True),
+            self.ids.to(device, non_blocking=True),
+            self.tail_log_prob.to(device, non_blocking=True),
+        )
+
+
+class EncodedLogits(Protocol):
+    """Encoded distributions of a cache, decoded on the device where they are needed."""
+
+    def __len__(self) -> int: ...
+
+    def to(self, device: torch.device) -> TopK | torch.Tensor: ...
+
+    def pin_memory(self) -> EncodedLogits: ...
