@@ -62,6 +62,7 @@ lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff check --target-version py312 --ignore UP,RUF100 .   # UP: what Python 3.11 does not have
 	$(BIN)/ruff format --check .
+	PYTHONPATH=.:kernels $(BIN)/python tests/shape.py
 
 types: $(DEV_STAMP)
 	$(BIN)/mypy

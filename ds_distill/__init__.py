@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ds_distill.cache.reader import CacheReader
     from ds_distill.check.recipe import check_all as check_recipe
-    from ds_distill.data.keys import content_keys
     from ds_distill.errors import UserError
     from ds_distill.evaluation.evaluate import evaluate
+    from ds_distill.keys import content_keys
     from ds_distill.losses import (
         KL,
         ActivationBoundary,
@@ -88,7 +88,7 @@ _MODULES = {
     "Term": "losses",
     "UserError": "errors",
     "check_recipe": "check.recipe:check_all",
-    "content_keys": "data.keys",
+    "content_keys": "keys",
     "evaluate": "evaluation.evaluate",
     "load_recipe": "recipe",
     "predict": "prediction",

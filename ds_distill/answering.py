@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from ds_distill.data.groups import MARKS
-from ds_distill.data.keys import content_keys
 from ds_distill.data.question_windows import Windows, prepare
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
+from ds_distill.keys import content_keys
 from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import finite, load_question_answerer
 from ds_distill.models.reading import count_of
-from ds_distill.models.tokenizer import load_tokenizer
-from ds_distill.parts.tasks import ExtractiveQA
+from ds_distill.recipe.tasks import ExtractiveQA
 from ds_distill.views import PaddedView
 
 ANSWERS = 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import shorten
 
 
 class UserError(Exception):
@@ -45,3 +46,9 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(value.lower(), by_lower, n=1)
     found = by_lower[close[0]] if close else value
     return f" Did you mean `{found}`?" if found != value else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message, by whole words."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return shorten(lines[0] if lines else type(error).__name__, 300, placeholder=" ...")

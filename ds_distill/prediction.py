@@ -18,12 +18,12 @@ import torch
 from ds_distill.answering import Answerer
 from ds_distill.data.readers import check_text, kind_of, open_file
 from ds_distill.data.readers.text import lines_of
+from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import finite, load_classifier
 from ds_distill.models.reading import columns_of
-from ds_distill.models.tokenizer import check_vocabulary, load_tokenizer
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.checkpoint import student_of
 from ds_distill.tagging import Tagger

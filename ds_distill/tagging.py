@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.word_tokens import WindowViews, WordView
 from ds_distill.data.word_windows import texts_of
 from ds_distill.data.words import NO_TOKEN, words_of
@@ -18,8 +19,7 @@ from ds_distill.evaluation.words import entities
 from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import finite, load_token_classifier
-from ds_distill.models.tokenizer import load_tokenizer
-from ds_distill.parts.tags import OUTSIDE, SPAN_TAGS, are_entities
+from ds_distill.recipe.tags import OUTSIDE, SPAN_TAGS, are_entities
 
 
 @dataclass(frozen=True)

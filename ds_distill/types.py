@@ -19,8 +19,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from ds_distill.data.keys import token_keys
 from ds_distill.distributions import EncodedLogits, TopK, VocabularyHead
+from ds_distill.keys import token_keys
 from ds_distill.reads import AttentionInputs
 from ds_distill.views import PackedView, PaddedView, View
 

@@ -19,7 +19,7 @@ from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter, written
-from ds_distill.data.keys import content_keys
+from ds_distill.keys import content_keys
 from ds_distill.types import Signals
 
 PRINT: dict[str, Any] = {

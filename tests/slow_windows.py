@@ -11,9 +11,9 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ds_distill.data.question_windows import _cuts as cuts
 from ds_distill.data.question_windows import _trimmed as trimmed
+from ds_distill.data.tokenizer import tokens_fingerprint
 from ds_distill.data.word_tokens import owners, ranges
 from ds_distill.data.words import NO_TOKEN, words_of
-from ds_distill.models.tokenizer import tokens_fingerprint
 
 Tokenizers = list[PreTrainedTokenizerBase]
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
-from ds_distill.models.word_pieces import expand_tokenizer
+from ds_distill.data.word_pieces import expand_tokenizer
 
 OLD = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdef()", *(f"##{one}" for one in "abcde")]
 OLD += ["ab", "##ab", "cab", "##ef", "bee"]

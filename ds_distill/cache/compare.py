@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ds_distill.cache.codecs import VocabularyCodec
-from ds_distill.parts.codecs import CODECS
-from ds_distill.parts.outside import load_outside
+from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.outside import load_outside
 
 
 @dataclass(frozen=True)

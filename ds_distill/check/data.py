@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ds_distill.check.classes import class_counts, class_notes, count_lines
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
 from ds_distill.data.groups import Groups, strata_of
-from ds_distill.data.keys import among_keys
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.sources import Source, as_numpy, located
 from ds_distill.data.validation_split import (
@@ -24,14 +23,15 @@ from ds_distill.data.validation_split import (
 )
 from ds_distill.data.words import flat_lists
 from ds_distill.errors import UserError
+from ds_distill.keys import among_keys
 from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import LabelMap, label_map, tag_map
-from ds_distill.parts.phases import PHASES, PhaseSettings, Training
-from ds_distill.parts.tags import OUTSIDE
-from ds_distill.parts.tasks import TASKS, metric_of
 from ds_distill.progress import mark
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import PHASES, PhaseSettings, Training
 from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.tags import OUTSIDE
+from ds_distill.recipe.tasks import TASKS, metric_of
 
 WORTH_A_NOTE = 0.05
 """Share of tokens that are cut."""

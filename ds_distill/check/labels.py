@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from transformers import PreTrainedConfig
 
 from ds_distill.models.labels import LabelMap, are_generic, as_yaml, class_names, label_map
-from ds_distill.parts.entry import PolicyEntry
-from ds_distill.parts.phases import PhaseSettings
-from ds_distill.parts.policies import not_fitted, that_take_partial
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.entry import PolicyEntry
+from ds_distill.recipe.phases import PhaseSettings
+from ds_distill.recipe.policies import not_fitted, that_take_partial
 
 
 def label_mistakes(recipe: Recipe) -> Iterator[str]:

@@ -8,9 +8,9 @@ from transformers import PreTrainedConfig
 
 from ds_distill.engine.config import find_config
 from ds_distill.engine.precision import is_half
-from ds_distill.parts.phases import Distil
-from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import Distil
+from ds_distill.recipe.phases.base import TrainingPhase
 
 TRAINED = 16
 """Bytes per parameter that is trained: fp32 weight and gradient and Adam's two moments; in bf16

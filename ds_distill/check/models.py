@@ -8,29 +8,29 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from ds_distill.data.pretrained import Unreachable
+from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer, same_tokens
+from ds_distill.data.word_pieces import rules_of_word_pieces
 from ds_distill.errors import UserError
 from ds_distill.models.attention import WIDEST_HEAD, unseen_attention
 from ds_distill.models.configuration import (
     CLASSIFIER_HEADS,
-    Unreachable,
     check_encoder,
     load_config,
     takes_packed,
     usable_length,
 )
 from ds_distill.models.student import student_of
-from ds_distill.models.tokenizer import check_vocabulary, load_tokenizer, same_tokens
 from ds_distill.models.weights import check_weights
-from ds_distill.models.word_pieces import rules_of_word_pieces
-from ds_distill.parts.entry import imported
-from ds_distill.parts.metric_settings import WordLoss
-from ds_distill.parts.phases import PHASES
-from ds_distill.parts.phases.base import PhaseSettings, TrainingPhase
-from ds_distill.parts.tasks import TASKS
-from ds_distill.parts.terms import AttentionSettings, LayeredTerm, RelationKLLoss
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.entry import imported
+from ds_distill.recipe.metric_settings import WordLoss
+from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.phases.base import PhaseSettings, TrainingPhase
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Student, Teacher
+from ds_distill.recipe.tasks import TASKS
+from ds_distill.recipe.terms import AttentionSettings, LayeredTerm, RelationKLLoss
 
 
 class Models:

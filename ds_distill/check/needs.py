@@ -6,15 +6,15 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-from ds_distill.parts.codecs import CODECS
-from ds_distill.parts.context import Context
-from ds_distill.parts.entry import ConfiguredEntry, Needs, PolicyEntry, TermEntry
-from ds_distill.parts.phases import PHASES, Cache, PhaseSettings
-from ds_distill.parts.policies import POLICIES
-from ds_distill.parts.section import Section
-from ds_distill.parts.tasks import TaskSettings
-from ds_distill.parts.terms import TERMS, LayeredTerm, RowTerm, SoftenedTerm
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.context import Context
+from ds_distill.recipe.entry import ConfiguredEntry, Needs, PolicyEntry, TermEntry
+from ds_distill.recipe.phases import PHASES, Cache, PhaseSettings
+from ds_distill.recipe.policies import POLICIES
+from ds_distill.recipe.section import Section
+from ds_distill.recipe.tasks import TaskSettings
+from ds_distill.recipe.terms import TERMS, LayeredTerm, RowTerm, SoftenedTerm
 
 
 def phase_mistakes(recipe: Recipe, leave_out: Collection[int] = ()) -> Iterator[str]:

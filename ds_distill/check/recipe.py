@@ -25,8 +25,8 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError, refuse
 from ds_distill.machine import machine_memory
 from ds_distill.models.student import config_of
-from ds_distill.parts.phases import PHASES, Training
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import PHASES, Training
 
 
 def check_recipe(

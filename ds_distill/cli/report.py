@@ -26,8 +26,8 @@ def report(
     """
     from ds_distill.errors import UserError
     from ds_distill.files import write_json, write_text
-    from ds_distill.reporting.side_by_side import side_by_side, side_tables
     from ds_distill.reporting.tables import page, table_text
+    from ds_distill.sweep.side_by_side import side_by_side, side_tables
 
     if output.suffix != ".html":
         raise UserError(f"--output {output}: name a file that ends in .html.")

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from ds_distill.data.groups import Groups, strata_of
-from ds_distill.data.keys import hash_keys
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.question_windows import Windows
 from ds_distill.data.text_windows import TextWindows
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import NO_TOKEN, Words, flat_lists
+from ds_distill.keys import hash_keys
 from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PackedView, PaddedView, View
 

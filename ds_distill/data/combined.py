@@ -15,16 +15,16 @@ import pyarrow as pa
 from ds_distill.data import docstrings, questions
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.groups import MARKS, Groups, with_marks
-from ds_distill.data.keys import hash_keys
 from ds_distill.data.labels import is_labelled, label_array
 from ds_distill.data.randomise import randomised
 from ds_distill.data.sources import Source, has_labels, located
 from ds_distill.data.splits import in_order
 from ds_distill.errors import UserError
-from ds_distill.parts.data import Folds, SplitFrom
-from ds_distill.parts.sources import source_of
-from ds_distill.parts.tasks import MaskedLM, Task, Untagged
+from ds_distill.keys import hash_keys
+from ds_distill.recipe.data import Folds, SplitFrom
 from ds_distill.recipe.references import resolve_data
+from ds_distill.recipe.sources import source_of
+from ds_distill.recipe.tasks import MaskedLM, Task, Untagged
 
 FOLD = 105
 """Purpose of the hashes that assign examples to folds."""

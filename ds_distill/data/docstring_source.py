@@ -12,7 +12,7 @@ from ds_distill.data import docstrings
 from ds_distill.data.sources import Source, as_numpy
 from ds_distill.data.splits import wrong_split
 from ds_distill.errors import UserError
-from ds_distill.parts.tasks import Task
+from ds_distill.recipe.tasks import Task
 
 
 def open_docstrings(

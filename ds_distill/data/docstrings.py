@@ -23,9 +23,9 @@ import xxhash
 
 from ds_distill.collection import without_collection
 from ds_distill.data.examples import EXAMPLES, build_once
-from ds_distill.data.keys import content_keys
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.parts.sources import DOCSTRINGS as PREFIX
+from ds_distill.keys import content_keys
+from ds_distill.recipe.sources import DOCSTRINGS as PREFIX
 
 SHARES = {"train": 0.25, "transfer": 0.25, "validation": 0.2, "test": 0.3}
 """Split -> its share of the files. Transfer has no labels. Validation is large, because half of it

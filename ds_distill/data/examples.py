@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 from filelock import AcquireReturnProxy, FileLock, Timeout
 
-from ds_distill.data.keys import content_keys, hash_keys
 from ds_distill.data.labels import (
     LabelIds,
     LabelSets,
@@ -30,8 +29,9 @@ from ds_distill.data.labels import (
 from ds_distill.data.readers import BATCH, Reader, check_text
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import new_file
-from ds_distill.parts.data import Columns
+from ds_distill.keys import content_keys, hash_keys
 from ds_distill.progress import mark
+from ds_distill.recipe.data import Columns
 
 EXAMPLES = pa.schema(
     [

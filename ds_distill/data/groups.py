@@ -25,9 +25,9 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ds_distill.data.examples import build_once
-from ds_distill.data.keys import content_keys, distinct_keys, hash_keys, numbered_keys
 from ds_distill.data.readers import BATCH, Reader, kind_of
 from ds_distill.errors import UserError
+from ds_distill.keys import content_keys, distinct_keys, hash_keys, numbered_keys
 from ds_distill.progress import mark
 
 VERSION = 1

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.keys import uniform
 from ds_distill.data.masking import Masking
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.models.word_pieces import CONTINUES
+from ds_distill.data.word_pieces import CONTINUES
+from ds_distill.keys import uniform
 from ds_distill.types import Batch
 from ds_distill.views import PackedView
 

@@ -6,7 +6,7 @@ import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.keys import hash_keys
+from ds_distill.keys import hash_keys
 from ds_distill.progress import mark
 
 SAMPLE = 1_000

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import CachedSignals, Examples, check_cached_rows, views_by_model
-from ds_distill.data.keys import uniform
 from ds_distill.data.tokenise import TokenTable
+from ds_distill.keys import uniform
 from ds_distill.reads import TOKENS
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ds_distill.data.keys import uniform
+from ds_distill.keys import uniform
 
 SHUFFLE, SHARE = 1, 2
 """Purposes: streams of random numbers that must differ from each other."""

@@ -17,8 +17,8 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ds_distill.data.cutting import column_of, cut, lists_of, token_columns
 from ds_distill.data.groups import MARKS
-from ds_distill.data.keys import content_keys
-from ds_distill.models.tokenizer import tokenizer_fingerprint, tokens_fingerprint
+from ds_distill.data.tokenizer import tokenizer_fingerprint, tokens_fingerprint
+from ds_distill.keys import content_keys
 from ds_distill.progress import mark
 
 VERSION = 3

@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from ds_distill.data.keys import content_keys
 from ds_distill.data.readers import BATCH, Reader, check_text, kind_of
 from ds_distill.data.words import words_of
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.parts.data import Columns
+from ds_distill.keys import content_keys
 from ds_distill.progress import mark
+from ds_distill.recipe.data import Columns
 
 EXAMPLES = pa.schema(
     [

@@ -14,8 +14,8 @@ import pyarrow as pa
 import xxhash
 
 from ds_distill.data.examples import build_once, write_examples
-from ds_distill.data.keys import hash_keys
-from ds_distill.parts.data import Randomise
+from ds_distill.keys import hash_keys
+from ds_distill.recipe.data import Randomise
 
 VERSION = 1
 """Part of the file's name: raise it when the same texts give other random ones."""

@@ -23,14 +23,14 @@ import xxhash
 from ds_distill.data import docstrings, questions, words
 from ds_distill.data.examples import build_once, convert, keep_per_class
 from ds_distill.data.groups import MARKS, with_marks, write_named
-from ds_distill.data.keys import content_keys
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
 from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.splits import folder_splits, hub_splits
 from ds_distill.data.words import WordColumns
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.parts.data import Columns
-from ds_distill.parts.tasks import Task
+from ds_distill.keys import content_keys
+from ds_distill.recipe.data import Columns
+from ds_distill.recipe.tasks import Task
 
 VERSION = 1
 """Part of the converted files' names: raise it when the same input gives other rows."""

@@ -10,7 +10,7 @@ import datasets
 
 from ds_distill.data.readers import SUFFIXES, HubSplit, Reader, file_suffix
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.parts.tasks import Task
+from ds_distill.recipe.tasks import Task
 
 USUAL_NAMES = {"valid": "validation", "val": "validation", "dev": "validation"}
 

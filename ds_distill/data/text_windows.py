@@ -16,9 +16,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.cutting import cut, lists_of
+from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.data.word_tokens import WindowViews
 from ds_distill.data.words import Words, flat_lists, word_keys
-from ds_distill.models.tokenizer import tokenizer_fingerprint
 from ds_distill.progress import mark
 
 VERSION = "windows of texts 2"

@@ -17,9 +17,9 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.groups import MARKS
-from ds_distill.data.keys import content_keys
 from ds_distill.data.lengths import token_lengths
-from ds_distill.models.tokenizer import tokenizer_fingerprint
+from ds_distill.data.tokenizer import tokenizer_fingerprint
+from ds_distill.keys import content_keys
 from ds_distill.progress import mark
 
 VERSION = 1

@@ -14,8 +14,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.cutting import column_of, lists_of, token_columns
+from ds_distill.data.tokenizer import tokens_fingerprint
 from ds_distill.data.words import NO_TOKEN
-from ds_distill.models.tokenizer import tokens_fingerprint
 
 OVERLAP = 4
 """A window shares a quarter of its words with the next one."""

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import pre_tokenizers
 
-from ds_distill.data.keys import content_keys
 from ds_distill.data.labels import LabelIds
 from ds_distill.data.readers import BATCH, Reader, check_text, kind_of
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.parts.data import Columns
-from ds_distill.parts.tags import OUTSIDE
+from ds_distill.keys import content_keys
 from ds_distill.progress import mark
+from ds_distill.recipe.data import Columns
+from ds_distill.recipe.tags import OUTSIDE
 
 EXAMPLES = pa.schema(
     [

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ds_distill.parts.metric_settings import MetricSettings
+from ds_distill.recipe.metric_settings import MetricSettings
 
 P = TypeVar("P", bound=Sized)
 """The predictions that a metric reads: `ClassPredictions`, `LabelPredictions`, `TagPredictions`,

@@ -1,4 +1,4 @@
-"""The metrics: what stands behind the entries of `ds_distill.parts.metrics`.
+"""The metrics: what stands behind the entries of `ds_distill.recipe.metrics`.
 
 Shapes: N examples, C classes or labels, R sets of weights, K sums.
 """

@@ -20,10 +20,10 @@ from ds_distill.evaluation.predictions import (
     TokenScores,
     confusion_matrix,
 )
-from ds_distill.parts.entry import MetricEntry, Over
-from ds_distill.parts.metric_settings import MetricSettings
-from ds_distill.parts.metrics import METRICS, reported_metrics
 from ds_distill.progress import marked
+from ds_distill.recipe.entry import MetricEntry, Over
+from ds_distill.recipe.metric_settings import MetricSettings
+from ds_distill.recipe.metrics import METRICS, reported_metrics
 
 DENSE_CLASSES = 100
 """With more classes a report has the confusion matrix's counts that are not 0 alone."""

@@ -16,7 +16,7 @@ from ds_distill.data.word_windows import ContextWords
 from ds_distill.evaluation.metric import CountMetric
 from ds_distill.evaluation.metrics import f1, precision, recall
 from ds_distill.evaluation.words import TagPredictions
-from ds_distill.parts.tags import IN_SPAN
+from ds_distill.recipe.tags import IN_SPAN
 
 
 @dataclass(frozen=True)

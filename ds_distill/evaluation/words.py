@@ -19,8 +19,8 @@ from ds_distill.data.words import Words
 from ds_distill.evaluation.metric import CountMetric, MeanMetric, ratio
 from ds_distill.evaluation.metrics import f1, precision, recall
 from ds_distill.evaluation.predictions import Predictions
-from ds_distill.parts.tags import OUTSIDE, are_entities, entity_types, type_of
 from ds_distill.progress import marked
+from ds_distill.recipe.tags import OUTSIDE, are_entities, entity_types, type_of
 
 Entity = tuple[str, int, int]
 """Type, first word and last word, in its example."""

@@ -15,7 +15,7 @@ from ds_distill.losses.logits import (
     TeacherCrossEntropy,
 )
 from ds_distill.losses.term import Term, TermInputs
-from ds_distill.parts.terms import TERMS, TermSettings
+from ds_distill.recipe.terms import TERMS, TermSettings
 
 __all__ = [
     "KL",

@@ -12,13 +12,13 @@ from torch.utils.checkpoint import checkpoint
 
 from ds_distill.losses.hidden import LayeredTerm
 from ds_distill.losses.term import DEFAULTS, TermInputs
-from ds_distill.parts.terms import (
+from ds_distill.reads import TOKENS, AttentionInputs, Reads
+from ds_distill.recipe.terms import (
     AttentionKLLoss,
     AttentionMSELoss,
     AttentionSettings,
     RelationKLLoss,
 )
-from ds_distill.reads import TOKENS, AttentionInputs, Reads
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView

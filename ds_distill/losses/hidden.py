@@ -9,11 +9,11 @@ import torch
 import xxhash
 from torch import nn
 
+from ds_distill.losses.named import NamedModules
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs
-from ds_distill.models.named import NamedModules
-from ds_distill.parts.terms import ActivationBoundaryLoss, CosineLoss, HiddenMSELoss
-from ds_distill.parts.terms import LayeredTerm as LayeredSettings
 from ds_distill.reads import Reads
+from ds_distill.recipe.terms import ActivationBoundaryLoss, CosineLoss, HiddenMSELoss
+from ds_distill.recipe.terms import LayeredTerm as LayeredSettings
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 from ds_kernels import masked_cosine

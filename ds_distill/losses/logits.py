@@ -12,7 +12,8 @@ from torch import nn
 
 from ds_distill.distributions import VocabularyHead
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs, only_teacher, target_loss
-from ds_distill.parts.terms import (
+from ds_distill.reads import Reads
+from ds_distill.recipe.terms import (
     ConfidencePenaltyLoss,
     CrossEntropyLoss,
     KLLoss,
@@ -20,7 +21,6 @@ from ds_distill.parts.terms import (
     MSELoss,
     TeacherCrossEntropyLoss,
 )
-from ds_distill.reads import Reads
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 from ds_kernels import (

@@ -10,8 +10,8 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 
-from ds_distill.parts.terms import DistillationTerm, RowTerm, TermSettings
 from ds_distill.reads import TOKENS, Reads
+from ds_distill.recipe.terms import DistillationTerm, RowTerm, TermSettings
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 

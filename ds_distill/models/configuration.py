@@ -6,8 +6,6 @@ Nothing here imports torch, so that `ds-distill check` is fast.
 from __future__ import annotations
 
 import math
-import os
-from textwrap import shorten
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerBase
@@ -19,30 +17,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
 )
 
+from ds_distill.data.pretrained import SAFE, check_nodes, unreadable
 from ds_distill.errors import UserError
-from ds_distill.parts.entry import TaskEntry
-
-
-class Unreachable(UserError):
-    """A model whose configuration cannot be read."""
-
-    def __init__(self, reference: str, reason: str) -> None:
-        self.reference, self.reason = reference, reason
-        super().__init__(self.of([reference], reason))
-
-    @staticmethod
-    def of(references: list[str], reason: str) -> str:
-        """The message for models that cannot be read for one reason."""
-        named = ", ".join(map(repr, references))
-        whose = f"models {named}: their" if len(references) > 1 else f"model {named}: its"
-        return (
-            f"{whose} configuration cannot be read: {reason} Use a hub id that can be reached, a "
-            "local folder, or pkg:PACKAGE/FOLDER."
-        )
-
-
-# Code in a model's folder is never run.
-SAFE: dict[str, Any] = {"trust_remote_code": False}
+from ds_distill.recipe.entry import TaskEntry
 
 PACKED_FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
 """Model types whose attention passes all its arguments to transformers' attention interface."""
@@ -117,18 +94,6 @@ def load_config(reference: str, revision: str | None = None) -> PreTrainedConfig
     return config
 
 
-def check_nodes(reference: str) -> None:
-    """Raises UserError where something in a model's folder is neither a file nor a folder, such as
-    a pipe, which would be waited for without end. Links are followed: the hub's cache is of
-    them."""
-    if not os.path.isdir(reference):
-        return
-    for entry in os.scandir(reference):
-        if not (os.path.isfile(entry.path) or os.path.isdir(entry.path)):  # False for a loop
-            what = "a link to nothing" if entry.is_symlink() else "no regular file"
-            raise UserError(f"{entry.path}: is {what}. Remove it, or copy the model again.")
-
-
 def check_fields(reference: str, given: dict[str, Any]) -> None:
     """Raises UserError for the content of a config.json that no encoder of transformers can be made
     from, or that would take all memory or time before anything is compared with the weights."""
@@ -159,24 +124,6 @@ def check_fields(reference: str, given: dict[str, Any]) -> None:
     vocabulary, padding = given.get("vocab_size"), given.get("pad_token_id")
     if isinstance(padding, int) and isinstance(vocabulary, int) and not -1 <= padding < vocabulary:
         refuse("pad_token_id", f"which is none of its {vocabulary:,} tokens.")
-
-
-def unreadable(reference: str, what: str, error: BaseException) -> UserError:
-    if "trust_remote_code" in str(
-        error
-    ):  # transformers advises it, but recipes have no such option
-        return UserError(
-            f"model {reference!r}: its {what} needs Python code from its own folder (`auto_map`), "
-            "which is never run. Use a model type that transformers itself has."
-        )
-    if isinstance(error, RecursionError):
-        return UserError(
-            f"model {reference!r}: its {what} cannot be read: a JSON file is nested too deeply. "
-            "Copy the model again."
-        )
-    if what == "configuration":
-        return Unreachable(reference, first_line(error))
-    return UserError(f"model {reference!r}: its {what} cannot be read: {first_line(error)}")
 
 
 def first_position(config: PreTrainedConfig) -> int:
@@ -322,9 +269,3 @@ def check_head(reference: str, config: PreTrainedConfig, task: TaskEntry) -> Non
             f"{task.outputs}. Fine-tune it first (a fine-tune phase before), or use a checkpoint "
             "that was fine-tuned on such a task."
         )
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of a message, by whole words."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return shorten(lines[0] if lines else type(error).__name__, 300, placeholder=" ...")

@@ -10,7 +10,7 @@ import yaml
 from transformers import PreTrainedConfig
 
 from ds_distill.errors import UserError
-from ds_distill.parts.tags import OUTSIDE
+from ds_distill.recipe.tags import OUTSIDE
 
 
 def class_names(config: PreTrainedConfig) -> list[str]:

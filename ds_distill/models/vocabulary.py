@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from ds_distill.data.word_pieces import pieces_of
 from ds_distill.models.load import seeded
-from ds_distill.models.word_pieces import pieces_of
 
 
 @torch.no_grad()

@@ -13,9 +13,10 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
-from ds_distill.errors import UserError
+from ds_distill.data.pretrained import check_nodes
+from ds_distill.errors import UserError, first_line
 from ds_distill.files import read_json
-from ds_distill.models.configuration import check_nodes, first_line, usable_length
+from ds_distill.models.configuration import usable_length
 
 ALLOWANCE = 1 << 24
 """Weights of one kind, 64 MiB in fp32, that a configuration may have beyond those in the files: a

@@ -22,16 +22,16 @@ from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter, blocks_to_write
 from ds_distill.cache.workers import Worker, writer_name
 from ds_distill.data.batches import Collator, Examples
-from ds_distill.data.keys import distinct_keys
 from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.engine.precision import is_half
 from ds_distill.engine.world import World
 from ds_distill.files import naming, write_json
+from ds_distill.keys import distinct_keys
 from ds_distill.models.configuration import load_config
-from ds_distill.parts.codecs import CODECS
-from ds_distill.parts.phases import Cache
 from ds_distill.phases.cache_blocks import WAIT_SECONDS, claims, wait, write_blocks
 from ds_distill.phases.cache_missing import ATTENTION, Missing, added_by, missing_from
+from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.phases import Cache
 from ds_distill.run.caches import cache_folder, fingerprint
 from ds_distill.run.codecs import codec_json
 from ds_distill.run.context import ModelReference, Run

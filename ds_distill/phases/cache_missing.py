@@ -13,7 +13,7 @@ from ds_distill.cache.plan import Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Collator, Examples
-from ds_distill.data.keys import among_keys, distinct_keys
+from ds_distill.keys import among_keys, distinct_keys
 
 ATTENTION = "attention"
 """Key of a fingerprint: what computed a teacher's attention. Signals are read whatever computed

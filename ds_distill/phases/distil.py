@@ -10,8 +10,8 @@ from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.precision import computes_bf16, is_half
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config, pools_all_tokens
-from ds_distill.parts.phases import Distil
-from ds_distill.parts.policies import POLICIES, Routing
+from ds_distill.recipe.phases import Distil
+from ds_distill.recipe.policies import POLICIES, Routing
 from ds_distill.routing import Router
 from ds_distill.routing.by_label import check_states
 from ds_distill.routing.comparison import routing_of_candidate

@@ -14,11 +14,11 @@ from ds_distill.evaluation.report import comparisons, difference
 from ds_distill.evaluation.saved import SavedPredictions, examples_mark
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_map
-from ds_distill.parts.phases import PHASES, Evaluate
-from ds_distill.parts.phases.evaluate import START
-from ds_distill.parts.tags import OUTSIDE
-from ds_distill.parts.tasks import TASKS, metric_of
+from ds_distill.recipe.phases import PHASES, Evaluate
+from ds_distill.recipe.phases.evaluate import START
 from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.tags import OUTSIDE
+from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.reporting.verdict import answer_of
 from ds_distill.routing.comparison import numbered
 from ds_distill.run.checkpoint import CHECKPOINT

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.word_pieces import expand_tokenizer
 from ds_distill.files import new_folder
 from ds_distill.models.load import save_model
-from ds_distill.models.tokenizer import load_tokenizer
 from ds_distill.models.vocabulary import expand_embeddings
-from ds_distill.models.word_pieces import expand_tokenizer
-from ds_distill.parts.phases import ExpandVocabulary
+from ds_distill.recipe.phases import ExpandVocabulary
 from ds_distill.run.context import ModelReference, Run
 
 SHOWN = 20

@@ -19,8 +19,8 @@ from ds_distill.data.validation_split import fitting_part
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError, located
 from ds_distill.files import write_json
-from ds_distill.parts.phases import Cache, Expertise
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import Cache, Expertise
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
 from ds_distill.routing.by_label import FittedByLabel, fit_by_label

@@ -12,7 +12,7 @@ from ds_distill.data.examples import keep_per_class
 from ds_distill.data.plan import keep_share_of_others
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.shared_head import SharedHeadBundle, share_head
-from ds_distill.parts.phases import FineTune
+from ds_distill.recipe.phases import FineTune
 from ds_distill.run.context import Run
 from ds_distill.run.job import Job, terms_of, trainable_model
 from ds_distill.run.training import train_each

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedConfig
 
-from ds_distill.parts.codecs import TopK
-from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import TaskSettings
 from ds_distill.planning.activations import Shape, teacher_work
 from ds_distill.planning.communication import communication_seconds, sent_by_teachers
 from ds_distill.planning.examples import SplitFacts
@@ -17,6 +14,9 @@ from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero, inference_states
 from ds_distill.planning.models import PlannedModel
 from ds_distill.planning.roofline import pass_seconds
+from ds_distill.recipe.codecs import TopK
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.tasks import TaskSettings
 
 _KEY = 16
 """Bytes of an example's content key."""

@@ -8,12 +8,11 @@ import numpy as np
 
 from ds_distill.data.combined import open_source
 from ds_distill.data.lengths import example_lengths
-from ds_distill.errors import UserError
-from ds_distill.models.configuration import first_line
-from ds_distill.models.tokenizer import load_tokenizer
-from ds_distill.parts.tasks import TaskSettings
+from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.errors import UserError, first_line
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.tasks import TaskSettings
 
 _SAMPLE = 500
 

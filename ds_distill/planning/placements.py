@@ -17,9 +17,6 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.learning import weight_groups
 from ds_distill.models.load import freeze_embeddings
 from ds_distill.models.shared_head import SharedHeadBundle, share_head
-from ds_distill.parts.phases.base import TrainingPhase
-from ds_distill.parts.tasks import TaskSettings
-from ds_distill.parts.terms import KLLoss
 from ds_distill.planning.activations import Growth, Head, Shape, Work, student_work, teacher_work
 from ds_distill.planning.communication import communication_seconds, sent_in_training
 from ds_distill.planning.examples import SplitFacts
@@ -38,6 +35,9 @@ from ds_distill.planning.roofline import (
 from ds_distill.planning.trace import Trace
 from ds_distill.reads import TOKENS, Reads
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases.base import TrainingPhase
+from ds_distill.recipe.tasks import TaskSettings
+from ds_distill.recipe.terms import KLLoss
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,7 @@ import torch
 from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of
 from ds_distill.engine.precision import model_dtype, resolved_name
-from ds_distill.errors import UserError
-from ds_distill.models.configuration import first_line
-from ds_distill.parts.phases import Cache, Distil
-from ds_distill.parts.phases.base import TrainingPhase, training_name
-from ds_distill.parts.tasks import TASKS
+from ds_distill.errors import UserError, first_line
 from ds_distill.planning.activations import Shape
 from ds_distill.planning.cached import CachePlan, cache_plan
 from ds_distill.planning.examples import SplitFacts, label_names, split_facts
@@ -24,6 +20,9 @@ from ds_distill.planning.models import PlannedModel, planned_model
 from ds_distill.planning.placements import Job, Placements
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import Cache, Distil
+from ds_distill.recipe.phases.base import TrainingPhase, training_name
+from ds_distill.recipe.tasks import TASKS
 
 
 class Planner:

@@ -9,9 +9,9 @@ from typing import Any
 
 from ds_distill.errors import UserError
 from ds_distill.figures import of_scores, save_figure
-from ds_distill.parts.metrics import METRICS
 from ds_distill.profiling.models import ProfiledModel, points
 from ds_distill.profiling.trainings import Profiled, parts_in_order
+from ds_distill.recipe.metrics import METRICS
 
 
 def plot_trainings(trainings: Sequence[Profiled], path: Path) -> None:

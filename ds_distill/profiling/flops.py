@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 
 from ds_distill.planning.models import Pass, PlannedModel, cost
-from ds_distill.profiling.profiler import Amount
+from ds_distill.run.profiler import Amount
 
 _EXAMPLES = 100
 """Of the passes that are counted: what a pass needs but once, such as DeBERTa's relative

@@ -22,8 +22,8 @@ from ds_distill.models.load import (
     load_question_answerer,
     load_token_classifier,
 )
-from ds_distill.parts.phases.evaluate import START
 from ds_distill.recipe import Recipe, load_recipe
+from ds_distill.recipe.phases.evaluate import START
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import read_results

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.recipe import LONE_TASK, Recipe
+from ds_distill.recipe.phases.base import TrainingPhase
 from ds_distill.run.meter import WARM_UP_STEPS
 
 SAMPLE = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ds_distill.errors import UserError
-from ds_distill.parts.phases import one_key
+from ds_distill.recipe.phases import one_key
 from ds_distill.recipe.yaml_tree import Items, Keys, parse
 
 

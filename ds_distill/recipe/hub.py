@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from ds_distill.errors import UserError
-from ds_distill.parts.sources import source_of
 from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.sources import source_of
 
 SECONDS = 5.0
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ds_distill.errors import did_you_mean
-from ds_distill.parts.registry import KINDS
-from ds_distill.parts.section import Section
+from ds_distill.recipe.registry import KINDS
+from ds_distill.recipe.section import Section
 from ds_distill.recipe.yaml_tree import KeyPath, location_of
 
 

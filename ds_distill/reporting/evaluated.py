@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ds_distill.parts.entry import MetricEntry
+from ds_distill.recipe.entry import MetricEntry
 from ds_distill.reporting.intervals import interval_as, no_width
 from ds_distill.reporting.tables import Cell, Outcome, Table, worst_and_best
 from ds_distill.reporting.verdict import (

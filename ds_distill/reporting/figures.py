@@ -8,7 +8,7 @@ from typing import Any
 
 from ds_distill.cache.compare import CodecScore
 from ds_distill.figures import of_scores, save_figure
-from ds_distill.parts.entry import MetricEntry
+from ds_distill.recipe.entry import MetricEntry
 
 
 def plot_codecs(scores: Sequence[CodecScore], path: Path, title: str) -> None:

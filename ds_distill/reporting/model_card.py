@@ -10,11 +10,11 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, metadata_load
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT
-from ds_distill.parts.phases import PHASES
-from ds_distill.parts.sources import source_of
-from ds_distill.parts.tasks import TASKS, TaskSettings
+from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe, Student
+from ds_distill.recipe.sources import source_of
+from ds_distill.recipe.tasks import TASKS, TaskSettings
 from ds_distill.reporting.verdict import (
     NOUNS,
     PER_CLASS,

@@ -7,8 +7,8 @@ from typing import Any
 from markupsafe import Markup
 
 from ds_distill.evaluation.report import RELIABILITY_BINS
-from ds_distill.parts.metrics import METRICS
-from ds_distill.parts.phases import PHASES
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.tables import environment
 from ds_distill.reporting.verdict import (
     NOUNS,

@@ -7,8 +7,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ds_distill.parts.entry import MetricEntry
-from ds_distill.parts.policies import candidates
+from ds_distill.recipe.entry import MetricEntry
+from ds_distill.recipe.policies import candidates
 from ds_distill.routing.comparison import Comparison, Score
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ds_distill.parts.phases import PHASES
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import PHASES
 
 
 def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ds_distill.parts.entry import MetricEntry, Over
-from ds_distill.parts.metrics import METRICS
-from ds_distill.parts.phases import PHASES
+from ds_distill.recipe.entry import MetricEntry, Over
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.intervals import interval_as, no_width
 
 PER_CLASS: dict[Over, str] = {"classes": "accuracy", "labels": "F1", "words": "F1"}

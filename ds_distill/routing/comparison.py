@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ds_distill.data.keys import numbered_keys
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import Words
@@ -25,16 +24,18 @@ from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
 from ds_distill.evaluation.report import build_metric, metric_values
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
-from ds_distill.parts.entry import MetricEntry, Over
-from ds_distill.parts.metric_settings import (
+from ds_distill.keys import numbered_keys
+from ds_distill.progress import mark
+from ds_distill.recipe.entry import MetricEntry, Over
+from ds_distill.recipe.metric_settings import (
     Accuracy,
     CharacterF1,
     EntityF1,
     MetricSettings,
     MicroF1,
 )
-from ds_distill.parts.metrics import METRICS
-from ds_distill.parts.policies import (
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.policies import (
     BASELINE,
     POLICIES,
     Routing,
@@ -42,7 +43,6 @@ from ds_distill.parts.policies import (
     candidates,
     not_fitted,
 )
-from ds_distill.progress import mark
 from ds_distill.routing.by_label import TWO, fit_label, of_label
 from ds_distill.routing.calibration import log_probabilities
 from ds_distill.routing.fitted import Fitted, fit, folds_of, states_of

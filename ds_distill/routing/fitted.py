@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from ds_distill.data.keys import uniform
 from ds_distill.files import new_file
-from ds_distill.parts.policies import GATE_CLASSES
+from ds_distill.keys import uniform
+from ds_distill.recipe.policies import GATE_CLASSES
 from ds_distill.routing.calibration import (
     fit_confusion,
     fit_temperature,

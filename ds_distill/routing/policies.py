@@ -2,7 +2,7 @@
 
 T teachers, n rows, C classes. A policy is pure: what is random in it is a function of (seed,
 epoch, example key). A policy is one function and one entry
-(`ds_distill.parts.policies`).
+(`ds_distill.recipe.policies`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 import xxhash
 
-from ds_distill.data.keys import uniform
-from ds_distill.parts.policies import ByExpertise, Mix, Routing, Weighted, not_fitted
+from ds_distill.keys import uniform
+from ds_distill.recipe.policies import ByExpertise, Mix, Routing, Weighted, not_fitted
 from ds_distill.routing.calibration import FLOOR, log_probabilities
 from ds_distill.routing.fitted import Fitted
 from ds_distill.routing.partial import Classes

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ds_distill.errors import did_you_mean
-from ds_distill.parts.outside import load_outside
-from ds_distill.parts.policies import POLICIES, Routing, that_take_partial
+from ds_distill.recipe.outside import load_outside
+from ds_distill.recipe.policies import POLICIES, Routing, that_take_partial
 from ds_distill.routing.by_label import FittedByLabel, joined, load_fitted, of_label
 from ds_distill.routing.fitted import STATES, Fitted, states_of
 from ds_distill.routing.partial import Classes, classes_of

@@ -11,7 +11,7 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import CachedSignals, Examples
 from ds_distill.engine.precision import dtype_name
 from ds_distill.models.configuration import load_config, pools_all_tokens
-from ds_distill.parts.phases import Cache
+from ds_distill.recipe.phases import Cache
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.types import Signals
 

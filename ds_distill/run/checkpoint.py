@@ -7,10 +7,10 @@ from typing import Any
 
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import check_head, load_config
-from ds_distill.parts.tasks import TASKS
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import validate
 from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.tasks import TASKS
 
 CHECKPOINT = "checkpoint"
 """Name of the model in the recipe, and its role in the evaluation."""

@@ -12,8 +12,8 @@ from ds_distill.cache.codecs import VocabularyCodec
 from ds_distill.cache.compare import CodecScore, candidates, compare_codecs, markdown_table
 from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.files import write_text
-from ds_distill.parts.codecs import CODECS
-from ds_distill.parts.phases import Cache
+from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.phases import Cache
 from ds_distill.reporting.figures import plot_codecs
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.inference import inference_collator, inference_engine

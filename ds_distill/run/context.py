@@ -16,6 +16,7 @@ from ds_distill.data.cutting import without_tokens, write_tokens
 from ds_distill.data.groups import MARKS
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.tokenizer import load_tokenizer, tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
@@ -24,16 +25,15 @@ from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.models.student import student_config
-from ds_distill.models.tokenizer import load_tokenizer, tokenizer_fingerprint, tokens_fingerprint
-from ds_distill.parts.phases import Training
-from ds_distill.parts.tasks import TASKS
-from ds_distill.profiling.profiler import Profiler
 from ds_distill.progress import counted_by
 from ds_distill.recipe import LONE_TASK, Recipe
+from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Teacher
+from ds_distill.recipe.tasks import TASKS
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.profiler import Profiler
 from ds_distill.tasks import TaskKind
 
 

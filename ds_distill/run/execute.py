@@ -18,11 +18,10 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import write_json
 from ds_distill.memory import is_out_of_memory
-from ds_distill.parts.phases import PHASES, PhaseSettings
-from ds_distill.parts.tasks import TASKS
-from ds_distill.profiling.profiler import Profiler
 from ds_distill.progress import mark_phase
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import PHASES, PhaseSettings
+from ds_distill.recipe.tasks import TASKS
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
@@ -30,6 +29,7 @@ from ds_distill.run.failures import clear_failures
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.out_of_memory import memory_refusal
 from ds_distill.run.planned import plan_run, planned_device
+from ds_distill.run.profiler import Profiler
 from ds_distill.run.publish import publish
 from ds_distill.run.ranks import as_rank
 from ds_distill.run.stopping import end_locked_out

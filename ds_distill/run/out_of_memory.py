@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ds_distill.engine.config import batch_shape, zero_stage
 from ds_distill.errors import UserError
-from ds_distill.parts.phases import Cache, Distil, Evaluate, PhaseSettings
-from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.progress import activity
+from ds_distill.recipe.phases import Cache, Distil, Evaluate, PhaseSettings
+from ds_distill.recipe.phases.base import TrainingPhase
 from ds_distill.run.context import Run
 
 

@@ -7,11 +7,11 @@ from typing import Any
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import write_json
-from ds_distill.parts.phases.base import training_name
 from ds_distill.planning.gpus import GIB, Device, own_gpu
 from ds_distill.planning.plan import JobPlan
 from ds_distill.planning.planner import Planner
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases.base import training_name
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import Plan, read_as

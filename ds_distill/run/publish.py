@@ -9,9 +9,9 @@ from typing import Any
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.models.reading import KEY
-from ds_distill.parts.phases import PHASES
-from ds_distill.parts.tasks import TASKS, TaskSettings, metric_of
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
 from ds_distill.reporting.model_card import model_card
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.uses import uses

@@ -13,9 +13,9 @@ from pydantic import AllowInfNan, BaseModel, ConfigDict, Field, ValidationError,
 
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
-from ds_distill.parts.entry import Over
-from ds_distill.parts.metrics import METRICS
-from ds_distill.parts.phases import PHASES
+from ds_distill.recipe.entry import Over
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.verdict import metrics_of
 
 Number = Annotated[float, AllowInfNan(False)]

@@ -11,8 +11,8 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.files import write_json
-from ds_distill.parts.phases import PHASES, FineTune, PhaseSettings
-from ds_distill.parts.tasks import metric_of
+from ds_distill.recipe.phases import PHASES, FineTune, PhaseSettings
+from ds_distill.recipe.tasks import metric_of
 from ds_distill.run.context import ModelReference, Run
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import classes_of, doubt_text

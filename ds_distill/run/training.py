@@ -15,12 +15,12 @@ import torch
 
 from ds_distill.data.plan import padding_share, plan_epoch, split_batch
 from ds_distill.data.prefetch import prefetch
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.config import batch_shape
 from ds_distill.errors import UserError, located
 from ds_distill.models.load import save_model
-from ds_distill.models.tokenizer import load_tokenizer
-from ds_distill.parts.phases.base import training_name
 from ds_distill.progress import mark_step
+from ds_distill.recipe.phases.base import training_name
 from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.run.context import Run
 from ds_distill.run.events import Bar

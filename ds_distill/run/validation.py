@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ds_distill.data.validation_split import CHOOSING_SPLIT, choosing_part
 from ds_distill.engine.engine import Engine
 from ds_distill.evaluation.report import metric_values
-from ds_distill.parts.entry import MetricEntry
-from ds_distill.parts.tasks import metric_of
+from ds_distill.recipe.entry import MetricEntry
+from ds_distill.recipe.tasks import metric_of
 from ds_distill.run.context import ModelReference, Run
 
 BATCH = 64

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ds_distill.parts.entry import MetricEntry
+from ds_distill.recipe.entry import MetricEntry
 from ds_distill.reporting.evaluated import wide_note
 from ds_distill.reporting.tables import Cell, Table
 from ds_distill.suite.runs import SuiteRun

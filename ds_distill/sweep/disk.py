@@ -11,11 +11,11 @@ from ds_distill.check.memory import fewest_parameters
 from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
 from ds_distill.models.student import config_of
-from ds_distill.parts.phases import Cache, Training
 from ds_distill.planning.cached import example_bytes
 from ds_distill.planning.examples import SplitFacts, split_facts
 from ds_distill.planning.units import amount
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.phases import Cache, Training
 
 _WEIGHT = 4
 """Bytes of a parameter in a finished model."""

@@ -12,8 +12,8 @@ import xxhash
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import resampled
 from ds_distill.evaluation.seeds import variance_of_examples
-from ds_distill.reporting.side_by_side import evaluations
 from ds_distill.sweep.grid import Variant
+from ds_distill.sweep.side_by_side import evaluations
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 from ds_distill import lock
 from ds_distill.files import new_folder, write_text
-from ds_distill.parts.phases.base import PhaseSettings
 from ds_distill.recipe import Recipe, dump_recipe
+from ds_distill.recipe.phases.base import PhaseSettings
 from ds_distill.run import failures
 
 ASIDE = {"name", "description", "training", "phases"}

@@ -20,9 +20,9 @@ from typing import Any
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError
 from ds_distill.files import refuse_links_out, write_json, write_text
-from ds_distill.parts.phases import Training
 from ds_distill.planning.units import duration
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+from ds_distill.recipe.phases import Training
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import Asked, read_as, read_results
 from ds_distill.sweep.children import Child, Pool, last_phase

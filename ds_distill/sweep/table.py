@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ds_distill.evaluation.seeds import mean_interval
-from ds_distill.parts.entry import MetricEntry
+from ds_distill.recipe.entry import MetricEntry
 from ds_distill.reporting.evaluated import outcome_of, wide_note
 from ds_distill.reporting.intervals import interval_as
 from ds_distill.reporting.tables import Cell, Table

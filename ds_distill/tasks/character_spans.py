@@ -15,7 +15,7 @@ from ds_distill.data.word_windows import ContextWords, prepare
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.evaluation.report import metric_values, reliability
 from ds_distill.evaluation.spans import SpanPredictions, span_report
-from ds_distill.parts.tags import IN_SPAN
+from ds_distill.recipe.tags import IN_SPAN
 from ds_distill.tasks.token_classification import TokenClassificationKind
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from ds_distill.evaluation.answers import (
 from ds_distill.evaluation.report import metric_values
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_question_answerer
-from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import ExtractiveQA
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.tasks import ExtractiveQA
 from ds_distill.tasks.kind import TaskKind
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from ds_distill.evaluation.label_order import Doubt
 from ds_distill.evaluation.metric import Metric
 from ds_distill.evaluation.report import build_metrics
 from ds_distill.models.labels import LabelMap
-from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import TASKS, TaskSettings
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.tasks import TASKS, TaskSettings
 
 if TYPE_CHECKING:
     from ds_distill.run.context import ModelReference, Run
@@ -35,7 +35,7 @@ Predictions = TypeVar("Predictions")
 
 class TaskKind(ABC, Generic[Settings, Predictions]):
     """One kind of task: its head, its batches, its predictions and their scores. To add a kind,
-    write these, its section and its entry (`ds_distill.parts.tasks`); no other code asks which
+    write these, its section and its entry (`ds_distill.recipe.tasks`); no other code asks which
     kind a task is."""
 
     def __init__(self, settings: Settings, labels: list[str]) -> None:

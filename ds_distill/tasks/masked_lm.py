@@ -19,6 +19,7 @@ from ds_distill.data.masking import MaskedLMCollator, Masking
 from ds_distill.data.plan import plan_once
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.windows import split_long
+from ds_distill.data.word_pieces import rules_of_word_pieces
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar, score_tokens, score_words
 from ds_distill.evaluation.baseline import Unigram
@@ -27,9 +28,8 @@ from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import masked_lm_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_masked_lm
-from ds_distill.models.word_pieces import rules_of_word_pieces
-from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import MaskedLM
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.tasks import MaskedLM
 from ds_distill.tasks.kind import TaskKind
 
 if TYPE_CHECKING:

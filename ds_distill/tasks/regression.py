@@ -16,8 +16,8 @@ from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.report import regression_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_classifier
-from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import Regression
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.tasks import Regression
 from ds_distill.tasks.sequence import SequenceKind
 
 if TYPE_CHECKING:

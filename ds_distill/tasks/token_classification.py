@@ -24,8 +24,8 @@ from ds_distill.evaluation.report import metric_values, reliability
 from ds_distill.evaluation.words import TagPredictions, word_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_token_classifier
-from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import TokenClassification
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.tasks import TokenClassification
 from ds_distill.tasks.single_label import OneLabelKind
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from ds_distill.data.masking import _with_every_token
 from ds_distill.files import write_json
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.parts.terms import losses_of
 from ds_distill.reads import TOKENS
+from ds_distill.recipe.terms import losses_of
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView

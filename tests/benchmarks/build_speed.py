@@ -25,9 +25,9 @@ from transformers import AutoModelForMaskedLM
 
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
 from ds_distill.data.prefetch import prefetch
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.precision import is_half
 from ds_distill.files import write_json
-from ds_distill.models.tokenizer import load_tokenizer
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.context import Run

@@ -32,17 +32,17 @@ from ds_distill.data.batches import Examples, SequenceCollator
 from ds_distill.data.combined import open_source
 from ds_distill.data.plan import plan_once
 from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import load_classifier
-from ds_distill.models.tokenizer import load_tokenizer
-from ds_distill.parts.tasks import SingleLabel
 from ds_distill.phases.cache_blocks import claims, write_blocks
 from ds_distill.phases.cache_missing import Missing
 from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Signals
 

@@ -40,10 +40,10 @@ from ds_distill.files import write_json
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import packed_attention, packed_backend
-from ds_distill.parts.phases import Training
-from ds_distill.parts.policies import routing_of
-from ds_distill.parts.terms import losses_of
 from ds_distill.planning.gpus import measured_cpu, own_gpu
+from ds_distill.recipe.phases import Training
+from ds_distill.recipe.policies import routing_of
+from ds_distill.recipe.terms import losses_of
 from ds_distill.routing import Router
 from ds_distill.run.environment import describe_environment
 from ds_distill.timers import Timers, timing

@@ -28,12 +28,12 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig, P
 
 from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
 from ds_distill.data.prefetch import prefetch
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import packed_attention, packed_backend
-from ds_distill.models.tokenizer import load_tokenizer
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Batch

@@ -27,16 +27,16 @@ from transformers import (
 )
 
 from ds_distill.data.plan import plan_epoch
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.precision import resolved_name
 from ds_distill.files import write_json
 from ds_distill.models.load import load_classifier
-from ds_distill.models.tokenizer import load_tokenizer
-from ds_distill.parts.phases import Distil, FineTune
 from ds_distill.phases import distil, fine_tune
 from ds_distill.planning.gpus import find_device
 from ds_distill.planning.plan import Plan
 from ds_distill.planning.planner import Planner
 from ds_distill.recipe import LONE_TASK, load_recipe
+from ds_distill.recipe.phases import Distil, FineTune
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment

@@ -21,7 +21,7 @@ from transformers import (
 
 from ds_distill.data.masking import Masking, mask_view
 from ds_distill.losses import Term, TermInputs, build_terms
-from ds_distill.parts.terms import TermSettings, losses_of
+from ds_distill.recipe.terms import TermSettings, losses_of
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 

@@ -16,10 +16,10 @@ from ds_distill.engine.config import micro_batches_together
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.learning import weight_groups
-from ds_distill.parts.terms import losses_of
 from ds_distill.planning.communication import Sent, sent_in_training
 from ds_distill.planning.memory import Zero
 from ds_distill.planning.models import planned_model
+from ds_distill.recipe.terms import losses_of
 
 HERE = Path(__file__).parent
 SIZES = {"num_hidden_layers": 2, "vocab_size": 1500, "max_position_embeddings": 64}

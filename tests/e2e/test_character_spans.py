@@ -24,9 +24,9 @@ from transformers import AutoModelForTokenClassification
 
 from ds_distill import predict
 from ds_distill.data.combined import open_source
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.word_windows import prepare
-from ds_distill.models.tokenizer import load_tokenizer
-from ds_distill.parts.tasks import CharacterSpans
+from ds_distill.recipe.tasks import CharacterSpans
 from tests.toys import TOY_FILLERS, TOY_WORDS, make_tiny_bert
 
 ASKED = {"we saw": "animal", "they had": "food"}

@@ -20,7 +20,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.report import build_metric
 from ds_distill.evaluation.saved import SavedPredictions
-from ds_distill.parts.metric_settings import Accuracy
+from ds_distill.recipe.metric_settings import Accuracy
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ import yaml
 from safetensors.torch import load_file
 
 from ds_distill import load_recipe, run_recipe
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.engine import Engine
 from ds_distill.errors import UserError
 from ds_distill.models.load import load_classifier
-from ds_distill.models.tokenizer import load_tokenizer
 
 STEPS = 24
 

@@ -18,10 +18,10 @@ from runs import losses
 
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
-from ds_distill.data.keys import content_keys
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
+from ds_distill.keys import content_keys
 from ds_distill.phases.expertise import route
 from ds_distill.recipe import load_recipe
 from ds_distill.run.execute import execute

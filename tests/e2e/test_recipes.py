@@ -22,8 +22,8 @@ from toys import TOY_LABELS, make_tiny_bert, toy_text, toy_vocabulary
 from transformers import BertForMaskedLM
 
 from ds_distill import run_recipe
-from ds_distill.parts.registry import KINDS
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
+from ds_distill.recipe.registry import KINDS
 
 ROWS = {"train": 40, "validation": 60, "test": 24}
 """Rows of a split; a fit of routing wants 20 labelled ones in half of validation."""

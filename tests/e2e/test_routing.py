@@ -13,7 +13,7 @@ from runs import losses
 from safetensors import safe_open
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from ds_distill.data.keys import content_keys
+from ds_distill.keys import content_keys
 
 
 @pytest.fixture(scope="module")

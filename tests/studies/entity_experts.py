@@ -32,7 +32,7 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.files import new_folder, read_json, write_json, write_text
-from ds_distill.reporting.side_by_side import side_by_side
+from ds_distill.sweep.side_by_side import side_by_side
 
 RECIPE = "entity-experts"
 RESULTS = ROOT / "docs" / "results" / "entity-experts.json"

@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from ds_distill.files import read_json
-from ds_distill.parts.entry import MetricEntry
-from ds_distill.parts.metrics import METRICS
+from ds_distill.recipe.entry import MetricEntry
+from ds_distill.recipe.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "papers"

@@ -34,9 +34,9 @@ from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import build_metric
 from ds_distill.files import write_json
-from ds_distill.parts.metric_settings import Accuracy
-from ds_distill.parts.policies import candidates
 from ds_distill.recipe import load_recipe
+from ds_distill.recipe.metric_settings import Accuracy
+from ds_distill.recipe.policies import candidates
 from ds_distill.routing import PolicyInputs, fit
 from ds_distill.routing.comparison import compare, numbered, routed, routing_of_candidate
 from ds_distill.routing.fitted import states_of

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ds_distill.data.keys import content_keys
 from ds_distill.data.readers import open_file
 from ds_distill.files import write_text
+from ds_distill.keys import content_keys
 
 SETS = {"ner_bc2gm": "gene", "ner_ncbi_disease": "disease", "ner_bc5cdr_chem": "chemical"}
 FILES = {"train": "train", "validation": "val", "test": "test"}

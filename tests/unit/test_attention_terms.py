@@ -15,8 +15,8 @@ from ds_distill.data.masking import _with_every_token
 from ds_distill.losses import TermInputs, attention, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import ATTENTION
-from ds_distill.parts.terms import losses_of
 from ds_distill.reads import TOKENS, AttentionInputs, Reads
+from ds_distill.recipe.terms import losses_of
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PackedView, PaddedView
 

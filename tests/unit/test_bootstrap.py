@@ -11,7 +11,7 @@ from ds_distill.evaluation import bootstrap
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
 from ds_distill.evaluation.report import build_metric
-from ds_distill.parts.metric_settings import (
+from ds_distill.recipe.metric_settings import (
     AUC,
     ECE,
     F1,

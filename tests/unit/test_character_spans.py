@@ -20,8 +20,8 @@ from transformers import AutoModelForTokenClassification, BertConfig
 from ds_distill.data.batches import Examples, WordCollator
 from ds_distill.data.combined import open_source
 from ds_distill.data.groups import MARKS
-from ds_distill.data.keys import content_keys
 from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.word_tokens import owners, ranges, room
 from ds_distill.data.word_windows import ContextWords, prepare
 from ds_distill.data.words import words_of
@@ -35,13 +35,13 @@ from ds_distill.evaluation.spans import (
     SpanF1,
     SpanPredictions,
 )
-from ds_distill.models.tokenizer import load_tokenizer
-from ds_distill.parts.metric_settings import MetricSettings
-from ds_distill.parts.phases import Cache
-from ds_distill.parts.tags import IN_SPAN, SPAN_TAGS
-from ds_distill.parts.tasks import CharacterSpans
+from ds_distill.keys import content_keys
 from ds_distill.planning.cached import example_bytes
 from ds_distill.prediction import load_predictor, predict_file
+from ds_distill.recipe.metric_settings import MetricSettings
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.tags import IN_SPAN, SPAN_TAGS
+from ds_distill.recipe.tasks import CharacterSpans
 from ds_distill.routing.comparison import compare
 from ds_distill.tagging import Tagger
 from ds_distill.types import Signals

@@ -15,7 +15,7 @@ from ds_distill.cache.compare import (
     divergence,
     markdown_table,
 )
-from ds_distill.parts.codecs import CODECS
+from ds_distill.recipe.codecs import CODECS
 from ds_distill.reporting.figures import plot_codecs
 
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.data.combined import fold_numbers, open_source
-from ds_distill.data.keys import content_keys
 from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
-from ds_distill.parts.tasks import MaskedLM, SingleLabel, Task
+from ds_distill.keys import content_keys
 from ds_distill.recipe.references import resolve_data
+from ds_distill.recipe.tasks import MaskedLM, SingleLabel, Task
 
 OURS = ["no", "yes"]
 

@@ -14,21 +14,21 @@ from rich.console import Console
 
 from ds_distill.check.labels import class_mistakes
 from ds_distill.data.batches import Examples
-from ds_distill.data.keys import content_keys
 from ds_distill.data.words import Words
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import build_metric
-from ds_distill.parts.metric_settings import (
+from ds_distill.keys import content_keys
+from ds_distill.phases.expertise import check_signals
+from ds_distill.recipe import LONE_TASK, load_recipe
+from ds_distill.recipe.metric_settings import (
     ECE,
     F1,
     MacroF1,
     MicroF1,
 )
-from ds_distill.parts.metrics import METRICS
-from ds_distill.parts.policies import candidates
-from ds_distill.phases.expertise import check_signals
-from ds_distill.recipe import LONE_TASK, load_recipe
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.policies import candidates
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import comparison as comparing
 from ds_distill.routing.comparison import Score, choose, compare, held_out_targets

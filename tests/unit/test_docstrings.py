@@ -20,7 +20,7 @@ from ds_distill.data.docstrings import (
     split_of_file,
 )
 from ds_distill.errors import UserError
-from ds_distill.parts.tasks import Columns, Data, SingleLabel, Task
+from ds_distill.recipe.tasks import Columns, Data, SingleLabel, Task
 
 MODULE = '''"""Module {number} of {package} says a {word} or two.
 

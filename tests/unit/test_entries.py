@@ -37,20 +37,19 @@ from ds_distill.parts import (
     SourceEntry,
     TermEntry,
     TermSettings,
-    outside,
 )
-from ds_distill.parts.codecs import CODECS
-from ds_distill.parts.entry import ConfiguredEntry
-from ds_distill.parts.metric_settings import MetricSettings
-from ds_distill.parts.metrics import METRICS, one_metric
-from ds_distill.parts.phases.distil import Policy
-from ds_distill.parts.policies import POLICIES, candidates
-from ds_distill.parts.registry import KINDS
-from ds_distill.parts.sources import SOURCES
-from ds_distill.parts.tasks import Data, SingleLabel
-from ds_distill.parts.terms import TERMS, losses_of
 from ds_distill.phases.distil import router_of
-from ds_distill.recipe import Recipe, dump_recipe, load_recipe
+from ds_distill.recipe import Recipe, dump_recipe, load_recipe, outside
+from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.entry import ConfiguredEntry
+from ds_distill.recipe.metric_settings import MetricSettings
+from ds_distill.recipe.metrics import METRICS, one_metric
+from ds_distill.recipe.phases.distil import Policy
+from ds_distill.recipe.policies import POLICIES, candidates
+from ds_distill.recipe.registry import KINDS
+from ds_distill.recipe.sources import SOURCES
+from ds_distill.recipe.tasks import Data, SingleLabel
+from ds_distill.recipe.terms import TERMS, losses_of
 from ds_distill.routing import PolicyInputs, Target
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
@@ -352,6 +351,14 @@ def test_a_bad_entry_is_refused_with_its_package(case, module, monkeypatch):
 def test_a_package_that_cannot_be_imported_is_named(monkeypatch):
     installed(monkeypatch, "no_such_module:ENTRIES")
     with pytest.raises(UserError, match=r"s-package'.* cannot be imported: ModuleNotFound"):
+        outside.load_outside.__wrapped__()
+
+
+def test_a_module_that_has_moved_is_named_as_it_is_now(tmp_path, monkeypatch):
+    (tmp_path / "old_parts.py").write_text("from ds_distill.parts.terms import TERMS\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed(monkeypatch, "old_parts:ENTRIES")
+    with pytest.raises(UserError, match=r"It is ds_distill\.recipe\.terms now"):
         outside.load_outside.__wrapped__()
 
 

@@ -23,9 +23,9 @@ from ds_distill.cache.schema import SignalSchema
 from ds_distill.check.models import Models
 from ds_distill.data.batches import Examples, SpanCollator, cut_to
 from ds_distill.data.combined import open_source
-from ds_distill.data.keys import content_keys
 from ds_distill.data.question_windows import NO_ANSWER, prepare
 from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.tokenizer import load_tokenizer, tokens_fingerprint
 from ds_distill.errors import UserError
 from ds_distill.evaluation.answers import (
     BEST,
@@ -40,17 +40,17 @@ from ds_distill.evaluation.answers import (
     ranked_answers,
 )
 from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.keys import content_keys
 from ds_distill.losses import KL, CrossEntropy
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packed import packed_attention
-from ds_distill.models.tokenizer import load_tokenizer, tokens_fingerprint
-from ds_distill.parts.metric_settings import MetricSettings
-from ds_distill.parts.phases import Cache
-from ds_distill.parts.tasks import ExtractiveQA
 from ds_distill.planning.cached import example_bytes
 from ds_distill.prediction import load_predictor
 from ds_distill.reads import Reads
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.metric_settings import MetricSettings
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.tasks import ExtractiveQA
 from ds_distill.run.publish import keep_settings
 from ds_distill.tasks.extractive_qa import ExtractiveQAKind
 from ds_distill.types import LACKING, Batch, Signals

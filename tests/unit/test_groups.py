@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
 from ds_distill.data.groups import Groups, assigned, components, copy_marks, few_groups, strata_of
-from ds_distill.data.keys import content_keys
 from ds_distill.data.validation_split import choosing_part, fitting_part
 from ds_distill.errors import UserError
-from ds_distill.parts.tasks import SingleLabel
+from ds_distill.keys import content_keys
+from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.routing.comparison import compare
 from ds_distill.types import Signals
 

@@ -19,13 +19,13 @@ from vocabularies import AFTER, BEFORE, BERT, CORPUS, KNOWN, NEW, hostile
 
 from ds_distill.check.models import hidden_word_mistakes
 from ds_distill.data.hidden_words import HiddenWords, HiddenWordsCollator
-from ds_distill.data.keys import content_keys
 from ds_distill.data.masking import Masking
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import score_words
 from ds_distill.engine.world import World
+from ds_distill.keys import content_keys
 from ds_distill.models.bundle import Bundle
 
 RATE, SEED = 0.5, 3

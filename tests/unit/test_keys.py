@@ -6,7 +6,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.data.keys import (
+from ds_distill.keys import (
     among_keys,
     content_keys,
     distinct_keys,

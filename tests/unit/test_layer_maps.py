@@ -16,8 +16,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.parts.terms import HiddenMSELoss, losses_of
 from ds_distill.reads import Reads
+from ds_distill.recipe.terms import HiddenMSELoss, losses_of
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 

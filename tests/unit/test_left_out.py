@@ -12,7 +12,7 @@ from engines import make_batch, make_engine
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
-from ds_distill.parts.terms import losses_of
+from ds_distill.recipe.terms import losses_of
 from ds_distill.types import Batch, Signals
 
 CONFIGS = [f"zero{stage}_{dtype}" for stage in range(4) for dtype in ("fp32", "bf16")]

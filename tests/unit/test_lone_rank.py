@@ -13,7 +13,7 @@ from torch import nn
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
-from ds_distill.parts.terms import losses_of
+from ds_distill.recipe.terms import losses_of
 
 
 @pytest.fixture(scope="module")

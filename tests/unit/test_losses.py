@@ -13,9 +13,9 @@ from ds_distill.distributions import TopK
 from ds_distill.losses import CrossEntropy, Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.encoder import read_signals
-from ds_distill.parts.policies import routing_of
-from ds_distill.parts.terms import TERMS, losses_of
 from ds_distill.reads import Reads
+from ds_distill.recipe.policies import routing_of
+from ds_distill.recipe.terms import TERMS, losses_of
 from ds_distill.routing import Router, Target
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView

@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
-from ds_distill.data.keys import content_keys
 from ds_distill.data.masking import MaskedLMCollator, Masking
 from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.tokenizer import same_tokens
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import score_tokens
@@ -26,12 +26,12 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import build_metrics, masked_lm_report
+from ds_distill.keys import content_keys
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import check_masked_lm, load_config
 from ds_distill.models.load import load_masked_lm
-from ds_distill.models.tokenizer import same_tokens
-from ds_distill.parts.tasks import Data, MaskedLM, SingleLabel
 from ds_distill.recipe import dump_recipe, load_recipe
+from ds_distill.recipe.tasks import Data, MaskedLM, SingleLabel
 from ds_distill.types import Signals
 from ds_distill.views import PaddedView
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ds_distill.data.keys import content_keys
 from ds_distill.data.masking import Masking, mask_view
+from ds_distill.keys import content_keys
 from ds_distill.views import PaddedView
 
 EXAMPLES, LENGTH = 2500, 64

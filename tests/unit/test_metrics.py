@@ -28,7 +28,7 @@ from ds_distill.evaluation.report import (
     metric_values,
     to_teacher,
 )
-from ds_distill.parts.metric_settings import (
+from ds_distill.recipe.metric_settings import (
     AUC,
     ECE,
     F1,
@@ -42,7 +42,7 @@ from ds_distill.parts.metric_settings import (
     Precision,
     Recall,
 )
-from ds_distill.parts.metrics import METRICS
+from ds_distill.recipe.metrics import METRICS
 
 NAMES = ["a", "b", "c", "d"]
 

@@ -13,13 +13,13 @@ import transformers as tr
 from safetensors.torch import load_file
 from torch import nn
 
+from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer
 from ds_distill.errors import UserError
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import check_masked_lm, load_config, usable_length
 from ds_distill.models.encoder import read_signals, vocabulary_head
 from ds_distill.models.layers import NOT_CUT, check_layers
 from ds_distill.models.load import freeze_embeddings, keep_layers, load_classifier, set_dropout
-from ds_distill.models.tokenizer import check_vocabulary, load_tokenizer
 from ds_distill.models.weights import check_weights
 from ds_distill.reads import Reads
 from ds_distill.recipe.references import resolve_model

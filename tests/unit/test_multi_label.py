@@ -24,9 +24,9 @@ from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.losses.binary import rows_of_labels
 from ds_distill.models.bundle import Bundle
-from ds_distill.parts.policies import POLICIES, routing_of
-from ds_distill.parts.tasks import Data, MultiLabel
-from ds_distill.parts.terms import losses_of
+from ds_distill.recipe.policies import POLICIES, routing_of
+from ds_distill.recipe.tasks import Data, MultiLabel
+from ds_distill.recipe.terms import losses_of
 from ds_distill.routing import Router, Target
 from ds_distill.routing.by_label import TWO, fit_by_label, load_fitted, of_label
 from ds_distill.routing.comparison import compare

@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 from toys import break_word, make_tiny_bert, make_toy_classifier, toy_vocabulary, write_toy_task
 
 from ds_distill.data.combined import open_source
-from ds_distill.data.keys import content_keys
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
-from ds_distill.parts.tasks import Task
+from ds_distill.keys import content_keys
 from ds_distill.recipe import load_recipe
+from ds_distill.recipe.tasks import Task
 from ds_distill.run.execute import execute
 
 WORD = "snow"

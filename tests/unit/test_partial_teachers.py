@@ -15,15 +15,15 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.check.labels import label_notes
 from ds_distill.data.batches import Examples
-from ds_distill.data.keys import content_keys
+from ds_distill.keys import content_keys
 from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.losses.binary import rows_of_labels
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
-from ds_distill.parts.policies import POLICIES, Average, candidates, routing_of
-from ds_distill.parts.tasks import SingleLabel
-from ds_distill.parts.terms import losses_of
 from ds_distill.recipe import load_recipe
+from ds_distill.recipe.policies import POLICIES, Average, candidates, routing_of
+from ds_distill.recipe.tasks import SingleLabel
+from ds_distill.recipe.terms import losses_of
 from ds_distill.routing import Router, fit
 from ds_distill.routing.by_label import load_fitted, of_label
 from ds_distill.routing.comparison import compare

@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.data.keys import content_keys, uniform
 from ds_distill.data.plan import (
     cut_by_tokens,
     keep_share_of_others,
@@ -15,6 +14,7 @@ from ds_distill.data.plan import (
     plan_once,
     split_batch,
 )
+from ds_distill.keys import content_keys, uniform
 
 
 def make_keys(count):

@@ -15,7 +15,6 @@ from transformers import AutoConfig, BertForMaskedLM
 from ds_distill.data.masking import _with_every_token
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.parts.terms import losses_of
 from ds_distill.planning import planner as planning
 from ds_distill.planning.examples import SplitFacts
 from ds_distill.planning.gpus import find_device
@@ -24,6 +23,7 @@ from ds_distill.planning.plan import Choice
 from ds_distill.planning.planner import Planner
 from ds_distill.reads import TOKENS
 from ds_distill.recipe import load_recipe
+from ds_distill.recipe.terms import losses_of
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 

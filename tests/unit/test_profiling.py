@@ -15,19 +15,18 @@ from typer.testing import CliRunner
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.figures import of_scores
-from ds_distill.parts.phases.base import TrainingPhase
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.models import PlannedModel
 from ds_distill.profiling.figures import plot_models, plot_trainings
 from ds_distill.profiling.flops import ModelFlops
-from ds_distill.profiling.memory import resident_peak
 from ds_distill.profiling.models import Case, ProfiledModel
-from ds_distill.profiling.profiler import Amount
 from ds_distill.profiling.shorten import shortening, total_steps
 from ds_distill.profiling.table import models_text, trainings_text
 from ds_distill.profiling.trainings import Profiled, profile_trainings
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
+from ds_distill.recipe.phases.base import TrainingPhase
+from ds_distill.run.profiler import Amount, resident_peak
 
 LENGTHS = [9, 40, 23]
 

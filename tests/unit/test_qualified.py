@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ds_distill.data.keys import content_keys
+from ds_distill.keys import content_keys
 from ds_distill.routing import fit
 from ds_distill.routing.by_label import fit_by_label
 from ds_distill.routing.comparison import compare

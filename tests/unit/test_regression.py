@@ -30,10 +30,10 @@ from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.report import build_metrics, difference, metric_values
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.configuration import check_head
-from ds_distill.parts.metrics import METRICS
-from ds_distill.parts.tasks import TASKS, Data, Regression
-from ds_distill.parts.terms import losses_of
 from ds_distill.recipe import dump_recipe, load_recipe
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.tasks import TASKS, Data, Regression
+from ds_distill.recipe.terms import losses_of
 from ds_distill.tasks.regression import RegressionKind
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView

@@ -10,8 +10,8 @@ import pytest
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import build_metric, to_teacher
-from ds_distill.parts.metric_settings import Accuracy
-from ds_distill.parts.metrics import METRICS
+from ds_distill.recipe.metric_settings import Accuracy
+from ds_distill.recipe.metrics import METRICS
 from ds_distill.reporting.evaluated import evaluation_tables
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.tables import page as tables_page

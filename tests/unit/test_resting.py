@@ -19,8 +19,8 @@ from ds_distill.engine.engine import STATE, Engine
 from ds_distill.engine.world import World
 from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.encoder import read_weights
-from ds_distill.parts.terms import losses_of
 from ds_distill.reads import Reads
+from ds_distill.recipe.terms import losses_of
 from ds_distill.types import Batch, Signals
 
 LOSSES: dict[str, dict[str, Any]] = {

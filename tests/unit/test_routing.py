@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ds_distill.data.keys import content_keys, uniform
 from ds_distill.errors import UserError
+from ds_distill.keys import content_keys, uniform
 from ds_distill.losses import KL
-from ds_distill.parts.policies import POLICIES, routing_of
-from ds_distill.parts.terms import KLLoss
+from ds_distill.recipe.policies import POLICIES, routing_of
+from ds_distill.recipe.terms import KLLoss
 from ds_distill.routing import ExpertiseTable, Fitted, Router, fit
 from ds_distill.routing.by_label import (
     FittedByLabel,

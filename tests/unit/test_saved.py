@@ -20,8 +20,8 @@ from ds_distill.evaluation.report import build_metric
 from ds_distill.evaluation.saved import PREDICTIONS, SavedPredictions, examples_mark
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
-from ds_distill.parts.metrics import METRICS, reported_metrics
-from ds_distill.parts.tags import SPAN_TAGS
+from ds_distill.recipe.metrics import METRICS, reported_metrics
+from ds_distill.recipe.tags import SPAN_TAGS
 
 TAGS = ["O", "B-a", "I-a"]
 OVER = list(METRICS)

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from ds_distill.data import examples, labels
 from ds_distill.data.combined import open_source
-from ds_distill.data.keys import content_keys
 from ds_distill.data.readers import open_file, tables
 from ds_distill.errors import UserError
-from ds_distill.parts.tasks import Columns, Data, SingleLabel, Task
+from ds_distill.keys import content_keys
+from ds_distill.recipe.tasks import Columns, Data, SingleLabel, Task
 
 ROWS = [("good day", "joy"), ("bad day", "anger"), ("so, so", "joy"), ("läuft", "anger")]
 SHARED = Path(

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ds_distill.errors import UserError
 from ds_distill.evaluation.seeds import mean_interval
-from ds_distill.parts.tasks import metric_of
 from ds_distill.recipe import load_recipe
+from ds_distill.recipe.tasks import metric_of
 from ds_distill.reporting.tables import table_text
 from ds_distill.suite.load import builtin_suites, load_suite
 from ds_distill.suite.results import suite_results, suite_tables

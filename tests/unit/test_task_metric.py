@@ -11,14 +11,14 @@ import yaml
 
 from ds_distill.check.recipe import check_data, open_sources
 from ds_distill.errors import UserError
-from ds_distill.parts.metric_settings import (
+from ds_distill.recipe import LONE_TASK, Recipe, dump_recipe, load_recipe
+from ds_distill.recipe.metric_settings import (
     Accuracy,
     MicroF1,
     Perplexity,
 )
-from ds_distill.parts.metrics import METRICS, reported_metrics
-from ds_distill.parts.tasks import metric_of
-from ds_distill.recipe import LONE_TASK, Recipe, dump_recipe, load_recipe
+from ds_distill.recipe.metrics import METRICS, reported_metrics
+from ds_distill.recipe.tasks import metric_of
 
 Load = Callable[..., Recipe]
 

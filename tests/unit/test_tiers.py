@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ds_distill.cli import app
-from ds_distill.parts.registry import KINDS
+from ds_distill.recipe.registry import KINDS
 
 TESTS = Path(__file__).parents[1]
 LATER = re.compile(r"pytest\.mark\.(further|slow)\b")

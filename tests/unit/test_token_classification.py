@@ -26,6 +26,7 @@ from ds_distill.data.cutting import without_tokens, write_tokens
 from ds_distill.data.text_windows import TextWindows
 from ds_distill.data.text_windows import prepare as windows_of_texts
 from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.tokenizer import load_tokenizer, tokens_fingerprint
 from ds_distill.data.word_tokens import room
 from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import NO_TOKEN, Words, tags_of_spans, word_keys, words_of
@@ -41,12 +42,11 @@ from ds_distill.evaluation.words import (
     entities,
 )
 from ds_distill.models.encoder import read_signals
-from ds_distill.models.tokenizer import load_tokenizer, tokens_fingerprint
-from ds_distill.parts.metric_settings import EntityF1 as EntityF1Settings
-from ds_distill.parts.tags import are_entities, entity_types
-from ds_distill.parts.tasks import TokenClassification
 from ds_distill.prediction import load_predictor
 from ds_distill.reads import Reads
+from ds_distill.recipe.metric_settings import EntityF1 as EntityF1Settings
+from ds_distill.recipe.tags import are_entities, entity_types
+from ds_distill.recipe.tasks import TokenClassification
 from ds_distill.reporting.verdict import metrics_of
 from ds_distill.routing.comparison import numbered
 from ds_distill.tagging import Tagger

@@ -12,13 +12,13 @@ from ds_distill.check.recipe import check_data
 from ds_distill.data import validation_split
 from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
-from ds_distill.data.keys import content_keys
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import build_metric
-from ds_distill.parts.metric_settings import Accuracy
-from ds_distill.parts.policies import routing_of
+from ds_distill.keys import content_keys
+from ds_distill.recipe.metric_settings import Accuracy
+from ds_distill.recipe.policies import routing_of
 from ds_distill.recipe.schema import LONE_TASK, Recipe
 from ds_distill.routing import PolicyInputs, fit
 from ds_distill.routing.comparison import at, routed

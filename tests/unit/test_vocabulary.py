@@ -27,12 +27,12 @@ from vocabularies import AFTER, BEFORE, BERT, CORPUS, KNOWN, NEW, OLD, UNKNOWN, 
 
 from ds_distill.check.models import expansion_mistakes
 from ds_distill.data.batches import Examples
-from ds_distill.data.keys import content_keys
 from ds_distill.data.masking import MaskedLMCollator, Masking
 from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.word_pieces import expand_tokenizer, pieces_of
 from ds_distill.errors import UserError
+from ds_distill.keys import content_keys
 from ds_distill.models.vocabulary import expand_embeddings
-from ds_distill.models.word_pieces import expand_tokenizer, pieces_of
 
 
 @given(hostile | st.lists(st.sampled_from([*NEW, *OLD, "abc", "fff"]), max_size=5).map("".join))

@@ -11,7 +11,7 @@ from torch import nn
 from ds_distill.distributions import VocabularyHead
 from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Term
 from ds_distill.losses import logits as logits_of
-from ds_distill.parts.terms import KLLoss, LogitMSELoss
+from ds_distill.recipe.terms import KLLoss, LogitMSELoss
 from ds_distill.types import Batch, Signals
 
 ROWS, VOCABULARY = 7, 50

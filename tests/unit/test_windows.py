@@ -21,10 +21,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, RobertaTokenize
 
 from ds_distill.data import lengths, windows
 from ds_distill.data.groups import MARKS
-from ds_distill.data.keys import content_keys
 from ds_distill.data.lengths import share_cut
+from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.data.windows import split_long
-from ds_distill.models.tokenizer import tokenizer_fingerprint
+from ds_distill.keys import content_keys
 
 LETTERS = "abcdefgh"
 

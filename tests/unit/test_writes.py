@@ -51,7 +51,7 @@ KNOWN = {
     ("run/failures.py", "record_failure"): "made with O_EXCL; half a record counts for none",
     ("lock.py", "FolderLock.take"): "made with O_EXCL, and synced; half a lock counts for none",
     ("lock.py", "FolderLock._remove"): "an ended process's lock goes aside, to be removed",
-    ("profiling/memory.py", "resident_peak"): "an order to the kernel, no file",
+    ("run/profiler.py", "resident_peak"): "an order to the kernel, no file",
     ("sweep/shared.py", "begin_from.copy"): "into a folder aside, which new_folder publishes",
     ("run/events.py", "RunLog.event"): "a line at the end of metrics.jsonl, where none is trusted",
 }

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.evaluation import ClassPredictions, CountMetric, ratio
 from ds_distill.files import new_folder
 from ds_distill.losses.term import Term, target_loss
-from ds_distill.models.tokenizer import load_tokenizer
 from ds_distill.routing import PolicyInputs, Target
 from ds_distill.routing.policies import mixed
 from ds_distill.run.context import Run

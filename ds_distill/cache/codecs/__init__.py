@@ -8,8 +8,8 @@ from ds_distill.cache.codecs.base import Encoded, StoredLogits, VocabularyCodec
 from ds_distill.cache.codecs.compact import CompactCodec
 from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.cache.codecs.topk import TopKCodec
-from ds_distill.parts.codecs import CODECS
-from ds_distill.parts.outside import load_outside
+from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.outside import load_outside
 
 __all__ = [
     "CompactCodec",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ds_distill.distributions import TopK
-from ds_distill.parts.codecs import CodecSettings
+from ds_distill.recipe.codecs import CodecSettings
 
 _CHUNK_ELEMENTS = 1 << 24
 """Float32 elements of logits that are processed at once: 64 MiB per copy."""

@@ -1,0 +1,129 @@
+"""Parts that other packages bring, found through Python's entry points.
+
+A package that declares
+
+    [project.entry-points."ds_distill.parts"]
+    anything = "my_package.parts:ENTRIES"
+
+brings the entry, or the list of entries, of that name. To install the package is to consent to its
+code; a recipe names a part, never a module.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from ds_distill.errors import UserError
+from ds_distill.recipe.entry import ConfiguredEntry, Entry, MetricEntry, PolicyEntry
+
+if TYPE_CHECKING:
+    from ds_distill.recipe.registry import Kind
+
+GROUP = "ds_distill.parts"
+
+MOVED = {
+    "ds_distill.parts": "ds_distill.recipe",
+    "ds_distill.models.tokenizer": "ds_distill.data.tokenizer",
+    "ds_distill.data.keys": "ds_distill.keys",
+}
+"""Modules that a package with parts may import, by what they were called."""
+
+
+@functools.cache
+def load_outside() -> None:
+    """Add the parts of all installed packages to the dicts of their kinds, once per process.
+
+    Raises UserError that names package and entry for what is no entry, for a name that is taken,
+    and for a package whose parts cannot be imported.
+    """
+    found: dict[tuple[int, str], tuple[dict[str, Any], Entry]] = {}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.value, point.name)):
+        for entry in _entries(point):
+            table = _table(point, entry)
+            if entry.name in table or (id(table), entry.name) in found:
+                raise _refused(point, f"the name {entry.name!r} is taken. Rename the part.")
+            found[id(table), entry.name] = table, entry
+    for table, entry in found.values():
+        table[entry.name] = entry
+
+
+def _entries(point: EntryPoint) -> Iterator[Any]:
+    try:
+        value = point.load()
+    except Exception as error:  # whatever a package's code raises
+        reason = f"{type(error).__name__}: {error}.{_moved(error)}"
+        raise _refused(point, f"{point.value} cannot be imported: {reason}") from error
+    yield from value if isinstance(value, list | tuple) else [value]
+
+
+def _moved(error: Exception) -> str:
+    """Where a module of ds_distill is now that could not be imported, for the message."""
+    name = getattr(error, "name", None) or ""
+    for before, now in MOVED.items():
+        if name == before or name.startswith(f"{before}."):
+            return f" It is {name.replace(before, now)} now; ds_distill.parts has the common names."
+    return ""
+
+
+def _table(point: EntryPoint, entry: Any) -> dict[str, Any]:
+    """The dict of the entry's kind. Raises UserError where it is no good entry."""
+    from ds_distill.recipe.registry import KINDS
+
+    kind = next((kind for kind in KINDS if isinstance(entry, kind.entry)), None)
+    if kind is None:
+        known = ", ".join(kind.entry.__name__ for kind in KINDS)
+        raise _refused(point, f"{entry!r} is no entry. Give one of {known}, or a list of them.")
+    if not re.fullmatch(kind.names, entry.name):
+        raise _refused(point, f"a {kind.name} cannot be called {entry.name!r}. Rename the part.")
+    if isinstance(entry, ConfiguredEntry):
+        _check_settings(point, entry, kind)
+    table: dict[str, Any] = kind.table
+    if not isinstance(entry, MetricEntry):
+        return table
+    if entry.over not in table:
+        raise _refused(point, f"{entry.name!r} is over {entry.over!r}. Take one of {[*table]}.")
+    found: dict[str, Any] = table[entry.over]
+    return found
+
+
+def _check_settings(point: EntryPoint, entry: ConfiguredEntry, kind: Kind) -> None:
+    section = entry.settings
+    if not issubclass(section, kind.settings):
+        raise _refused(
+            point,
+            f"the settings of {entry.name!r}, {section.__name__}, are no {kind.settings.__name__}. "
+            "Derive them from it.",
+        )
+    if isinstance(entry, PolicyEntry) and entry.needs.states:
+        raise _refused(
+            point,
+            f"the policy {entry.name!r} needs states={entry.needs.states}, and policies get states "
+            "by fitted_states alone. Say that.",
+        )
+    names = [c.name for c in entry.candidates] if isinstance(entry, PolicyEntry) else []
+    for name in names:
+        if name != entry.name and not name.startswith(f"{entry.name}, "):
+            raise _refused(
+                point,
+                f"a candidate of {entry.name!r} is called {name!r}. Call it {entry.name!r}, or "
+                f"'{entry.name}, AND HOW'.",
+            )
+    field = section.model_fields.get(kind.key) if kind.key else None
+    if field is not None and field.default != entry.name:
+        raise _refused(
+            point,
+            f"the settings of {entry.name!r}, {section.__name__}, do not name it. Add the field "
+            f'{kind.key}: Literal["{entry.name}"] = "{entry.name}".',
+        )
+
+
+def _refused(point: EntryPoint, why: str) -> UserError:
+    package = point.dist.name if point.dist is not None else "?"
+    return UserError(
+        f"package {package!r}, entry point {point.name!r} of {GROUP}: {why} Until then take the "
+        f"package out: pip uninstall {package}"
+    )

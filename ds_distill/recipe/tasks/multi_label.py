@@ -1,0 +1,38 @@
+"""The task of classifying texts that have any number of labels."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, ClassVar, Literal
+
+from ds_distill.recipe.entry import TaskEntry
+from ds_distill.recipe.metric_settings import (
+    MetricSettings,
+    MicroF1,
+)
+from ds_distill.recipe.metrics import one_metric
+from ds_distill.recipe.tasks.labelled import LabelledTask, classifier_usage
+
+
+class MultiLabel(LabelledTask):
+    """Classify texts, or pairs of texts; each has any number of labels. A row's labels are a list,
+    which may be empty. What a teacher knows is known for each label."""
+
+    many_labels: ClassVar[bool] = True
+
+    type: Literal["multi-label"] = "multi-label"
+    metric: Annotated[MetricSettings, one_metric("labels")] = MicroF1()
+    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
+    others too."""
+
+
+ENTRY = TaskEntry(
+    name="multi-label",
+    settings=MultiLabel,
+    implementation="ds_distill.tasks.multi_label:MultiLabelKind",
+    over="labels",
+    heads=("ForSequenceClassification",),
+    noun="classifier",
+    pipeline="text-classification",
+    usage=partial(classifier_usage, all_scores=True),
+)

@@ -1,0 +1,34 @@
+"""The task of classifying texts that have one label each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from ds_distill.recipe.entry import TaskEntry
+from ds_distill.recipe.metric_settings import (
+    Accuracy,
+    MetricSettings,
+)
+from ds_distill.recipe.metrics import one_metric
+from ds_distill.recipe.tasks.labelled import LabelledTask, classifier_usage
+
+
+class SingleLabel(LabelledTask):
+    """Classify texts, or pairs of texts; each has one label."""
+
+    type: Literal["single-label"] = "single-label"
+    metric: Annotated[MetricSettings, one_metric("classes")] = Accuracy()
+    """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
+    others too."""
+
+
+ENTRY = TaskEntry(
+    name="single-label",
+    settings=SingleLabel,
+    implementation="ds_distill.tasks.single_label:SingleLabelKind",
+    over="classes",
+    heads=("ForSequenceClassification",),
+    noun="classifier",
+    pipeline="text-classification",
+    usage=classifier_usage,
+)

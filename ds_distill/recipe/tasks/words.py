@@ -1,0 +1,28 @@
+"""What the settings of tasks of words have."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ds_distill.recipe.tasks.base import TaskSettings
+
+
+class WordTask(TaskSettings):
+    """A task that has a row for each word, and reads what is too long in windows of words."""
+
+    of_words: ClassVar[bool] = True
+
+    @property
+    def cuts(self) -> bool:
+        return False
+
+    @property
+    def overlap(self) -> int:
+        """Of windows that hold as many words as tokens, which is the most there can be."""
+        return self.max_length // 4
+
+    @property
+    def row_share(self) -> float:
+        """Tokenizers make 1.2 to 1.5 tokens of an English word (measured on the NER sets). Those
+        of a question, which are no rows, are few."""
+        return 0.75

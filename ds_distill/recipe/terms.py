@@ -1,0 +1,381 @@
+"""The loss terms: `losses` of a recipe, name -> settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import core_schema
+
+from ds_distill.recipe.context import Context
+from ds_distill.recipe.entry import Needs, TermEntry
+from ds_distill.recipe.one_of import keyed, those_set
+from ds_distill.recipe.outside import load_outside
+from ds_distill.recipe.section import BY_FORM, PLAIN, SECTION, Section, Share
+
+
+class TermSettings(Section):
+    """What the settings of all terms have."""
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Factor of the term in the phase's loss."""
+    start: Share = Field(default=0.0, alias="from")
+    """Share of the phase's optimizer steps after which the term is active."""
+    until: Share = 1.0
+    """Share of the phase's optimizer steps after which it is active no more. Where no active term
+    compares with the teachers, they do not run."""
+
+    def labels_named(self) -> dict[str, list[str]]:
+        """By key: labels that must be the task's."""
+        return {}
+
+    @model_validator(mode="after")
+    def _starts_before_it_ends(self) -> Self:
+        if self.start >= self.until:
+            raise ValueError(f"`from` ({self.start}) must be below `until` ({self.until})")
+        return self
+
+
+class DistillationTerm(TermSettings):
+    """Settings of a term that compares with the teachers."""
+
+    tolerance: Annotated[float, Field(ge=0)] = 0.0
+    """What of the loss, its weight included, is let pass: max(loss - tolerance, 0) (VE-KD)."""
+    tolerance_on: Literal["row", "mean"] = "row"
+    """Whether each row's loss is held against the tolerance, or the mean over the rows of a
+    micro-batch on one rank, as VE-KD's code does: the loss then depends on the micro-batch size and
+    the number of ranks."""
+
+
+class RowTerm(DistillationTerm):
+    """Settings of a distillation term on rows of its choice."""
+
+    rows: Literal["masked", "tokens"] = "masked"
+    """Of masked-LM: `masked` tokens, or all `tokens` of a text, special ones too, of live teachers.
+    Of other tasks rows are what their labels are of, and the key is left out."""
+
+
+class SoftenedTerm(RowTerm):
+    """Settings of a term on softened distributions, softmax(logits / temperature)."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """T: logits are divided by it before the softmax."""
+
+
+ClassWeights = Annotated[
+    Annotated[Literal["balanced"], PLAIN]
+    | Annotated[dict[str, Annotated[float, Field(gt=0)]], SECTION],
+    BY_FORM,
+]
+
+
+class CrossEntropyLoss(TermSettings):
+    """Cross-entropy between the student and the label, on labelled rows. In masked-LM a row is a
+    masked token, and its label the token itself."""
+
+    class_weights: ClassWeights | None = None
+    """What the classes count: `balanced`, each class as much as any other however few examples it
+    has, or a number by label, 1 for those that are not named. They are scaled to a mean of 1 over
+    the examples that the phase trains on, so that the loss keeps its scale. Default: all alike."""
+
+    def labels_named(self) -> dict[str, list[str]]:
+        named = self.class_weights
+        return {"class_weights": list(named)} if isinstance(named, dict) else {}
+
+
+class MSELoss(TermSettings):
+    """Squared error between the student's number and the label, on labelled rows."""
+
+
+class TeacherCrossEntropyLoss(TermSettings):
+    """Mean over the teachers of each one's own cross-entropy with the label, on labelled rows (the
+    teacher loss of the thesis's clinical experiment 3, which does not say how several are put
+    together). Teachers are frozen while a student learns: the term has no gradient and moves the
+    reported loss alone. It would matter where teachers train along with the student."""
+
+
+Layers = Annotated[
+    Annotated[Literal["last", "uniform", "every"], PLAIN]
+    | Annotated[dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]], SECTION],
+    BY_FORM,
+]
+
+
+class LayeredTerm(DistillationTerm):
+    """Settings of a term that compares layers of the student with layers of the teachers."""
+
+    layers: Layers = "last"
+    """Which layer of the student with which of the teacher. `last`: the last ones. `uniform`: layer
+    m of M with layer m * N / M of the teacher's N. `every`: each with its own number, of models of
+    equal depth. Or pairs, {STUDENT: TEACHER}: 1 is the first layer, 0 the embeddings."""
+
+    @model_validator(mode="after")
+    def _has_layers(self) -> Self:
+        if not self.layers:
+            raise ValueError("`layers` is empty: name at least one pair, {STUDENT: TEACHER}")
+        return self
+
+    def pairs(self, student_depth: int, teacher_depth: int) -> list[tuple[int, int]]:
+        """(student's layer, teacher's layer), as `Signals.hidden` numbers them, of models of so
+        many layers. Raises ValueError for models that the setting does not fit."""
+        if self.layers == "last":
+            return [(-1, -1)]
+        depths = f"the student has {student_depth} layers and the teacher {teacher_depth}"
+        if isinstance(self.layers, dict):
+            pairs = list(self.layers.items())
+            if any(own > student_depth or other > teacher_depth for own, other in pairs):
+                raise ValueError(f"{depths}. Name layers that there are")
+            return pairs
+        if self.layers == "every" and student_depth != teacher_depth:
+            raise ValueError(f"{depths}. Take uniform, or name pairs, {{STUDENT: TEACHER}}")
+        if teacher_depth % student_depth:
+            raise ValueError(
+                f"{depths}, which is no multiple of it. Name pairs, {{STUDENT: TEACHER}}"
+            )
+        step = teacher_depth // student_depth
+        return [(layer, layer * step) for layer in range(1, student_depth + 1)]
+
+    def cached_layers(self) -> list[int] | None:
+        """The layers that it reads of teachers that a cache stands for; None where they are told by
+        the teachers' depths, which a cache does not know."""
+        if isinstance(self.layers, dict):
+            return sorted(set(self.layers.values()))
+        return [-1] if self.layers == "last" else None
+
+
+class KLLoss(SoftenedTerm):
+    """T^2 * KL(teacher || student) at temperature T, against the routed target; or another
+    divergence of the two."""
+
+    divergence: Literal["kl", "reverse_kl", "js", "tv"] = "kl"
+    """Of the teacher's distribution p and the student's q. `kl`: KL(p || q). `reverse_kl`:
+    KL(q || p). `js`, Jensen-Shannon: (KL(p || m) + KL(q || m)) / 2, m = (p + q) / 2. `tv`, total
+    variation: sum |p - q| / 2 (the f-divergences of Wen et al. 2023)."""
+
+
+class LogitMSELoss(RowTerm):
+    """Mean squared error between student and routed teacher logits. In a task of numbers the logit
+    is the number."""
+
+
+class HiddenMSELoss(LayeredTerm, RowTerm):
+    """Sum over teachers and pairs of layers of MSE(H_t, W H_s) on each row's states; a W for each
+    pair, trained (MT-BERT's hidden loss; TinyBERT's, and its loss on embeddings)."""
+
+
+class CosineLoss(LayeredTerm, RowTerm):
+    """Sum over pairs of layers of 1 - cos(H_t, H_s) of each row's states (DistilBERT, of the last
+    ones), of one teacher that is as wide as the student. Twice that is Patient KD's loss, the
+    squared distance of normalised states."""
+
+
+class AttentionSettings(LayeredTerm):
+    """Settings of a term that compares attention, of every token of a text."""
+
+    @model_validator(mode="after")
+    def _of_layers_with_attention(self) -> Self:
+        if isinstance(self.layers, dict) and 0 in {*self.layers, *self.layers.values()}:
+            raise ValueError("layer 0 is the embeddings, which have no attention: 1 is the first")
+        return self
+
+
+class AttentionKLLoss(AttentionSettings):
+    """Sum over pairs of layers of KL(A_t || A_s) of each token's attention, the mean over heads, of
+    one live teacher (MiniLM, of the last layers; CompactBioBERT; MobileBERT)."""
+
+
+class RelationKLLoss(AttentionSettings):
+    """Sum over pairs of layers of the KL of relations, softmax(X X^T / sqrt(d)) with X queries,
+    keys or values, in a number of relation heads, of one live teacher (MiniLMv2; of values
+    MiniLM)."""
+
+    of: tuple[Literal["queries", "keys", "values"], ...] = ("queries", "keys", "values")
+    """Which relations."""
+    heads: Annotated[int, Field(ge=1)] | None = None
+    """Relation heads, into which each model's vectors are split anew. Default: those of attention,
+    which both models must then have as many of."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if not self.of or len({*self.of}) < len(self.of):
+            raise ValueError(f"`of` ({self.of}) must name some of queries, keys, values, each once")
+        return self
+
+
+class AttentionMSELoss(AttentionSettings):
+    """Sum over pairs of layers of the squared difference of attention at each token, the mean over
+    heads and keys, of one live teacher (TinyBERT)."""
+
+    of: Literal["scores", "maps"] = "scores"
+    """Attention before the softmax (TinyBERT), or behind it (TinyBioBERT)."""
+
+
+class ConfidencePenaltyLoss(TermSettings):
+    """-weight * H(softmax(z_s)), H the entropy: predictions that are too sure cost more (Pereyra et
+    al. 2017). Beside cross_entropy; without teachers."""
+
+
+class ActivationBoundaryLoss(DistillationTerm):
+    """Squared distance of each neuron of a row's last state to the margin, on the side of 0 on
+    which the one teacher has it (DoKTra; Heo et al. 2019), summed over neurons. Where widths
+    differ, a random map that is not trained brings the teacher's state to the student's width. The
+    share of neurons on the other side is logged beside the losses."""
+
+    margin: Annotated[float, Field(gt=0)] = 1.0
+    """Distance from 0 from which on a neuron of the student adds no loss."""
+
+
+def _row_needs(settings: RowTerm, needs: Needs) -> Needs:
+    """Of a term on logits: those themselves, where it has another divergence than the codecs'."""
+    if isinstance(settings, KLLoss) and settings.divergence != "kl":
+        needs = replace(needs, logits=True)
+    return _token_needs(needs) if settings.rows == "tokens" else needs
+
+
+def _layer_needs(settings: LayeredTerm, needs: Needs) -> Needs:
+    """Of a term on states."""
+    needs = replace(needs, states=tuple(settings.cached_layers() or ()))
+    every = isinstance(settings, RowTerm) and settings.rows == "tokens"
+    return _token_needs(needs) if every else needs
+
+
+def _token_needs(needs: Needs) -> Needs:
+    return replace(needs, every_token=True, live_teachers=True)
+
+
+def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Iterator[str]:
+    task = context.task
+    if settings.class_weights is not None and (not task.has_classes or task.many_labels):
+        yield (
+            f"{context.location}.class_weights: weighs examples by their one class, and with "
+            f"{task.location}.type={task.type} they do not have one. Take the key out."
+        )
+
+
+def _logit_mse_mistakes(settings: LogitMSELoss, context: Context) -> Iterator[str]:
+    task = context.task
+    if task.of_questions and not task.of_words:
+        yield (
+            f"{context.location}: takes a mean over classes, and with "
+            f"{task.location}.type={task.type} these are the tokens of a window, of which each row "
+            "has another number. Take kl."
+        )
+
+
+TERMS: dict[str, TermEntry] = {
+    entry.name: entry
+    for entry in (
+        TermEntry(
+            name="cross_entropy",
+            settings=CrossEntropyLoss,
+            implementation="ds_distill.losses.logits:CrossEntropy",
+            needs=Needs(labels=True, distributions=True),
+            mistakes=_cross_entropy_mistakes,
+        ),
+        TermEntry(
+            name="mse",
+            settings=MSELoss,
+            implementation="ds_distill.losses.logits:MSE",
+            needs=Needs(labels=True, numbers=True),
+        ),
+        TermEntry(
+            name="teacher_cross_entropy",
+            settings=TeacherCrossEntropyLoss,
+            implementation="ds_distill.losses.logits:TeacherCrossEntropy",
+            needs=Needs(labels=True, teachers=1, distributions=True, logits=True),
+            moves_student=False,
+        ),
+        TermEntry(
+            name="kl",
+            settings=KLLoss,
+            implementation="ds_distill.losses.logits:KL",
+            needs=Needs(teachers=1, distributions=True),
+            needs_by=_row_needs,
+        ),
+        TermEntry(
+            name="logit_mse",
+            settings=LogitMSELoss,
+            implementation="ds_distill.losses.logits:LogitMSE",
+            needs=Needs(teachers=1, logits=True),
+            needs_by=_row_needs,
+            mistakes=_logit_mse_mistakes,
+        ),
+        TermEntry(
+            name="hidden_mse",
+            settings=HiddenMSELoss,
+            implementation="ds_distill.losses.hidden:HiddenMSE",
+            needs=Needs(teachers=1),
+            needs_by=_layer_needs,
+        ),
+        TermEntry(
+            name="cosine",
+            settings=CosineLoss,
+            implementation="ds_distill.losses.hidden:Cosine",
+            needs=Needs(teachers=1, at_most=1, equal_widths=True),
+            needs_by=_layer_needs,
+        ),
+        *(
+            TermEntry(
+                name=name,
+                settings=settings,
+                implementation=f"ds_distill.losses.attention:{kind}",
+                needs=Needs(
+                    teachers=1, at_most=1, every_token=True, live_teachers=True, same_tokens=True
+                ),
+            )
+            for name, settings, kind in (
+                ("attention_kl", AttentionKLLoss, "AttentionKL"),
+                ("relation_kl", RelationKLLoss, "RelationKL"),
+                ("attention_mse", AttentionMSELoss, "AttentionMSE"),
+            )
+        ),
+        TermEntry(
+            name="confidence_penalty",
+            settings=ConfidencePenaltyLoss,
+            implementation="ds_distill.losses.logits:ConfidencePenalty",
+            needs=Needs(distributions=True),
+        ),
+        TermEntry(
+            name="activation_boundary",
+            settings=ActivationBoundaryLoss,
+            implementation="ds_distill.losses.hidden:ActivationBoundary",
+            needs=Needs(teachers=1, at_most=1, states=(-1,)),
+        ),
+    )
+}
+
+
+class _Losses:
+    """Reads the section `losses`, with a key for each term, into the dict of those that are set."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        load_outside()
+        meaning = "Weighted terms; the phase's loss is their sum."
+        terms = {name: entry.settings for name, entry in TERMS.items()}
+        return core_schema.no_info_after_validator_function(
+            _some,
+            handler.generate_schema(keyed("Losses", meaning, terms)),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                lambda losses: {name: term.as_written() for name, term in losses.items()}
+            ),
+        )
+
+
+def _some(losses: Section) -> dict[str, Section]:
+    if found := those_set(losses):
+        return found
+    raise ValueError("needs at least one term, e.g. kl: {temperature: 2.0}")
+
+
+Losses = Annotated[dict[str, TermSettings], _Losses()]
+"""The terms that a recipe sets, by name."""
+
+
+def losses_of(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, TermSettings]:
+    """Terms' settings, as a recipe's `losses: {kl: {temperature: 2.0}}` gives them."""
+    made = {name: TERMS[name].settings(**settings) for name, settings in terms.items()}
+    return {name: term for name, term in made.items() if isinstance(term, TermSettings)}

@@ -1,0 +1,167 @@
+"""What a run does beside training while it is profiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ds_distill.files import new_file
+from ds_distill.timers import Timers
+from ds_distill.types import Batch
+
+TRACED = 3
+"""Steps of a training that are in its trace: its last ones."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What a model reads in some steps, on this rank."""
+
+    examples: int = 0
+    tokens: int = 0
+    """Without padding."""
+    squares: int = 0
+    """Sum of the examples' tokens squared: attention's work grows with it."""
+    rows: int = 0
+    """Rows of its head: masked tokens, or examples."""
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(
+            self.examples + other.examples,
+            self.tokens + other.tokens,
+            self.squares + other.squares,
+            self.rows + other.rows,
+        )
+
+
+@dataclass
+class Training:
+    """What was observed of one model's training."""
+
+    amounts: dict[int, dict[str, Amount]] = field(default_factory=dict)
+    """By step, counted from 0, and by model."""
+    peaks: dict[str, int] = field(default_factory=dict)
+    """Most bytes that torch had allocated on the GPU, by part; none on a CPU."""
+    resident: int | None = None
+    """Most bytes of this process, where it trains on a CPU and the system tells."""
+    last: dict[str, float] = field(default_factory=dict)
+    """Seconds by part after its last report."""
+
+
+class Profiler:
+    """Observes the trainings of a run."""
+
+    def __init__(self, trace: Path | None = None) -> None:
+        """trace: the file for a Chrome trace of some steps of the last training; None on ranks that
+        write none."""
+        self.trainings: dict[tuple[int, str], Training] = {}
+        """By the phase's number and the model that is trained."""
+        self._trace = trace
+        self._torch: Any = None
+        self._current: tuple[Training, Timers] | None = None
+
+    def start(self, training: tuple[int, str], device: torch.device, steps: int) -> Timers:
+        """A training begins, named by its phase's number and its model. Returns its timers."""
+        self.trainings[training] = observed = Training()
+        if self._trace is not None:
+            first = max(steps - TRACED - 1, 0)
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            if device.type == "cuda":
+                activities.append(torch.profiler.ProfilerActivity.CUDA)
+            self._torch = torch.profiler.profile(
+                activities=activities,
+                schedule=torch.profiler.schedule(wait=first, warmup=1, active=TRACED, repeat=1),
+                profile_memory=True,
+            )
+            self._torch.start()
+        annotate = self._trace is not None
+        if device.type == "cuda":
+            timers: Timers = _PeakTimers(device, observed.peaks, annotate=annotate)
+        else:
+            timers = Timers(device, annotate=annotate)
+            resident_peak()
+        self._current = observed, timers
+        return timers
+
+    def batches(self, training: tuple[int, str], step: int, micro_batches: Sequence[Batch]) -> None:
+        """What this rank's models will read in a step."""
+        found: dict[str, Amount] = {}
+        for batch in micro_batches:
+            for name, amount in _amounts(batch).items():
+                found[name] = found.get(name, Amount()) + amount
+        self.trainings[training].amounts[step] = found
+
+    def after_step(self) -> None:
+        if self._torch is not None:
+            self._torch.step()
+
+    def end(self) -> None:
+        """The training has ended."""
+        assert self._current is not None
+        observed, timers = self._current
+        observed.last = timers.read()
+        if not isinstance(timers, _PeakTimers):
+            observed.resident = resident_peak()
+        if self._torch is not None and self._trace is not None:
+            self._torch.stop()
+            with new_file(self._trace) as aside:
+                self._torch.export_chrome_trace(str(aside))
+            self._torch = None
+
+
+class _PeakTimers(Timers):
+    """Timers that note the most memory of a GPU in each part, too."""
+
+    def __init__(self, device: torch.device, peaks: dict[str, int], *, annotate: bool) -> None:
+        self._peaks = peaks
+        super().__init__(device, annotate=annotate)
+
+    def begin(self, part: str) -> None:
+        self._note()
+        super().begin(part)
+
+    def end(self) -> None:
+        self._note()
+        super().end()
+
+    def _note(self) -> None:
+        part = self._open[-1]
+        self._peaks[part] = max(self._peaks.get(part, 0), allocated_peak())
+
+
+def _amounts(batch: Batch) -> Mapping[str, Amount]:
+    found = {}
+    for name, view in batch.views.items():
+        lengths = np.array([len(tokens) for tokens in view.tokens()], dtype=np.int64)
+        rows = len(lengths) if view.positions is None else len(view.positions)
+        found[name] = Amount(len(lengths), int(lengths.sum()), int((lengths**2).sum()), rows)
+    return found
+
+
+# ---------------------------------------------------------------- the most memory since one asked
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def allocated_peak() -> int:
+    """Bytes of torch's allocator on the GPU."""
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return peak
+
+
+def resident_peak() -> int | None:
+    """Bytes of this process, code and data included; None where the system does not tell. It takes
+    milliseconds."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+        _CLEAR.write_text("5")  # Linux: begin anew with the peak
+    except OSError:
+        return None
+    kib = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
+    return None if kib is None else int(kib) * 1024

@@ -1,0 +1,233 @@
+"""Finished runs side by side: their models on the same examples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ds_distill.data.groups import components
+from ds_distill.errors import UserError
+from ds_distill.evaluation.metric import Metric
+from ds_distill.evaluation.report import build_metric, difference
+from ds_distill.evaluation.saved import SavedPredictions
+from ds_distill.planning.units import duration
+from ds_distill.recipe.metric_settings import MetricSettings
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.phases import PHASES
+from ds_distill.reporting.evaluated import difference_cell, outcome_of, wide_note
+from ds_distill.reporting.tables import Cell, Table
+from ds_distill.reporting.verdict import answer_of, judge_of, settings_note, undefined_note
+from ds_distill.run.folder import RunFolder
+from ds_distill.run.records import read_results
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The record of an evaluate phase of a run."""
+
+    run: str
+    """As the tables call it."""
+    record: dict[str, Any]
+    student: str | None
+    """The shipped one."""
+    seconds: float
+    """Of the whole run."""
+    predictions: Path
+
+    @property
+    def examples(self) -> str:
+        """The same for evaluations that are set in one table."""
+        of = (self.record[k] for k in ("metric", "metric_settings", "split", "examples_mark"))
+        return json.dumps(list(of), sort_keys=True)
+
+    @property
+    def main(self) -> str:
+        """The model that stands for the run: the student that it ships, else its first."""
+        models = self.record["models"]
+        return self.student if self.student in models else next(iter(models))  # type: ignore[return-value]
+
+    @cached_property
+    def saved(self) -> SavedPredictions | None:
+        """None where the file is gone."""
+        if not self.predictions.is_file():
+            return None
+        return SavedPredictions.read(self.predictions, self.record["over"])
+
+    @property
+    def judge(self) -> Metric[Any]:
+        """The task's metric. Its predictions must be there."""
+        assert self.saved is not None
+        entry = METRICS[self.record["over"]][self.record["metric"]]
+        settings = entry.settings(**self.record["metric_settings"])
+        assert isinstance(settings, MetricSettings)
+        return build_metric(self.record["over"], settings, self.saved.labels)
+
+
+def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
+    """Those of a finished run; name: as tables call it. Raises UserError where there is none."""
+    run = RunFolder(folder)
+    if not run.results.is_file():
+        raise UserError(
+            f"{folder}: holds no results.json, so it is no finished run. Name folders of runs that "
+            "have ended, or of `ds-distill evaluate --output`."
+        )
+    results, found = read_results(run.results), False
+    for number, record in enumerate(results.get("phases", [])):
+        if PHASES[record["kind"]].makes != "evaluation":
+            continue
+        if "examples_mark" not in record:
+            raise UserError(
+                f"{run.results}: an earlier version of ds_distill wrote it, and it does not say "
+                "which examples were judged. Evaluate the student anew: ds-distill evaluate "
+                f"{folder} RECIPE --output FOLDER."
+            )
+        found = True
+        file = run.predictions(number, record["phase"])
+        yield Evaluation(name, record, results["student"], results["seconds"], file)
+    if not found:
+        raise UserError(f"{folder}: this run has evaluated nothing. Evaluate its student: "
+                        f"ds-distill evaluate {folder} RECIPE --output FOLDER.")  # fmt: skip
+
+
+def side_by_side(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """One entry for each set of examples that judged: `rows`, a model of a run each, and `pairs`,
+    the models that stand for the runs against each other.
+
+    `to_first` of a row is the difference to the first run's model on the same examples, with its
+    paired interval; None where a run has no predictions.
+    """
+    groups: dict[str, list[Evaluation]] = {}
+    for folder, name in zip(folders, _names(folders), strict=True):
+        for evaluation in evaluations(folder, name):
+            groups.setdefault(evaluation.examples, []).append(evaluation)
+    return [_group(group) for group in groups.values()]
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Of the runs: their folders' names, or whole paths where those are alike."""
+    names = [folder.absolute().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    if len(set(names)) < len(names):
+        raise UserError(f"{', '.join(names)}: a run is named twice. Name each once.")
+    return names
+
+
+def _group(group: list[Evaluation]) -> dict[str, Any]:
+    first = group[0]
+    rows = [
+        {
+            "run": one.run,
+            "model": model,
+            "role": numbers["role"],
+            "score": numbers[first.record["metric"]],
+            "to_baseline": numbers["to_baseline"],
+            "parameters": numbers["parameters"],
+            "run_seconds": one.seconds,
+            "to_first": None if one is first and model == first.main
+            else paired(one, model, first, first.main),
+        }
+        for one in group
+        for model, numbers in one.record["models"].items()
+    ]  # fmt: skip
+    pairs = [
+        {"runs": [a.run, b.run], "models": [a.main, b.main], **found}
+        for a, b in combinations(group, 2)
+        if (found := paired(b, b.main, a, a.main)) is not None
+    ]
+    about = {key: first.record[key] for key in ("split", "over", "metric", "metric_settings")}
+    names = {"first": [first.run, first.main], "baseline": first.record["baseline"]}
+    return {**about, **names, "rows": rows, "pairs": pairs}
+
+
+def paired(one: Evaluation, model: str, other: Evaluation, others: str) -> dict[str, Any] | None:
+    """The difference of two models on the same examples, and its interval; None where one has no
+    predictions. Raises UserError for predictions of other examples than the records say."""
+    mine, theirs = one.saved, other.saved
+    if mine is None or theirs is None:
+        return None
+    for found, name, one_of in ((mine, model, one), (theirs, others, other)):
+        if name not in found.models:
+            raise UserError(f"{one_of.predictions}: has none of {name!r}. Copy the run again.")
+    if mine.labels != theirs.labels or not mine.models[model].same_examples(theirs.models[others]):
+        raise UserError(
+            f"{one.predictions} and {other.predictions} are not of the same examples, though the "
+            "runs' results say so. Copy the runs again."
+        )
+    groups = components(np.stack([mine.groups, theirs.groups], axis=1))
+    return difference(mine.models[model], theirs.models[others], one.judge, groups)
+
+
+# ---------------------------------------------------------------------------------- as tables
+
+
+def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """Of what `side_by_side` found: one each."""
+    for group in groups:
+        entry = judge_of(group)
+        run, model = group["first"]
+        rows: list[list[str | Cell]] = []
+        for row in group["rows"]:
+            first = [row["run"], row["model"]] == group["first"]
+            to_first = row["to_first"]
+            rows.append(
+                [
+                    row["run"],
+                    row["model"],
+                    row["role"],
+                    entry.shown_as(row["score"]),
+                    difference_cell(entry, row["to_baseline"], row["score"]),
+                    "" if first else "not comparable" if to_first is None
+                    else difference_cell(entry, to_first, row["score"]),
+                    f"{row['parameters'] / 1e6:.1f} M",
+                    duration(row["run_seconds"]),
+                ]
+            )  # fmt: skip
+        heads = ["run", "model", "role", entry.title, "to the baseline", f"less {run} {model}"]
+        count = f"{group['baseline']['examples']:,} examples of {group['split']}"
+        title = f"{entry.heading} on {count}"
+        notes = [*_notes(group), *wide_note(entry, rows)]
+        yield Table(title, [*heads, "parameters", "the run took"], rows, notes)
+
+
+def _notes(group: dict[str, Any]) -> Iterator[str]:
+    entry = judge_of(group)
+    baseline = group["baseline"]
+    if note := settings_note(group):
+        yield note
+    yield (
+        f"The baseline is always {answer_of(group)}: {entry.title} "
+        f"{entry.shown_as(baseline[entry.name])}. "
+        "In brackets: 95% intervals on the same examples, paired bootstrap; beyond chance where "
+        "they exclude 0 (*). They do not include the effect of another seed."
+    )
+    if baseline.get("words_without_token"):
+        yield (
+            f"{baseline['words_without_token']:,} of the {baseline['words']:,} words have no token "
+            "that all models of these runs read, and count as not found."
+        )
+    yield from undefined_note([baseline[entry.name], *(row["score"] for row in group["rows"])])
+    if any(row["to_first"] is None and [row["run"], row["model"]] != group["first"]
+           for row in group["rows"]):  # fmt: skip
+        yield "Not comparable: the folder `predictions` of a run is gone."
+    for pair in group["pairs"]:
+        names = [
+            f"{run} ({model})" for run, model in zip(pair["runs"], pair["models"], strict=True)
+        ]
+        second = [pair["runs"][1], pair["models"][1]]
+        [row] = [row for row in group["rows"] if [row["run"], row["model"]] == second]
+        shown = difference_cell(entry, pair, row["score"]).text
+        outcome = outcome_of(entry, pair["interval"])
+        if pair["interval"] is None:
+            yield f"The difference of {names[1]} and {names[0]} is undefined."
+        elif outcome:
+            yield f"{names[1]} is {outcome} than {names[0]}: {shown}."
+        else:
+            yield f"{names[1]} and {names[0]} differ within chance: {shown}."

@@ -1,0 +1,139 @@
+"""The shape of ds_distill: what lies in which room, and which rooms may import which.
+
+    python tests/shape.py
+
+Prints lines and statements of each room, from the top to the bottom, and ends with 1 for an import
+that runs up and is not listed, a file of more than MOST_LINES lines, a function of more than
+MOST_LINES_OF_A_FUNCTION, or a command that imports torch and should not. Imports inside functions
+and under TYPE_CHECKING count. Part of `make lint`.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "ds_distill"
+
+ROOMS = (
+    *("__main__", "cli", "suite", "sweep", "profiling", "__init__", "launch", "launcher"),
+    *("phases", "prediction", "tagging", "answering", "run", "tasks", "reporting", "planning"),
+    *("figures", "check", "cache", "engine", "machine", "models", "losses", "routing"),
+    *(
+        "evaluation",
+        "data",
+        "collection",
+        "types",
+        "distributions",
+        "reads",
+        "views",
+        "keys",
+        "parts",
+        "recipe",
+    ),
+    *("lock", "process_id", "memory", "timers", "progress", "terminal", "files", "errors"),
+)
+"""Folders and files of ds_distill from the top to the bottom: each imports what comes behind it."""
+
+UP = {
+    ("tasks", "run"): "kinds of tasks name the type of the run whose data they read",
+}
+"""Imports that run up, (from, to), and why."""
+
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 400, 60
+
+WITHOUT_TORCH = (
+    ["--help"],
+    ["recipes"],
+    ["check", "quickstart"],
+)
+
+
+def files() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def room_of(module: str) -> str:
+    """ds_distill.data.keys -> data."""
+    name = module.split(".")[1]
+    known = (ROOT / name).is_dir() or (ROOT / f"{name}.py").is_file()
+    return name if known else "__init__"
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(module of ds_distill, line) of each import."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "ds_distill":
+            for alias in node.names:
+                yield f"ds_distill.{alias.name}", node.lineno
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ds_distill."):
+            yield str(node.module), node.lineno
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("ds_distill."):
+                    yield alias.name, node.lineno
+
+
+def mistakes() -> Iterator[str]:
+    used = set()
+    for path in files():
+        relative = path.relative_to(ROOT)
+        own = relative.parts[0].removesuffix(".py")
+        text = path.read_text(encoding="utf-8")
+        if (lines := text.count("\n")) > MOST_LINES:
+            yield f"{relative}: {lines} lines, and {MOST_LINES} are the most"
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > MOST_LINES_OF_A_FUNCTION:
+                    yield f"{relative}:{node.lineno}: {node.name} has {lines} lines"
+        for module, line in imported(tree):
+            other = room_of(module)
+            if other not in ROOMS or own not in ROOMS:
+                yield f"{relative}:{line}: {own} or {other} is in no list of rooms"
+            elif ROOMS.index(other) < ROOMS.index(own):
+                used.add((own, other))
+                if (own, other) not in UP:
+                    yield f"{relative}:{line}: {own} imports {module}, which is above it"
+    for own, other in UP.keys() - used:
+        yield f"no file of {own} imports {other} any more: take it out of UP"
+
+
+def imports_of(command: list[str]) -> set[str]:
+    """The modules that a command has imported when it ends."""
+    code = (
+        "import sys, atexit; atexit.register(lambda: print('MODULES', *sys.modules)); "
+        f"sys.argv = ['ds-distill', *{command!r}]; from ds_distill.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("MODULES "))
+    return {*line.split()[1:]}
+
+
+def main() -> int:
+    sizes: dict[str, tuple[int, int]] = {}
+    for path in files():
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        text = path.read_text(encoding="utf-8")
+        statements = sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(text)))
+        lines, before = sizes.get(room, (0, 0))
+        sizes[room] = lines + text.count("\n"), before + statements
+    for room in ROOMS:
+        lines, statements = sizes.get(room, (0, 0))
+        print(f"{room:<12} {lines:>6,} lines {statements:>6,} statements")
+    for (own, other), why in UP.items():
+        print(f"up: {own} -> {other}: {why}")
+    found = list(mistakes())
+    for command in WITHOUT_TORCH:
+        if "torch" in imports_of(command):
+            found.append(f"ds-distill {' '.join(command)} imports torch")
+    print(*found, sep="\n")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
