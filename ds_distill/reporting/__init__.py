@@ -1,1 +1,4 @@
-"""Reports: verdict, tables, report.html, model card."""
+"""What a run has found, for people: verdict, tables, report.html, the student's model card.
+
+Begin with `report`, which renders report.html of results.json; `verdict` says it in one sentence.
+"""
