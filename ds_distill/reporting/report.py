@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -9,6 +10,7 @@ from markupsafe import Markup
 from ds_distill.evaluation.report import RELIABILITY_BINS
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.phases import PHASES
+from ds_distill.reporting.curves import HEIGHT, WIDTH, Training
 from ds_distill.reporting.tables import environment
 from ds_distill.reporting.verdict import (
     NOUNS,
@@ -19,8 +21,11 @@ from ds_distill.reporting.verdict import (
 )
 
 
-def render_report(results: dict[str, Any]) -> str:
-    """The HTML page of a run's results (the content of results.json)."""
+def render_report(results: dict[str, Any], trainings: Sequence[Training] = ()) -> str:
+    """The HTML page of a run's results (the content of results.json).
+
+    trainings: how they went, see `trainings_of`.
+    """
     comparison, evaluations = _last_comparison(results), last_evaluations(results)
     return (
         environment()
@@ -32,6 +37,9 @@ def render_report(results: dict[str, Any]) -> str:
             chooses=METRICS[comparison["over"]][comparison["metric"]] if comparison else None,
             nouns=NOUNS,
             expansions=[r for r in results["phases"] if PHASES[r["kind"]].makes == "start"],
+            trainings=trainings,
+            width=WIDTH,
+            height=HEIGHT,
             teachers=[_teacher_score(one) for one in results.get("teacher_scores", [])],
         )
     )

@@ -12,11 +12,12 @@ from ds_distill.models.reading import KEY
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
+from ds_distill.reporting.curves import trainings_of
 from ds_distill.reporting.model_card import model_card
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.uses import uses
 from ds_distill.reporting.verdict import verdict
-from ds_distill.run.events import RunLog
+from ds_distill.run.events import RunLog, read_events
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.planned import plan_and_truth
 from ds_distill.run.records import read_environment, read_record, read_teacher_scores
@@ -51,7 +52,13 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
             task = recipe.tasks_by_name[recipe.task_name(recipe.phases[number])]
             keep_settings(temporary, task)
     write_json(folder.results, results)
-    write_text(folder.path / "report.html", render_report(results))
+    metrics = [metric_of(recipe.task_of(phase)) for phase in recipe.phases]
+    trainings = trainings_of(
+        (event for _, event in read_events(folder.path / "metrics.jsonl")),
+        recipe.phase_names(),
+        metrics,
+    )
+    write_text(folder.path / "report.html", render_report(results, trainings))
     log.info(results["verdict"])
 
 
