@@ -10,6 +10,7 @@ from markupsafe import Markup
 from ds_distill.evaluation.report import RELIABILITY_BINS
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.phases import PHASES
+from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.curves import HEIGHT, WIDTH, Training
 from ds_distill.reporting.tables import environment
 from ds_distill.reporting.verdict import (
@@ -58,6 +59,8 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
     """
     judge, *others = metrics_of(evaluation).values()
     pairs = _pairs(evaluation, results["student"])
+    judged = _judged(evaluation, results["student"])
+    confused = "confusion" in evaluation["models"][judged]
     return Markup(  # the template has escaped what it shows
         environment()
         .get_template("evaluation.html.jinja")
@@ -69,6 +72,8 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
             note=settings_note(evaluation),
             metrics=others,
             pairs=pairs,
+            judged=judged,
+            confusions=commonest_confusions(evaluation["models"], judged) if confused else [],
             gaps=any("gap_closed" in row for row in pairs),
             measures=PER_CLASS,
             nouns=NOUNS,
@@ -76,6 +81,12 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
             reliability_bins=RELIABILITY_BINS,
         )
     )
+
+
+def _judged(evaluation: dict[str, Any], student: str | None) -> str:
+    """The shipped student where it is evaluated here, else the last model."""
+    models = list(evaluation["models"])
+    return student if student is not None and student in models else models[-1]
 
 
 def _pairs(evaluation: dict[str, Any], student: str) -> list[dict[str, Any]]:

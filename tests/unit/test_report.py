@@ -12,6 +12,7 @@ from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import build_metric, to_teacher
 from ds_distill.recipe.metric_settings import Accuracy
 from ds_distill.recipe.metrics import METRICS
+from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.evaluated import evaluation_tables
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.tables import page as tables_page
@@ -393,6 +394,27 @@ def test_a_page_shows_every_model(students, controls):
     for text in ("always “green”", "+40.0", "+38.0 to +42.0", "30.0%"):
         assert text in page.text, "the baseline"
     assert page.tags.count("table") == 5
+
+
+def test_a_page_shows_what_the_student_takes_for_what():
+    results = make_results({"first": ("teacher", 0.6), "student": ("student", 0.7)})
+    models = results["phases"][-1]["models"]
+    names = list(models["student"]["per_class"])
+    one, other = names[0], names[1]
+    size = len(names)
+    for name, wrong in (("first", 5), ("student", 20)):
+        confusion = [[0] * size for _ in range(size)]
+        confusion[0][0], confusion[0][1], confusion[1][0] = 100 - wrong, wrong, 1
+        models[name]["confusion"] = confusion
+    first, second = commonest_confusions(models, "student")
+    assert (first.label, first.predicted, first.examples) == (one, other, 100)
+    assert first.shares == {"first": 0.05, "student": 0.2}
+    assert (second.label, second.examples, second.shares["student"]) == (other, 1, 1.0)
+    sparse = {"true": [0, 0, 1], "predicted": [0, 1, 0], "count": [80, 20, 1]}
+    models["student"]["confusion"] = sparse
+    assert commonest_confusions(models, "student") == [first, second]
+    page = Page(render_report(results))
+    assert "What student takes for what" in page.text and "20.0%" in page.text
 
 
 def test_a_page_without_an_evaluation_says_what_was_done():
