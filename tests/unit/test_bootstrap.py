@@ -1,6 +1,5 @@
 """Intervals of differences between two models."""
 
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -194,7 +193,7 @@ def two_models(size, seed=0, copies=1):
 
 
 def at(predictions, rows):
-    return type(predictions)(*(getattr(predictions, f.name)[rows] for f in fields(predictions)))
+    return type(predictions)(**{name: a[rows] for name, a in predictions.arrays().items()})
 
 
 def by_hand(first, second, metric, groups, resamples=400):
