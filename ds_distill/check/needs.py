@@ -136,7 +136,8 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
     split, held = phase.cached_split, None
     if split is not None:
         held = context.held(split)
-        if held is None and not context.made.may_be_cached:
+        live = any(entry.needs_of(settings).live_teachers for _, entry, settings in phase.parts())
+        if held is None and not context.made.may_be_cached and not live:
             yield (
                 f"{context.location}: teachers=cached, and no cache phase before it holds the "
                 f"signals of the teachers, as they are then, on split {split!r}. Add - cache: "

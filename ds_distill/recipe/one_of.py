@@ -49,7 +49,7 @@ class OneOf:
         if not isinstance(value, dict):
             raise PydanticCustomError("section", "no section")  # see `mistakes.TOLD`
         name = value.get(self._key, self._default)
-        if name is None:
+        if name is None and self._key not in value:
             raise refused([((self._key,), "is required and missing")])
         if str(name) not in sections:
             hint = did_you_mean(str(name), sections) or f" Known: {', '.join(sections)}"

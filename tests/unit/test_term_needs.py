@@ -126,6 +126,8 @@ def test_every_token_is_a_row_of_live_masked_lms_alone(tmp_path: Path) -> None:
     found = every_token(tmp_path / "cached", OF_EVERY_TOKEN, cache, task=task, teachers="cached")
     assert len(found) == len(OF_EVERY_TOKEN)
     assert all("reads of the teachers what no cache holds" in message for message in found)
+    without = every_token(tmp_path / "none", OF_EVERY_TOKEN, task=task, teachers="cached")
+    assert without == found, "no cache phase would help"
 
 
 def test_every_token_has_one_teacher_that_no_policy_mixes(tmp_path: Path) -> None:
