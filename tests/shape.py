@@ -38,9 +38,7 @@ ROOMS = (
 )
 """Folders and files of ds_distill from the top to the bottom: each imports what comes behind it."""
 
-UP = {
-    ("tasks", "run"): "kinds of tasks name the type of the run whose data they read",
-}
+UP: dict[tuple[str, str], str] = {}
 """Imports that run up, (from, to), and why."""
 
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 400, 60

@@ -28,13 +28,14 @@ from ds_distill.engine.world import World
 from ds_distill.files import naming, write_json
 from ds_distill.keys import distinct_keys
 from ds_distill.models.configuration import load_config
+from ds_distill.models.reference import ModelReference
 from ds_distill.phases.cache_blocks import WAIT_SECONDS, claims, wait, write_blocks
 from ds_distill.phases.cache_missing import ATTENTION, Missing, added_by, missing_from
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.phases import Cache
 from ds_distill.run.caches import cache_folder, fingerprint
 from ds_distill.run.codecs import codec_json
-from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.context import Run
 from ds_distill.run.fidelity import (
     MUCH,
     Fidelity,
@@ -60,7 +61,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
     references = [run.reference(teacher, number) for teacher in run.teachers(number)]
     splits = []
     for split in phase.splits:
-        examples = run.examples(split)
+        examples = run.data.examples(split)
         splits.append((examples, inference_collator(run, examples, split, references)))
     rows = len(distinct_keys(np.concatenate([some.keys.numpy() for some, _ in splits])))
     record = {"splits": phase.splits, "folder": _recorded(path, run), "examples": rows}

@@ -10,13 +10,14 @@ from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.precision import computes_bf16, is_half
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config, pools_all_tokens
+from ds_distill.models.reference import label_maps_of
 from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.policies import POLICIES, Routing
 from ds_distill.routing import Router
 from ds_distill.routing.by_label import check_states
 from ds_distill.routing.comparison import routing_of_candidate
 from ds_distill.run.caches import cached_signals
-from ds_distill.run.context import Run, label_maps_of
+from ds_distill.run.context import Run
 from ds_distill.run.job import Job, terms_of, trainable_model
 from ds_distill.run.records import Chosen, read_as
 from ds_distill.run.training import train_each
@@ -57,7 +58,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         configs = (load_config(teacher.model, teacher.revision) for teacher in teachers)
         if any(map(pools_all_tokens, configs)):
             check_states(run.fitted)
-    examples = run.examples(phase.split)
+    examples = run.data.examples(phase.split)
     terms = terms_of(phase, run, student, examples, teachers)
     config = run.deepspeed(phase)
     live = phase.teachers == "live"
@@ -82,7 +83,7 @@ def job_of(phase: Distil, number: int, routing: Routing, output: str, run: Run) 
         teacher_autocast=autocast,
     )
     references = [replace(start, name="student"), *running]
-    tables = run.tables(phase.split, references)
+    tables = run.data.tables(phase.split, references)
     cached = None if live else cached_signals(run, phase.split, number, examples)
     return Job(
         number=number,

@@ -14,6 +14,7 @@ from ds_distill.evaluation.report import comparisons, difference
 from ds_distill.evaluation.saved import SavedPredictions, examples_mark
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_map
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import PHASES, Evaluate
 from ds_distill.recipe.phases.evaluate import START
 from ds_distill.recipe.schema import Recipe
@@ -22,7 +23,7 @@ from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.reporting.verdict import answer_of
 from ds_distill.routing.comparison import numbered
 from ds_distill.run.checkpoint import CHECKPOINT
-from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.context import Run
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import warn_of_few_groups, warn_of_teachers
 
@@ -89,9 +90,9 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         references.append(replace(run.reference("student", 0), name=START, new_head=True))
         roles[START] = START
     roles = {reference.name: roles[reference.name] for reference in references}
-    examples, kind = run.examples(phase.split), run.kind
+    examples, kind = run.data.examples(phase.split), run.kind
     predictions, sizes = predictions_of(run, references, phase.split, phase.batch_size)
-    of_baseline, baseline = kind.baseline(run, phase.split, examples, references)
+    of_baseline, baseline = kind.baseline(run.data, phase.split, examples, references)
     if not run.world.is_main:
         return {}
     warnings = []
@@ -139,7 +140,7 @@ def _mark(
     """See `examples_mark`. Where models predict tokens, their vocabulary says what is asked."""
     about: list[Any] = [run.task.type, run.labels, run.kind.fingerprint(None)]
     if TASKS[run.task.type].needs.same_tokens:
-        about += [run.tokenizer_fingerprint(references[0]), run.task.max_length]
+        about += [run.data.tokenizer_fingerprint(references[0]), run.task.max_length]
     if (asked := run.kind.asked(examples)) is not None:
         about += [asked]
     judged = examples.at(np.flatnonzero(counted))

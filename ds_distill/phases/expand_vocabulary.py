@@ -12,9 +12,10 @@ from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.word_pieces import expand_tokenizer
 from ds_distill.files import new_folder
 from ds_distill.models.load import save_model
+from ds_distill.models.reference import ModelReference
 from ds_distill.models.vocabulary import expand_embeddings
 from ds_distill.recipe.phases import ExpandVocabulary
-from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.context import Run
 
 SHOWN = 20
 """New words in the record, the most frequent."""
@@ -24,14 +25,14 @@ def expand_vocabulary(phase: ExpandVocabulary, number: int, name: str, run: Run)
     """Leave the student with more tokens as a model of the run."""
     [output] = phase.outputs
     start = run.reference(phase.start, number)
-    before = run.tables(phase.split, [start])[start.name]
-    texts, folder = run.texts(phase.split), run.folder.model(number, output)
+    before = run.data.tables(phase.split, [start])[start.name]
+    texts, folder = run.data.texts(phase.split), run.folder.model(number, output)
     if run.world.is_main and not folder.is_dir():
         _make(phase, texts, folder, start, run)
     run.world.barrier()
     made = run.reference(output, number + 1)
-    after = run.tables(phase.split, [made])[made.name]
-    known, tokenizer = run.vocabulary(start), run.tokenizer(made)
+    after = run.data.tables(phase.split, [made])[made.name]
+    known, tokenizer = run.data.vocabulary(start), run.data.tokenizer(made)
     counts = after.counts(len(tokenizer))[known:]
     often = np.argsort(-counts, kind="stable")[:SHOWN].tolist()
     tokens = tokenizer.convert_ids_to_tokens([known + at for at in often])
@@ -61,7 +62,9 @@ def _make(
     old = load_tokenizer(start.model, start.revision)
     model = run.model(start, new_head=True)
     run.log.info(f"  looks for words in {phase.split}")
-    tokenizer, tokens = expand_tokenizer(old, texts, phase.size, run.vocabulary(start), phase.share)
+    tokenizer, tokens = expand_tokenizer(
+        old, texts, phase.size, run.data.vocabulary(start), phase.share
+    )
     expand_embeddings(model, old.get_vocab(), tokens, phase.embeddings, run.recipe.seed)
     folder.parent.mkdir(exist_ok=True)
     with new_folder(folder) as temporary:

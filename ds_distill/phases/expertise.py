@@ -188,7 +188,7 @@ def _signals(phase: Expertise, number: int, run: Run) -> tuple[Examples, dict[st
         references = [run.reference(teacher, number) for teacher in run.teachers(number)]
         layers = (STATES,) if phase.states else ()
         return predict_split(run, references, phase.split, batch_size=64, layers=layers)
-    examples = run.examples(phase.split)
+    examples = run.data.examples(phase.split)
     indices = reader.indices(examples.keys)
     signals = {teacher: reader.read(teacher, indices) for teacher in run.teachers(number)}
     if not phase.states:

@@ -39,12 +39,12 @@ def job_of(phase: FineTune, number: int, outputs: Sequence[str], run: Run) -> Jo
         for name, output in zip(names, outputs, strict=True)
     }
     models = {name: trainable_model(run, start, phase) for name, start in starts.items()}
-    examples = run.examples(phase.split)
+    examples = run.data.examples(phase.split)
     chosen = np.arange(len(examples))
     if run.task.has_labels:
         chosen = chosen_examples(phase, examples, run.labels)
     tables = {
-        name: run.tables(phase.split, [start])[start.name].at(chosen)
+        name: run.data.tables(phase.split, [start])[start.name].at(chosen)
         for name, start in starts.items()
     }
     examples = examples.at(chosen)

@@ -11,8 +11,9 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import CachedSignals, Examples
 from ds_distill.engine.precision import dtype_name
 from ds_distill.models.configuration import load_config, pools_all_tokens
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import Cache
-from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.context import Run
 from ds_distill.types import Signals
 
 
@@ -33,7 +34,7 @@ def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
     return {
         **pooling,
         "weights": weights_fingerprint(reference.model, commit),
-        "tokenizer": run.tokenizer_fingerprint(reference),
+        "tokenizer": run.data.tokenizer_fingerprint(reference),
         "max_length": run.task.max_length,
         **run.kind.fingerprint(reference.label_map),
         "dtype": dtype_name(run.deepspeed()),

@@ -12,10 +12,11 @@ from ds_distill.cache.codecs import VocabularyCodec
 from ds_distill.cache.compare import CodecScore, candidates, compare_codecs, markdown_table
 from ds_distill.data.plan import PADDED_BATCH
 from ds_distill.files import write_text
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.phases import Cache
 from ds_distill.reporting.figures import plot_codecs
-from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.context import Run
 from ds_distill.run.inference import inference_collator, inference_engine
 
 FITTED_ON = 512
@@ -60,7 +61,7 @@ def sample_logits(
     float32 [n, V] at the codec's temperature, the same on every rank. Every rank must iterate
     over all of them."""
     split = phase.splits[0]
-    collate = inference_collator(run, run.examples(split), split, [reference])
+    collate = inference_collator(run, run.data.examples(split), split, [reference])
     order = np.argsort(-collate.lengths, kind="stable")
     some = order[np.unique(np.linspace(0, len(order) - 1, examples).astype(np.int64))]
     size = phase.batch_size or PADDED_BATCH

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import datasets
-import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ds_distill.data.batches import CachedSignals, Collator, Examples
-from ds_distill.data.cutting import without_tokens, write_tokens
-from ds_distill.data.groups import MARKS
 from ds_distill.data.sources import Source
-from ds_distill.data.tokenise import TokenTable, tokenise
-from ds_distill.data.tokenizer import load_tokenizer, tokenizer_fingerprint, tokens_fingerprint
+from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
-from ds_distill.errors import UserError
-from ds_distill.files import new_folder
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
 from ds_distill.models.packed import packed_attention, packed_backend
+from ds_distill.models.reference import ModelReference
 from ds_distill.models.student import student_config
-from ds_distill.progress import counted_by
 from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import resolve_model
@@ -35,40 +28,7 @@ from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.profiler import Profiler
 from ds_distill.tasks import TaskKind
-
-
-@dataclass(frozen=True)
-class ModelReference:
-    """A model's name and files at the start of a phase."""
-
-    name: str
-    model: str
-    """Local folder or hub id."""
-    revision: str | None = None
-    layers: list[int] | None = None
-    config: PreTrainedConfig | None = None
-    """Of a model that begins with random weights; `model` has its tokenizer."""
-    head: str | None = None
-    """The task whose head its files have, where an earlier phase of this run trained it."""
-    label_map: LabelMap | None = None
-    """Its outputs that are the task's labels, where they are not all, in the same order."""
-
-    new_head: bool = False
-    """Whether it may get a new head, though it will not be trained."""
-
-    @property
-    def trained(self) -> bool:
-        """Whether an earlier phase of this run trained it."""
-        return self.head is not None
-
-
-def label_maps_of(references: Iterable[ModelReference]) -> dict[str, LabelMap]:
-    """The label maps of the models that have one, as `Bundle` takes them."""
-    return {
-        reference.name: reference.label_map
-        for reference in references
-        if reference.label_map is not None
-    }
+from ds_distill.tasks.data import TaskData
 
 
 class Run:
@@ -89,11 +49,19 @@ class Run:
         self.recipe, self.folder, self.world, self.log = recipe, folder, world, log
         self.profiler = profiler
         self.task_name, self.task = task_name, recipe.tasks_by_name[task_name]
-        self._source = source
         self.labels: list[str] = source.labels
         self.kind: TaskKind[Any, Any] = TASKS[self.task.type].load()(self.task, self.labels)
-        self._tables: dict[tuple[str, str], TokenTable] = {}
-        self._tokenizers: dict[tuple[str, str | None], tuple[PreTrainedTokenizerBase, str]] = {}
+        self.data = TaskData(
+            recipe,
+            task_name,
+            source,
+            folder.data(self._part),
+            world,
+            prepare=self.kind.prepare,
+            labelled=self.kind.examples,
+            models=lambda: [self.reference(name, 0) for name in (*recipe.teachers, "student")],
+            bar=log.bar,
+        )
 
     # ------------------------------------------------------------------------- files
 
@@ -101,10 +69,6 @@ class Run:
     def _part(self) -> str | None:
         """The task's part of the run's folder; the only task has no part of its own."""
         return None if self.recipe.task is not None else self.task_name
-
-    @property
-    def data_folder(self) -> Path:
-        return self.folder.data(self._part)
 
     @property
     def fitted(self) -> Path:
@@ -116,99 +80,7 @@ class Run:
         """The file of that phase's comparison of policies."""
         return self.folder.comparison(self._part)
 
-    # ------------------------------------------------------------------------- data
-
-    def has_split(self, split: str) -> bool:
-        return split in self._source.splits
-
-    def _examples_folder(self, split: str) -> Path:
-        """The split's text on disk, read once by the main process."""
-        folder = self.data_folder / split / "examples"
-        if self.world.is_main and not folder.is_dir():
-            given = self._source.read(split)
-            with self.log.bar(f"prepares {split}", len(given)) as bar, counted_by(bar.advance):
-                examples = self.kind.prepare(given, self._tokenizers_of_all)
-            write_tokens(examples, lambda tokens: self._tokens_file(split, tokens))
-            with new_folder(folder) as temporary:
-                without_tokens(examples).save_to_disk(temporary)
-        self.world.barrier()
-        return folder
-
-    def texts(self, split: str) -> Iterable[str]:
-        """All texts of a split, to be gone through any number of times. Every rank must call
-        this."""
-        saved = datasets.load_from_disk(self._examples_folder(split))
-        parts = [
-            saved.select_columns(name) for name in ("text", "text_b") if name in saved.features
-        ]
-        alike = [part.rename_columns({name: "text" for name in part.features}) for part in parts]
-        found: Iterable[str] = datasets.concatenate_datasets(alike)["text"]
-        return found
-
-    def _tokens_file(self, split: str, fingerprint: str) -> Path:
-        return self.data_folder / split / f"tokens-{fingerprint}.arrow"
-
-    def locations(self, split: str, keys: torch.Tensor) -> dict[tuple[int, int], str]:
-        """See `Source.locations`; keys: int64 [n, 2]."""
-        return self._source.locations(split, {(hi, lo) for hi, lo in keys.tolist()})
-
-    def examples(self, split: str) -> Examples:
-        """Keys and labels of a split. Every rank must call this.
-
-        Raises UserError where an earlier version has written them, and has parted them otherwise.
-        """
-        folder = self._examples_folder(split)
-        saved = datasets.load_from_disk(folder)
-        if not {*MARKS} <= {*saved.column_names}:
-            raise UserError(
-                f"{folder}: an earlier version of ds_distill wrote these examples. It had others "
-                "of them fit routing, choose and stand in folds, so the run cannot go on. Begin "
-                "anew, in another folder (--folder)."
-            )
-        return self.kind.examples(Examples.of(saved))
-
-    def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
-        """A split's tokens for each model; models with the same tokenizer share a table, and those
-        that take other inputs with the same tokens its file. Where a row is the same token for all
-        models, the tokens are those of `largest_vocabulary`. Every rank must call this."""
-        folder, references = self._examples_folder(split), [*references]
-        largest = (
-            self.largest_vocabulary(references) if TASKS[self.task.type].needs.same_tokens else None
-        )
-        tables = {}
-        for reference in references:
-            tokenizer = self.tokenizer(reference)
-            cuts = self.tokenizer(largest) if largest else tokenizer
-            tokens = tokens_fingerprint(cuts)
-            fingerprint = f"{self.tokenizer_fingerprint(reference)} {tokens}"
-            if (split, fingerprint) not in self._tables:
-                file = self._tokens_file(split, tokens)
-                if self.world.is_main and not file.is_file():
-                    examples = datasets.load_from_disk(folder)
-                    label = f"tokenises {split} for {reference.name}"
-                    with self.log.bar(label, len(examples)) as bar, counted_by(bar.advance):
-                        tokenise(examples, cuts, self.task.max_length, file)
-                self.world.barrier()
-                self._tables[split, fingerprint] = TokenTable(file, tokenizer)
-            tables[reference.name] = self._tables[split, fingerprint]
-        return tables
-
-    def largest_vocabulary(self, references: Sequence[ModelReference]) -> ModelReference:
-        """Of models of which each knows the first tokens of another: the one that knows most.
-
-        Raises UserError where one of them has other tokens.
-        """
-        largest = max(references, key=self.vocabulary)
-        known = self.tokenizer(largest).get_vocab()
-        for other in references:
-            if not self.tokenizer(other).get_vocab().items() <= known.items():
-                raise UserError(
-                    f"models {largest.name!r} and {other.name!r} are asked for the same tokens, "
-                    f"and {other.name!r} has some that {largest.name!r} lacks or numbers in "
-                    "another way. "
-                    "Expand the vocabulary once, and let all students start from that."
-                )
-        return largest
+    # ----------------------------------------------------------------------- batches
 
     def collator(
         self,
@@ -223,11 +95,7 @@ class Run:
 
         references: those that the tables are of.
         """
-
-        def vocabulary() -> tuple[PreTrainedTokenizerBase, int]:
-            tokenizer = self.tokenizer(self.largest_vocabulary(references))
-            return tokenizer, min(len(tokenizer), *map(self.vocabulary, references))
-
+        vocabulary = partial(self.data.shared_tokens, references)
         return self.kind.collator(examples, tables, vocabulary, cached, packed, every_token)
 
     # ----------------------------------------------------------------------- models
@@ -274,32 +142,6 @@ class Run:
             return None
         return tag_map(class_names(load_config(model)), self.labels)
 
-    def tokenizer(self, reference: ModelReference) -> PreTrainedTokenizerBase:
-        """A model's tokenizer, read once and shared. It keeps the settings of its last call, so
-        load another one to save it."""
-        return self._tokenizer(reference)[0]
-
-    def _tokenizers_of_all(self) -> list[PreTrainedTokenizerBase]:
-        """The tokenizers of the recipe's models; of several that are the same, one."""
-        references = (self.reference(name, 0) for name in (*self.recipe.teachers, "student"))
-        found = {self.tokenizer_fingerprint(r): self.tokenizer(r) for r in references}
-        return [found[fingerprint] for fingerprint in sorted(found)]
-
-    def vocabulary(self, reference: ModelReference) -> int:
-        """Rows of a model's embeddings: its tokens, and more where it has rows of none."""
-        config = reference.config or load_config(reference.model, reference.revision)
-        return int(config.vocab_size)
-
-    def tokenizer_fingerprint(self, reference: ModelReference) -> str:
-        return self._tokenizer(reference)[1]
-
-    def _tokenizer(self, reference: ModelReference) -> tuple[PreTrainedTokenizerBase, str]:
-        key = reference.model, reference.revision
-        if key not in self._tokenizers:  # a large vocabulary takes a second each time
-            tokenizer = load_tokenizer(*key, of_words=self.task.of_words)
-            self._tokenizers[key] = tokenizer, tokenizer_fingerprint(tokenizer)
-        return self._tokenizers[key]
-
     def packed(self, reference: ModelReference, *, half: bool) -> str | None:
         """The attention backend of a model that runs without padding; None for one that runs with
         padding.
@@ -339,7 +181,7 @@ class Run:
         if reference.label_map is not None and not options["new_head"]:
             # All classes of the checkpoint, in its order.
             labels = class_names(load_config(reference.model, reference.revision))
-        return self.kind.load(self, reference.model, labels, **options)
+        return self.kind.load(self.data, reference.model, labels, **options)
 
     # ----------------------------------------------------------------------- engine
 

@@ -15,7 +15,8 @@ from ds_distill.engine.placement import numel_of, sharded_loading
 from ds_distill.engine.precision import in_fp32, is_half
 from ds_distill.engine.predict import predict_all
 from ds_distill.models.bundle import Bundle
-from ds_distill.run.context import ModelReference, Run, label_maps_of
+from ds_distill.models.reference import ModelReference, label_maps_of
+from ds_distill.run.context import Run
 from ds_distill.run.not_finite import check_finite
 from ds_distill.types import Signals
 
@@ -31,7 +32,7 @@ def predict_split(
     """Signals of teachers for a whole split, in the dtype of the recipe's DeepSpeed config: logits
     float32 [N, C], of partial teachers [N, K], and the states of `layers`. Raises UserError where
     logits are not finite."""
-    examples = run.examples(split)
+    examples = run.data.examples(split)
     collate = inference_collator(run, examples, split, references)
     names = [reference.name for reference in references]
     bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
@@ -53,11 +54,11 @@ def predictions_of(
     """Predictions of the task's models in fp32 on a whole split, as its kind makes them, and how
     many parameters each model has. Raises UserError where outputs are not finite, and `finite` says
     that they must be."""
-    examples = run.examples(split)
+    examples = run.data.examples(split)
     collate = inference_collator(run, examples, split, references, fp32=True)
-    own = {one.name: run.tables(split, [one])[one.name] for one in references}
+    own = {one.name: run.data.tables(split, [one])[one.name] for one in references}
     packed = packed_models(run, references, fp32=True)
-    words = run.kind.hidden_words(run, examples, own, references, packed)
+    words = run.kind.hidden_words(run.data, examples, own, references, packed)
     names = [reference.name for reference in references]
     bar = run.log.bar(f"{', '.join(names)} on {split}", len(examples))
     with inference_engine(run, references, fp32=True) as engine:
@@ -82,7 +83,7 @@ def inference_collator(
 ) -> Collator:
     """Batches for `inference_engine`. Every rank must call this."""
     packed = packed_models(run, references, fp32=fp32)
-    return run.collator(examples, run.tables(split, references), references, packed=packed)
+    return run.collator(examples, run.data.tables(split, references), references, packed=packed)
 
 
 def packed_models(run: Run, references: list[ModelReference], *, fp32: bool = False) -> list[str]:

@@ -14,8 +14,9 @@ from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import load_config
 from ds_distill.models.load import freeze_embeddings, set_dropout
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases.base import TrainingPhase, training_name
-from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.context import Run
 from ds_distill.run.validation import Validation
 
 

@@ -15,8 +15,9 @@ from ds_distill.engine.engine import Engine
 from ds_distill.engine.precision import dtype_name
 from ds_distill.errors import UserError
 from ds_distill.files import write_text
+from ds_distill.models.reference import ModelReference
 from ds_distill.reads import TOKENS
-from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.context import Run
 from ds_distill.types import Batch
 
 SHOWN = 3
@@ -128,9 +129,9 @@ def save_examples(run: Run, split: str, keys: torch.Tensor, file: Path) -> None:
     """
     if not run.world.is_main:
         return
-    texts = datasets.load_from_disk(run.data_folder / split / "examples")
+    texts = datasets.load_from_disk(run.data.folder / split / "examples")
     stored = {tuple(key): index for index, key in enumerate(Examples.of(texts).keys.tolist())}
-    locations = run.locations(split, keys)
+    locations = run.data.locations(split, keys)
     lines = []
     for key in map(tuple, keys.tolist()):
         row = texts[stored[key]]
@@ -142,8 +143,8 @@ def save_examples(run: Run, split: str, keys: torch.Tensor, file: Path) -> None:
 def _shown(run: Run, splits: Sequence[str], keys: torch.Tensor) -> Iterator[str]:
     """Examples for a message: file and line where the source has them, and the first words."""
     for split in splits:
-        texts = datasets.load_from_disk(run.data_folder / split / "examples")
-        locations = run.locations(split, keys)
+        texts = datasets.load_from_disk(run.data.folder / split / "examples")
+        locations = run.data.locations(split, keys)
         stored = Examples.of(texts).keys
         for key in keys:
             for index in (stored == key).all(dim=1).nonzero()[:1, 0].tolist():

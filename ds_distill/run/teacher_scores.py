@@ -11,9 +11,10 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.files import write_json
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import PHASES, FineTune, PhaseSettings
 from ds_distill.recipe.tasks import metric_of
-from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.context import Run
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import classes_of, doubt_text
 from ds_distill.run.records import read_teacher_scores
@@ -33,7 +34,7 @@ def score_teachers(number: int, name: str, run: Run) -> None:
     references = _ready(number, run)
     new = [one for one in references if _score_of(run, one) is None]
     if new:
-        examples = run.examples(CHOOSING_SPLIT)
+        examples = run.data.examples(CHOOSING_SPLIT)
         if not run.kind.counted(examples).any():
             return
         predictions, _ = predictions_of(run, new, CHOOSING_SPLIT, BATCH, finite=False)
@@ -85,7 +86,7 @@ def _is_of(run: Run, phase: PhaseSettings) -> bool:
 def _ready(number: int, run: Run) -> list[ModelReference]:
     """The teachers to score before phase `number`."""
     teaching = _teaching(number, run)
-    if teaching is None or not run.task.has_labels or not run.has_split(CHOOSING_SPLIT):
+    if teaching is None or not run.task.has_labels or not run.data.has_split(CHOOSING_SPLIT):
         return []
     before = run.recipe.phases[number:teaching]
     if any(phase.leaves_out_teachers and _is_of(run, phase) for phase in before):

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from ds_distill.data.validation_split import CHOOSING_SPLIT, choosing_part
 from ds_distill.engine.engine import Engine
 from ds_distill.evaluation.report import metric_values
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.entry import MetricEntry
 from ds_distill.recipe.tasks import metric_of
-from ds_distill.run.context import ModelReference, Run
+from ds_distill.run.context import Run
 
 BATCH = 64
 """Examples per rank and forward pass."""
@@ -35,19 +36,19 @@ def validation_of(run: Run, starts: Mapping[str, ModelReference]) -> Validation 
 
     starts: where the engine's students come from, by their names there.
     """
-    if not run.has_split(CHOOSING_SPLIT):
+    if not run.data.has_split(CHOOSING_SPLIT):
         return None
-    every = run.examples(CHOOSING_SPLIT)
+    every = run.data.examples(CHOOSING_SPLIT)
     splits = run.recipe.fitted_splits(run.task_name)
-    fitted = {split: run.examples(split).groups for split in splits}
+    fitted = {split: run.data.examples(split).groups for split in splits}
     chosen = choosing_part(every.strata, every.groups, fitted, run.recipe.seed)
     examples = every.at(chosen)
     tables = {
-        name: run.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)
+        name: run.data.tables(CHOOSING_SPLIT, [reference])[reference.name].at(chosen)
         for name, reference in starts.items()
     }
     collate = run.collator(examples, tables, [*starts.values()])
-    words = run.kind.hidden_words(run, examples, tables, [*starts.values()])
+    words = run.kind.hidden_words(run.data, examples, tables, [*starts.values()])
 
     def score(engine: Engine) -> dict[str, dict[str, float | None]]:
         predictions = run.kind.predict(engine, collate, examples, list(starts), BATCH)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 import numpy as np
@@ -15,11 +15,10 @@ from ds_distill.data.word_windows import ContextWords, prepare
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.evaluation.report import metric_values, reliability
 from ds_distill.evaluation.spans import SpanPredictions, span_report
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tags import IN_SPAN
+from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.token_classification import TokenClassificationKind
-
-if TYPE_CHECKING:
-    from ds_distill.run.context import ModelReference, Run
 
 
 class CharacterSpansKind(TokenClassificationKind):
@@ -54,7 +53,7 @@ class CharacterSpansKind(TokenClassificationKind):
         }
 
     def baseline(
-        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+        self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Every word of every context: of what can be said without reading it nothing has a better
         F1, and of the most frequent tag, which finds no span, it is 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 import numpy as np
@@ -28,12 +28,11 @@ from ds_distill.evaluation.answers import (
 from ds_distill.evaluation.report import metric_values
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_question_answerer
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import ExtractiveQA
+from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.kind import TaskKind
-
-if TYPE_CHECKING:
-    from ds_distill.run.context import ModelReference, Run
 
 
 class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
@@ -49,7 +48,9 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         tokenizer = tokenizers()[0]  # all have the same tokens
         return prepare(examples, tokenizer, settings.max_length, settings.overlap)
 
-    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+    def load(
+        self, data: TaskData, model: str, labels: list[str], **options: Any
+    ) -> PreTrainedModel:
         return load_question_answerer(model, **options)
 
     def collator(
@@ -135,11 +136,11 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         }
 
     def baseline(
-        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+        self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
     ) -> tuple[Answers, dict[str, Any]]:
         """The most frequent right answer of train, whatever is asked; of equals the first."""
         source, known = "the evaluated split", examples
-        if run.has_split("train") and (train := run.examples("train")).labelled.any():
+        if data.has_split("train") and (train := data.examples("train")).labelled.any():
             source, known = "train", train
         assert examples.windows is not None and known.windows is not None
         of_each = known.windows.table.select(known.windows.firsts)["answers"][:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import datasets
 import numpy as np
@@ -22,11 +22,10 @@ from ds_distill.evaluation.label_order import Doubt
 from ds_distill.evaluation.metric import Metric
 from ds_distill.evaluation.report import build_metrics
 from ds_distill.models.labels import LabelMap
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import TASKS, TaskSettings
-
-if TYPE_CHECKING:
-    from ds_distill.run.context import ModelReference, Run
+from ds_distill.tasks.data import TaskData
 
 Settings = TypeVar("Settings", bound=TaskSettings)
 Predictions = TypeVar("Predictions")
@@ -63,7 +62,9 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         return examples
 
     @abstractmethod
-    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+    def load(
+        self, data: TaskData, model: str, labels: list[str], **options: Any
+    ) -> PreTrainedModel:
         """A model with the task's head. Every rank must call this.
 
         labels: of the head's outputs, the checkpoint's own where they are not the task's.
@@ -140,7 +141,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
 
     def hidden_words(
         self,
-        run: Run,
+        data: TaskData,
         examples: Examples,
         tables: Mapping[str, TokenTable],
         references: Sequence[ModelReference],
@@ -188,7 +189,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
 
     @abstractmethod
     def baseline(
-        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+        self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
     ) -> tuple[Predictions, dict[str, Any]]:
         """What is right without reading a text, as predictions for a split, and its description:
         `answer`, by which `rule`, and the `split` that it comes from. Every rank must call this.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import datasets
 import numpy as np
@@ -28,12 +29,11 @@ from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import masked_lm_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_masked_lm
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import MaskedLM
+from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.kind import TaskKind
-
-if TYPE_CHECKING:
-    from ds_distill.run.context import ModelReference, Run
 
 
 class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
@@ -48,7 +48,9 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
             return examples
         return split_long(examples, tokenizers(), self.settings.max_length)
 
-    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+    def load(
+        self, data: TaskData, model: str, labels: list[str], **options: Any
+    ) -> PreTrainedModel:
         return load_masked_lm(model, **options)
 
     def collator(
@@ -110,19 +112,19 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
 
     def hidden_words(
         self,
-        run: Run,
+        data: TaskData,
         examples: Examples,
         tables: Mapping[str, TokenTable],
         references: Sequence[ModelReference],
         packed: Collection[str] = (),
     ) -> dict[str, HiddenWordsCollator]:
-        tokenizers = {*map(run.tokenizer_fingerprint, references)}
+        tokenizers = {*map(data.tokenizer_fingerprint, references)}
         if not isinstance(self.judge, WordLoss) and len(tokenizers) == 1:
             return {}
         settings = self.settings.masking
         masks, found = {}, []
         for (name, table), reference in zip(tables.items(), references, strict=True):
-            tokenizer = run.tokenizer(reference)
+            tokenizer = data.tokenizer(reference)
             rules_of_word_pieces(tokenizer)
             masks[name] = masking = Masking.of(tokenizer, settings.rate, settings.seed)
             length = self.settings.max_length
@@ -162,21 +164,19 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         return masked_lm_report(scored, self.metrics)
 
     def baseline(
-        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+        self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
     ) -> tuple[TokenScores, dict[str, Any]]:
         """The training text's frequencies of tokens as a model, on the tokens that are masked for
         the others."""
-        phases = run.recipe.phases_of(run.task_name)
-        training = next(
-            (one for phase in phases if phase.outputs for one in phase.learns_from), split
-        )
-        first = [run.largest_vocabulary(references)]
-        tokenizer = run.tokenizer(first[0])
-        every = run.tables(training, first)[first[0].name].counts(len(tokenizer))
+        training = data.training_split or split
+        first = [data.largest_vocabulary(references)]
+        tokenizer = data.tokenizer(first[0])
+        every = data.tables(training, first)[first[0].name].counts(len(tokenizer))
         counts = every.copy()
-        counts[min(map(run.vocabulary, references)) :] = 0  # tokens that not all models know
+        counts[min(map(data.vocabulary, references)) :] = 0  # tokens that not all models know
         unigram = Unigram.of(counts, tuple(tokenizer.all_special_ids))
-        collate = run.collator(examples, run.tables(split, first), references)
+        vocabulary = partial(data.shared_tokens, references)
+        collate = self.collator(examples, data.tables(split, first), vocabulary, None, (), False)
         tokens, owners = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for batch in plan_once(collate.lengths, 256):
             masked = collate(batch)
@@ -184,8 +184,8 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
             tokens.append(masked.labels.numpy()[counted])
             owners.append(batch[masked.views[first[0].name].example_indices.numpy()[counted]])
         scores = unigram.score(np.concatenate(tokens), np.concatenate(owners), len(examples))
-        own = {one.name: run.tables(split, [one])[one.name] for one in references}
-        if words := self.hidden_words(run, examples, own, references).get(first[0].name):
+        own = {one.name: data.tables(split, [one])[one.name] for one in references}
+        if words := self.hidden_words(data, examples, own, references).get(first[0].name):
             of_all = Unigram.of(every, tuple(tokenizer.all_special_ids))
             losses = of_all.score(*words.tokens(), len(examples)).loss
             scores = replace(scores, word_loss=losses, words=words.counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +14,9 @@ from ds_distill.data.batches import Examples
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.evaluation.predictions import LabelPredictions
 from ds_distill.evaluation.report import label_report
+from ds_distill.models.reference import ModelReference
+from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.single_label import Classification
-
-if TYPE_CHECKING:
-    from ds_distill.run.context import ModelReference, Run
 
 
 class MultiLabelKind(Classification):
@@ -25,20 +24,22 @@ class MultiLabelKind(Classification):
 
     problem_type = "multi_label_classification"
 
-    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+    def load(
+        self, data: TaskData, model: str, labels: list[str], **options: Any
+    ) -> PreTrainedModel:
         """The bias of a new head is the log odds of each label in train. From zero all logits must
         fall first where most labels are rare, and encoder and pooler learn that in place of the
         text: no label of ten was predicted after 280 steps, with the log odds F1 was .31 after 89.
         """
 
         def log_odds() -> torch.Tensor:
-            if not run.has_split("train"):
+            if not data.has_split("train"):
                 return torch.zeros(len(labels))
-            found = run.examples("train").labels
+            found = data.examples("train").labels
             there, known = (found == 1).sum(axis=0), (found >= 0).sum(axis=0)
             return torch.from_numpy((there + 0.5) / (known + 1)).logit().float()
 
-        return super().load(run, model, labels, output_bias=log_odds, **options)
+        return super().load(data, model, labels, output_bias=log_odds, **options)
 
     def examples(self, examples: Examples) -> Examples:
         """Labels int64 [N, L], also of a split that has none."""
@@ -55,11 +56,11 @@ class MultiLabelKind(Classification):
         return label_report(scored, self.labels, self.metrics)
 
     def baseline(
-        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+        self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """The labels that most training examples have, each as likely as it is frequent there; the
         most frequent one, where no label is that frequent: to predict none is right in no F1."""
-        source, labels = self.training_labels(run, examples)
+        source, labels = self.training_labels(data, examples)
         shares = labels.mean(axis=0)
         shares[shares.argmax()] = max(shares.max(), 0.5 + 1e-6)
         with np.errstate(divide="ignore"):

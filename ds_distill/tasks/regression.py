@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +16,11 @@ from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.report import regression_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_classifier
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import Regression
+from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.sequence import SequenceKind
-
-if TYPE_CHECKING:
-    from ds_distill.run.context import ModelReference, Run
 
 OUTPUT = ["LABEL_0"]
 """transformers' own name of the one output."""
@@ -30,14 +29,16 @@ OUTPUT = ["LABEL_0"]
 class RegressionKind(SequenceKind[Regression]):
     """Predictions are numbers, float32 [N, 1]."""
 
-    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+    def load(
+        self, data: TaskData, model: str, labels: list[str], **options: Any
+    ) -> PreTrainedModel:
         """The bias of a new head is the mean of the labels in train, so that training starts at
         the baseline."""
 
         def mean() -> torch.Tensor:
-            if not run.has_split("train") or not run.examples("train").labelled.any():
+            if not data.has_split("train") or not data.examples("train").labelled.any():
                 return torch.zeros(1)
-            found = run.examples("train")
+            found = data.examples("train")
             return torch.tensor([found.labels[found.labelled].mean()])
 
         return load_classifier(
@@ -73,11 +74,11 @@ class RegressionKind(SequenceKind[Regression]):
         return regression_report(scored, self.metrics)
 
     def baseline(
-        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+        self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """The mean of the training labels: no constant has a smaller squared error there. It has no
         correlation with anything."""
-        source, labels = self.training_labels(run, examples)
+        source, labels = self.training_labels(data, examples)
         mean = labels.mean(dtype=np.float64)
         answer = {"answer": f"{mean:.4g}", "rule": "the mean label", "split": source}
         return np.full((len(examples), 1), mean), answer

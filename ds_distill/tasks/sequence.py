@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,10 +14,8 @@ from ds_distill.data.labels import is_labelled
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar, predict_all
+from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.kind import Settings, TaskKind
-
-if TYPE_CHECKING:
-    from ds_distill.run.context import Run
 
 
 class SequenceKind(TaskKind[Settings, np.ndarray]):
@@ -54,10 +51,10 @@ class SequenceKind(TaskKind[Settings, np.ndarray]):
     def counted(self, examples: Examples) -> np.ndarray:
         return examples.labelled
 
-    def training_labels(self, run: Run, examples: Examples) -> tuple[str, np.ndarray]:
+    def training_labels(self, data: TaskData, examples: Examples) -> tuple[str, np.ndarray]:
         """The labels of train, each once, and its name; where it has none, those of the evaluated
         examples: no constant answer is right more often."""
-        if run.has_split("train") and len(labels := _known_labels(run.examples("train"))):
+        if data.has_split("train") and len(labels := _known_labels(data.examples("train"))):
             return "train", labels
         return "the evaluated split", _known_labels(examples)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -16,12 +16,11 @@ from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import classification_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_classifier
+from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks.labelled import LabelledTask
+from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.sequence import SequenceKind
-
-if TYPE_CHECKING:
-    from ds_distill.run.context import ModelReference, Run
 
 
 class Classification(SequenceKind[LabelledTask]):
@@ -30,7 +29,9 @@ class Classification(SequenceKind[LabelledTask]):
     problem_type: str | None = None
     """transformers' name of the head's loss, for the configuration of trained models."""
 
-    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+    def load(
+        self, data: TaskData, model: str, labels: list[str], **options: Any
+    ) -> PreTrainedModel:
         return load_classifier(model, labels, problem_type=self.problem_type, **options)
 
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
@@ -58,11 +59,11 @@ class OneLabelKind(Classification):
     baseline_rule = "the most frequent class"
 
     def baseline(
-        self, run: Run, split: str, examples: Examples, references: list[ModelReference]
+        self, data: TaskData, split: str, examples: Examples, references: list[ModelReference]
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """The commonest class of the training labels, each class as likely as it is frequent
         there."""
-        source, labels = self.training_labels(run, examples)
+        source, labels = self.training_labels(data, examples)
         shares = class_log_shares(labels, len(self.labels))
         answer = self.labels[int(shares.argmax())]
         described = {"answer": answer, "rule": self.baseline_rule, "split": source}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 import numpy as np
@@ -26,10 +26,8 @@ from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_token_classifier
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import TokenClassification
+from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.single_label import OneLabelKind
-
-if TYPE_CHECKING:
-    from ds_distill.run.context import Run
 
 
 class TokenClassificationKind(OneLabelKind):
@@ -44,7 +42,9 @@ class TokenClassificationKind(OneLabelKind):
     ) -> datasets.Dataset:
         return prepare(examples, tokenizers(), self.settings.max_length)
 
-    def load(self, run: Run, model: str, labels: list[str], **options: Any) -> PreTrainedModel:
+    def load(
+        self, data: TaskData, model: str, labels: list[str], **options: Any
+    ) -> PreTrainedModel:
         return load_token_classifier(model, labels, **options)
 
     def collator(

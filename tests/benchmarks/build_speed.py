@@ -79,7 +79,7 @@ def recipe(folder: Path, texts: Path, length: int) -> dict[str, Any]:
 def bare_forward(run: Run) -> tuple[float, int]:
     """Seconds of asking the teacher about all texts, and their tokens."""
     reference = run.reference(TEACHER, 0)
-    examples = run.examples("train")
+    examples = run.data.examples("train")
     collate = inference_collator(run, examples, "train", [reference])
     batches = plan_once(collate.lengths, PADDED_BATCH)
     if run.packed(reference, half=is_half(run.deepspeed())) is not None:

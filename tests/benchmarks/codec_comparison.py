@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from codec_parts import ablation
@@ -37,6 +37,7 @@ from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.reporting.figures import plot_codecs
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
+from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 
 TEMPERATURES = (1.0, 2.0)
@@ -51,8 +52,8 @@ def logits_of(run: Run, teacher: str, split: str, rows: int) -> Iterator[tuple[T
     """Logits and true ids of a split's masked tokens, in batches of `EXAMPLES` examples."""
     place = run.reference(teacher, len(run.recipe.phases))
     model = run.model(place).eval()
-    examples = run.examples(split)
-    collate = run.collator(examples, run.tables(split, [place]), [place])
+    examples = run.data.examples(split)
+    collate = run.collator(examples, run.data.tables(split, [place]), [place])
     given = 0
     for chosen in plan_epoch(collate.lengths, examples.keys, EXAMPLES, seed=0, epoch=0):
         batch = collate(chosen, 0)
@@ -119,7 +120,7 @@ def compare(folder: Path, rows: int) -> dict[str, Any]:
         recipe,
         RunFolder(folder),
         World.start(),
-        cast(Any, None),
+        RunLog(folder, recipe, enabled=False, resumed=True),
         open_source(recipe.tasks_by_name[LONE_TASK]),
     )
     teacher = next(iter(recipe.teachers))

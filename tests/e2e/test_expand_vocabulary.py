@@ -228,12 +228,12 @@ def test_all_models_read_the_same_masked_tokens(
     recipe = load_recipe(write(settings, tmp_path), [f"task.long={long}", "task.max_length=8"])
     run = execute(recipe, tmp_path / "run", first=2)[LONE_TASK]
     models = [replace(run.reference(name, 2), name=name) for name in ("bert", "student")]
-    tables = run.tables("test", models)
-    student = run.tables("test", models[1:])["student"]
+    tables = run.data.tables("test", models)
+    student = run.data.tables("test", models[1:])["student"]
     assert np.array_equal(tables["bert"].lengths, student.lengths)
     # Windows are of the pieces that there were before.
     assert student.lengths.max() == {"cut": 8, "split": 7}[long]
-    collate = run.collator(run.examples("test"), tables, models)
+    collate = run.collator(run.data.examples("test"), tables, models)
     batch = collate(np.arange(len(student.lengths)))
     teacher, own = batch.views["bert"], batch.views["student"]
     for name in ("input_ids", "attention_mask", "positions", "token_type_ids"):

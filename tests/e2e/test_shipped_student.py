@@ -129,7 +129,7 @@ def test_loaded_plainly_it_predicts_what_the_results_say(finished: Finished) -> 
             logits = plain_logits(finished, model, name)
             told = finished.told
             assert torch.equal(logits, torch.from_numpy(told[name]))
-            labels = finished.run.examples("test").labels
+            labels = finished.run.data.examples("test").labels
             scored = ClassPredictions.labelled(logits.numpy(), labels)
             outputs = finished.run.kind.report(scored)
         assert {key: finished.models[name][key] for key in outputs} == outputs
@@ -198,7 +198,7 @@ def run_snippet(code: str) -> Any:
 def batches(finished: Finished, name: str) -> Any:
     run = finished.run
     places = [run.reference(model, len(run.recipe.phases)) for model in finished.models]
-    collate = inference_collator(run, run.examples("test"), "test", places)
+    collate = inference_collator(run, run.data.examples("test"), "test", places)
     for indices in plan_once(collate.lengths, 16):
         batch = collate(indices)
         assert isinstance(batch.views[name], PaddedView)

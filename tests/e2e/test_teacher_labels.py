@@ -195,7 +195,7 @@ def test_a_cache_is_of_one_order(bench: Bench) -> None:
     for name, teacher in teachers.items():
         recipe = load_recipe(str(bench.recipe("again", teacher, LEARN)))
         old = bench.runs["silent"]
-        run = Run(recipe, old.folder, old.world, old.log, old._source)
+        run = Run(recipe, old.folder, old.world, old.log, old.data.source)
         marks[name] = fingerprint(run, run.reference("sound", 0))
     assert marks["silent"]["labels"] == ["animal", "food", "weather"], "as before there was a key"
     assert marks["in order"] == marks["silent"]

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,7 @@ from ds_distill.models.load import load_masked_lm
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
+from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.types import Batch
 
@@ -179,12 +180,12 @@ def hidden_tokens(folder: Path) -> Iterator[Batch]:
         settings,
         RunFolder(folder),
         World.start(),
-        cast(Any, None),
+        RunLog(folder, settings, enabled=False, resumed=True),
         open_source(settings.tasks_by_name[LONE_TASK]),
     )
-    examples = made.examples("test")
-    tables = made.tables("test", [made.reference("student", 0)])
-    collate = made.collator(examples, tables)
+    examples = made.data.examples("test")
+    student = [made.reference("student", 0)]
+    collate = made.collator(examples, made.data.tables("test", student), student)
     for chosen in plan_once(collate.lengths, BATCH):
         yield collate(chosen)
 

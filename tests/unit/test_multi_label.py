@@ -287,12 +287,12 @@ def test_a_new_head_starts_at_the_log_odds_of_train(tmp_path: Path, split: str) 
     config = BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
     BertModel(config).save_pretrained(tmp_path)
     labels = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [-1, -1, -1]])
-    run: Any = SimpleNamespace(
+    data: Any = SimpleNamespace(
         has_split=lambda name: name == split,
         examples=lambda name: SimpleNamespace(labels=labels),
     )
     kind = MultiLabelKind(MultiLabel(labels=names, data=Data(path=str(tmp_path))), names)
-    model: Any = kind.load(run, str(tmp_path), names, new_head=True)
+    model: Any = kind.load(data, str(tmp_path), names, new_head=True)
     shares = (
         torch.tensor([2.5 / 4, 2.5 / 4, 0.5 / 4]) if split == "train" else torch.full((3,), 0.5)
     )

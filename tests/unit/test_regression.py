@@ -202,9 +202,11 @@ def test_a_new_head_starts_at_the_mean_of_train(tmp_path: Path, split: str) -> N
     config = BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
     BertModel(config).save_pretrained(tmp_path)
     examples = Examples(torch.zeros(3, 2).long(), np.array([1.0, 2.0, 6.0], dtype=np.float32))
-    run: Any = SimpleNamespace(has_split=lambda name: name == split, examples=lambda name: examples)
+    data: Any = SimpleNamespace(
+        has_split=lambda name: name == split, examples=lambda name: examples
+    )
     kind = RegressionKind(Regression(data=Data(path=str(tmp_path))), [])
-    model: Any = kind.load(run, str(tmp_path), [], new_head=True)
+    model: Any = kind.load(data, str(tmp_path), [], new_head=True)
     assert model.classifier.bias.tolist() == [3.0 if split == "train" else 0.0]
     assert model.config.problem_type == "regression" and model.config.num_labels == 1
 

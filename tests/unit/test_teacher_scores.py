@@ -29,7 +29,7 @@ def run_of(settings: dict[str, Any], phases: list[Any], **more: Any) -> Any:
         task_name="task",
         labels=["animal", "food", "weather"],
         profiler=None,
-        has_split=lambda split: True,
+        data=SimpleNamespace(has_split=lambda split: True),
         teachers=lambda number: list(recipe.teachers),
         reference=lambda name, number: SimpleNamespace(
             name=name, trained=trained_in.get(name, number) < number

@@ -728,11 +728,11 @@ def test_the_baseline_counts_a_word_of_two_windows_once(tagger: Tagger, tmp_path
     )
     assert len(examples.labels) > 20
     kind = TokenClassificationKind(TokenClassification(data={"path": "x"}, max_length=12), TAGS)
-    for run in (
+    for data in (
         SimpleNamespace(has_split=lambda split: False),
         SimpleNamespace(has_split=lambda split: True, examples=lambda split: examples),
     ):
-        labels = kind.training_labels(run, examples)[1]
+        labels = kind.training_labels(data, examples)[1]
         assert np.bincount(labels).tolist() == [16, 4]
 
 

@@ -1,0 +1,192 @@
+"""A task's data: its splits, and their tokens for each model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import datasets
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ds_distill.data.batches import Examples
+from ds_distill.data.cutting import without_tokens, write_tokens
+from ds_distill.data.groups import MARKS
+from ds_distill.data.sources import Source
+from ds_distill.data.tokenise import TokenTable, tokenise
+from ds_distill.data.tokenizer import load_tokenizer, tokenizer_fingerprint, tokens_fingerprint
+from ds_distill.engine.predict import Bar
+from ds_distill.engine.world import World
+from ds_distill.errors import UserError
+from ds_distill.files import new_folder
+from ds_distill.models.configuration import load_config
+from ds_distill.models.reference import ModelReference
+from ds_distill.progress import counted_by
+from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.tasks import TASKS
+
+Prepare = Callable[
+    [datasets.Dataset, Callable[[], list[PreTrainedTokenizerBase]]], datasets.Dataset
+]
+
+
+class TaskData:
+    """The splits of one of a recipe's tasks, as they are on disk, and their tokens."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        task_name: str,
+        source: Source,
+        folder: Path,
+        world: World,
+        *,
+        prepare: Prepare,
+        labelled: Callable[[Examples], Examples],
+        models: Callable[[], Iterable[ModelReference]],
+        bar: Callable[[str, int], AbstractContextManager[Bar]],
+    ) -> None:
+        """folder: of the files that are made here. prepare, labelled: `TaskKind.prepare` and
+        `TaskKind.examples` of the task. models: of the recipe, before its first phase. bar: shows
+        progress, by a label and the total."""
+        self.source, self.folder = source, folder
+        self._task = recipe.tasks_by_name[task_name]
+        self._world, self._bar = world, bar
+        self._prepare, self._labelled, self._models = prepare, labelled, models
+        trainings = (phase for phase in recipe.phases_of(task_name) if phase.outputs)
+        self.training_split = next((one for phase in trainings for one in phase.learns_from), None)
+        """The first that a training of the task learns from; None where none does."""
+        self._tables: dict[tuple[str, str], TokenTable] = {}
+        self._tokenizers: dict[tuple[str, str | None], tuple[PreTrainedTokenizerBase, str]] = {}
+
+    # ----------------------------------------------------------------------- splits
+
+    def has_split(self, split: str) -> bool:
+        return split in self.source.splits
+
+    def _examples_folder(self, split: str) -> Path:
+        """The split's text on disk, read once by the main process."""
+        folder = self.folder / split / "examples"
+        if self._world.is_main and not folder.is_dir():
+            given = self.source.read(split)
+            with self._bar(f"prepares {split}", len(given)) as bar, counted_by(bar.advance):
+                examples = self._prepare(given, self._tokenizers_of_all)
+            write_tokens(examples, lambda tokens: self._tokens_file(split, tokens))
+            with new_folder(folder) as temporary:
+                without_tokens(examples).save_to_disk(temporary)
+        self._world.barrier()
+        return folder
+
+    def texts(self, split: str) -> Iterable[str]:
+        """All texts of a split, to be gone through any number of times. Every rank must call
+        this."""
+        saved = datasets.load_from_disk(self._examples_folder(split))
+        parts = [
+            saved.select_columns(name) for name in ("text", "text_b") if name in saved.features
+        ]
+        alike = [part.rename_columns({name: "text" for name in part.features}) for part in parts]
+        found: Iterable[str] = datasets.concatenate_datasets(alike)["text"]
+        return found
+
+    def _tokens_file(self, split: str, fingerprint: str) -> Path:
+        return self.folder / split / f"tokens-{fingerprint}.arrow"
+
+    def locations(self, split: str, keys: torch.Tensor) -> dict[tuple[int, int], str]:
+        """See `Source.locations`; keys: int64 [n, 2]."""
+        return self.source.locations(split, {(hi, lo) for hi, lo in keys.tolist()})
+
+    def examples(self, split: str) -> Examples:
+        """Keys and labels of a split. Every rank must call this.
+
+        Raises UserError where an earlier version has written them, and has parted them otherwise.
+        """
+        folder = self._examples_folder(split)
+        saved = datasets.load_from_disk(folder)
+        if not {*MARKS} <= {*saved.column_names}:
+            raise UserError(
+                f"{folder}: an earlier version of ds_distill wrote these examples. It had others "
+                "of them fit routing, choose and stand in folds, so the run cannot go on. Begin "
+                "anew, in another folder (--folder)."
+            )
+        return self._labelled(Examples.of(saved))
+
+    def tables(self, split: str, references: Iterable[ModelReference]) -> dict[str, TokenTable]:
+        """A split's tokens for each model; models with the same tokenizer share a table, and those
+        that take other inputs with the same tokens its file. Where a row is the same token for all
+        models, the tokens are those of `largest_vocabulary`. Every rank must call this."""
+        folder, references = self._examples_folder(split), [*references]
+        largest = (
+            self.largest_vocabulary(references)
+            if TASKS[self._task.type].needs.same_tokens
+            else None
+        )
+        tables = {}
+        for reference in references:
+            tokenizer = self.tokenizer(reference)
+            cuts = self.tokenizer(largest) if largest else tokenizer
+            tokens = tokens_fingerprint(cuts)
+            fingerprint = f"{self.tokenizer_fingerprint(reference)} {tokens}"
+            if (split, fingerprint) not in self._tables:
+                file = self._tokens_file(split, tokens)
+                if self._world.is_main and not file.is_file():
+                    examples = datasets.load_from_disk(folder)
+                    label = f"tokenises {split} for {reference.name}"
+                    with self._bar(label, len(examples)) as bar, counted_by(bar.advance):
+                        tokenise(examples, cuts, self._task.max_length, file)
+                self._world.barrier()
+                self._tables[split, fingerprint] = TokenTable(file, tokenizer)
+            tables[reference.name] = self._tables[split, fingerprint]
+        return tables
+
+    # ------------------------------------------------------------------- tokenizers
+
+    def tokenizer(self, reference: ModelReference) -> PreTrainedTokenizerBase:
+        """A model's tokenizer, read once and shared. It keeps the settings of its last call, so
+        load another one to save it."""
+        return self._tokenizer(reference)[0]
+
+    def vocabulary(self, reference: ModelReference) -> int:
+        """Rows of a model's embeddings: its tokens, and more where it has rows of none."""
+        config = reference.config or load_config(reference.model, reference.revision)
+        return int(config.vocab_size)
+
+    def tokenizer_fingerprint(self, reference: ModelReference) -> str:
+        return self._tokenizer(reference)[1]
+
+    def _tokenizer(self, reference: ModelReference) -> tuple[PreTrainedTokenizerBase, str]:
+        key = reference.model, reference.revision
+        if key not in self._tokenizers:  # a large vocabulary takes a second each time
+            tokenizer = load_tokenizer(*key, of_words=self._task.of_words)
+            self._tokenizers[key] = tokenizer, tokenizer_fingerprint(tokenizer)
+        return self._tokenizers[key]
+
+    def _tokenizers_of_all(self) -> list[PreTrainedTokenizerBase]:
+        """The tokenizers of the recipe's models; of several that are the same, one."""
+        found = {self.tokenizer_fingerprint(r): self.tokenizer(r) for r in self._models()}
+        return [found[fingerprint] for fingerprint in sorted(found)]
+
+    def largest_vocabulary(self, references: Sequence[ModelReference]) -> ModelReference:
+        """Of models of which each knows the first tokens of another: the one that knows most.
+
+        Raises UserError where one of them has other tokens.
+        """
+        largest = max(references, key=self.vocabulary)
+        known = self.tokenizer(largest).get_vocab()
+        for other in references:
+            if not self.tokenizer(other).get_vocab().items() <= known.items():
+                raise UserError(
+                    f"models {largest.name!r} and {other.name!r} are asked for the same tokens, "
+                    f"and {other.name!r} has some that {largest.name!r} lacks or numbers in "
+                    "another way. "
+                    "Expand the vocabulary once, and let all students start from that."
+                )
+        return largest
+
+    def shared_tokens(
+        self, references: Sequence[ModelReference]
+    ) -> tuple[PreTrainedTokenizerBase, int]:
+        """The tokenizer of models that have the same tokens, and below which id all of them know a
+        token. Raises as `largest_vocabulary` does."""
+        tokenizer = self.tokenizer(self.largest_vocabulary(references))
+        return tokenizer, min(len(tokenizer), *map(self.vocabulary, references))
