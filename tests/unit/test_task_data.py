@@ -1,0 +1,79 @@
+"""A task's data, without a run."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ds_distill.data.combined import open_source
+from ds_distill.engine.world import World
+from ds_distill.models.reference import ModelReference
+from ds_distill.recipe import LONE_TASK, Recipe
+from ds_distill.recipe.load import validate
+from ds_distill.recipe.tasks import TASKS
+from ds_distill.tasks.data import TaskData
+
+
+class Made:
+    """The data of a recipe's task, in a folder of their own, and the bars that were shown."""
+
+    def __init__(self, settings: dict[str, Any], folder: Path, *models: Path) -> None:
+        recipe = validate(Recipe, settings)
+        task = recipe.tasks_by_name[LONE_TASK]
+        source = open_source(task)
+        kind = TASKS[task.type].load()(task, source.labels)
+        self.bars: list[str] = []
+        self.models = [ModelReference(path.name, str(path)) for path in models]
+        self.data = TaskData(
+            recipe,
+            LONE_TASK,
+            source,
+            folder,
+            World.start(),
+            prepare=kind.prepare,
+            labelled=kind.examples,
+            models=lambda: self.models,
+            bar=self.bar,
+        )
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Any]:
+        self.bars.append(label)
+        yield SimpleNamespace(advance=lambda steps: None)
+
+
+def test_equal_tokenizers_share_a_table_that_is_made_once(
+    masked_lm_settings: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    again = shutil.copytree(tiny_models["toy"], tmp_path / "again")
+    settings = copy.deepcopy(masked_lm_settings)
+    for bars in (
+        ["prepares test", "tokenises test for toy"],
+        [],  # another process finds the files
+    ):
+        made = Made(settings, tmp_path / "data", tiny_models["toy"], again)
+        tables = made.data.tables("test", made.models)
+        assert tables["toy"] is tables["again"]
+        assert made.bars == bars
+        assert len(made.data.examples("test")) == len(tables["toy"].lengths)
+        tokenizer, known = made.data.shared_tokens(made.models)
+        assert known == len(tokenizer) == made.data.vocabulary(made.models[0])
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_the_training_split_is_of_the_first_training(
+    masked_lm_settings: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path, trains: bool
+) -> None:
+    settings = copy.deepcopy(masked_lm_settings)
+    *trainings, evaluation = settings["phases"]
+    trainings[0]["fine-tune"]["split"] = "validation"
+    settings["phases"] = [*trainings, evaluation] if trains else [evaluation]
+    made = Made(settings, tmp_path, tiny_models["toy"])
+    assert made.data.training_split == ("validation" if trains else None)
