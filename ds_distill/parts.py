@@ -10,14 +10,19 @@ from ds_distill.recipe.context import Context
 from ds_distill.recipe.entry import (
     Candidate,
     CodecEntry,
-    MetricEntry,
     Needs,
     PhaseEntry,
     PolicyEntry,
     SourceEntry,
     TermEntry,
 )
-from ds_distill.recipe.metric_settings import MetricSettings
+from ds_distill.recipe.metrics.metric import (
+    CountMetric,
+    MeanMetric,
+    Metric,
+    MetricSettings,
+    ratio,
+)
 from ds_distill.recipe.phases.base import PhaseSettings, TrainingPhase, training_mistakes
 from ds_distill.recipe.policies import Routing, Weighted
 from ds_distill.recipe.section import Count, Name, Section, Share
@@ -29,7 +34,9 @@ __all__ = [
     "CodecSettings",
     "Context",
     "Count",
-    "MetricEntry",
+    "CountMetric",
+    "MeanMetric",
+    "Metric",
     "MetricSettings",
     "Name",
     "Needs",
@@ -45,5 +52,6 @@ __all__ = [
     "TermSettings",
     "TrainingPhase",
     "Weighted",
+    "ratio",
     "training_mistakes",
 ]

@@ -164,7 +164,7 @@ class Data:
 
     def _metric(self, labels: list[str]) -> Iterator[str]:
         """A metric that names labels which the task has not, or has no label to be about."""
-        for mistake in metric_of(self.task).mistakes_on(self.task.metric, labels):
+        for mistake in metric_of(self.task)(self.task.metric, labels).label_mistakes():
             yield f"{self.task.location}.metric{mistake}"
 
     def _pairs(self) -> Iterator[str]:

@@ -24,7 +24,7 @@ from ds_distill.models.student import student_of
 from ds_distill.models.weights import check_weights
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.entry import imported
-from ds_distill.recipe.metric_settings import WordLoss
+from ds_distill.recipe.metrics.tokens import WordLoss
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.phases.base import PhaseSettings, TrainingPhase
 from ds_distill.recipe.references import resolve_model
@@ -196,7 +196,7 @@ class Models:
     def _hidden_words(self) -> Iterator[str]:
         """Tokenizers whose pieces do not say where a word begins."""
         for task in self.recipe.tasks_by_name.values():
-            if isinstance(task.metric, WordLoss):
+            if task.metric.name == WordLoss.name:
                 at = f"{task.location}.metric=word_loss"
                 yield from hidden_word_mistakes(at, self._vocabularies)
 

@@ -1,4 +1,4 @@
-"""Answers to questions, and their scores.
+"""Answers to questions.
 
 Shapes: N windows of Q questions, C classes: no answer, and the tokens of the longest context.
 """
@@ -6,10 +6,6 @@ Shapes: N windows of Q questions, C classes: no answer, and the tokens of the lo
 from __future__ import annotations
 
 import json
-import re
-import string
-from abc import abstractmethod
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -19,16 +15,12 @@ import torch
 from pydantic import TypeAdapter
 
 from ds_distill.data.question_windows import NO_ANSWER, Windows
-from ds_distill.evaluation.metric import MeanMetric
 from ds_distill.evaluation.predictions import Predictions
 from ds_distill.progress import marked
 from ds_distill.types import LACKING
 
 BEST = 20
 """Spans of a window that are kept, and answers to a question."""
-
-BIOASQ = 5
-"""Answers to a factoid question that BioASQ takes."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +87,6 @@ def ranked_answers(spans: np.ndarray, windows: Windows) -> list[list[Answer]]:
     ]
 
 
-# -------------------------------------------------------------------------------- scores
-
-
 @dataclass(frozen=True)
 class AnswerPredictions(Predictions):
     """Of Q questions with right answers."""
@@ -129,92 +118,3 @@ class AnswerPredictions(Predictions):
 
     def __len__(self) -> int:
         return len(self.right)
-
-
-def normalised(text: str) -> str:
-    """Without case, ASCII punctuation, articles and white space at the ends (the script of SQuAD,
-    Rajpurkar et al. 2016)."""
-    kept = "".join(letter for letter in text.lower() if letter not in _PUNCTUATION)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
-
-
-_PUNCTUATION = frozenset(string.punctuation)
-
-
-def word_f1(answer: str, right: str) -> float:
-    """F1 of the words that two answers share, by the script of SQuAD: of two answers of which one
-    has no word, 1 where both have none."""
-    ours, theirs = normalised(answer).split(), normalised(right).split()
-    if not ours or not theirs:
-        return float(ours == theirs)
-    shared = sum((Counter(ours) & Counter(theirs)).values())
-    return 2 * shared / (len(ours) + len(theirs))
-
-
-def first_right(answers: Sequence[str], right: Sequence[str]) -> int | None:
-    """The rank, from 1, of the first right one among the five best answers that differ; None
-    without one. Case and white space do not count."""
-    known = {_plain(text) for text in right}
-    different = list(dict.fromkeys(map(_plain, answers)))[:BIOASQ]
-    return next((rank for rank, text in enumerate(different, 1) if text in known), None)
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.lower().split())
-
-
-class _MeanOfQuestions(MeanMetric[AnswerPredictions]):
-    """Mean over the questions of a value of the answers to each."""
-
-    @staticmethod
-    @abstractmethod
-    def of(answers: Sequence[str], right: Sequence[str]) -> float:
-        """answers: those to one question, the best first. right: the right ones."""
-
-    def counts(self, predictions: AnswerPredictions) -> np.ndarray:
-        both = zip(predictions.ranked, predictions.right, strict=True)
-        pairs = marked("compares answers", both)
-        values = np.array([self.of(*pair) for pair in pairs], dtype=np.float64)
-        return np.stack([values, np.ones_like(values)], axis=1)
-
-
-class ExactMatch(_MeanOfQuestions):
-    """Whether the best answer is one of the right ones, both normalised."""
-
-    @staticmethod
-    def of(answers: Sequence[str], right: Sequence[str]) -> float:
-        best = normalised(answers[0] if answers else "")
-        return float(any(best == normalised(text) for text in right))
-
-
-class SquadF1(_MeanOfQuestions):
-    """F1 of the best answer's words with those of the right answer that gives the most."""
-
-    @staticmethod
-    def of(answers: Sequence[str], right: Sequence[str]) -> float:
-        return max(word_f1(answers[0] if answers else "", text) for text in right)
-
-
-class StrictAccuracy(_MeanOfQuestions):
-    """Whether the best answer is right (BioASQ)."""
-
-    @staticmethod
-    def of(answers: Sequence[str], right: Sequence[str]) -> float:
-        return float(first_right(answers, right) == 1)
-
-
-class LenientAccuracy(_MeanOfQuestions):
-    """Whether one of the five best answers is right (BioASQ)."""
-
-    @staticmethod
-    def of(answers: Sequence[str], right: Sequence[str]) -> float:
-        return float(first_right(answers, right) is not None)
-
-
-class MRR(_MeanOfQuestions):
-    """1 / the rank of the first right one among the five best answers, 0 without one (BioASQ)."""
-
-    @staticmethod
-    def of(answers: Sequence[str], right: Sequence[str]) -> float:
-        rank = first_right(answers, right)
-        return 0.0 if rank is None else 1.0 / rank

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ds_distill.evaluation.metric import CountMetric, Metric
 from ds_distill.progress import marked
+from ds_distill.recipe.metrics.metric import CountMetric, Metric
 
 _AT_ONCE = 2**22
 """Numbers that a part of the resamples holds at most: 32 MB."""

@@ -89,6 +89,11 @@ class ClassPredictions(Predictions):
         """float64 [N]: the probability of that class."""
         return softmax(self.logits.astype(np.float64), axis=1).max(axis=1)
 
+    def right_counts(self) -> np.ndarray:
+        """Whether each example is right, and 1: float64 [N, 2]."""
+        right = self.predicted == self.labels
+        return np.stack([right, np.ones_like(right)], axis=1).astype(np.float64)
+
     def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
         """The accuracy on the examples of each class (its recall); None without any."""
         right = self.predicted == self.labels
@@ -177,6 +182,10 @@ class TokenScores(Predictions):
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def right_counts(self) -> np.ndarray:
+        """How many masked tokens are right, and how many there are: float64 [N, 2]."""
+        return np.stack([self.right, self.tokens], axis=1).astype(np.float64)
 
     @property
     def of_own(self) -> TokenScores | None:

@@ -11,8 +11,6 @@ from scipy.special import expit
 
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
-from ds_distill.evaluation.metric import Metric
-from ds_distill.evaluation.metrics import bin_of
 from ds_distill.evaluation.predictions import (
     ClassPredictions,
     LabelPredictions,
@@ -21,9 +19,10 @@ from ds_distill.evaluation.predictions import (
     confusion_matrix,
 )
 from ds_distill.progress import marked
-from ds_distill.recipe.entry import MetricEntry, Over
-from ds_distill.recipe.metric_settings import MetricSettings
+from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics import METRICS, reported_metrics
+from ds_distill.recipe.metrics.classes import bin_of
+from ds_distill.recipe.metrics.metric import Metric, MetricClass, MetricSettings
 
 DENSE_CLASSES = 100
 """With more classes a report has the confusion matrix's counts that are not 0 alone."""
@@ -34,8 +33,7 @@ RELIABILITY_BINS = 15
 
 def build_metric(over: Over, settings: MetricSettings, labels: Sequence[str] = ()) -> Metric[Any]:
     """labels: the task's, in the order of the class ids; none over masked tokens or numbers."""
-    metric: Metric[Any] = METRICS[over][settings.name].load()(settings, labels)
-    return metric
+    return METRICS[over][settings.name](settings, labels)
 
 
 def build_metrics(
@@ -180,7 +178,7 @@ def comparisons(
     roles: Mapping[str, str],
     reports: Mapping[str, Mapping[str, Any]],
     judge: Metric[Any],
-    entry: MetricEntry,
+    entry: MetricClass,
     groups: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
     """Each student against each other model: the `difference`; against a teacher `to_teacher`, and
@@ -215,7 +213,7 @@ def comparisons(
     return rows
 
 
-def gap_closed(own: float, gap: Mapping[str, Any], entry: MetricEntry) -> float | None:
+def gap_closed(own: float, gap: Mapping[str, Any], entry: MetricClass) -> float | None:
     """The part of the way from the start to a teacher that a student has gone; None where the
     teacher is not better than the start beyond chance, so that there is no gap (the measure
     of the transfer sets' paper; docs/papers.md).
@@ -226,7 +224,7 @@ def gap_closed(own: float, gap: Mapping[str, Any], entry: MetricEntry) -> float 
 
 
 def to_teacher(
-    student: Mapping[str, Any], teacher: Mapping[str, Any], entry: MetricEntry
+    student: Mapping[str, Any], teacher: Mapping[str, Any], entry: MetricClass
 ) -> dict[str, float | None]:
     """`retention`: the student's score as a share of the teacher's; None where the teacher's is 0,
     one of them is not defined, or less is better. `median_class_difference`: the median over the

@@ -1,4 +1,4 @@
-"""Spans of characters that models find in contexts, and their scores.
+"""Spans of characters that models find in contexts, and how many are right.
 
 Shapes: Q questions, N windows of their contexts, R words of these in all, P spans.
 """
@@ -13,8 +13,6 @@ from typing import Any, Self
 import numpy as np
 
 from ds_distill.data.word_windows import ContextWords
-from ds_distill.evaluation.metric import CountMetric
-from ds_distill.evaluation.metrics import f1, precision, recall
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.recipe.tags import IN_SPAN
 
@@ -103,40 +101,6 @@ def _covered(spans: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     np.add.at(steps, offsets[spans[:, 0]] + spans[:, 1], 1)
     np.add.at(steps, offsets[spans[:, 0]] + spans[:, 2], -1)
     return steps.cumsum()[:-1] > 0
-
-
-# --------------------------------------------------------------------------------- metrics
-
-
-class CharacterF1(CountMetric[SpanPredictions]):
-    """Of the characters of all contexts together. The sums: how many right, predicted, there."""
-
-    of = staticmethod(f1)
-
-    def counts(self, predictions: SpanPredictions) -> np.ndarray:
-        return predictions.character_counts
-
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        return self.of(*np.moveaxis(sums, -1, 0))
-
-
-class CharacterPrecision(CharacterF1):
-    """Of the characters of all contexts together."""
-
-    of = staticmethod(precision)
-
-
-class CharacterRecall(CharacterF1):
-    """Of the characters of all contexts together."""
-
-    of = staticmethod(recall)
-
-
-class SpanF1(CharacterF1):
-    """Of the spans of all contexts together: right are those whose both ends are."""
-
-    def counts(self, predictions: SpanPredictions) -> np.ndarray:
-        return predictions.span_counts
 
 
 def span_report(predictions: SpanPredictions) -> dict[str, Any]:

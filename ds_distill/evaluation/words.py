@@ -1,4 +1,4 @@
-"""What models predict of words, as tags; entities made of tags, and their scores.
+"""What models predict of words, as tags; entities made of tags, and how many are right.
 
 Shapes: N examples of R words in all, C tags, T entity types.
 """
@@ -16,10 +16,9 @@ from seqeval.metrics.sequence_labeling import get_entities
 from seqeval.scheme import IOB2, Entities
 
 from ds_distill.data.words import Words
-from ds_distill.evaluation.metric import CountMetric, MeanMetric, ratio
-from ds_distill.evaluation.metrics import f1, precision, recall
 from ds_distill.evaluation.predictions import Predictions
 from ds_distill.progress import marked
+from ds_distill.recipe.metrics.metric import f1
 from ds_distill.recipe.tags import OUTSIDE, are_entities, entity_types, type_of
 
 Entity = tuple[str, int, int]
@@ -85,6 +84,11 @@ class TagPredictions(Predictions):
         np.add.at(summed, self.words.examples, values)
         return summed
 
+    def right_counts(self) -> np.ndarray:
+        """How many words are right, and how many there are: float64 [N, 2]."""
+        right = self.predicted == self.labels
+        return self.of_examples(np.stack([right, np.ones_like(right)], axis=1))
+
     def word_counts(self) -> np.ndarray:
         """How many words of each type are right (of it and predicted to be), predicted, there:
         float64 [N, 3, T]."""
@@ -136,54 +140,6 @@ def entities(examples: Sequence[list[str]], *, strict: bool) -> list[set[Entity]
         found = Entities(list(examples), IOB2).entities
         return [{(e.tag, e.start, e.end - 1) for e in of_one} for of_one in found]
     return [set(get_entities(tags)) for tags in examples]
-
-
-# --------------------------------------------------------------------------------- metrics
-
-
-class WordAccuracy(MeanMetric[TagPredictions]):
-    """Share of the words whose tag is right."""
-
-    def counts(self, predictions: TagPredictions) -> np.ndarray:
-        right = predictions.predicted == predictions.labels
-        return predictions.of_examples(np.stack([right, np.ones_like(right)], axis=1))
-
-
-class EntityF1(CountMetric[TagPredictions]):
-    """Of the entities of all types together. The sums: how many right, predicted, there."""
-
-    of = staticmethod(f1)
-
-    def counts(self, predictions: TagPredictions) -> np.ndarray:
-        strict = getattr(self.settings, "mode", "default") == "strict"
-        return predictions.entity_counts(strict=strict).sum(axis=2)
-
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        return self.of(*np.moveaxis(sums, -1, 0))
-
-
-class EntityPrecision(EntityF1):
-    """Of the entities of all types together."""
-
-    of = staticmethod(precision)
-
-
-class EntityRecall(EntityF1):
-    """Of the entities of all types together."""
-
-    of = staticmethod(recall)
-
-
-class WordF1(CountMetric[TagPredictions]):
-    """Mean over the types that are there or predicted of the F1 of their words."""
-
-    def counts(self, predictions: TagPredictions) -> np.ndarray:
-        return predictions.word_counts().reshape(len(predictions), -1)
-
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        right, predicted, there = np.split(sums, 3, axis=-1)
-        values = f1(right, predicted, there)
-        return ratio(values.sum(axis=-1), (predicted + there > 0).sum(axis=-1), np.nan)
 
 
 def word_report(predictions: TagPredictions) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     _log(run, name, phase.split, roles, reports, baseline)
     return {
         "split": phase.split,
-        "over": entry.over,
+        "over": TASKS[run.task.type].over,
         "metric": entry.name,
         "metric_settings": run.task.metric.model_dump(exclude={"name"}, exclude_defaults=True),
         "examples_mark": _mark(run, examples, counted, references),
@@ -169,7 +169,7 @@ def _log(
         own = reports[model].get("own_tokens")
         added = f"; on all its tokens {score_of(own)}" if own and entry.name in own else ""
         run.log.info(f"  {model:<16} {role:<8} {score_of(reports[model])}{added}")
-    answer = answer_of({"over": entry.over, "baseline": baseline})
+    answer = answer_of({"over": TASKS[run.task.type].over, "baseline": baseline})
     rule, score = f"{baseline['rule']} of {baseline['split']}", score_of(reports[BASELINE])
     run.log.info(f"  always {answer} ({rule}): {score}")
 

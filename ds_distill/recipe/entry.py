@@ -1,5 +1,6 @@
 """What an entry is: all that the schema, `check`, the comparison of policies, the report and the
-documents know of a part, in one frozen dataclass.
+documents know of a part, in one frozen dataclass. Of a metric, which computes with numpy alone, all
+is one class instead (`ds_distill.recipe.metrics`).
 
 An entry names its implementation as `module:name`, which is imported when it runs: nothing in
 `ds_distill.parts` imports torch, so that `ds-distill check` answers at once.
@@ -13,7 +14,7 @@ to the same dicts by `ds_distill.recipe.outside`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -214,106 +215,6 @@ class CodecEntry(ConfiguredEntry):
     compared: Mapping[str, Section] = field(default_factory=dict)
     """Settings under which `ds-distill cache compare` measures it, each by the name that its tables
     have for it."""
-
-
-WIDE = 0.05
-"""Half the width from which on the interval of a difference that holds 0 tells nothing. Students
-that are compared differ by a few points: a test that cannot see five is no ground to call two of
-them level. By accuracy that is a test of fewer than about 300 examples, where two models differ on
-a fifth of them."""
-
-LabelRule = Callable[[Any, Sequence[str]], Iterator[str]]
-"""(a metric's settings, the task's labels) -> what is wrong with them, one message each, which goes
-on after the key: `.positive: ...` or `: ...`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricEntry(ConfiguredEntry):
-    """A number of a model on a split. `settings` is a `MetricSettings`; the implementation is a
-    class derived from `ds_distill.evaluation.metric.Metric`, which is made of (settings, labels)
-    and reads what its `over` names: `ClassPredictions`, `LabelPredictions`, `TokenScores` or
-    `NumberPredictions` of `ds_distill.evaluation.predictions`, `TagPredictions` of
-    `ds_distill.evaluation.words`, `SpanPredictions` of `ds_distill.evaluation.spans`, or
-    `AnswerPredictions` of `ds_distill.evaluation.answers`."""
-
-    over: Over
-    title: str
-    """As tables and sentences call it."""
-    shown: str = ".1%"
-    """Format of its values. Of a share, with `%`, differences are in points."""
-    higher_is_better: bool = True
-    reported: bool = False
-    """Whether every evaluation reports it, and not only where it is the task's metric."""
-    hub_name: str | None = None
-    """Its name among the metrics of the Hugging Face hub, for the model card; None: not there."""
-    label_mistakes: LabelRule | None = None
-    """What can be wrong with the settings on a task with these labels."""
-
-    def mistakes_on(self, settings: Any, labels: Sequence[str]) -> list[str]:
-        """What is wrong with settings on a task with these labels; see `LabelRule`."""
-        return [] if self.label_mistakes is None else list(self.label_mistakes(settings, labels))
-
-    @property
-    def heading(self) -> str:
-        """The title at the start of a line: `Micro F1`, `AUC`."""
-        return self.title[0].upper() + self.title[1:]
-
-    @property
-    def is_share(self) -> bool:
-        """Whether values are shown in per cent, and differences in points."""
-        return self.shown.endswith("%")
-
-    def shown_as(self, value: float | None) -> str:
-        """A value as tables and sentences show it."""
-        return "undefined" if value is None else format(value, self.shown)
-
-    def difference_as(self, difference: float | None) -> str:
-        """A difference of two values, with its sign; of shares, in points."""
-        if difference is None:
-            return "undefined"
-        spec = self.shown.replace("%", "f")
-        shown = format(100 * difference if self.is_share else difference, f"+{spec}")
-        return shown.replace("-", "+") if float(shown) == 0 else shown
-
-    def best(self, values: Mapping[Any, float]) -> Any:
-        """The name of the best of several values, of equals the first."""
-        return (max if self.higher_is_better else min)(values, key=lambda name: values[name])
-
-    def is_better(self, value: float | None, other: float) -> bool:
-        if value is None:
-            return False
-        return value > other if self.higher_is_better else value < other
-
-    def better(self, interval: Sequence[float] | None) -> bool:
-        """Whether the interval of a difference lies on the side of the better, without 0. None: of
-        a difference that is not defined."""
-        if interval is None:
-            return False
-        low, high = interval
-        return low > 0 if self.higher_is_better else high < 0
-
-    def worse(self, interval: Sequence[float] | None) -> bool:
-        if interval is None:
-            return False
-        low, high = interval
-        return high < 0 if self.higher_is_better else low > 0
-
-    def too_wide(self, interval: Sequence[float] | None, score: float | None) -> bool:
-        """Whether the interval of a difference holds 0 and reaches so far that the test is too
-        small to tell: neither a difference nor that there is none to speak of. More than `WIDE`
-        either way; of a loss, which has no scale, more than this part of the score."""
-        if interval is None or self.better(interval) or self.worse(interval):
-            return False
-        scale = 1.0 if self.is_share or self.higher_is_better else abs(score or 0.0)
-        low, high = interval
-        return (high - low) / 2 > WIDE * scale
-
-    @property
-    def wide_as(self) -> str:
-        """The bound of that, for a sentence."""
-        if self.is_share:
-            return f"{100 * WIDE:g} points"
-        return f"{WIDE:g}" if self.higher_is_better else f"{WIDE:.0%} of the score"
 
 
 @dataclass(frozen=True, kw_only=True)

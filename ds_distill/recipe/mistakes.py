@@ -72,10 +72,10 @@ def _unknown_key(key: str, section: Any) -> str:
     if nearest is not None:
         return f"unknown key. Did you mean `{nearest}`?"
     for kind in KINDS:
-        settings = {name: entry.settings for name, entry in kind.entries.items() if kind.key}
-        others = [name for name, other in settings.items() if key in other.known_keys()]
-        if others and section in settings.values():
-            [name] = (name for name, own in settings.items() if own is section)
+        sections = kind.sections
+        others = [name for name, other in sections.items() if key in other.known_keys()]
+        if others and section in sections.values():
+            [name] = (name for name, own in sections.items() if own is section)
             return (
                 f"unknown key. The {kind.name} {name} has no `{key}`: leave it out, or choose one "
                 f"that has ({', '.join(others)})"

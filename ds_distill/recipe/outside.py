@@ -5,8 +5,8 @@ A package that declares
     [project.entry-points."ds_distill.parts"]
     anything = "my_package.parts:ENTRIES"
 
-brings the entry, or the list of entries, of that name. To install the package is to consent to its
-code; a recipe names a part, never a module.
+brings the part, or the list of parts, of that name: entries, and classes of metrics. To install the
+package is to consent to its code; a recipe names a part, never a module.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from ds_distill.errors import UserError
-from ds_distill.recipe.entry import ConfiguredEntry, Entry, MetricEntry, PolicyEntry
+from ds_distill.recipe.entry import ConfiguredEntry, Entry, PolicyEntry
 
 if TYPE_CHECKING:
+    from ds_distill.recipe.metrics.metric import MetricClass
     from ds_distill.recipe.registry import Kind
 
 GROUP = "ds_distill.parts"
@@ -29,8 +30,17 @@ MOVED = {
     "ds_distill.parts": "ds_distill.recipe",
     "ds_distill.models.tokenizer": "ds_distill.data.tokenizer",
     "ds_distill.data.keys": "ds_distill.keys",
+    "ds_distill.recipe.metric_settings": "ds_distill.recipe.metrics",
+    "ds_distill.evaluation.metrics": "ds_distill.recipe.metrics",
+    "ds_distill.evaluation.metric": "ds_distill.recipe.metrics.metric",
 }
 """Modules that a package with parts may import, by what they were called."""
+
+GONE = {
+    "MetricEntry": "A metric is one class now, with the facts of its entry (name, over, ...), and "
+    "is listed itself: see `A metric` in docs/extending.md",
+}
+"""Names that such a package may import, and what there is instead."""
 
 
 @functools.cache
@@ -40,13 +50,13 @@ def load_outside() -> None:
     Raises UserError that names package and entry for what is no entry, for a name that is taken,
     and for a package whose parts cannot be imported.
     """
-    found: dict[tuple[int, str], tuple[dict[str, Any], Entry]] = {}
+    found: dict[tuple[int, str], tuple[dict[str, Any], Entry | MetricClass]] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.value, point.name)):
         for entry in _entries(point):
-            table = _table(point, entry)
-            if entry.name in table or (id(table), entry.name) in found:
-                raise _refused(point, f"the name {entry.name!r} is taken. Rename the part.")
-            found[id(table), entry.name] = table, entry
+            for table in _tables(point, entry):
+                if entry.name in table or (id(table), entry.name) in found:
+                    raise _refused(point, f"the name {entry.name!r} is taken. Rename the part.")
+                found[id(table), entry.name] = table, entry
     for table, entry in found.values():
         table[entry.name] = entry
 
@@ -61,7 +71,11 @@ def _entries(point: EntryPoint) -> Iterator[Any]:
 
 
 def _moved(error: Exception) -> str:
-    """Where a module of ds_distill is now that could not be imported, for the message."""
+    """Where a module of ds_distill is now that could not be imported, or what there is instead of a
+    name, for the message."""
+    asked = re.search(r"cannot import name '(\w+)' from 'ds_distill\b", str(error))
+    if asked and asked[1] in GONE:
+        return f" {GONE[asked[1]]}."
     name = getattr(error, "name", None) or ""
     for before, now in MOVED.items():
         if name == before or name.startswith(f"{before}."):
@@ -69,25 +83,37 @@ def _moved(error: Exception) -> str:
     return ""
 
 
-def _table(point: EntryPoint, entry: Any) -> dict[str, Any]:
-    """The dict of the entry's kind. Raises UserError where it is no good entry."""
+def _tables(point: EntryPoint, entry: Any) -> list[dict[str, Any]]:
+    """The dicts that the entry belongs into: that of its kind, or of a metric those of all that it
+    is over. Raises UserError where it is no good entry."""
     from ds_distill.recipe.registry import KINDS
 
-    kind = next((kind for kind in KINDS if isinstance(entry, kind.entry)), None)
+    kind = next((kind for kind in KINDS if kind.has(entry)), None)
     if kind is None:
         known = ", ".join(kind.entry.__name__ for kind in KINDS)
         raise _refused(point, f"{entry!r} is no entry. Give one of {known}, or a list of them.")
+    is_metric = isinstance(entry, type)
+    if is_metric:
+        _check_metric(point, entry, kind)
     if not re.fullmatch(kind.names, entry.name):
         raise _refused(point, f"a {kind.name} cannot be called {entry.name!r}. Rename the part.")
     if isinstance(entry, ConfiguredEntry):
         _check_settings(point, entry, kind)
-    table: dict[str, Any] = kind.table
-    if not isinstance(entry, MetricEntry):
-        return table
-    if entry.over not in table:
-        raise _refused(point, f"{entry.name!r} is over {entry.over!r}. Take one of {[*table]}.")
-    found: dict[str, Any] = table[entry.over]
-    return found
+    return [kind.table[over] for over in entry.over] if is_metric else [kind.table]
+
+
+def _check_metric(point: EntryPoint, metric: MetricClass, kind: Kind) -> None:
+    wanted = [name for name in ("name", "over", "title") if not hasattr(metric, name)]
+    wanted += sorted(metric.__abstractmethods__)
+    if wanted:
+        lacking = ", no ".join(wanted)
+        raise _refused(point, f"the metric {metric.__name__} has no {lacking}. Add what it lacks.")
+    if not isinstance(metric.over, tuple) or not {*metric.over} <= {*kind.table}:
+        known = f"Give a tuple of some of {[*kind.table]}."
+        raise _refused(point, f"{metric.name!r} is over {metric.over!r}. {known}")
+    if not issubclass(metric.Settings, kind.settings):
+        why = f"the Settings of {metric.name!r} are no MetricSettings. Derive them from it."
+        raise _refused(point, why)
 
 
 def _check_settings(point: EntryPoint, entry: ConfiguredEntry, kind: Kind) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ds_distill.recipe.entry import MetricEntry
+from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.terms import TERMS
 
 MOST_POINTS = 200
@@ -54,7 +54,7 @@ class Training:
 
 
 def trainings_of(
-    events: Iterable[Mapping[str, Any]], phases: Sequence[str], metrics: Sequence[MetricEntry]
+    events: Iterable[Mapping[str, Any]], phases: Sequence[str], metrics: Sequence[MetricClass]
 ) -> list[Training]:
     """Of a run's events, the trainings in their order.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ds_distill.recipe.entry import MetricEntry
+from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.intervals import interval_as, no_width
 from ds_distill.reporting.tables import Cell, Outcome, Table, worst_and_best
 from ds_distill.reporting.verdict import (
@@ -41,7 +41,7 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
     heads = ["model", judge.title, "to the baseline", *(metric.title for metric in others)]
     note = settings_note(record)
     yield Table(
-        f"{judge.heading} on {count}",
+        f"{judge.heading()} on {count}",
         heads,
         rows,
         [
@@ -96,7 +96,7 @@ def _of_class(label: str, models: dict[str, Any]) -> list[str | Cell]:
     return [label, *(_share(model["per_class"][label]) for model in models.values())]
 
 
-def difference_cell(entry: MetricEntry, numbers: dict[str, Any], score: float | None) -> Cell:
+def difference_cell(entry: MetricClass, numbers: dict[str, Any], score: float | None) -> Cell:
     """A difference with its interval, whether it is beyond chance, and whether the test is too
     small to tell.
 
@@ -111,18 +111,18 @@ def difference_cell(entry: MetricEntry, numbers: dict[str, Any], score: float | 
     return Cell(text, outcome_of(entry, interval))
 
 
-def wide_note(entry: MetricEntry, rows: Sequence[Sequence[str | Cell]]) -> list[str]:
+def wide_note(entry: MetricClass, rows: Sequence[Sequence[str | Cell]]) -> list[str]:
     """A sentence where one of the cells says that the test is too small."""
     cells = (cell for row in rows for cell in row)
     if not any(isinstance(cell, Cell) and cell.text.endswith("?") for cell in cells):
         return []
     return [
         "?: within chance, but the test is too small to tell: the interval reaches more than "
-        f"{entry.wide_as} either way."
+        f"{entry.wide_as()} either way."
     ]
 
 
-def outcome_of(entry: MetricEntry, interval: Sequence[float] | None) -> Outcome:
+def outcome_of(entry: MetricClass, interval: Sequence[float] | None) -> Outcome:
     """Whether a difference is beyond chance, by its interval. None: of one that is not defined."""
     if interval is None or no_width(interval):
         return ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ds_distill.cache.compare import CodecScore
 from ds_distill.figures import of_scores, save_figure
-from ds_distill.recipe.entry import MetricEntry
+from ds_distill.recipe.metrics.metric import MetricClass
 
 
 def plot_codecs(scores: Sequence[CodecScore], path: Path, title: str) -> None:
@@ -45,7 +45,7 @@ def plot_codecs(scores: Sequence[CodecScore], path: Path, title: str) -> None:
     pyplot.close(figure)
 
 
-def plot_settings(found: dict[str, Any], entry: MetricEntry, path: Path) -> None:
+def plot_settings(found: dict[str, Any], entry: MetricClass, path: Path) -> None:
     """Scores of a sweep: a dot for each seed, the mean of each setting with its interval, and a
     line where the baseline is. Of a setting whose scores are undefined it says so.
 
@@ -57,7 +57,7 @@ def plot_settings(found: dict[str, Any], entry: MetricEntry, path: Path) -> None
     from matplotlib import pyplot
 
     rows = found["settings"]
-    factor = 100 if entry.is_share else 1
+    factor = 100 if entry.is_share() else 1
     figure, axis = pyplot.subplots(figsize=(8, 1.2 + 0.45 * len(rows)), layout="constrained")
     for number, row in enumerate(rows):
         scores, mean = row["score"]["values"], row["score"]["mean"]
@@ -78,11 +78,11 @@ def plot_settings(found: dict[str, Any], entry: MetricEntry, path: Path) -> None
         shown.append(majority[0])
         axis.axvline(factor * majority[0], color="0.5", linestyle="--", linewidth=1)
     if shown:
-        axis.set_xlim(of_scores((factor * score for score in shown), in_percent=entry.is_share))
+        axis.set_xlim(of_scores((factor * score for score in shown), in_percent=entry.is_share()))
     names = [", ".join(row["setting"]) or "the recipe's" for row in rows]
     axis.set_yticks(range(len(rows)), names)
     axis.set_ylim(len(rows) - 0.5, -0.5)
-    axis.set_xlabel(f"{entry.title} on {found['split']}" + (", %" if entry.is_share else ""))
+    axis.set_xlabel(f"{entry.title} on {found['split']}" + (", %" if entry.is_share() else ""))
     axis.grid(alpha=0.3, axis="x")
     save_figure(figure, path)
     pyplot.close(figure)

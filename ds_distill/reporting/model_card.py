@@ -72,7 +72,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         lines += ["", f"Trained on the way, and teachers then: {', '.join(map(_code, followed))}."]
     for judged in [evaluation] if evaluation else elsewhere:
         of_task = "" if judged["task"] == results["task"] else f", task {_escaped(judged['task'])}"
-        title = f"## {judge_of(judged).heading} on {judged['split']}{of_task}"
+        title = f"## {judge_of(judged).heading()} on {judged['split']}{of_task}"
         lines += ["", title, "", *_table(judged, _ready_teachers(results, judged))]
     environment = results["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
@@ -161,7 +161,7 @@ def _eval_results(
             dataset_config=task.data.config if hub_data else None,
             dataset_split=task.data.own_splits().get(split, split),
             metric_type=entry.hub_name,
-            metric_name=entry.heading,
+            metric_name=entry.heading(),
             metric_value=round(own[name], 4),
         )
         for name, entry in metrics_of(evaluation).items()

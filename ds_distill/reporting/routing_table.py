@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ds_distill.recipe.entry import MetricEntry
+from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.policies import candidates
 from ds_distill.routing.comparison import Comparison, Score
 
@@ -17,7 +17,7 @@ def routing_table(comparison: Comparison, split: str) -> Group:
     examples = f"{comparison.examples:,} examples of {split}"
     entry, title = comparison.entry, comparison.entry.title
     table = Table(
-        title=f"{entry.heading} of each policy's target, on {examples}, cross-validated",
+        title=f"{entry.heading()} of each policy's target, on {examples}, cross-validated",
         title_justify="left",
         box=SIMPLE_HEAD,  # plain enough for a log file
     )
@@ -56,7 +56,7 @@ def reason(comparison: Comparison) -> str:
         low, high = (entry.difference_as(bound).lstrip("+") for bound in bounds)
         return (
             f"The {entry.title} of its target is better than the average's, by {low} to "
-            f"{high}{' points' if entry.is_share else ''}."
+            f"{high}{' points' if entry.is_share() else ''}."
         )
     best = entry.best({name: policy.score for name, policy in comparison.policies.items()})
     if best == comparison.baseline:
@@ -64,7 +64,7 @@ def reason(comparison: Comparison) -> str:
     return f"The best target, of {best}, is better only within chance."
 
 
-def _cells(entry: MetricEntry, name: str, score: Score, meaning: str) -> list[Text]:
+def _cells(entry: MetricClass, name: str, score: Score, meaning: str) -> list[Text]:
     low, high = (entry.difference_as(bound) for bound in score.interval)
     numbers = [entry.shown_as(score.score), entry.difference_as(score.difference)]
     return [Text(cell) for cell in (name, *numbers, f"{low} to {high}", meaning)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ds_distill.recipe.entry import MetricEntry, Over
+from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.intervals import interval_as, no_width
 
@@ -59,17 +60,18 @@ def left_out(results: dict[str, Any]) -> dict[str, str]:
     return {teacher: why for record in of_task for teacher, why in record["left_out"].items()}
 
 
-def metrics_of(evaluation: dict[str, Any]) -> dict[str, MetricEntry]:
-    """Entries of the metrics that an evaluation's record holds, by name: the task's first."""
+def metrics_of(evaluation: dict[str, Any]) -> dict[str, MetricClass]:
+    """The metrics that an evaluation's record holds, by name: the task's first."""
     judge, entries = judge_of(evaluation), METRICS[evaluation["over"]]
-    reported = (name for name, entry in entries.items() if entry.reported)
+    over = evaluation["over"]
+    reported = (name for name, entry in entries.items() if over in entry.reported)
     names = dict.fromkeys([judge.name, *reported])
     held = next(iter(evaluation["models"].values()))
     return {name: entries[name] for name in names if name in held}
 
 
-def judge_of(evaluation: Mapping[str, Any]) -> MetricEntry:
-    """The entry of the metric that models were compared by: of an evaluation's record, or of what
+def judge_of(evaluation: Mapping[str, Any]) -> MetricClass:
+    """The metric that models were compared by: of an evaluation's record, or of what
     else has its `over` and `metric`."""
     return METRICS[evaluation["over"]][evaluation["metric"]]
 
@@ -99,7 +101,7 @@ def settings_note(evaluation: dict[str, Any]) -> str:
         f"{key.replace('_', ' ')} {', '.join(value) if isinstance(value, list) else value}"
         for key, value in settings.items()
     )
-    return f"{judge_of(evaluation).heading}: {'; '.join(shown)}."
+    return f"{judge_of(evaluation).heading()}: {'; '.join(shown)}."
 
 
 class _Verdict:
@@ -262,7 +264,7 @@ class _Verdict:
             return []
         return [
             "The test is too small to tell where an interval reaches more than "
-            f"{self._entry.wide_as} either way."
+            f"{self._entry.wide_as()} either way."
         ]
 
     def _difference(self, row: dict[str, Any]) -> str:
@@ -272,7 +274,7 @@ class _Verdict:
     def _parts(self, row: dict[str, Any]) -> tuple[str, str]:
         """A difference, and its interval."""
         form = self._entry.difference_as
-        unit = " points" if self._entry.is_share else ""
+        unit = " points" if self._entry.is_share() else ""
         kind = "interval" if no_width(row["interval"]) else "95% interval"
         return form(row["difference"]) + unit, f"{kind} {interval_as(form, row['interval'])}"
 

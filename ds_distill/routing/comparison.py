@@ -26,15 +26,12 @@ from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.keys import numbered_keys
 from ds_distill.progress import mark
-from ds_distill.recipe.entry import MetricEntry, Over
-from ds_distill.recipe.metric_settings import (
-    Accuracy,
-    CharacterF1,
-    EntityF1,
-    MetricSettings,
-    MicroF1,
-)
+from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.characters import CharacterF1
+from ds_distill.recipe.metrics.classes import Accuracy, MicroF1
+from ds_distill.recipe.metrics.metric import MetricClass, MetricSettings
+from ds_distill.recipe.metrics.words import EntityF1
 from ds_distill.recipe.policies import (
     BASELINE,
     POLICIES,
@@ -104,7 +101,7 @@ class Comparison:
         return routing_of_candidate(self.choice)
 
     @property
-    def entry(self) -> MetricEntry:
+    def entry(self) -> MetricClass:
         return METRICS[self.over][self.metric]
 
     def to_json(self) -> dict[str, Any]:
@@ -240,10 +237,10 @@ class _Rows:
 
 
 _JUDGES: dict[Over, MetricSettings] = {
-    "classes": Accuracy(),
-    "labels": MicroF1(),
-    "words": EntityF1(),
-    "characters": CharacterF1(),
+    "classes": Accuracy.Settings(),
+    "labels": MicroF1.Settings(),
+    "words": EntityF1.Settings(),
+    "characters": CharacterF1.Settings(),
 }
 
 
@@ -272,7 +269,7 @@ def _any_of(teachers: Sequence[Predictions]) -> Predictions:
     return replace(teachers[0], logits=chosen)
 
 
-def choose(policies: Mapping[str, Score], metric: MetricEntry, baseline: str = BASELINE) -> str:
+def choose(policies: Mapping[str, Score], metric: MetricClass, baseline: str = BASELINE) -> str:
     """The policy with the best score, of equals the first; the baseline if that is not better than
     it beyond chance."""
     best = metric.best({name: policy.score for name, policy in policies.items()})

@@ -121,7 +121,7 @@ class Evaluation(Record):
         if self.metric not in METRICS[self.over]:
             raise ValueError(f"there is no metric {self.metric!r} over {self.over}")
         try:
-            METRICS[self.over][self.metric].settings(**self.metric_settings)
+            METRICS[self.over][self.metric].Settings(**self.metric_settings)
         except (ValueError, TypeError) as error:
             raise ValueError(f"metric_settings {self.metric_settings} are none of it") from error
         for row in self.comparisons:

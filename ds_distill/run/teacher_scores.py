@@ -13,7 +13,7 @@ from ds_distill.evaluation.label_order import Doubt
 from ds_distill.files import write_json
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import PHASES, FineTune, PhaseSettings
-from ds_distill.recipe.tasks import metric_of
+from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.run.context import Run
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import classes_of, doubt_text
@@ -139,7 +139,7 @@ def _keep(
             "phase": name,
             "split": split,
             "examples": counted,
-            "over": metric.over,
+            "over": TASKS[run.task.type].over,
             "metric": metric.name,
             "score": value if math.isfinite(value) else None,
         }

@@ -9,7 +9,7 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT, choosing_part
 from ds_distill.engine.engine import Engine
 from ds_distill.evaluation.report import metric_values
 from ds_distill.models.reference import ModelReference
-from ds_distill.recipe.entry import MetricEntry
+from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.tasks import metric_of
 from ds_distill.run.context import Run
 
@@ -23,7 +23,7 @@ class Validation:
 
     split: str
     examples: int
-    metric: MetricEntry
+    metric: MetricClass
     """The task's, which chooses the epoch."""
     score: Callable[[Engine], dict[str, dict[str, float | None]]]
     """All metrics of each student of an engine, by its name there; see `metric_values`. Every rank

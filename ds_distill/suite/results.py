@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ds_distill.recipe.entry import MetricEntry
+from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.evaluated import wide_note
 from ds_distill.reporting.tables import Cell, Table
 from ds_distill.suite.runs import SuiteRun
@@ -99,7 +99,7 @@ def _task(
     return {**about, "majority": majority, "undefined": undefined, "checkpoints": found}
 
 
-def _retention(entry: MetricEntry, own: dict[str, Any], other: dict[str, Any]) -> float | None:
+def _retention(entry: MetricClass, own: dict[str, Any], other: dict[str, Any]) -> float | None:
     whole = entry.higher_is_better and None not in (own["mean"], other["mean"])
     known = whole and other["mean"] > 0
     return float(own["mean"] / other["mean"]) if known else None
@@ -145,7 +145,7 @@ def _by_seed(
 ) -> list[float]:
     scores = []
     for task in tasks.values():
-        if name not in task["checkpoints"] or not metric_entry(task).is_share:
+        if name not in task["checkpoints"] or not metric_entry(task).is_share():
             return []
         scores.append(task["checkpoints"][name]["score"]["values"])
         if None in scores[-1]:
@@ -203,7 +203,7 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
     yield _settings_table(tasks, entries)
 
 
-def _settings_table(tasks: dict[str, Any], entries: dict[str, MetricEntry]) -> Table:
+def _settings_table(tasks: dict[str, Any], entries: dict[str, MetricClass]) -> Table:
     return Table(
         "Settings that were chosen",
         ["task", "checkpoint", "setting", "choosing", "by seed"],
@@ -239,7 +239,7 @@ def _chosen(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 def _scores(
     name: str,
     of: dict[str, Any],
-    entries: Mapping[str, MetricEntry],
+    entries: Mapping[str, MetricClass],
     tasks: Mapping[str, dict[str, Any]],
 ) -> list[str | Cell]:
     scores = [
@@ -259,7 +259,7 @@ def _scores(
 
 
 def _differences(
-    name: str, found: dict[str, Any], entries: Mapping[str, MetricEntry]
+    name: str, found: dict[str, Any], entries: Mapping[str, MetricClass]
 ) -> list[str | Cell]:
     cells: list[str | Cell] = [name]
     for task, entry in entries.items():

@@ -14,12 +14,11 @@ import numpy as np
 
 from ds_distill.data.groups import components
 from ds_distill.errors import UserError
-from ds_distill.evaluation.metric import Metric
-from ds_distill.evaluation.report import build_metric, difference
+from ds_distill.evaluation.report import difference
 from ds_distill.evaluation.saved import SavedPredictions
 from ds_distill.planning.units import duration
-from ds_distill.recipe.metric_settings import MetricSettings
 from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.metric import Metric
 from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.evaluated import difference_cell, outcome_of, wide_note
 from ds_distill.reporting.tables import Cell, Table
@@ -64,10 +63,8 @@ class Evaluation:
     def judge(self) -> Metric[Any]:
         """The task's metric. Its predictions must be there."""
         assert self.saved is not None
-        entry = METRICS[self.record["over"]][self.record["metric"]]
-        settings = entry.settings(**self.record["metric_settings"])
-        assert isinstance(settings, MetricSettings)
-        return build_metric(self.record["over"], settings, self.saved.labels)
+        metric = METRICS[self.record["over"]][self.record["metric"]]
+        return metric(metric.Settings(**self.record["metric_settings"]), self.saved.labels)
 
 
 def evaluations(folder: Path, name: str) -> Iterator[Evaluation]:
@@ -192,7 +189,7 @@ def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
             )  # fmt: skip
         heads = ["run", "model", "role", entry.title, "to the baseline", f"less {run} {model}"]
         count = f"{group['baseline']['examples']:,} examples of {group['split']}"
-        title = f"{entry.heading} on {count}"
+        title = f"{entry.heading()} on {count}"
         notes = [*_notes(group), *wide_note(entry, rows)]
         yield Table(title, [*heads, "parameters", "the run took"], rows, notes)
 

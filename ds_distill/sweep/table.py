@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ds_distill.evaluation.seeds import mean_interval
-from ds_distill.recipe.entry import MetricEntry
+from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.evaluated import outcome_of, wide_note
 from ds_distill.reporting.intervals import interval_as
 from ds_distill.reporting.tables import Cell, Table
@@ -91,7 +91,7 @@ def summary(runs: Mapping[Variant, dict[str, Any]], draws: Draws = no_draws) -> 
     }
 
 
-def metric_entry(of: Mapping[str, Any]) -> MetricEntry:
+def metric_entry(of: Mapping[str, Any]) -> MetricClass:
     """Of a run's result, or a summary."""
     return judge_of({"over": of["metric"]["over"], "metric": of["metric"]["name"]})
 
@@ -185,7 +185,7 @@ def sweep_table(found: dict[str, Any]) -> Table:
     return Table("", heads, rows, [*_notes(found, entry), *wide_note(entry, rows)])
 
 
-def to_first(entry: MetricEntry, numbers: dict[str, Any], score: float | None) -> Cell:
+def to_first(entry: MetricClass, numbers: dict[str, Any], score: float | None) -> Cell:
     """A difference, with its interval where there is one.
 
     score: what it is from.
@@ -213,7 +213,7 @@ def undefined_settings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [", ".join(row["setting"]) or "the recipe's" for row in last]
 
 
-def _notes(found: dict[str, Any], entry: MetricEntry) -> list[str]:
+def _notes(found: dict[str, Any], entry: MetricClass) -> list[str]:
     rows = found["settings"]
     notes = []
     others: dict[str, list[float]] = {}

@@ -19,10 +19,10 @@ from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar
 from ds_distill.evaluation.label_order import Doubt
-from ds_distill.evaluation.metric import Metric
 from ds_distill.evaluation.report import build_metrics
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
+from ds_distill.recipe.metrics.metric import Metric
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import TASKS, TaskSettings
 from ds_distill.tasks.data import TaskData

@@ -24,12 +24,12 @@ from ds_distill.data.word_pieces import rules_of_word_pieces
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar, score_tokens, score_words
 from ds_distill.evaluation.baseline import Unigram
-from ds_distill.evaluation.metrics import WordLoss
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import masked_lm_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_masked_lm
 from ds_distill.models.reference import ModelReference
+from ds_distill.recipe.metrics.tokens import WordLoss
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import MaskedLM
 from ds_distill.tasks.data import TaskData

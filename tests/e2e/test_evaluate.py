@@ -20,7 +20,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.report import build_metric
 from ds_distill.evaluation.saved import SavedPredictions
-from ds_distill.recipe.metric_settings import Accuracy
+from ds_distill.recipe.metrics.classes import Accuracy
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_runs_stand_side_by_side_with_paired_intervals(place: Path) -> None:
     right = [np.mean(one.logits.argmax(axis=1) == one.labels) for one in (long, short)]
     found = rows["long", "student"]["to_first"]
     assert found["difference"] == pytest.approx(right[0] - right[1])
-    judge = build_metric("classes", Accuracy(), saved[0].labels)
+    judge = build_metric("classes", Accuracy.Settings(), saved[0].labels)
     low, high = paired_interval(long, short, judge)
     assert found["interval"] == pytest.approx([low, high], abs=0.02)
     assert low > 0, "six epochs are better than one"

@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from ds_distill.files import read_json
-from ds_distill.recipe.entry import MetricEntry
 from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.metric import MetricClass
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "papers"
@@ -48,7 +48,7 @@ def markdown(name: str, table: dict[str, Any]) -> str:
     return f"{text}\nFrom [{file}]({file}): {machine}, {date}.\n"
 
 
-def _values(variant: dict[str, Any], metric: MetricEntry, seeds: list[int]) -> str:
+def _values(variant: dict[str, Any], metric: MetricClass, seeds: list[int]) -> str:
     """A row per model."""
     models = variant["models"]
     more = {
@@ -57,7 +57,7 @@ def _values(variant: dict[str, Any], metric: MetricEntry, seeds: list[int]) -> s
         if key in models[next(iter(models))] and key != metric.name
     }
     signs = any("other_sign" in model for model in models.values())
-    by_seed = f"{metric.heading}, seeds {', '.join(map(str, seeds))}"
+    by_seed = f"{metric.heading()}, seeds {', '.join(map(str, seeds))}"
     heads = ["model", "steps", by_seed, "mean", *(entry.title for entry in more.values())]
     if signs:
         heads.append("neurons on the other side")
@@ -77,7 +77,7 @@ def _values(variant: dict[str, Any], metric: MetricEntry, seeds: list[int]) -> s
     return text
 
 
-def _differences(variant: dict[str, Any], metric: MetricEntry) -> str:
+def _differences(variant: dict[str, Any], metric: MetricClass) -> str:
     """A column per student, a row per model that it is compared with."""
     found = {(pair["student"], pair["other"]): pair for pair in variant["differences"]}
     students = list(dict.fromkeys(student for student, _ in found))
@@ -90,7 +90,7 @@ def _differences(variant: dict[str, Any], metric: MetricEntry) -> str:
     return text
 
 
-def _difference(pair: dict[str, Any], metric: MetricEntry) -> str:
+def _difference(pair: dict[str, Any], metric: MetricClass) -> str:
     """The interval is over the seeds, and of one seed the bootstrap's; of several, how many are
     above or below with the whole of their own."""
     intervals = pair["intervals"]

@@ -35,7 +35,7 @@ from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import build_metric
 from ds_distill.files import write_json
 from ds_distill.recipe import load_recipe
-from ds_distill.recipe.metric_settings import Accuracy
+from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.policies import candidates
 from ds_distill.routing import PolicyInputs, fit
 from ds_distill.routing.comparison import compare, numbered, routed, routing_of_candidate
@@ -144,7 +144,7 @@ def study_one(study: StudySet, data: Path, seed: int, place: Path) -> dict[str, 
         model = trained(place / "students", name)
         logits[f"student of {name}"] = predicted(model, texts)
     models = {name: ClassPredictions(of, truth_test) for name, of in logits.items()}
-    accuracy = build_metric("classes", Accuracy(), study.labels)
+    accuracy = build_metric("classes", Accuracy.Settings(), study.labels)
     groups = numbered(examples_test.group_keys)
 
     def interval(first: str, second: str) -> tuple[float, float]:

@@ -1,6 +1,5 @@
 """Intervals of differences between two models."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,19 +9,10 @@ from ds_distill.evaluation import bootstrap
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
 from ds_distill.evaluation.report import build_metric
-from ds_distill.recipe.metric_settings import (
-    AUC,
-    ECE,
-    F1,
-    Accuracy,
-    Loss,
-    MacroAUC,
-    MacroF1,
-    MicroF1,
-    Perplexity,
-)
+from ds_distill.recipe.metrics.classes import AUC, ECE, F1, Accuracy, MacroAUC, MacroF1, MicroF1
+from ds_distill.recipe.metrics.tokens import Loss, Perplexity
 
-TOKENS = build_metric("masked tokens", Accuracy())
+TOKENS = build_metric("masked tokens", Accuracy.Settings())
 
 
 def interval(one, other, tokens=None, **options):
@@ -108,7 +98,9 @@ def test_two_models_the_other_way_round_have_the_same_interval(both, first, seco
         )
         for right in (one, other)
     ]
-    metric = build_metric("classes", {**CLASSES, "auc": AUC(), "ece": ECE()}[name], "ab")
+    metric = build_metric(
+        "classes", {**CLASSES, "auc": AUC.Settings(), "ece": ECE.Settings()}[name], "ab"
+    )
     given = {"groups": np.arange(len(one)) // 2, "resamples": 100}
     low, high = paired_interval(*models, metric, **given)
     mirrored = paired_interval(*reversed(models), metric, **given)
@@ -169,12 +161,12 @@ def test_accuracys_interval_is_that_of_earlier_versions():
 # ------------------------------------------------------------------------------ any metric
 
 CLASSES = {
-    "accuracy": Accuracy(),
-    "f1": F1(positive="b"),
-    "micro_f1": MicroF1(leave_out=["a"]),
-    "macro_f1": MacroF1(),
-    "auc": AUC(positive="c"),
-    "ece": ECE(),
+    "accuracy": Accuracy.Settings(),
+    "f1": F1.Settings(positive="b"),
+    "micro_f1": MicroF1.Settings(leave_out=["a"]),
+    "macro_f1": MacroF1.Settings(),
+    "auc": AUC.Settings(positive="c"),
+    "ece": ECE.Settings(),
 }
 
 
@@ -238,7 +230,9 @@ def test_the_same_model_twice_has_no_interval(name):
     assert paired_interval(first, first, metric) == pytest.approx((0.0, 0.0), abs=1e-12)
 
 
-@pytest.mark.parametrize("settings", [Accuracy(), Loss(), Perplexity()], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "settings", [Accuracy.Settings(), Loss.Settings(), Perplexity.Settings()], ids=lambda s: s.name
+)
 def test_the_intervals_of_masked_tokens(settings):
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, 9, 200).astype(float)
@@ -252,7 +246,9 @@ def test_the_intervals_of_masked_tokens(settings):
     np.testing.assert_allclose(found, wanted, atol=0.2 * (wanted[1] - wanted[0]))
 
 
-@pytest.mark.parametrize("settings", [MicroF1(), MacroF1(), MacroAUC()], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "settings", [MicroF1.Settings(), MacroF1.Settings(), MacroAUC.Settings()], ids=lambda s: s.name
+)
 def test_the_intervals_of_labels(settings):
     generator = np.random.default_rng(0)
     labels = generator.integers(-1, 2, (150, 4))
@@ -270,7 +266,7 @@ def test_draws_without_a_value_are_left_out():
     """One example of three is of the class: in 30% of the draws there is none."""
     first = ClassPredictions(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]]), np.array([1, 0, 0]))
     second = ClassPredictions(-first.logits, first.labels)
-    metric = build_metric("classes", AUC(), "ab")
+    metric = build_metric("classes", AUC.Settings(), "ab")
     low, high = paired_interval(first, second, metric)
     assert (low, high) == (-1.0, 1.0)
     alone = at(first, [0])

@@ -28,17 +28,16 @@ from ds_distill.data.words import words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.saved import SavedPredictions
-from ds_distill.evaluation.spans import (
+from ds_distill.evaluation.spans import SpanPredictions
+from ds_distill.keys import content_keys
+from ds_distill.planning.cached import example_bytes
+from ds_distill.prediction import load_predictor, predict_file
+from ds_distill.recipe.metrics.characters import (
     CharacterF1,
     CharacterPrecision,
     CharacterRecall,
     SpanF1,
-    SpanPredictions,
 )
-from ds_distill.keys import content_keys
-from ds_distill.planning.cached import example_bytes
-from ds_distill.prediction import load_predictor, predict_file
-from ds_distill.recipe.metric_settings import MetricSettings
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tags import IN_SPAN, SPAN_TAGS
 from ds_distill.recipe.tasks import CharacterSpans
@@ -364,8 +363,7 @@ METRICS = {"character_f1": CharacterF1, "character_precision": CharacterPrecisio
 
 def values(found: SpanPredictions) -> dict[str, float]:
     return {
-        name: metric(MetricSettings(name=name), SPAN_TAGS).value(found)
-        for name, metric in METRICS.items()
+        name: metric(metric.Settings(), SPAN_TAGS).value(found) for name, metric in METRICS.items()
     }
 
 
@@ -441,7 +439,7 @@ def test_intervals_are_over_questions(tmp_path: Path, tiny_models: dict[str, Pat
     assert len(split) == 3
     right, examples = predictions_of(split, [["cat"], [], ["snow"]])
     wrong, _ = predictions_of(split, [[], [], ["snow"]])
-    metric = CharacterF1(MetricSettings(name="character_f1"), SPAN_TAGS)
+    metric = CharacterF1(CharacterF1.Settings(), SPAN_TAGS)
     low, high = paired_interval(right, wrong, metric)
     assert low <= 0.0 and high == 1.0
     firsts = examples.words.firsts  # type: ignore[union-attr]
@@ -466,7 +464,7 @@ def test_policies_are_compared_by_the_characters_of_their_targets(
         group_keys=examples.keys,
     )  # fmt: skip
     assert (found.over, found.metric, found.examples) == ("characters", "character_f1", 20)
-    metric = CharacterF1(MetricSettings(name="character_f1"), SPAN_TAGS)
+    metric = CharacterF1(CharacterF1.Settings(), SPAN_TAGS)
     for name, of_teacher in signals.items():
         assert isinstance(examples.words, ContextWords)
         whole = SpanPredictions(

@@ -21,13 +21,8 @@ from ds_distill.evaluation.report import build_metric
 from ds_distill.keys import content_keys
 from ds_distill.phases.expertise import check_signals
 from ds_distill.recipe import LONE_TASK, load_recipe
-from ds_distill.recipe.metric_settings import (
-    ECE,
-    F1,
-    MacroF1,
-    MicroF1,
-)
 from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.classes import ECE, F1, MacroF1, MicroF1
 from ds_distill.recipe.policies import candidates
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import comparison as comparing
@@ -271,7 +266,15 @@ def test_of_a_metric_that_is_to_be_low_the_lowest_wins():
     assert chosen({"average": average, "gate": score(0.5, 0.1, 0.3)}, "ece") == "average"
 
 
-@pytest.mark.parametrize("judge", [MicroF1(leave_out=["a"]), F1(positive="b"), MacroF1(), ECE()])
+@pytest.mark.parametrize(
+    "judge",
+    [
+        MicroF1.Settings(leave_out=["a"]),
+        F1.Settings(positive="b"),
+        MacroF1.Settings(),
+        ECE.Settings(),
+    ],
+)
 def test_policies_are_compared_by_the_tasks_metric(judge):
     signals, truth, keys = told_by_states(200)
     found = compare(signals, truth, keys, LABELS, judge=judge)

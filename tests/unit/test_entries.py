@@ -21,14 +21,12 @@ from transformers import BertConfig, BertForSequenceClassification
 from ds_distill.check.needs import phase_mistakes
 from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
-from ds_distill.evaluation.metric import CountMetric
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import build_metric, build_metrics, classification_report
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts import (
     Candidate,
-    MetricEntry,
     Needs,
     PhaseEntry,
     PhaseSettings,
@@ -41,9 +39,9 @@ from ds_distill.parts import (
 from ds_distill.phases.distil import router_of
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe, outside
 from ds_distill.recipe.codecs import CODECS
-from ds_distill.recipe.entry import ConfiguredEntry
-from ds_distill.recipe.metric_settings import MetricSettings
+from ds_distill.recipe.entry import Entry
 from ds_distill.recipe.metrics import METRICS, one_metric
+from ds_distill.recipe.metrics.metric import CountMetric, MetricSettings
 from ds_distill.recipe.phases.distil import Policy
 from ds_distill.recipe.policies import POLICIES, candidates
 from ds_distill.recipe.registry import KINDS
@@ -55,10 +53,7 @@ from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
 ENTRIES = [
-    (kind, name, entry)
-    for kind in KINDS
-    for table in (kind.table.values() if kind.entry is MetricEntry else [kind.table])
-    for name, entry in table.items()
+    (kind, name, entry) for kind in KINDS for table in kind.tables for name, entry in table.items()
 ]
 
 
@@ -67,11 +62,15 @@ ENTRIES = [
 )
 def test_an_entry_is_whole(kind, name, entry):
     assert entry.name == name
-    assert entry.implementation is None or callable(entry.load())
-    if isinstance(entry, ConfiguredEntry):
-        assert issubclass(entry.settings, kind.settings) and entry.settings.__doc__
+    if isinstance(entry, Entry):
+        assert entry.implementation is None or callable(entry.load())
+    else:
+        assert not entry.__abstractmethods__ and entry.title and {*entry.reported} <= {*entry.over}
+    settings = kind.sections.get(name, getattr(entry, "settings", None))
+    if settings is not None:
+        assert issubclass(settings, kind.settings) and settings.__doc__
         if kind.key:
-            assert entry.settings.model_fields[kind.key].default == name
+            assert settings.model_fields[kind.key].default == name
 
 
 def test_what_an_entry_says_of_a_codec_is_what_the_codec_says():
@@ -164,13 +163,12 @@ def test_a_policy_that_changes_a_lone_teachers_target_is_not_skipped(uniform_pol
 OneMetric = Annotated[MetricSettings, one_metric("classes")]
 
 
-class HalfSettings(MetricSettings):
+class Half(CountMetric[ClassPredictions]):
     """Half of the examples."""
 
-    name: Literal["half"] = "half"
+    name = title = "half"
+    over = reported = ("classes",)
 
-
-class Half(CountMetric[ClassPredictions]):
     def counts(self, predictions: ClassPredictions) -> np.ndarray:
         return np.ones((len(predictions), 1))
 
@@ -178,19 +176,8 @@ class Half(CountMetric[ClassPredictions]):
         return sums[..., 0] / 2
 
 
-HALF = MetricEntry(
-    name="half",
-    over="classes",
-    settings=HalfSettings,
-    implementation="somebodys_parts:Half",
-    title="half",
-    reported=True,
-)
-
-
-def test_a_metric_is_its_entry_alone(module, monkeypatch):
-    module.Half = Half  # type: ignore[attr-defined]
-    monkeypatch.setitem(METRICS["classes"], "half", HALF)
+def test_a_metric_is_its_class_alone(monkeypatch):
+    monkeypatch.setitem(METRICS["classes"], "half", Half)
     predictions = ClassPredictions(np.eye(3)[:2], np.array([0, 1]))
     metrics = build_metrics("classes", "abc")
     report = classification_report(predictions, "abc", metrics)
@@ -301,16 +288,27 @@ class Named(PhaseSettings):
     kind: Literal["named"] = "named"
 
 
+def half(**facts: Any) -> type[Half]:
+    return type("Another", (Half,), facts)
+
+
 GOOD = PhaseEntry(name="named", settings=Named, implementation="somebodys_parts:f")
 KL_AGAIN = TermEntry(name="kl", settings=TermSettings, implementation="a:b")
-METRIC = replace(HALF, name="tokens")
 BAD: dict[str, tuple[Any, list[str]]] = {
     "no entry": ("hello", ["'hello' is no entry", "PhaseEntry", "SourceEntry"]),
     "a name of ours": ([KL_AGAIN], ["'kl' is taken"]),
     "a name twice": ([GOOD, GOOD], ["'named' is taken"]),
     "a name with a space": (replace(GOOD, name="a b"), ["phase cannot be called 'a b'"]),
-    "a key of records": (METRIC, ["metric cannot be called 'tokens'"]),
-    "over nothing": (replace(HALF, over="sums"), ["over 'sums'", "masked tokens"]),
+    "a key of records": (half(name="tokens"), ["metric cannot be called 'tokens'"]),
+    "over nothing": (half(over=("sums",)), ["over ('sums',)", "masked tokens"]),
+    "over a text": (half(over="classes"), ["over 'classes'", "Give a tuple"]),
+    "a metric of ours": (half(name="ece", over=("labels", "classes")), ["'ece' is taken"]),
+    "a metric with options that are none": (
+        half(name="half", Settings=SingleLabel),
+        ["the Settings of 'half' are no MetricSettings"],
+    ),
+    "half a metric": (CountMetric, ["CountMetric has no name, no over, no title, no counts"]),
+    "another class": (dict, ["<class 'dict'> is no entry", "Metric"]),
     "other settings": (replace(GOOD, settings=TermSettings), ["TermSettings", "no PhaseSettings"]),
     "a policy of states": (
         PolicyEntry(name="p", settings=Uniform, implementation="a:b", needs=Needs(states=(-1,))),
@@ -360,6 +358,25 @@ def test_a_module_that_has_moved_is_named_as_it_is_now(tmp_path, monkeypatch):
     installed(monkeypatch, "old_parts:ENTRIES")
     with pytest.raises(UserError, match=r"It is ds_distill\.recipe\.terms now"):
         outside.load_outside.__wrapped__()
+
+
+def test_an_entry_of_a_metric_is_told_that_it_is_a_class_now(tmp_path, monkeypatch):
+    (tmp_path / "old_metric.py").write_text("from ds_distill.parts import MetricEntry\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed(monkeypatch, "old_metric:ENTRIES")
+    with pytest.raises(UserError, match=r"A metric is one class now.*`A metric` in docs/ext"):
+        outside.load_outside.__wrapped__()
+
+
+def test_a_metric_over_several_things_is_added_to_each(module, monkeypatch):
+    module.ENTRIES = [half(name="third", over=("classes", "labels"))]  # type: ignore[attr-defined]
+    installed(monkeypatch, "somebodys_parts:ENTRIES")
+    try:
+        outside.load_outside.__wrapped__()
+        assert [over for over in METRICS if "third" in METRICS[over]] == ["classes", "labels"]
+    finally:
+        for over in METRICS:
+            METRICS[over].pop("third", None)
 
 
 def test_a_good_entry_is_added(module, monkeypatch):

@@ -29,14 +29,8 @@ from ds_distill.data.tokenizer import load_tokenizer, tokens_fingerprint
 from ds_distill.errors import UserError
 from ds_distill.evaluation.answers import (
     BEST,
-    MRR,
     AnswerPredictions,
-    ExactMatch,
-    LenientAccuracy,
-    SquadF1,
-    StrictAccuracy,
     best_spans,
-    first_right,
     ranked_answers,
 )
 from ds_distill.evaluation.bootstrap import paired_interval
@@ -48,7 +42,14 @@ from ds_distill.planning.cached import example_bytes
 from ds_distill.prediction import load_predictor
 from ds_distill.reads import Reads
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.metric_settings import MetricSettings
+from ds_distill.recipe.metrics.answers import (
+    MRR,
+    ExactMatch,
+    LenientAccuracy,
+    SquadF1,
+    StrictAccuracy,
+    first_right,
+)
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import ExtractiveQA
 from ds_distill.run.publish import keep_settings
@@ -545,7 +546,7 @@ def predictions(ranked: list[list[str]], right: list[list[str]]) -> AnswerPredic
 
 
 def value(metric: Any, of: AnswerPredictions) -> float:
-    return float(metric(MetricSettings(name="any"), []).value(of))
+    return float(metric(metric.Settings(), []).value(of))
 
 
 @settings(deadline=None)
@@ -598,7 +599,7 @@ def test_differences_have_intervals_over_questions() -> None:
     other = predictions([["cat"]] * 10 + [["dog"]] * 30, right)
     kept = AnswerPredictions.of_arrays(one.arrays(), [])
     assert (kept.ranked, kept.right, kept.windows) == (one.ranked, one.right, one.windows)
-    low, high = paired_interval(one, other, ExactMatch(MetricSettings(name="any"), []))
+    low, high = paired_interval(one, other, ExactMatch(ExactMatch.Settings(), []))
     assert 0.3 < low < 0.5 < high < 0.7
 
 

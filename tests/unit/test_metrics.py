@@ -11,7 +11,6 @@ from sklearn import metrics as sklearn
 
 from ds_distill.errors import UserError
 from ds_distill.evaluation.baseline import Unigram, class_log_shares
-from ds_distill.evaluation.metric import CountMetric
 from ds_distill.evaluation.predictions import (
     ClassPredictions,
     LabelPredictions,
@@ -28,7 +27,8 @@ from ds_distill.evaluation.report import (
     metric_values,
     to_teacher,
 )
-from ds_distill.recipe.metric_settings import (
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.classes import (
     AUC,
     ECE,
     F1,
@@ -42,7 +42,7 @@ from ds_distill.recipe.metric_settings import (
     Precision,
     Recall,
 )
-from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.metric import CountMetric
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -77,21 +77,21 @@ def test_counts_are_scikit_learns(examples, positive, left_out):
     some = {"labels": kept, "average": "micro"}
     every = {"labels": names, "average": "macro"}
     wanted = [
-        (F1(positive=positive), sklearn.f1_score, one),
-        (Precision(positive=positive), sklearn.precision_score, one),
-        (Recall(positive=positive), sklearn.recall_score, one),
-        (MicroF1(leave_out=left_out), sklearn.f1_score, some),
-        (MicroPrecision(leave_out=left_out), sklearn.precision_score, some),
-        (MicroRecall(leave_out=left_out), sklearn.recall_score, some),
-        (MacroF1(), sklearn.f1_score, every),
-        (MacroPrecision(), sklearn.precision_score, every),
-        (MacroRecall(), sklearn.recall_score, every),
+        (F1.Settings(positive=positive), sklearn.f1_score, one),
+        (Precision.Settings(positive=positive), sklearn.precision_score, one),
+        (Recall.Settings(positive=positive), sklearn.recall_score, one),
+        (MicroF1.Settings(leave_out=left_out), sklearn.f1_score, some),
+        (MicroPrecision.Settings(leave_out=left_out), sklearn.precision_score, some),
+        (MicroRecall.Settings(leave_out=left_out), sklearn.recall_score, some),
+        (MacroF1.Settings(), sklearn.f1_score, every),
+        (MacroPrecision.Settings(), sklearn.precision_score, every),
+        (MacroRecall.Settings(), sklearn.recall_score, every),
     ]
     for metric, function, options in wanted:
         expected = function(labels, predicted, zero_division=0, **options)
         assert value(metric, one_hot(predicted), labels) == pytest.approx(expected), metric
     expected = sklearn.accuracy_score(labels, predicted)
-    assert value(Accuracy(), one_hot(predicted), labels) == pytest.approx(expected)
+    assert value(Accuracy.Settings(), one_hot(predicted), labels) == pytest.approx(expected)
 
 
 @settings(deadline=None)
@@ -105,10 +105,17 @@ def test_the_auc_is_scikit_learns(examples):
     scores, labels = np.array(examples).T
     logits = np.stack([np.zeros(len(scores)), scores], axis=1)
     wanted = sklearn.roc_auc_score(labels, scores)
-    for settings_, expected in ((AUC(), wanted), (AUC(positive="b"), wanted)):
+    for settings_, expected in ((AUC.Settings(), wanted), (AUC.Settings(positive="b"), wanted)):
         assert value(settings_, logits, labels, ["a", "b"]) == pytest.approx(expected)
-    mirrored = value(AUC(positive="a"), logits, labels, ["a", "b"])
+    mirrored = value(AUC.Settings(positive="a"), logits, labels, ["a", "b"])
     assert mirrored == pytest.approx(wanted), "of the other class, seen from there, it is the same"
+
+
+def test_of_two_labels_the_last_is_meant():
+    predicted, labels = one_hot([1, 1, 0], 2), [1, 0, 0]
+    for metric, of_last, of_first in ((Precision, 0.5, 1.0), (Recall, 1.0, 0.5)):
+        assert value(metric.Settings(), predicted, labels, ["a", "b"]) == of_last
+        assert value(metric.Settings(positive="a"), predicted, labels, ["a", "b"]) == of_first
 
 
 def test_the_auc_of_one_of_several_classes_is_that_of_its_probability():
@@ -117,12 +124,12 @@ def test_the_auc_of_one_of_several_classes_is_that_of_its_probability():
     logits[np.arange(200), labels] += 1.0
     for number, name in enumerate(NAMES):
         wanted = sklearn.roc_auc_score(labels == number, softmax(logits, axis=1)[:, number])
-        assert value(AUC(positive=name), logits, labels) == pytest.approx(wanted)
+        assert value(AUC.Settings(positive=name), logits, labels) == pytest.approx(wanted)
 
 
 def test_the_auc_tells_probabilities_that_round_to_one():
     logits = np.array([[0.0, 60.0], [0.0, 50.0], [0.0, 40.0]])
-    assert value(AUC(), logits, [1, 0, 0], ["a", "b"]) == 1.0
+    assert value(AUC.Settings(), logits, [1, 0, 0], ["a", "b"]) == 1.0
 
 
 @settings(deadline=None)
@@ -135,7 +142,7 @@ def test_a_weight_counts_an_example_as_often(examples):
     whole = ClassPredictions(logits, labels)
     copies = ClassPredictions(np.repeat(logits, weights, axis=0), np.repeat(labels, weights))
     for entry in METRICS["classes"].values():
-        metric = build_metric("classes", entry.settings(), "ab")
+        metric = build_metric("classes", entry.Settings(), "ab")
         [found] = metric.weighted(whole, weights[None].astype(float))
         assert found == pytest.approx(metric.value(copies), nan_ok=True), entry.name
         if isinstance(metric, CountMetric):
@@ -149,7 +156,7 @@ def test_a_weight_counts_an_example_as_often(examples):
 def test_without_examples_a_metric_has_no_value_or_is_0():
     nothing = ClassPredictions(np.zeros((0, 4)), np.zeros(0, dtype=np.int64))
     for name, entry in METRICS["classes"].items():
-        found = build_metric("classes", entry.settings(), NAMES).value(nothing)
+        found = build_metric("classes", entry.Settings(), NAMES).value(nothing)
         if name in ("f1", "precision", "recall", "micro_f1", "micro_precision", "micro_recall"):
             assert found == 0.0, name  # as scikit-learn has it
         else:
@@ -157,7 +164,7 @@ def test_without_examples_a_metric_has_no_value_or_is_0():
 
 
 def test_what_has_no_value_is_refused():
-    metrics = build_metrics("classes", ["a", "b"], AUC())
+    metrics = build_metrics("classes", ["a", "b"], AUC.Settings())
     with pytest.raises(UserError, match="metric auc has no value on these 2 examples"):
         metric_values(ClassPredictions(np.eye(2), np.array([1, 1])), metrics)
 
@@ -185,7 +192,7 @@ def test_the_calibration_error_is_the_papers(size, classes, bins, seed):
     generator = np.random.default_rng(seed)
     logits = 3 * generator.normal(size=(size, classes)).astype(np.float32)
     labels = generator.integers(0, classes, size)
-    found = value(ECE(bins=bins), logits, labels, "abcde"[:classes])
+    found = value(ECE.Settings(bins=bins), logits, labels, "abcde"[:classes])
     assert found == pytest.approx(ece_by_hand(logits, labels, bins))
 
 
@@ -200,13 +207,13 @@ def test_the_calibration_error_is_torchmetrics(size):
     wanted = functional.multiclass_calibration_error(
         torch.from_numpy(softmax(logits, axis=1)), torch.from_numpy(labels), 3, n_bins=15
     )
-    assert value(ECE(), logits, labels, "abc") == pytest.approx(float(wanted), abs=1e-6)
+    assert value(ECE.Settings(), logits, labels, "abc") == pytest.approx(float(wanted), abs=1e-6)
 
 
 def test_sure_and_right_has_no_calibration_error_and_sure_and_wrong_the_largest():
     logits = 1000 * np.eye(2)
-    assert value(ECE(), logits, [0, 1], ["a", "b"]) == 0.0
-    assert value(ECE(), logits, [1, 0], ["a", "b"]) == 1.0
+    assert value(ECE.Settings(), logits, [0, 1], ["a", "b"]) == 0.0
+    assert value(ECE.Settings(), logits, [1, 0], ["a", "b"]) == 1.0
 
 
 # ----------------------------------------------------------------------------------- labels
@@ -227,14 +234,14 @@ def test_what_is_over_labels_is_scikit_learns(rows):
         (MicroRecall, sklearn.recall_score),
     ):
         wanted = function(there, predicted, average="micro", zero_division=0)
-        assert value(metric(), logits, there, over="labels") == pytest.approx(wanted)
+        assert value(metric.Settings(), logits, there, over="labels") == pytest.approx(wanted)
     for metric, function in (
         (MacroF1, sklearn.f1_score),
         (MacroPrecision, sklearn.precision_score),
         (MacroRecall, sklearn.recall_score),
     ):
         by_label = function(there, predicted, average=None, zero_division=0)
-        found = value(metric(), logits, there, over="labels")
+        found = value(metric.Settings(), logits, there, over="labels")
         if some.any():
             assert found == pytest.approx(by_label[some].mean())
         else:
@@ -246,11 +253,11 @@ def test_what_is_not_known_of_a_label_is_left_out():
     logits, labels = generator.normal(size=(80, 3)), generator.integers(-1, 2, (80, 3))
     known = labels >= 0
     wanted = sklearn.f1_score(labels[known] == 1, logits[known] > 0)
-    assert value(MicroF1(), logits, labels, "abc", "labels") == pytest.approx(wanted)
+    assert value(MicroF1.Settings(), logits, labels, "abc", "labels") == pytest.approx(wanted)
     each = [
         sklearn.roc_auc_score(labels[known[:, at], at], logits[known[:, at], at]) for at in range(3)
     ]
-    settings_ = METRICS["labels"]["macro_auc"].settings()
+    settings_ = METRICS["labels"]["macro_auc"].Settings()
     assert value(settings_, logits, labels, "abc", "labels") == pytest.approx(np.mean(each))
     labels[:, 1] = 1  # has no AUC
     wanted = np.mean([each[0], each[2]])
@@ -350,10 +357,10 @@ def test_a_class_that_is_not_there():
 
 def test_the_tasks_metric_comes_first_and_as_it_is_set():
     assert list(build_metrics("classes", NAMES)) == ["accuracy", "macro_f1", "ece"]
-    found = build_metrics("classes", NAMES, MicroF1(leave_out=["a"]))
+    found = build_metrics("classes", NAMES, MicroF1.Settings(leave_out=["a"]))
     assert list(found) == ["micro_f1", "accuracy", "macro_f1", "ece"]
     assert found["micro_f1"].settings.leave_out == ["a"]
-    found = build_metrics("classes", NAMES, ECE(bins=3))
+    found = build_metrics("classes", NAMES, ECE.Settings(bins=3))
     assert list(found) == ["ece", "accuracy", "macro_f1"] and found["ece"].settings.bins == 3
 
 
@@ -411,7 +418,7 @@ def test_a_baseline_has_metrics_where_a_class_is_never_seen():
     report = report_of(logits, labels, "abc")
     assert report["accuracy"] == 0.8 and report["ece"] == pytest.approx(0.0)
     for label in "abc":
-        positive = value(AUC(positive=label), logits, labels, "abc")
+        positive = value(AUC.Settings(positive=label), logits, labels, "abc")
         assert positive == 0.5 or (label == "c" and np.isnan(positive))
 
 
@@ -474,7 +481,7 @@ def test_the_gap_closed_is_of_a_teacher_that_is_better_than_the_start() -> None:
 
     models = {"good": right(0.9), "poor": right(0.5), "one": right(0.7), "start": right(0.5)}
     roles = {"good": "teacher", "poor": "teacher", "one": "student", "start": "start"}
-    judge = build_metric("classes", Accuracy())
+    judge = build_metric("classes", Accuracy.Settings())
     reports = {name: {"accuracy": judge.value(of)} for name, of in models.items()}
     rows = comparisons(models, roles, reports, judge, METRICS["classes"]["accuracy"])
     gaps = {row["other"]: row.get("gap_closed") for row in rows}

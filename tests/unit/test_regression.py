@@ -25,13 +25,13 @@ from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
-from ds_distill.evaluation.metrics import correlation
 from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.report import build_metrics, difference, metric_values
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.configuration import check_head
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.numbers import correlation
 from ds_distill.recipe.tasks import TASKS, Data, Regression
 from ds_distill.recipe.terms import losses_of
 from ds_distill.tasks.regression import RegressionKind

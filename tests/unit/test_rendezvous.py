@@ -54,7 +54,7 @@ def judge(meeting):
     # Rank 0 takes an interval, which lasts longer than a rank may go without a sign of progress;
     # each of its parts is far shorter.
     from ds_distill.evaluation import bootstrap
-    from ds_distill.evaluation.metric import MeanMetric
+    from ds_distill.recipe.metrics.metric import MeanMetric
     from ds_distill.run.watchdog import Watchdog
 
     class Slow(MeanMetric):

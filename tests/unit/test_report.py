@@ -10,8 +10,8 @@ import pytest
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import build_metric, to_teacher
-from ds_distill.recipe.metric_settings import Accuracy
 from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.evaluated import evaluation_tables
 from ds_distill.reporting.report import render_report
@@ -284,7 +284,7 @@ def test_better_means_that_the_interval_leaves_out_zero():
         own = np.arange(SIZE) < 1000 + more
         [row] = results["phases"][-1]["comparisons"]
         first, second = (TokenScores(right, right, np.ones(SIZE)) for right in (own, other))
-        judge = build_metric("masked tokens", Accuracy())
+        judge = build_metric("masked tokens", Accuracy.Settings())
         row["interval"] = list(paired_interval(first, second, judge))
         assert outcome in verdict(results)
 

@@ -9,9 +9,9 @@ from ds_distill.evaluation.bootstrap import resampled
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.report import build_metric
 from ds_distill.evaluation.seeds import mean_interval, variance_of_examples
-from ds_distill.recipe.metric_settings import Accuracy
+from ds_distill.recipe.metrics.classes import Accuracy
 
-ACCURACY = build_metric("masked tokens", Accuracy())
+ACCURACY = build_metric("masked tokens", Accuracy.Settings())
 EXAMPLES = 120
 
 # Predictions are made with another seed than draws: with the same the first draw would choose

@@ -82,7 +82,7 @@ def test_built_in_suites_say_what_they_lack_and_follow_their_papers(tmp_path: Pa
     assert set(suites) == {"compact-biomedical", "blurb-like", "general"}
     for name, suite in suites.items():
         assert suite.name == name and suite.description and suite.lacks
-        assert all(metric_of(task).is_share for task in suite.tasks.values()), "there is a mean"
+        assert all(metric_of(task).is_share() for task in suite.tasks.values()), "there is a mean"
         runs = suite_runs(suite, TWO, tmp_path)
         settings = list(suite.grid.settings())
         assert len(runs) == len(suite.tasks) * 2 * len(settings) * len(suite.seeds)

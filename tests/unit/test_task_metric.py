@@ -12,12 +12,9 @@ import yaml
 from ds_distill.check.recipe import check_data, open_sources
 from ds_distill.errors import UserError
 from ds_distill.recipe import LONE_TASK, Recipe, dump_recipe, load_recipe
-from ds_distill.recipe.metric_settings import (
-    Accuracy,
-    MicroF1,
-    Perplexity,
-)
 from ds_distill.recipe.metrics import METRICS, reported_metrics
+from ds_distill.recipe.metrics.classes import Accuracy, MicroF1
+from ds_distill.recipe.metrics.tokens import Perplexity
 from ds_distill.recipe.tasks import metric_of
 
 Load = Callable[..., Recipe]
@@ -37,12 +34,12 @@ def load(tmp_path: Path, toy_settings: dict[str, Any]) -> Load:
 
 
 def test_a_metric_is_a_name_or_a_section(load: Load, tmp_path: Path) -> None:
-    assert load().tasks_by_name[LONE_TASK].metric == Accuracy()
+    assert load().tasks_by_name[LONE_TASK].metric == Accuracy.Settings()
     short, long = load(metric="micro_f1"), load(metric={"name": "micro_f1"})
     assert short.tasks_by_name[LONE_TASK].metric == long.tasks_by_name[LONE_TASK].metric
     recipe = load(metric={"name": "micro_f1", "leave_out": ["food"]})
     task = recipe.tasks_by_name[LONE_TASK]
-    assert task.metric == MicroF1(leave_out=["food"])
+    assert task.metric == MicroF1.Settings(leave_out=["food"])
     assert metric_of(task) is METRICS["classes"]["micro_f1"]
     path = tmp_path / "written.yaml"
     path.write_text(dump_recipe(recipe))
@@ -51,7 +48,7 @@ def test_a_metric_is_a_name_or_a_section(load: Load, tmp_path: Path) -> None:
 
 def test_a_metric_is_over_what_the_task_predicts(load: Load) -> None:
     task = load(type="masked-lm", metric="perplexity").tasks_by_name[LONE_TASK]
-    assert task.metric == Perplexity()
+    assert task.metric == Perplexity.Settings()
     with pytest.raises(UserError, match=r"unknown metric 'f1'\. Known: accuracy, loss, perplexity"):
         load(type="masked-lm", metric="f1")
 
@@ -114,17 +111,16 @@ def test_labels_of_the_task_pass(load: Load, metric: Any) -> None:
 def test_of_two_labels_the_last_is_meant() -> None:
     for name in ("f1", "precision", "recall", "auc"):
         entry = METRICS["classes"][name]
-        assert entry.label_mistakes is not None
-        assert list(entry.label_mistakes(entry.settings(), ["no", "yes"])) == []
+        assert list(entry(entry.Settings(), ["no", "yes"]).label_mistakes()) == []
 
 
 def test_every_metric_is_whole() -> None:
-    """Each can be made of its section alone, and is what its entry says."""
+    """Each can be made of its section alone, and is in the table under its name."""
     for over, entries in METRICS.items():
-        assert any(entry.reported for entry in entries.values()), over
+        assert any(over in entry.reported for entry in entries.values()), over
         for name, entry in entries.items():
-            assert entry.settings().model_dump()["name"] == name
-            assert next(iter(reported_metrics(over, entry.settings()))) == name
+            assert entry.Settings().model_dump()["name"] == name
+            assert next(iter(reported_metrics(over, entry.Settings()))) == name
             entry.shown_as(0.5)
 
 

@@ -32,19 +32,12 @@ from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import NO_TOKEN, Words, tags_of_spans, word_keys, words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
-from ds_distill.evaluation.words import (
-    EntityF1,
-    EntityPrecision,
-    EntityRecall,
-    TagPredictions,
-    WordAccuracy,
-    WordF1,
-    entities,
-)
+from ds_distill.evaluation.words import TagPredictions, entities
 from ds_distill.models.encoder import read_signals
 from ds_distill.prediction import load_predictor
 from ds_distill.reads import Reads
-from ds_distill.recipe.metric_settings import EntityF1 as EntityF1Settings
+from ds_distill.recipe.metrics.classes import Accuracy
+from ds_distill.recipe.metrics.words import EntityF1, EntityPrecision, EntityRecall, WordF1
 from ds_distill.recipe.tags import are_entities, entity_types
 from ds_distill.recipe.tasks import TokenClassification
 from ds_distill.reporting.verdict import metrics_of
@@ -493,17 +486,18 @@ def test_scores_are_seqevals(truth: list[list[str]], data: st.DataObject) -> Non
         for tags, which in zip(predicted, lost, strict=True)
     ]
     for mode, options in {"default": {}, "strict": {"mode": "strict", "scheme": IOB2}}.items():
-        chosen = EntityF1Settings(mode=mode)
         for metric, oracle in (
             (EntityF1, seqeval.metrics.f1_score),
             (EntityPrecision, seqeval.metrics.precision_score),
             (EntityRecall, seqeval.metrics.recall_score),
         ):
             expected = oracle(truth, seen, zero_division=0, **options)
-            assert metric(chosen, TAGS).value(found) == pytest.approx(expected), (mode, metric)
+            assert metric(metric.Settings(mode=mode), TAGS).value(found) == pytest.approx(
+                expected
+            ), (mode, metric)
     flat_truth = [tag[2:] or "O" for tags in truth for tag in tags]
     flat_seen = [tag[2:] or "O" for tags in seen for tag in tags]
-    assert WordAccuracy(None, TAGS).value(found) == pytest.approx(
+    assert Accuracy(None, TAGS).value(found) == pytest.approx(
         np.mean(
             [a == b for x, y in zip(truth, seen, strict=True) for a, b in zip(x, y, strict=True)]
         )
@@ -523,7 +517,7 @@ def test_intervals_are_over_examples() -> None:
     truth = [["B-gene"] * 50, *[["B-disease"]] * 4]
     right = predictions_of(truth, truth)
     wrong = predictions_of(truth, [["O"] * 50, *truth[1:]])
-    low, high = paired_interval(right, wrong, EntityF1(EntityF1Settings(), TAGS))
+    low, high = paired_interval(right, wrong, EntityF1(EntityF1.Settings(), TAGS))
     assert low == 0.0 and high > 0.9
 
 

@@ -17,7 +17,7 @@ from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.report import build_metric
 from ds_distill.keys import content_keys
-from ds_distill.recipe.metric_settings import Accuracy
+from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.policies import routing_of
 from ds_distill.recipe.schema import LONE_TASK, Recipe
 from ds_distill.routing import PolicyInputs, fit
@@ -158,7 +158,7 @@ def test_a_gate_that_memorised_does_not_win_on_the_part_that_chooses(seed):
             ClassPredictions(routed(inputs, routing_of(name)).logits.numpy(), truth[part])
             for name in ("gate", "average")
         )
-        accuracy = build_metric("classes", Accuracy(), "abcd")
+        accuracy = build_metric("classes", Accuracy.Settings(), "abcd")
         intervals[what] = paired_interval(gate, average, accuracy)
     assert intervals["fits"][0] > 0.02, "the test must have something to find"
     assert intervals["chooses"][0] <= 0

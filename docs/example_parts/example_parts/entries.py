@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 
+from ds_distill.evaluation import ClassPredictions
 from ds_distill.parts import (
     Candidate,
     Context,
-    MetricEntry,
-    MetricSettings,
+    CountMetric,
     Name,
     Needs,
     PhaseEntry,
@@ -20,6 +21,7 @@ from ds_distill.parts import (
     Routing,
     SoftenedTerm,
     TermEntry,
+    ratio,
 )
 
 
@@ -34,10 +36,20 @@ class Confident(Routing):
     power: Annotated[float, Field(ge=0)] = 1.0
 
 
-class WorstClassSettings(MetricSettings):
+class WorstClass(CountMetric[ClassPredictions]):
     """The accuracy on the class on which it is lowest."""
 
-    name: Literal["worst_class"] = "worst_class"
+    name, title = "worst_class", "worst class"
+    over = reported = ("classes",)
+
+    def counts(self, predictions: ClassPredictions) -> np.ndarray:
+        """Of each class, how many examples are right, and how many there are."""
+        predicted, there = predictions.indicators()
+        return np.hstack([predicted & there, there]).astype(np.float64)
+
+    def score(self, sums: np.ndarray) -> np.ndarray:
+        right, there = np.split(sums, 2, axis=-1)
+        return ratio(right, there, np.inf).min(axis=-1)
 
 
 class Soup(PhaseSettings):
@@ -81,14 +93,7 @@ ENTRIES = [
         keeps_lone_teacher=True,
         candidates=(Candidate("confident", Confident(), "the mean, weighted by confidence"),),
     ),
-    MetricEntry(
-        name="worst_class",
-        over="classes",
-        settings=WorstClassSettings,
-        implementation="example_parts.parts:WorstClass",
-        title="worst class",
-        reported=True,
-    ),
+    WorstClass,
     PhaseEntry(
         name="soup",
         settings=Soup,

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.evaluation import ClassPredictions, CountMetric, ratio
 from ds_distill.files import new_folder
 from ds_distill.losses.term import Term, target_loss
 from ds_distill.routing import PolicyInputs, Target
@@ -49,18 +47,6 @@ def confident(inputs: PolicyInputs, settings: Confident) -> Target:
     largest = torch.stack([z.float().softmax(-1).amax(-1) for z in inputs.logits.values()])
     weights = largest**settings.power
     return mixed(inputs, weights / weights.sum(dim=0), "logits")
-
-
-class WorstClass(CountMetric[ClassPredictions]):
-    """The sums: of each class, how many examples are right, and how many there are."""
-
-    def counts(self, predictions: ClassPredictions) -> np.ndarray:
-        predicted, there = predictions.indicators()
-        return np.hstack([predicted & there, there]).astype(np.float64)
-
-    def score(self, sums: np.ndarray) -> np.ndarray:
-        right, there = np.split(sums, 2, axis=-1)
-        return ratio(right, there, np.inf).min(axis=-1)
 
 
 def soup(settings: Soup, number: int, name: str, run: Run) -> dict[str, Any]:

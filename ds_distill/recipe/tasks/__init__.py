@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from ds_distill.recipe.data import Columns, Data
-from ds_distill.recipe.entry import MetricEntry, TaskEntry
+from ds_distill.recipe.entry import TaskEntry
 from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.one_of import OneOf
 from ds_distill.recipe.tasks import (
     character_spans,
@@ -59,8 +60,8 @@ TASKS: dict[str, TaskEntry] = {
 """A recipe's `task.type` -> the kind of task."""
 
 
-def metric_of(task: TaskSettings) -> MetricEntry:
-    """The entry of a task's metric."""
+def metric_of(task: TaskSettings) -> MetricClass:
+    """The class of a task's metric."""
     return METRICS[TASKS[task.type].over][task.metric.name]
 
 

@@ -7,10 +7,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, PrivateAttr
 
 from ds_distill.recipe.data import Columns, Data
-from ds_distill.recipe.metric_settings import (
-    Accuracy,
-    MetricSettings,
-)
+from ds_distill.recipe.metrics.classes import Accuracy
+from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.section import Section
 
 
@@ -110,6 +108,6 @@ class TaskSettings(Section):
     """Where the examples come from."""
     max_length: Annotated[int, Field(ge=8, le=4096)] = 128
     """Longest input in tokens of each model; what is longer is cut."""
-    metric: MetricSettings = Accuracy()
+    metric: MetricSettings = Accuracy.Settings()
     """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
     others too."""

@@ -7,11 +7,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from ds_distill.recipe.entry import TaskEntry
-from ds_distill.recipe.metric_settings import (
-    CharacterF1,
-    MetricSettings,
-)
 from ds_distill.recipe.metrics import one_metric
+from ds_distill.recipe.metrics.characters import CharacterF1
+from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.tags import SPAN_TAGS
 from ds_distill.recipe.tasks.words import WordTask
 
@@ -31,7 +29,7 @@ class CharacterSpans(WordTask):
     max_length: Annotated[int, Field(ge=32, le=4096)] = 384
     """Tokens of a window at most, the question's included, in every model's view. A question that
     is longer than half of it is cut."""
-    metric: Annotated[MetricSettings, one_metric("characters")] = CharacterF1()
+    metric: Annotated[MetricSettings, one_metric("characters")] = CharacterF1.Settings()
     """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
     others too."""
 

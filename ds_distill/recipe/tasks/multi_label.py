@@ -6,11 +6,9 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from ds_distill.recipe.entry import TaskEntry
-from ds_distill.recipe.metric_settings import (
-    MetricSettings,
-    MicroF1,
-)
 from ds_distill.recipe.metrics import one_metric
+from ds_distill.recipe.metrics.classes import MicroF1
+from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.tasks.labelled import LabelledTask, classifier_usage
 
 
@@ -21,7 +19,7 @@ class MultiLabel(LabelledTask):
     many_labels: ClassVar[bool] = True
 
     type: Literal["multi-label"] = "multi-label"
-    metric: Annotated[MetricSettings, one_metric("labels")] = MicroF1()
+    metric: Annotated[MetricSettings, one_metric("labels")] = MicroF1.Settings()
     """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
     others too."""
 

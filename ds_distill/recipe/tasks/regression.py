@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from ds_distill.recipe.entry import TaskEntry
-from ds_distill.recipe.metric_settings import (
-    MetricSettings,
-    Pearson,
-)
 from ds_distill.recipe.metrics import one_metric
+from ds_distill.recipe.metrics.metric import MetricSettings
+from ds_distill.recipe.metrics.numbers import Pearson
 from ds_distill.recipe.tasks.base import TaskSettings
 from ds_distill.recipe.tasks.labelled import example_text
 
@@ -22,7 +20,7 @@ class Regression(TaskSettings):
     has_numbers: ClassVar[bool] = True
 
     type: Literal["regression"] = "regression"
-    metric: Annotated[MetricSettings, one_metric("numbers")] = Pearson()
+    metric: Annotated[MetricSettings, one_metric("numbers")] = Pearson.Settings()
     """What models are compared and chosen by: a metric's name, or its settings. Evaluations report
     others too."""
 

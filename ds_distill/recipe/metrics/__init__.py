@@ -1,0 +1,46 @@
+"""The metrics, by what they are over: one class each, one file per family.
+
+`metric` says what a metric is. Each reads of predictions what a protocol in its family's file says;
+`ds_distill.evaluation` has their types. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ds_distill.recipe.entry import Over
+from ds_distill.recipe.metrics import answers, characters, classes, numbers, tokens, words
+from ds_distill.recipe.metrics.metric import METRICS, MetricSettings
+from ds_distill.recipe.one_of import OneOf
+
+# Words before classes: of their metrics accuracy is the last.
+for _family in (words, classes, characters, answers, tokens, numbers):
+    for _metric in _family.ALL:
+        for _over in _metric.over:
+            METRICS[_over][_metric.name] = _metric
+
+
+def one_metric(over: Over) -> OneOf:
+    """Annotates a field that holds the settings of one metric over that."""
+    return OneOf(
+        "metric", "name", lambda: {name: metric.Settings for name, metric in METRICS[over].items()}
+    )
+
+
+def reported_metrics(
+    over: Over, judge: MetricSettings | None = None, labels: Sequence[str] | None = None
+) -> dict[str, MetricSettings]:
+    """Settings of the metrics that an evaluation reports, by name: the task's first, then those
+    that every evaluation reports.
+
+    judge: the task's metric, by which its models are compared and chosen.
+    labels: the task's. Metrics that cannot be of them are left out, as those of entities where tags
+        are none of entities. None: any.
+    """
+    found = {} if judge is None else {judge.name: judge}
+    for name, metric in METRICS[over].items():
+        if over in metric.reported and name not in found:
+            settings = metric.Settings()
+            if labels is None or not any(metric(settings, labels).label_mistakes()):
+                found[name] = settings
+    return found
