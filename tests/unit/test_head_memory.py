@@ -63,5 +63,5 @@ def test_labels_cost_little_beside_a_teachers_head(
     cosine: dict[str, Term] = {"cosine": Cosine({"rows": "tokens"})}
     together = {**kl, **cross_entropy} if kl_first else {**cross_entropy, **kl}
     ratio = peak({**together, **cosine}) / peak(kl)
-    # Of resident memory it is less: rows of a gradient that hold zeros are none yet.
-    assert ratio < 1.3, ratio
+    # Less than the 1.2 of the benchmark: the reference's buffers are larger than a hundredth.
+    assert ratio < 1.15, ratio
