@@ -197,7 +197,9 @@ class Bundle(nn.Module):
         """The sum of the active terms, their shares and what they measure; see `forward`."""
         of_examples = student, teachers, target, batch
         parts, measured = {}, {}
-        for name, term in active.items():
+        # Terms without teachers first, so that their backward is last: then no teacher's logits
+        # stand beside two gradients of the student's head.
+        for name, term in sorted(active.items(), key=lambda item: item[1].needs_teachers):
             own, others, its_target, rows = of_examples
             if batch.labels.ndim > 1 and term.label_rows is not None:
                 # Each label is a row of a loss on logits; states have one row for each example.
@@ -207,6 +209,7 @@ class Bundle(nn.Module):
             with torch.no_grad():
                 for what, values in term.measures(own, others, rows).items():
                     measured[f"{name}.{what}"] = _share(name, term, values, rows)
+        parts = {name: parts[name] for name in active}
         loss = torch.stack(list(parts.values())).sum()
         idle = [cast(Term, term) for name, term in self.terms.items() if name not in active]
         if idle or not any(term.reads.logits for term in active.values()):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ds_distill.losses.logits import LOGIT_BYTES, is_large
+from ds_distill.losses.logits import CHUNK_BYTES, is_large
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost
 
@@ -83,10 +83,11 @@ class Head:
             derivatives = logits // 8 * itemsize
         return logits + derivatives + 4 * self.vocabulary * self.widths[0]
 
-    def recomputed_bytes(self, itemsize: int) -> int:
+    def recomputed_bytes(self, itemsize: int, on_gpu: bool) -> int:
         """What cross-entropy without all logits holds at its peak: those of a chunk and their
         derivative, and the gradient of the weight."""
-        return 2 * LOGIT_BYTES + itemsize * self.vocabulary * self.widths[0]
+        chunk = CHUNK_BYTES["cuda" if on_gpu else "cpu"]
+        return 2 * chunk + itemsize * self.vocabulary * self.widths[0]
 
     def cost(self, rows: int, itemsize: int, on_gpu: bool) -> Cost:
         """Products of the chunked term: both models forward, the student's backward, and both once
@@ -181,7 +182,7 @@ def student_work(
     def at_head(count: int) -> int:
         rows, more = rows_of(count, head.dense_share), 0
         if head.dense and head.recomputes and is_large(rows, head.vocabulary):
-            more = head.recomputed_bytes(size)
+            more = head.recomputed_bytes(size, shape.on_gpu)
         elif head.dense:
             one = replace(of(count, False), rows=rows)
             more = cost(student, replace(one, logits=True)).peak - cost(student, one).peak

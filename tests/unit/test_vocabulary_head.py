@@ -110,6 +110,7 @@ def test_cross_entropy_without_logits(
     if not torch_has_it:
         monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
     monkeypatch.setattr(logits_of, "LOGIT_BYTES", rows_at_a_time * 4 * VOCABULARY)
+    monkeypatch.setattr(logits_of, "CHUNK_BYTES", {"cpu": rows_at_a_time * 4 * VOCABULARY})
     student = head(8, 0, trained=True)
     decoder = student.weight_of.to(dtype)
     student = VocabularyHead(student.features.detach().to(dtype).requires_grad_(), decoder, decoder)
