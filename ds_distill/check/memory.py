@@ -27,7 +27,13 @@ def fewest_parameters(config: PreTrainedConfig) -> int:
     # ALBERT's layers share their weights.
     layers = 1 if config.model_type == "albert" else config.num_hidden_layers
     embedded = getattr(config, "embedding_size", None) or width
-    return int(config.vocab_size * embedded + layers * (4 * width**2 + 2 * width * inner))
+    # MobileBERT's are narrower inside, with maps to there and back, and several inner parts.
+    inside = getattr(config, "true_hidden_size", width)
+    maps = 3 * width * inside if inside < width else 0
+    parts = getattr(config, "num_feedforward_networks", 1)
+    return int(
+        config.vocab_size * embedded + layers * (4 * inside**2 + 2 * inside * inner * parts + maps)
+    )
 
 
 def memory_mistakes(
