@@ -75,9 +75,9 @@ GROUPS = {
         ),
     ),
     "metrics": Group(
-        tuple(
-            f"ds_distill/evaluation/{name}.py"
-            for name in ("metric", "metrics", "predictions", "bootstrap", "report")
+        (
+            *(f"ds_distill/recipe/metrics/{name}.py" for name in ("metric", "classes", "numbers")),
+            *(f"ds_distill/evaluation/{n}.py" for n in ("predictions", "bootstrap", "report")),
         ),
         14,
         (f"{UNIT}metrics.py", f"{UNIT}bootstrap.py", f"{UNIT}regression.py"),
@@ -146,7 +146,7 @@ EXPLAINED: dict[str, str] = {
     "ds_distill/routing/gate.py: loss = 0.0 -> loss = 1.0": (
         "penalties are compared with each other alone, and each has it"
     ),
-    "ds_distill/losses/logits.py: _LOGIT_BYTES = 1 << 29 -> _LOGIT_BYTES = 1 << 30": (
+    "ds_distill/losses/logits.py: LOGIT_BYTES = 1 << 29 -> LOGIT_BYTES = 1 << 30": (
         "a bound on memory; losses are equal at any"
     ),
 }
