@@ -163,7 +163,7 @@ def test_layers_that_would_not_be_loaded_again_are_refused_by_their_configuratio
     kinds = tr.BertConfig(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"])
     with pytest.raises(UserError, match=r"layers of the model \(bert\) are of different kinds"):
         check_layers(kinds, [1])
-    for kind in NOT_CUT:
+    for kind in sorted(NOT_CUT.keys() & {*tr.CONFIG_MAPPING}):  # an older transformers lacks some
         with pytest.raises(UserError, match=rf"\({kind}\) {NOT_CUT[kind]}"):
             check_layers(tr.AutoConfig.for_model(kind), [1])
 
