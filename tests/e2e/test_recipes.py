@@ -78,7 +78,8 @@ class Toys:
         if settings["student"]["layers"] is not None:
             settings["student"]["layers"] = [0]
         if settings["student"].get("config") is not None:
-            settings["student"]["config"] = {"hidden_size": WIDTHS[0], "num_hidden_layers": 1}
+            depth = 2 if "layers: every" in dump_recipe(whole) else 1  # of toy teachers: two
+            settings["student"]["config"] = {"hidden_size": WIDTHS[0], "num_hidden_layers": depth}
         for phase in phases:
             shorten(phase)
         for name, task in (settings.get("tasks") or {"task": settings["task"]}).items():
