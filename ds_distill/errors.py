@@ -37,7 +37,7 @@ def located(where: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{where}: {error}") from error
+        raise UserError(*(f"{where}: {mistake}" for mistake in error.mistakes)) from error
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:
