@@ -77,3 +77,11 @@ def test_the_training_split_is_of_the_first_training(
     settings["phases"] = [*trainings, evaluation] if trains else [evaluation]
     made = Made(settings, tmp_path, tiny_models["toy"])
     assert made.data.training_split == ("validation" if trains else None)
+
+
+def test_what_fits_routing_is_no_training(
+    toy_settings: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    phases = [{"expertise": {"split": "validation"}}, *toy_settings["phases"]]
+    made = Made({**toy_settings, "phases": phases}, tmp_path, tiny_models["toy"])
+    assert made.data.training_split == "train"
