@@ -178,14 +178,14 @@ def comparisons(
     roles: Mapping[str, str],
     reports: Mapping[str, Mapping[str, Any]],
     judge: Metric[Any],
-    entry: MetricClass,
+    metric: MetricClass,
     groups: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
     """Each student against each other model: the `difference`; against a teacher `to_teacher`, and
     `gap_closed` where the student before training, `start`, is among the models.
 
     predictions, roles (`teacher`, `student`, `control`, `start`) and reports: by model.
-    judge, entry: the task's metric.
+    judge, metric: the task's metric.
     """
     rows = []
     start = next((model for model, role in roles.items() if role == "start"), None)
@@ -204,35 +204,37 @@ def comparisons(
                 **difference(predictions[student], predictions[other], judge, groups),
             }
             if roles[other] == "teacher":
-                row |= to_teacher(reports[student], reports[other], entry)
+                row |= to_teacher(reports[student], reports[other], metric)
             if other in gaps and start is not None:
-                own, first = (reports[model][entry.name] for model in (student, start))
+                own, first = (reports[model][metric.name] for model in (student, start))
                 defined = own is not None and first is not None
-                row["gap_closed"] = gap_closed(own - first, gaps[other], entry) if defined else None
+                row["gap_closed"] = (
+                    gap_closed(own - first, gaps[other], metric) if defined else None
+                )
             rows.append(row)
     return rows
 
 
-def gap_closed(own: float, gap: Mapping[str, Any], entry: MetricClass) -> float | None:
+def gap_closed(own: float, gap: Mapping[str, Any], metric: MetricClass) -> float | None:
     """The part of the way from the start to a teacher that a student has gone; None where the
     teacher is not better than the start beyond chance, so that there is no gap (the measure
     of the transfer sets' paper; docs/papers.md).
 
     own: the student's score less the start's. gap: the teacher's, with its interval.
     """
-    return own / gap["difference"] if entry.better(gap["interval"]) else None
+    return own / gap["difference"] if metric.better(gap["interval"]) else None
 
 
 def to_teacher(
-    student: Mapping[str, Any], teacher: Mapping[str, Any], entry: MetricClass
+    student: Mapping[str, Any], teacher: Mapping[str, Any], metric: MetricClass
 ) -> dict[str, float | None]:
     """`retention`: the student's score as a share of the teacher's; None where the teacher's is 0,
     one of them is not defined, or less is better. `median_class_difference`: the median over the
     classes with examples of the student's accuracy less the teacher's; None without classes."""
     own, others = (report.get("per_class", {}) for report in (student, teacher))
     differences = [own[name] - others[name] for name in own if own[name] is not None]
-    score, whole = student[entry.name], teacher[entry.name]
-    known = entry.higher_is_better and None not in (score, whole) and whole > 0
+    score, whole = student[metric.name], teacher[metric.name]
+    known = metric.higher_is_better and None not in (score, whole) and whole > 0
     return {
         "retention": score / whole if known else None,
         "median_class_difference": float(np.median(differences)) if differences else None,

@@ -110,13 +110,13 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     of_models = {model: scored[model] for model in roles}
     saved = SavedPredictions(run.labels, groups, of_models)
     saved.write(run.folder.predictions(number, name))
-    entry = metric_of(run.task)
+    metric = metric_of(run.task)
     baseline = {**baseline, **reports[BASELINE]}
     _log(run, name, phase.split, roles, reports, baseline)
     return {
         "split": phase.split,
         "over": TASKS[run.task.type].over,
-        "metric": entry.name,
+        "metric": metric.name,
         "metric_settings": run.task.metric.model_dump(exclude={"name"}, exclude_defaults=True),
         "examples_mark": _mark(run, examples, counted, references),
         "models": {
@@ -129,7 +129,7 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
             for model, role in roles.items()
         },
         "baseline": baseline,
-        "comparisons": comparisons(scored, roles, reports, kind.judge, entry, groups),
+        "comparisons": comparisons(scored, roles, reports, kind.judge, metric, groups),
         "warnings": warnings,
     }
 
@@ -156,10 +156,10 @@ def _log(
     baseline: dict[str, Any],
 ) -> None:
     """An event and a line for each model, and a line for the baseline."""
-    entry = metric_of(run.task)
+    metric = metric_of(run.task)
 
     def score_of(report: dict[str, Any]) -> str:
-        return f"{entry.title} {entry.shown_as(report[entry.name])}"
+        return f"{metric.title} {metric.shown_as(report[metric.name])}"
 
     for model, role in roles.items():
         numbers = {one: reports[model][one] for one in run.kind.metrics if one in reports[model]}
@@ -167,7 +167,7 @@ def _log(
             numbers |= {f"own_{one}": value for one, value in reports[model]["own_tokens"].items()}
         run.log.event("evaluation", phase=phase, model=model, split=split, **numbers)
         own = reports[model].get("own_tokens")
-        added = f"; on all its tokens {score_of(own)}" if own and entry.name in own else ""
+        added = f"; on all its tokens {score_of(own)}" if own and metric.name in own else ""
         run.log.info(f"  {model:<16} {role:<8} {score_of(reports[model])}{added}")
     answer = answer_of({"over": TASKS[run.task.type].over, "baseline": baseline})
     rule, score = f"{baseline['rule']} of {baseline['split']}", score_of(reports[BASELINE])

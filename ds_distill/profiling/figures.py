@@ -35,14 +35,14 @@ def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:
     found = points(models)
     if not found:
         raise UserError(f"--figure {path}: the run's evaluate phase gave no scores.")
-    entry = next(over[models[0].metric] for over in METRICS.values() if models[0].metric in over)
-    factor = 100 if entry.is_share() else 1
+    metric = next(over[models[0].metric] for over in METRICS.values() if models[0].metric in over)
+    factor = 100 if metric.is_share() else 1
     found = {name: (x, factor * y) for name, (x, y) in found.items()}
     with _figure(path, (7.5, 4.5)) as axis:
         for model in models:
             if model.name in found:
                 axis.scatter(*found[model.name], s=40, color=_COLOURS.get(model.role, "grey"))
-        limits = of_scores((score for _, score in found.values()), in_percent=entry.is_share())
+        limits = of_scores((score for _, score in found.values()), in_percent=metric.is_share())
         axis.set_ylim(limits)
         for names, point in _together(found, 0.04 * (limits[1] - limits[0])):
             axis.annotate(names, point, textcoords="offset points", xytext=(6, 4), fontsize=8)
@@ -50,7 +50,7 @@ def plot_models(models: Sequence[ProfiledModel], path: Path) -> None:
             axis.scatter([], [], color=colour, label=role)
         longest = max(case.length for case in models[0].cases)
         axis.set_xlabel(f"median milliseconds of one text of {longest} tokens")
-        axis.set_ylabel(entry.title + (", %" if entry.is_share() else ""))
+        axis.set_ylabel(metric.title + (", %" if metric.is_share() else ""))
         axis.set_xlim(0, 1.3 * max(milliseconds for milliseconds, _ in found.values()))
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -75,16 +75,16 @@ def _of_own_tokens(record: dict[str, Any]) -> Table:
         for name, model in record["models"].items()
         if "own_tokens" in model
     }
-    held = {metric for own in models.values() for metric in own}
-    entries = {name: entry for name, entry in metrics_of(record).items() if name in held}
+    held = {key for own in models.values() for key in own}
+    metrics = {name: metric for name, metric in metrics_of(record).items() if name in held}
     return Table(
         "On all masked tokens, also those that not all models know",
-        ["model", "tokens", *(entry.title for entry in entries.values())],
+        ["model", "tokens", *(metric.title for metric in metrics.values())],
         [
             [
                 name,
                 f"{own['tokens']:,}",
-                *(entry.shown_as(own[metric]) for metric, entry in entries.items()),
+                *(metric.shown_as(own[key]) for key, metric in metrics.items()),
             ]
             for name, own in models.items()
         ],
@@ -96,7 +96,7 @@ def _of_class(label: str, models: dict[str, Any]) -> list[str | Cell]:
     return [label, *(_share(model["per_class"][label]) for model in models.values())]
 
 
-def difference_cell(entry: MetricClass, numbers: dict[str, Any], score: float | None) -> Cell:
+def difference_cell(metric: MetricClass, numbers: dict[str, Any], score: float | None) -> Cell:
     """A difference with its interval, whether it is beyond chance, and whether the test is too
     small to tell.
 
@@ -104,29 +104,29 @@ def difference_cell(entry: MetricClass, numbers: dict[str, Any], score: float | 
         difference is from.
     """
     if numbers["interval"] is None:
-        return Cell(entry.difference_as(None))
-    shown, interval = entry.difference_as(numbers["difference"]), numbers["interval"]
-    wide = "?" if entry.too_wide(interval, score) else ""
-    text = f"{shown} ({interval_as(entry.difference_as, interval)}){wide}"
-    return Cell(text, outcome_of(entry, interval))
+        return Cell(metric.difference_as(None))
+    shown, interval = metric.difference_as(numbers["difference"]), numbers["interval"]
+    wide = "?" if metric.too_wide(interval, score) else ""
+    text = f"{shown} ({interval_as(metric.difference_as, interval)}){wide}"
+    return Cell(text, outcome_of(metric, interval))
 
 
-def wide_note(entry: MetricClass, rows: Sequence[Sequence[str | Cell]]) -> list[str]:
+def wide_note(metric: MetricClass, rows: Sequence[Sequence[str | Cell]]) -> list[str]:
     """A sentence where one of the cells says that the test is too small."""
     cells = (cell for row in rows for cell in row)
     if not any(isinstance(cell, Cell) and cell.text.endswith("?") for cell in cells):
         return []
     return [
         "?: within chance, but the test is too small to tell: the interval reaches more than "
-        f"{entry.wide_as()} either way."
+        f"{metric.wide_as()} either way."
     ]
 
 
-def outcome_of(entry: MetricClass, interval: Sequence[float] | None) -> Outcome:
+def outcome_of(metric: MetricClass, interval: Sequence[float] | None) -> Outcome:
     """Whether a difference is beyond chance, by its interval. None: of one that is not defined."""
     if interval is None or no_width(interval):
         return ""
-    return "better" if entry.better(interval) else "worse" if entry.worse(interval) else ""
+    return "better" if metric.better(interval) else "worse" if metric.worse(interval) else ""
 
 
 def _share(value: float | None) -> str:

@@ -45,11 +45,11 @@ def plot_codecs(scores: Sequence[CodecScore], path: Path, title: str) -> None:
     pyplot.close(figure)
 
 
-def plot_settings(found: dict[str, Any], entry: MetricClass, path: Path) -> None:
+def plot_settings(found: dict[str, Any], metric: MetricClass, path: Path) -> None:
     """Scores of a sweep: a dot for each seed, the mean of each setting with its interval, and a
     line where the baseline is. Of a setting whose scores are undefined it says so.
 
-    found: as `sweep.table.summary` makes it, with settings. entry: of its metric.
+    found: as `sweep.table.summary` makes it, with settings. metric: its.
     """
     import matplotlib
 
@@ -57,7 +57,7 @@ def plot_settings(found: dict[str, Any], entry: MetricClass, path: Path) -> None
     from matplotlib import pyplot
 
     rows = found["settings"]
-    factor = 100 if entry.is_share() else 1
+    factor = 100 if metric.is_share() else 1
     figure, axis = pyplot.subplots(figsize=(8, 1.2 + 0.45 * len(rows)), layout="constrained")
     for number, row in enumerate(rows):
         scores, mean = row["score"]["values"], row["score"]["mean"]
@@ -78,11 +78,11 @@ def plot_settings(found: dict[str, Any], entry: MetricClass, path: Path) -> None
         shown.append(majority[0])
         axis.axvline(factor * majority[0], color="0.5", linestyle="--", linewidth=1)
     if shown:
-        axis.set_xlim(of_scores((factor * score for score in shown), in_percent=entry.is_share()))
+        axis.set_xlim(of_scores((factor * score for score in shown), in_percent=metric.is_share()))
     names = [", ".join(row["setting"]) or "the recipe's" for row in rows]
     axis.set_yticks(range(len(rows)), names)
     axis.set_ylim(len(rows) - 0.5, -0.5)
-    axis.set_xlabel(f"{entry.title} on {found['split']}" + (", %" if entry.is_share() else ""))
+    axis.set_xlabel(f"{metric.title} on {found['split']}" + (", %" if metric.is_share() else ""))
     axis.grid(alpha=0.3, axis="x")
     save_figure(figure, path)
     pyplot.close(figure)

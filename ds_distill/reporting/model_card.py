@@ -142,8 +142,8 @@ def _inherited(recipe: Recipe) -> dict[str, Any]:
 
 
 def _hub_metrics(evaluation: dict[str, Any]) -> list[str]:
-    entries = metrics_of(evaluation).values()
-    return list(dict.fromkeys(entry.hub_name for entry in entries if entry.hub_name))
+    metrics = metrics_of(evaluation).values()
+    return list(dict.fromkeys(metric.hub_name for metric in metrics if metric.hub_name))
 
 
 def _eval_results(
@@ -160,12 +160,12 @@ def _eval_results(
             dataset_name=hub_data or _name_of_data(task.data.path),
             dataset_config=task.data.config if hub_data else None,
             dataset_split=task.data.own_splits().get(split, split),
-            metric_type=entry.hub_name,
-            metric_name=entry.heading(),
+            metric_type=metric.hub_name,
+            metric_name=metric.heading(),
             metric_value=round(own[name], 4),
         )
-        for name, entry in metrics_of(evaluation).items()
-        if entry.hub_name and own[name] is not None
+        for name, metric in metrics_of(evaluation).items()
+        if metric.hub_name and own[name] is not None
     ]
 
 
@@ -266,11 +266,11 @@ def _table(evaluation: dict[str, Any], ready: list[str]) -> list[str]:
             about += f" The column of a {'label' if noun == 'class' else noun} is its {measure}."
         if note := settings_note(evaluation):
             about += f" {_escaped(note)}"
-    columns = ["model", "role", *(entry.title for entry in metrics.values())]
+    columns = ["model", "role", *(metric.title for metric in metrics.values())]
     columns += [_escaped(label) for label in labels]
     lines = [about, "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for name, model in evaluation["models"].items():
-        numbers = [entry.shown_as(model[key]) for key, entry in metrics.items()]
+        numbers = [metric.shown_as(model[key]) for key, metric in metrics.items()]
         classes = [
             "-" if (value := model["per_class"][label]) is None else f"{value:.1%}"
             for label in labels

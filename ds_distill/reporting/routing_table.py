@@ -15,9 +15,9 @@ from ds_distill.routing.comparison import Comparison, Score
 def routing_table(comparison: Comparison, split: str) -> Group:
     """The console table, with a line on the choice."""
     examples = f"{comparison.examples:,} examples of {split}"
-    entry, title = comparison.entry, comparison.entry.title
+    metric, title = comparison.metric_class, comparison.metric_class.title
     table = Table(
-        title=f"{entry.heading()} of each policy's target, on {examples}, cross-validated",
+        title=f"{metric.heading()} of each policy's target, on {examples}, cross-validated",
         title_justify="left",
         box=SIMPLE_HEAD,  # plain enough for a log file
     )
@@ -28,13 +28,13 @@ def routing_table(comparison: Comparison, split: str) -> Group:
     meanings = {**candidates(), **candidates(partial=True)}
     for name, score in comparison.policies.items():
         style = "bold" if name == comparison.choice else None
-        table.add_row(*_cells(entry, name, score, meanings[name].meaning), style=style)
+        table.add_row(*_cells(metric, name, score, meanings[name].meaning), style=style)
     table.add_section()
     for name, score in comparison.teachers.items():
-        table.add_row(*_cells(entry, f"teacher {name}", score, "one teacher alone"))
+        table.add_row(*_cells(metric, f"teacher {name}", score, "one teacher alone"))
     table.add_row(
         *_cells(
-            entry,
+            metric,
             "any teacher",
             comparison.any_teacher,
             "a teacher that is right, where one is: how far choosing can go",
@@ -50,21 +50,21 @@ def routing_table(comparison: Comparison, split: str) -> Group:
 
 def reason(comparison: Comparison) -> str:
     """The reason of the choice, in one sentence."""
-    entry = comparison.entry
+    metric = comparison.metric_class
     if comparison.choice != comparison.baseline:
         bounds = sorted(map(abs, comparison.policies[comparison.choice].interval))
-        low, high = (entry.difference_as(bound).lstrip("+") for bound in bounds)
+        low, high = (metric.difference_as(bound).lstrip("+") for bound in bounds)
         return (
-            f"The {entry.title} of its target is better than the average's, by {low} to "
-            f"{high}{' points' if entry.is_share() else ''}."
+            f"The {metric.title} of its target is better than the average's, by {low} to "
+            f"{high}{' points' if metric.is_share() else ''}."
         )
-    best = entry.best({name: policy.score for name, policy in comparison.policies.items()})
+    best = metric.best({name: policy.score for name, policy in comparison.policies.items()})
     if best == comparison.baseline:
-        return f"No policy's target has a better {entry.title}."
+        return f"No policy's target has a better {metric.title}."
     return f"The best target, of {best}, is better only within chance."
 
 
-def _cells(entry: MetricClass, name: str, score: Score, meaning: str) -> list[Text]:
-    low, high = (entry.difference_as(bound) for bound in score.interval)
-    numbers = [entry.shown_as(score.score), entry.difference_as(score.difference)]
+def _cells(metric: MetricClass, name: str, score: Score, meaning: str) -> list[Text]:
+    low, high = (metric.difference_as(bound) for bound in score.interval)
+    numbers = [metric.shown_as(score.score), metric.difference_as(score.difference)]
     return [Text(cell) for cell in (name, *numbers, f"{low} to {high}", meaning)]

@@ -62,12 +62,12 @@ def left_out(results: dict[str, Any]) -> dict[str, str]:
 
 def metrics_of(evaluation: dict[str, Any]) -> dict[str, MetricClass]:
     """The metrics that an evaluation's record holds, by name: the task's first."""
-    judge, entries = judge_of(evaluation), METRICS[evaluation["over"]]
+    judge, metrics = judge_of(evaluation), METRICS[evaluation["over"]]
     over = evaluation["over"]
-    reported = (name for name, entry in entries.items() if over in entry.reported)
+    reported = (name for name, metric in metrics.items() if over in metric.reported)
     names = dict.fromkeys([judge.name, *reported])
     held = next(iter(evaluation["models"].values()))
-    return {name: entries[name] for name in names if name in held}
+    return {name: metrics[name] for name in names if name in held}
 
 
 def judge_of(evaluation: Mapping[str, Any]) -> MetricClass:

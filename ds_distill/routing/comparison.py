@@ -75,7 +75,7 @@ class Comparison:
     """Policies, teachers and what they have in common, on one split."""
 
     metric: str
-    """The task's: the name of its entry."""
+    """The task's: its name."""
     over: Over
     examples: int
     policies: dict[str, Score]
@@ -101,7 +101,7 @@ class Comparison:
         return routing_of_candidate(self.choice)
 
     @property
-    def entry(self) -> MetricClass:
+    def metric_class(self) -> MetricClass:
         return METRICS[self.over][self.metric]
 
     def to_json(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ds_distill.sweep.table import (
     difference,
     interval_notes,
     learnt_notes,
-    metric_entry,
+    metric_class,
     no_draws,
     over_seeds,
     shown,
@@ -84,13 +84,13 @@ def _task(
     if not found:
         return {"metric": None, "undefined": undefined, "checkpoints": {}}
     first = next(iter(found.values()))
-    entry = metric_entry(first)
+    metric = metric_class(first)
     rows = {name: each.pop("row") for name, each in found.items()}
     for name, row in rows.items():
         found[name] |= {"score": row["score"], "retention": None, "to_reference": None}
         if reference in rows:
             other = rows[reference]
-            found[name]["retention"] = _retention(entry, row["score"], other["score"])
+            found[name]["retention"] = _retention(metric, row["score"], other["score"])
             if name != reference:
                 apart = difference(row, other, drawn[name], drawn[reference])
                 found[name]["to_reference"] = apart
@@ -99,8 +99,8 @@ def _task(
     return {**about, "majority": majority, "undefined": undefined, "checkpoints": found}
 
 
-def _retention(entry: MetricClass, own: dict[str, Any], other: dict[str, Any]) -> float | None:
-    whole = entry.higher_is_better and None not in (own["mean"], other["mean"])
+def _retention(metric: MetricClass, own: dict[str, Any], other: dict[str, Any]) -> float | None:
+    whole = metric.higher_is_better and None not in (own["mean"], other["mean"])
     known = whole and other["mean"] > 0
     return float(own["mean"] / other["mean"]) if known else None
 
@@ -145,7 +145,7 @@ def _by_seed(
 ) -> list[float]:
     scores = []
     for task in tasks.values():
-        if name not in task["checkpoints"] or not metric_entry(task).is_share():
+        if name not in task["checkpoints"] or not metric_class(task).is_share():
             return []
         scores.append(task["checkpoints"][name]["score"]["values"])
         if None in scores[-1]:
@@ -163,17 +163,17 @@ def _by_seed(
 def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
     """Scores; differences to the reference; the settings that were chosen."""
     tasks, reference = found["tasks"], found["reference"]
-    entries = {task: metric_entry(of) for task, of in tasks.items() if of["metric"] is not None}
-    heads = [f"{task}, {entry.title}" for task, entry in entries.items()]
+    metrics = {task: metric_class(of) for task, of in tasks.items() if of["metric"] is not None}
+    heads = [f"{task}, {metric.title}" for task, metric in metrics.items()]
     means = ["mean", *(["macro mean"] if "macro" in found["checkpoints"][reference] else [])]
     yield Table(
         "Scores",
         ["checkpoint", *heads, *means, f"of {reference}'s"],
         [
-            *(_scores(name, of, entries, tasks) for name, of in found["checkpoints"].items()),
+            *(_scores(name, of, metrics, tasks) for name, of in found["checkpoints"].items()),
             [
                 "the baseline",
-                *(entry.shown_as(tasks[task]["majority"]) for task, entry in entries.items()),
+                *(metric.shown_as(tasks[task]["majority"]) for task, metric in metrics.items()),
                 *("" for _ in means),
                 "",
             ],
@@ -189,21 +189,21 @@ def suite_tables(found: dict[str, Any]) -> Iterator[Table]:
     )  # fmt: skip
     others = [name for name in found["checkpoints"] if name != reference]
     if others:
-        rows = [_differences(name, found, entries) for name in others]
+        rows = [_differences(name, found, metrics) for name in others]
         yield Table(
             f"Less {reference}",
-            ["checkpoint", *entries, *means],
+            ["checkpoint", *metrics, *means],
             rows,
             [
                 "Points of shares, seed by seed, on the same test examples; *: beyond chance, the "
                 "95% interval excludes 0.",
-                *dict.fromkeys(note for e in entries.values() for note in wide_note(e, rows)),
+                *dict.fromkeys(note for e in metrics.values() for note in wide_note(e, rows)),
             ],
         )
-    yield _settings_table(tasks, entries)
+    yield _settings_table(tasks, metrics)
 
 
-def _settings_table(tasks: dict[str, Any], entries: dict[str, MetricClass]) -> Table:
+def _settings_table(tasks: dict[str, Any], metrics: dict[str, MetricClass]) -> Table:
     return Table(
         "Settings that were chosen",
         ["task", "checkpoint", "setting", "choosing", "by seed"],
@@ -212,15 +212,15 @@ def _settings_table(tasks: dict[str, Any], entries: dict[str, MetricClass]) -> T
                 task,
                 name,
                 ", ".join(of["settings"][of["chosen"]]["setting"]),
-                entry.shown_as(of["settings"][of["chosen"]]["choosing"]["mean"]),
-                " ".join(map(entry.shown_as, of["score"]["values"])),
+                metric.shown_as(of["settings"][of["chosen"]]["choosing"]["mean"]),
+                " ".join(map(metric.shown_as, of["score"]["values"])),
             ]
-            for task, entry in entries.items()
+            for task, metric in metrics.items()
             for name, of in tasks[task]["checkpoints"].items()
         ],
         [
             f"Undefined, and ranked last, {task}, {name}: {'; '.join(settings)}."
-            for task in entries
+            for task in metrics
             for name, settings in tasks[task]["undefined"].items()
             if settings
         ],
@@ -239,16 +239,16 @@ def _chosen(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 def _scores(
     name: str,
     of: dict[str, Any],
-    entries: Mapping[str, MetricClass],
+    metrics: Mapping[str, MetricClass],
     tasks: Mapping[str, dict[str, Any]],
 ) -> list[str | Cell]:
     scores = [
-        shown(tasks[task]["checkpoints"][name]["score"], entry.shown_as)
+        shown(tasks[task]["checkpoints"][name]["score"], metric.shown_as)
         if name in tasks[task]["checkpoints"]
-        else entry.shown_as(None)
+        else metric.shown_as(None)
         if tasks[task]["undefined"][name]
         else "-"
-        for task, entry in entries.items()
+        for task, metric in metrics.items()
     ]
     means = [
         "-" if each["mean"] is None else shown(each["mean"], "{:.1%}".format)
@@ -259,17 +259,17 @@ def _scores(
 
 
 def _differences(
-    name: str, found: dict[str, Any], entries: Mapping[str, MetricClass]
+    name: str, found: dict[str, Any], metrics: Mapping[str, MetricClass]
 ) -> list[str | Cell]:
     cells: list[str | Cell] = [name]
-    for task, entry in entries.items():
+    for task, metric in metrics.items():
         numbers = found["tasks"][task]["checkpoints"].get(name, {}).get("to_reference")
         if numbers is None:
             cells.append("-")
             continue
         score = found["tasks"][task]["checkpoints"][name]["score"]["mean"]
-        cells.append(to_first(entry, numbers, score))
-    of, any_share = found["checkpoints"][name], next(iter(entries.values()), None)
+        cells.append(to_first(metric, numbers, score))
+    of, any_share = found["checkpoints"][name], next(iter(metrics.values()), None)
     for each in (of, *([of["macro"]] if "macro" in of else [])):
         apart = each["to_reference"]
         if apart is None or any_share is None:

@@ -6,7 +6,7 @@ from ds_distill.files import write_json, write_text
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.tables import page, table_text
 from ds_distill.sweep.sweep import Sweep
-from ds_distill.sweep.table import metric_entry, summary, sweep_table
+from ds_distill.sweep.table import metric_class, summary, sweep_table
 
 
 def write_report(sweep: Sweep) -> str:
@@ -17,7 +17,7 @@ def write_report(sweep: Sweep) -> str:
     figure, table = "", sweep_table(found)
     if found["settings"]:
         file = sweep.path / "figures" / "scores.svg"
-        plot_settings(found, metric_entry(found), file)
+        plot_settings(found, metric_class(found), file)
         figure = file.read_text(encoding="utf-8")
     name = sweep.runs[0].recipe.name
     sentences = [f"{len(sweep.runs)} runs of {name}."]

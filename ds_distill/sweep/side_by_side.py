@@ -168,7 +168,7 @@ def paired(one: Evaluation, model: str, other: Evaluation, others: str) -> dict[
 def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
     """Of what `side_by_side` found: one each."""
     for group in groups:
-        entry = judge_of(group)
+        metric = judge_of(group)
         run, model = group["first"]
         rows: list[list[str | Cell]] = []
         for row in group["rows"]:
@@ -179,29 +179,29 @@ def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
                     row["run"],
                     row["model"],
                     row["role"],
-                    entry.shown_as(row["score"]),
-                    difference_cell(entry, row["to_baseline"], row["score"]),
+                    metric.shown_as(row["score"]),
+                    difference_cell(metric, row["to_baseline"], row["score"]),
                     "" if first else "not comparable" if to_first is None
-                    else difference_cell(entry, to_first, row["score"]),
+                    else difference_cell(metric, to_first, row["score"]),
                     f"{row['parameters'] / 1e6:.1f} M",
                     duration(row["run_seconds"]),
                 ]
             )  # fmt: skip
-        heads = ["run", "model", "role", entry.title, "to the baseline", f"less {run} {model}"]
+        heads = ["run", "model", "role", metric.title, "to the baseline", f"less {run} {model}"]
         count = f"{group['baseline']['examples']:,} examples of {group['split']}"
-        title = f"{entry.heading()} on {count}"
-        notes = [*_notes(group), *wide_note(entry, rows)]
+        title = f"{metric.heading()} on {count}"
+        notes = [*_notes(group), *wide_note(metric, rows)]
         yield Table(title, [*heads, "parameters", "the run took"], rows, notes)
 
 
 def _notes(group: dict[str, Any]) -> Iterator[str]:
-    entry = judge_of(group)
+    metric = judge_of(group)
     baseline = group["baseline"]
     if note := settings_note(group):
         yield note
     yield (
-        f"The baseline is always {answer_of(group)}: {entry.title} "
-        f"{entry.shown_as(baseline[entry.name])}. "
+        f"The baseline is always {answer_of(group)}: {metric.title} "
+        f"{metric.shown_as(baseline[metric.name])}. "
         "In brackets: 95% intervals on the same examples, paired bootstrap; beyond chance where "
         "they exclude 0 (*). They do not include the effect of another seed."
     )
@@ -210,7 +210,7 @@ def _notes(group: dict[str, Any]) -> Iterator[str]:
             f"{baseline['words_without_token']:,} of the {baseline['words']:,} words have no token "
             "that all models of these runs read, and count as not found."
         )
-    yield from undefined_note([baseline[entry.name], *(row["score"] for row in group["rows"])])
+    yield from undefined_note([baseline[metric.name], *(row["score"] for row in group["rows"])])
     if any(row["to_first"] is None and [row["run"], row["model"]] != group["first"]
            for row in group["rows"]):  # fmt: skip
         yield "Not comparable: the folder `predictions` of a run is gone."
@@ -220,8 +220,8 @@ def _notes(group: dict[str, Any]) -> Iterator[str]:
         ]
         second = [pair["runs"][1], pair["models"][1]]
         [row] = [row for row in group["rows"] if [row["run"], row["model"]] == second]
-        shown = difference_cell(entry, pair, row["score"]).text
-        outcome = outcome_of(entry, pair["interval"])
+        shown = difference_cell(metric, pair, row["score"]).text
+        outcome = outcome_of(metric, pair["interval"])
         if pair["interval"] is None:
             yield f"The difference of {names[1]} and {names[0]} is undefined."
         elif outcome:

@@ -30,7 +30,7 @@ from ds_distill.sweep.disk import Known, most_at_a_time, taken
 from ds_distill.sweep.examples import Draws, drawn
 from ds_distill.sweep.grid import SEED, Variant
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
-from ds_distill.sweep.table import metric_entry, run_result
+from ds_distill.sweep.table import metric_class, run_result
 
 TELLS_EVERY = 60
 """Seconds between lines that say what runs."""
@@ -268,8 +268,8 @@ class Sweep:
             if found["student"] is None:
                 return "done"
             score = found["models"][found["student"]]["score"]
-            entry = metric_entry(found)
-            return f"{found['student']} {entry.title} {entry.shown_as(score)}"
+            metric = metric_class(found)
+            return f"{found['student']} {metric.title} {metric.shown_as(score)}"
 
         return end
 

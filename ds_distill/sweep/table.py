@@ -49,10 +49,10 @@ def run_result(results: dict[str, Any]) -> dict[str, Any]:
 
 def _learnt(record: dict[str, Any], student: str) -> bool | None:
     """Whether a student is better than the baseline beyond chance; None where that has no score."""
-    entry = judge_of(record)
-    if record["baseline"][entry.name] is None:
+    metric = judge_of(record)
+    if record["baseline"][metric.name] is None:
         return None
-    return entry.better(record["models"][student]["to_baseline"]["interval"])
+    return metric.better(record["models"][student]["to_baseline"]["interval"])
 
 
 def no_draws(variant: Variant) -> Drawn | None:
@@ -76,7 +76,7 @@ def summary(runs: Mapping[Variant, dict[str, Any]], draws: Draws = no_draws) -> 
         row["score"] = over_seeds(row["score"]["values"], examples_of([*own.values()]))
     for row, own in zip(rows[1:], drawn[1:], strict=True):
         row["to_first"] = difference(row, rows[0], own, drawn[0])
-    entry = metric_entry(next(iter(found.values()))) if found else None
+    metric = metric_class(next(iter(found.values()))) if found else None
     choosing = {
         number: row["choosing"]["mean"]
         for number, row in enumerate(rows)
@@ -87,11 +87,11 @@ def summary(runs: Mapping[Variant, dict[str, Any]], draws: Draws = no_draws) -> 
     return {
         **{key: first.get(key) for key in ("metric", "split", "rule")},
         "settings": rows,
-        "chosen": entry.best(choosing) if entry is not None and complete else None,
+        "chosen": metric.best(choosing) if metric is not None and complete else None,
     }
 
 
-def metric_entry(of: Mapping[str, Any]) -> MetricClass:
+def metric_class(of: Mapping[str, Any]) -> MetricClass:
     """Of a run's result, or a summary."""
     return judge_of({"over": of["metric"]["over"], "metric": of["metric"]["name"]})
 
@@ -166,34 +166,36 @@ def sweep_table(found: dict[str, Any]) -> Table:
     """The summary for a reader."""
     if not found["settings"]:
         return Table("", ["setting"], [], ["No run has a student that was evaluated."])
-    entry = metric_entry(found)
-    heads = ["setting", "runs", f"student, {entry.title} on {found['split']}", "by seed"]
+    metric = metric_class(found)
+    heads = ["setting", "runs", f"student, {metric.title} on {found['split']}", "by seed"]
     heads += ["choosing", *(["to the first"] if len(found["settings"]) > 1 else [])]
     rows: list[list[str | Cell]] = []
     for number, row in enumerate(found["settings"]):
         line: list[str | Cell] = [
             ", ".join(row["setting"]) or "the recipe's",
             str(len(row["seeds"])),
-            shown(row["score"], entry.shown_as),
-            " ".join(map(entry.shown_as, row["score"]["values"])),
-            shown({**row["choosing"], "interval": None}, entry.shown_as) if row["chooses"] else "-",
+            shown(row["score"], metric.shown_as),
+            " ".join(map(metric.shown_as, row["score"]["values"])),
+            shown({**row["choosing"], "interval": None}, metric.shown_as)
+            if row["chooses"]
+            else "-",
         ]
         if len(heads) > 5:
             mean = row["score"]["mean"]
-            line.append(to_first(entry, row["to_first"], mean) if number else "")
+            line.append(to_first(metric, row["to_first"], mean) if number else "")
         rows.append(line)
-    return Table("", heads, rows, [*_notes(found, entry), *wide_note(entry, rows)])
+    return Table("", heads, rows, [*_notes(found, metric), *wide_note(metric, rows)])
 
 
-def to_first(entry: MetricClass, numbers: dict[str, Any], score: float | None) -> Cell:
+def to_first(metric: MetricClass, numbers: dict[str, Any], score: float | None) -> Cell:
     """A difference, with its interval where there is one.
 
     score: what it is from.
     """
     interval = numbers["interval"]
-    outcome = outcome_of(entry, interval) if interval else ""
-    wide = "?" if entry.too_wide(interval, score) else ""
-    return Cell(shown(numbers, entry.difference_as) + wide, outcome)
+    outcome = outcome_of(metric, interval) if interval else ""
+    wide = "?" if metric.too_wide(interval, score) else ""
+    return Cell(shown(numbers, metric.difference_as) + wide, outcome)
 
 
 def shown(numbers: dict[str, Any], form: Callable[[float | None], str]) -> str:
@@ -213,7 +215,7 @@ def undefined_settings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [", ".join(row["setting"]) or "the recipe's" for row in last]
 
 
-def _notes(found: dict[str, Any], entry: MetricClass) -> list[str]:
+def _notes(found: dict[str, Any], metric: MetricClass) -> list[str]:
     rows = found["settings"]
     notes = []
     others: dict[str, list[float]] = {}
@@ -222,21 +224,21 @@ def _notes(found: dict[str, Any], entry: MetricClass) -> list[str]:
             if numbers["role"] != "student" and numbers["mean"] is not None:
                 others.setdefault(name, []).append(numbers["mean"])
     for name, means in others.items():
-        ends = sorted({entry.shown_as(min(means)), entry.shown_as(max(means))})
+        ends = sorted({metric.shown_as(min(means)), metric.shown_as(max(means))})
         notes.append(f"{name}: {' to '.join(ends)}")
     majority = [row["majority"]["mean"] for row in rows if row["majority"]["mean"] is not None]
     if majority:
-        notes.append(f"always {found['rule']}: {entry.shown_as(majority[0])}")
+        notes.append(f"always {found['rule']}: {metric.shown_as(majority[0])}")
     if len(rows) > 1:
         if found["chosen"] is None:
             none = all(row["chooses"] for row in rows)
-            why = f"none has a {entry.title} on the" if none else "some runs have no"
+            why = f"none has a {metric.title} on the" if none else "some runs have no"
             notes.append(f"No setting is chosen: {why} examples that choose.")
         else:
             row = rows[found["chosen"]]
             notes.append(
                 f"Chosen, on the examples that choose: {', '.join(row['setting'])}. Its score on "
-                f"{found['split']}: {shown(row['score'], entry.shown_as)}."
+                f"{found['split']}: {shown(row['score'], metric.shown_as)}."
                 + (" It has learnt nothing, see below." if {*row["learnt"]} == {False} else "")
             )
         if last := undefined_settings(rows):

@@ -30,7 +30,7 @@ from ds_distill.sweep.examples import drawn
 from ds_distill.sweep.grid import Variant, split, variants
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
 from ds_distill.sweep.sweep import runs_of
-from ds_distill.sweep.table import metric_entry, run_result, summary, sweep_table
+from ds_distill.sweep.table import metric_class, run_result, summary, sweep_table
 
 
 def table(found: dict[str, Any]) -> str:
@@ -350,7 +350,7 @@ def test_the_estimate_is_near_what_a_run_writes(toy_recipe, tmp_path, tiny_model
 def test_the_page_has_the_table_and_the_figure_in_it(tmp_path):
     found = summary(runs({"1": [0.7, 0.72], "2": [0.8, 0.822]}, {"1": 0.75, "2": 0.74}))
     file = tmp_path / "scores.svg"
-    plot_settings(found, metric_entry(found), file)
+    plot_settings(found, metric_class(found), file)
     figure = file.read_text()
     text = page("A <sweep>", ["Four runs."], [sweep_table(found)], figure)
     assert "A &lt;sweep&gt;" in text and "rate=2" in text

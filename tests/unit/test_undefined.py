@@ -24,7 +24,7 @@ from ds_distill.run.folder import RunFolder
 from ds_distill.suite.results import suite_results, suite_tables
 from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.side_by_side import side_by_side, side_tables
-from ds_distill.sweep.table import metric_entry, run_result, summary, sweep_table
+from ds_distill.sweep.table import metric_class, run_result, summary, sweep_table
 
 METRICS_OF_NUMBERS = build_metrics("numbers")
 
@@ -142,7 +142,7 @@ def test_a_setting_that_diverged_is_ranked_last_and_named(tmp_path: Path) -> Non
     [line] = [line for line in text.splitlines() if line.startswith("rate=1 ")]
     assert line.count("undefined") == 4, "score, one of the seeds, choosing, to the first"
     assert "the mean label: undefined" not in text
-    plot_settings(found, metric_entry(found), tmp_path / "scores.svg")
+    plot_settings(found, metric_class(found), tmp_path / "scores.svg")
     alone = summary({variant: each for variant, each in ended.items() if variant.seed == "2"})
     assert alone["chosen"] == 0
     nothing = {v: run_result(results_of({"one": ("student", CONSTANT)})) for v in ended}
@@ -151,7 +151,7 @@ def test_a_setting_that_diverged_is_ranked_last_and_named(tmp_path: Path) -> Non
     assert "No setting is chosen: none has a Pearson on the examples that choose." in table_text(
         sweep_table(found)
     )
-    plot_settings(found, metric_entry(found), tmp_path / "scores.svg")
+    plot_settings(found, metric_class(found), tmp_path / "scores.svg")
     assert (tmp_path / "scores.svg").read_text().count("undefined") == 2
 
 
