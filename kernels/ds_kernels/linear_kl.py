@@ -222,6 +222,37 @@ _forward_op.register_autograd(_autograd, setup_context=_setup_context)
 forbid_double_backward(_backward_op, "linear_kl")
 
 
+def _checked(
+    op: str,
+    name: str,
+    model: tuple[Tensor, Tensor, Tensor | None],
+    cast: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A model's rows [N, H], its head [V, H] and bias [V], in the dtype of autocast; a teacher's
+    without gradients. Raises ValueError where they do not fit."""
+    hidden, head, bias = model
+    if name == "teacher":
+        hidden, head = hidden.detach(), head.detach()
+        bias = None if bias is None else bias.detach()
+    if cast is not None:
+        hidden, head = hidden.to(cast), head.to(cast)
+    if head.dim() != 2 or head.shape[1] != hidden.shape[-1] or head.shape[0] == 0:
+        raise ValueError(
+            f"{op}: {name}_weight {list(head.shape)} does not project {name}_hidden "
+            f"{list(hidden.shape)}; [V, {hidden.shape[-1]}] wanted"
+        )
+    if head.dtype != hidden.dtype or head.dtype not in FLOATS:
+        raise ValueError(
+            f"{op}: {name}_weight is {head.dtype}, {name}_hidden {hidden.dtype}; "
+            "they must agree, outside autocast"
+        )
+    if bias is not None and bias.shape != head.shape[:1]:
+        raise ValueError(
+            f"{op}: {name}_bias {list(bias.shape)} does not match {name}_weight {list(head.shape)}"
+        )
+    return hidden.reshape(-1, hidden.shape[-1]), head, bias
+
+
 def _linear(
     op: str,
     divergence: int,
@@ -242,29 +273,7 @@ def _linear(
     # As F.linear does under autocast.
     cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     lead = student[0].shape[:-1]
-    parts: list[Tensor | None] = []
-    for name, (hidden, head, bias) in (("student", student), ("teacher", teacher)):
-        if name == "teacher":
-            hidden, head = hidden.detach(), head.detach()
-            bias = None if bias is None else bias.detach()
-        if cast is not None:
-            hidden, head = hidden.to(cast), head.to(cast)
-        if head.dim() != 2 or head.shape[1] != hidden.shape[-1] or head.shape[0] == 0:
-            raise ValueError(
-                f"{op}: {name}_weight {list(head.shape)} does not project {name}_hidden "
-                f"{list(hidden.shape)}; [V, {hidden.shape[-1]}] wanted"
-            )
-        if head.dtype != hidden.dtype or head.dtype not in FLOATS:
-            raise ValueError(
-                f"{op}: {name}_weight is {head.dtype}, {name}_hidden {hidden.dtype}; "
-                "they must agree, outside autocast"
-            )
-        if bias is not None and bias.shape != head.shape[:1]:
-            raise ValueError(
-                f"{op}: {name}_bias {list(bias.shape)} does not match {name}_weight "
-                f"{list(head.shape)}"
-            )
-        parts += [hidden.reshape(-1, hidden.shape[-1]), head, bias]
+    parts = [*_checked(op, "student", student, cast), *_checked(op, "teacher", teacher, cast)]
     sizes = student[1].shape[0], teacher[1].shape[0]
     if entries is None and sizes[0] != sizes[1]:
         raise ValueError(
