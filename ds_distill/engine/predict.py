@@ -126,8 +126,10 @@ def score_tokens(
             for name in models:
                 logits = engine.predict(inputs, [name])[name].logits
                 own = masked[inputs.labels[masked] < logits.shape[1]]
-                _add_scores(sums[name][:3], logits, known, inputs, mine, name)
-                _add_scores(sums[name][3:], logits, own, inputs, mine, name)
+                example, of_rows = _scores(logits, own, inputs, mine, name)
+                by_all = torch.isin(own, known).cpu()
+                sums[name][:3].index_add_(1, example[by_all], of_rows[:, by_all])
+                sums[name][3:].index_add_(1, example, of_rows)
             if progress:
                 progress.advance(len(batch))
     found = {}
@@ -162,27 +164,21 @@ def score_words(
                 [mine] = split_batch(asked[batch], 1, engine.world.size, engine.world.rank)
                 inputs = collate(mine, piece, name)
                 logits = engine.predict(inputs, [name])[name].logits
-                _add_scores(sums, logits, inputs.row_sets["all"], inputs, mine, name)
+                sums.index_add_(1, *_scores(logits, inputs.row_sets["all"], inputs, mine, name))
         found[name] = engine.world.sum(sums[0].to(engine.world.device)).cpu().numpy()
     return found
 
 
-def _add_scores(
-    sums: torch.Tensor,
-    logits: torch.Tensor,
-    rows: torch.Tensor,
-    inputs: Batch,
-    mine: np.ndarray,
-    name: str,
-) -> None:
-    """Add some rows of a batch to float64 [3, N], for each of N examples: the sum of
-    cross-entropies, how many labels have the largest logit, and how many rows.
+def _scores(
+    logits: torch.Tensor, rows: torch.Tensor, inputs: Batch, mine: np.ndarray, name: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of k rows of a batch, on the CPU: the example of each, int64 [k], and float64 [3, k]: its
+    cross-entropy, whether the label has the largest logit, and 1.
 
     mine: the examples of the batch.
     """
     logits, labels = logits[rows], inputs.labels[rows].to(logits.device)
-    losses = F.cross_entropy(logits, labels, reduction="none")
+    losses = F.cross_entropy(logits, labels, reduction="none").double()
     right = logits.argmax(dim=-1) == labels
     example = torch.from_numpy(mine)[inputs.views[name].example_indices[rows].cpu()]
-    values = torch.stack([losses.double(), right.double(), torch.ones_like(losses).double()])
-    sums.index_add_(1, example, values.cpu())
+    return example, torch.stack([losses, right.double(), torch.ones_like(losses)]).cpu()
