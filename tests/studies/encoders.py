@@ -5,9 +5,11 @@
 MiniLM is trained as a masked-LM once. Students that begin as three of its six layers then learn
 from it, or from the same text alone, for as many steps (encoders_recipes.py); each is judged as a
 masked-LM (encoders_judge.py) and, fine-tuned, on NCBI-disease and GAD. Each student is one
-`ds-distill run` in a folder of its own. Start it again after a stop: finished runs are read, the
-stopped one continues. At the end it writes docs/results/encoders.json and the tables of
-docs/papers.md; `--show` writes the tables alone, from the file that is there.
+`ds-distill run` in a folder of its own; when it is judged, its figures go to encoders.json in
+FOLDER. Start the study again after a stop: a student that was stopped continues, one of that file,
+or of docs/results/encoders.json where FOLDER is new, is not trained again. At its end, or by
+`--work FOLDER --show` before, the figures go to docs/results/encoders.json and the tables to
+docs/papers.md.
 
 Intervals are Student's t over three seeds. Of one seed there is none, and nothing is said to be
 better by it.
@@ -37,7 +39,6 @@ from transformers import AutoTokenizer
 from ds_distill.files import read_json, write_json
 from ds_distill.run.environment import describe_environment
 
-JUDGED = "judged.json"
 DOCUMENTS = 100
 """Of the test text on which masked-LMs are judged."""
 
@@ -57,11 +58,9 @@ def run(settings: dict[str, Any], folder: Path, dirty: bool) -> None:
 
 def finish(
     name: str, method: Method, seed: int, work: Path, data: Path, size: Size, dirty: bool
-) -> None:
+) -> dict[str, Any]:
     """Train a student and judge it, or what of that is not done yet; then its weights go."""
     folder, teacher = place(work, name, seed), trained_teacher(work)
-    if (folder / JUDGED).is_file():
-        return
     run(recipe(method, seed, str(teacher), data, size), folder, dirty)
     models = {path.name.partition("-")[2]: path for path in (folder / "models").iterdir()}
     if not method.phases:
@@ -72,9 +71,10 @@ def finish(
         "text": judged(str(models[ENCODER]), test, tokenizer) if method.head else None,
         "weight": weight(str(models[f"on-{next(iter(TASKS))}"]), str(teacher), test),
     }
-    write_json(folder / JUDGED, found)
-    for heavy in ("models", "student", "data"):
-        shutil.rmtree(folder / heavy, ignore_errors=True)
+    one = record(name, seed, folder) | found
+    refuse_changes(one["environment"], dirty)
+    shutil.rmtree(folder)
+    return one
 
 
 def place(work: Path, name: str, seed: int) -> Path:
@@ -101,10 +101,15 @@ def record(name: str, seed: int, folder: Path) -> dict[str, Any]:
     return {
         "method": name,
         "seed": seed,
-        **read_json(folder / JUDGED),
         **scores,
         "seconds": {phase: of["seconds"] for phase, of in phases.items()},
+        "environment": environment([folder]),
     }
+
+
+def publish(found: dict[str, Any]) -> None:
+    write_json(RESULTS, found)
+    show(PAGE, MARK, tables(found))
 
 
 def main() -> None:
@@ -116,43 +121,39 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=methods(1), default=list(methods(1)))
     parser.add_argument("--smoke", action="store_true", help="some steps: figures mean nothing")
     parser.add_argument("--dirty", action="store_true", help="also from a changed checkout")
-    parser.add_argument("--show", action="store_true", help="only write docs/papers.md")
+    parser.add_argument("--show", action="store_true", help="only write the page")
     arguments = parser.parse_args()
+    own = arguments.work and arguments.work.absolute() / RESULTS.name
     if arguments.show:
-        show(PAGE, MARK, tables(read_json(RESULTS)))
+        publish(read_json(own or RESULTS))
         return
     if arguments.work is None or arguments.data is None:
         parser.error("--work and --data are needed")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     work, data = arguments.work.absolute(), arguments.data.absolute()
     size = SMOKE if arguments.smoke else Size()
-    run(teacher_recipe(data, size), work / "teacher-run", arguments.dirty)
-    chosen = {name: methods(size.steps)[name] for name in arguments.methods}
+    every = [(name, seed) for name, one in methods(1).items() for seed in one.seeds]
     # The first seed of all, then the others: a study that ends early has a figure of each.
-    asked = [(seed, name) for seed in (1, 2, 3) for name in chosen if seed in chosen[name].seeds]
-    began, trained = time.monotonic(), 0
-    for number, (seed, name) in enumerate(asked):
-        trained += not (place(work, name, seed) / JUDGED).is_file()
-        finish(name, chosen[name], seed, work, data, size, arguments.dirty)
-        each = (time.monotonic() - began) / max(1, trained)
-        left = ", ".join(f"{other} {of}" for of, other in asked[number + 1 :]) or "nothing"
-        minutes = each * (len(asked) - number - 1) / 60
-        print(
-            f"done {number + 1} of {len(asked)}, {name} {seed}; {minutes:.0f} min for {left}",
-            flush=True,
-        )
-    folders = [place(work, name, seed) for seed, name in asked]
-    found = {
-        "environment": environment([work / "teacher-run", *folders]),
-        "size": vars(size),
-        "runs": [record(name, seed, place(work, name, seed)) for seed, name in asked],
-    }
-    refuse_changes(found["environment"], arguments.dirty)
-    whole = not arguments.smoke and list(chosen) == list(methods(1))
-    write_json(RESULTS if whole else work / "encoders.json", found)
-    print(tables(found))
-    if whole:
-        show(PAGE, MARK, tables(found))
+    asked = sorted((one for one in every if one[0] in arguments.methods), key=lambda one: one[1])
+    known = next((file for file in (own, RESULTS) if file.is_file()), None)
+    runs = read_json(known)["runs"] if known and not arguments.smoke else []
+    if runs and read_json(known)["size"] != vars(size):
+        parser.error(f"{known} is of a study of another size: --work must be another folder")
+    done = {(one["method"], one["seed"]) for one in runs}
+    left = [one for one in asked if one not in done]
+    if left:
+        run(teacher_recipe(data, size), work / "teacher-run", arguments.dirty)
+    began = time.monotonic()
+    for number, (name, seed) in enumerate(left, start=1):
+        method = methods(size.steps)[name]
+        runs.append(finish(name, method, seed, work, data, size, arguments.dirty))
+        runs.sort(key=lambda one: every.index((one["method"], one["seed"])))
+        write_json(own, {"size": vars(size), "runs": runs})
+        minutes = (time.monotonic() - began) / number * (len(left) - number) / 60
+        rest = ", ".join(f"{of} {one}" for of, one in left[number:]) or "nothing"
+        print(f"{name} {seed}; {minutes:.0f} min for {rest}", flush=True)
+    if not arguments.smoke:
+        publish(read_json(own))
 
 
 if __name__ == "__main__":

@@ -48,11 +48,15 @@ def tables(found: dict[str, Any]) -> str:
     for other in (TEXT_ALONE, TRIPLE):
         if other in runs:
             text += "\n" + _differences(runs, other)
-    where = found["environment"]
-    machine = f"{where['processor']}, {where['cores']} cores, torch {where['packages']['torch']}"
-    date = where["dates"][-1].partition("T")[0]
+    places = [one["environment"] for one in found["runs"]]
+    machines = " and ".join(sorted({
+        f"{where['processor']}, {where['cores']} cores, torch {where['packages']['torch']}"
+        for where in places
+    }))  # fmt: skip
+    dates = sorted({where["dates"][-1].partition("T")[0] for where in places})
+    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     file = f"results/{RESULTS.name}"
-    return f"{text}\nFrom [{file}]({file}): {machine}, {date}.\n"
+    return f"{text}\nFrom [{file}]({file}): {machines}, {days}.\n"
 
 
 def _values(by_seed: dict[int, Record]) -> list[str]:
