@@ -10,18 +10,10 @@ from typing import Annotated
 
 import typer
 
-from ds_distill.cli.shared import (
-    CacheArgument,
-    FolderOption,
-    Overrides,
-    RecipeArgument,
-    SmallOption,
-    as_given,
-    execute_recipe,
-    load,
-)
+from ds_distill.cli.options import CacheArgument, FolderOption, Given, with_options
+from ds_distill.cli.shared import execute_recipe
 from ds_distill.errors import UserError
-from ds_distill.launch.options import LaunchOptions, with_launch_options
+from ds_distill.launch.options import LaunchOptions
 from ds_distill.terminal import say
 
 cache_app = typer.Typer(
@@ -31,11 +23,9 @@ cache_app = typer.Typer(
 
 
 @cache_app.command("build", epilog="Example: ds-distill cache build my.yaml --num-gpus 8")
-@with_launch_options
+@with_options
 def cache_build(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    small: SmallOption = False,
+    given: Given,
     folder: FolderOption = None,
     worker: Annotated[
         bool,
@@ -55,7 +45,7 @@ def cache_build(
     """
     from ds_distill.run.folder import RunFolder
 
-    loaded = load(recipe, overrides, small)
+    loaded = given.load()
     caches = _cache_phases(loaded)
     default = Path("runs") / loaded.name
     if worker:
@@ -67,7 +57,7 @@ def cache_build(
     if options.any_given():
         from ds_distill.launch.launch import launch_build
 
-        launch_build(as_given(recipe, overrides, small), loaded, run_folder, options)
+        launch_build(given.arguments(), loaded, run_folder, options)
     else:
         execute_recipe(loaded, run_folder.path, resume=run_folder.holds_run(), first=caches[-1] + 1)
     if worker and folder is None and os.environ.get("RANK", "0") == "0":
@@ -75,10 +65,9 @@ def cache_build(
 
 
 @cache_app.command("compare", epilog="Example: ds-distill cache compare masked-lm")
+@with_options
 def cache_compare(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    small: SmallOption = False,
+    given: Given,
     examples: Annotated[
         int, typer.Option(min=2, help="Examples of the cache's first split to measure on.")
     ] = 512,
@@ -88,14 +77,14 @@ def cache_compare(
 
     Runs the phases before the recipe's first cache phase, unless they are done.
     """
-    loaded = load(recipe, overrides, small)
+    loaded = given.load()
     numbers = _cache_phases(loaded)
     tasks = {number: loaded.task_of(loaded.phases[number]) for number in numbers}
     number = next((number for number, task in tasks.items() if task.over_vocabulary), None)
     if number is None:
         raise UserError(
-            f"{recipe}: codecs are for distributions over a vocabulary, but the task's type is "
-            f"{tasks[numbers[0]].type}. Class logits are stored as they are, 2 bytes each."
+            f"{given.recipe}: codecs are for distributions over a vocabulary, but the task's type "
+            f"is {tasks[numbers[0]].type}. Class logits are stored as they are, 2 bytes each."
         )
     from ds_distill.run.folder import RunFolder
 

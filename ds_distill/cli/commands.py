@@ -11,19 +11,13 @@ import typer
 from ds_distill import __version__
 from ds_distill.cli.cache import cache_app
 from ds_distill.cli.evaluate import evaluate
+from ds_distill.cli.options import FolderOption, Given, HowToRun, ResumeOption, with_options
 from ds_distill.cli.profile import profile
 from ds_distill.cli.quickstart import quickstart
 from ds_distill.cli.report import report
 from ds_distill.cli.shared import (
-    FolderOption,
-    Overrides,
-    RecipeArgument,
-    ResumeOption,
-    SmallOption,
-    as_given,
     execute_recipe,
     import_without_torch,
-    load,
     phases_until,
     print_reading,
     quiet_libraries,
@@ -31,8 +25,8 @@ from ds_distill.cli.shared import (
     write_json_output,
 )
 from ds_distill.cli.suite import suite
-from ds_distill.cli.sweep import HowToRun, run_settings, sweep
-from ds_distill.launch.options import LaunchOptions, with_launch_options
+from ds_distill.cli.sweep import run_settings, sweep
+from ds_distill.launch.options import LaunchOptions
 from ds_distill.progress import announced
 from ds_distill.run.stopping import is_rank
 from ds_distill.terminal import say
@@ -79,10 +73,9 @@ def _options(
 
 
 @app.command(epilog="Example: ds-distill run tweeteval-emotion task.data.path=my/tweets seed=1")
+@with_options
 def run(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    small: SmallOption = False,
+    given: Given,
     folder: FolderOption = None,
     resume: ResumeOption = False,
     until: UntilOption = None,
@@ -92,49 +85,41 @@ def run(
 
     A recipe with `seeds` runs once with each, in processes of its own; FOLDER is as of `sweep`.
     """
-    loaded = load(recipe, overrides, small)
+    loaded = given.load()
+    path = folder or Path("runs") / loaded.name
     if loaded.seeds is not None and not is_rank():
         if until is not None:
             loaded.refuse_seeds(f"--until {until}")
-        _run_seeds(loaded, recipe, overrides, small, folder, HowToRun(keep=keep, resume=resume))
+        _run_seeds(given, path, HowToRun(keep=keep), resume)
         return
     first = None if until is None else phases_until(loaded, until)
-    path = folder or Path("runs") / loaded.name
     execute_recipe(loaded, path, resume=resume, first=first)
 
 
-def _run_seeds(  # type: ignore[no-untyped-def]
-    loaded,
-    recipe: str,
-    overrides: list[str] | None,
-    small: bool,
-    folder: Path | None,
-    how: HowToRun,
-) -> None:
+def _run_seeds(given: Given, path: Path, how: HowToRun, resume: bool) -> None:
     from ds_distill.sweep.grid import Variant
 
     if not how.keep:
         say("Models of a seed go when it has ended, unless --keep is given.")
-    path = folder or Path("runs") / loaded.name
-    run_settings(recipe, overrides or [], [Variant(())], small, path, how)
+    run_settings(given, [Variant(())], path, how, resume)
 
 
 app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")(quickstart)
-app.command(epilog="Example: ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")(sweep)
+app.command(epilog="Example: ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")(
+    with_options(sweep)
+)
 
 
 app.command(
     epilog="Example: ds-distill suite compact-biomedical runs/mine runs/other data_folder=data "
     "--reference other --jobs 4"
-)(suite)
+)(with_options(suite))
 
 
 @app.command(epilog="Example: ds-distill launch my.yaml --num-gpus 8 deepspeed=zero3_bf16")
-@with_launch_options
+@with_options
 def launch(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    small: SmallOption = False,
+    given: Given,
     folder: FolderOption = None,
     resume: ResumeOption = False,
     until: UntilOption = None,
@@ -150,24 +135,25 @@ def launch(
     from ds_distill.launch.launch import launch_run
     from ds_distill.run.folder import RunFolder
 
-    loaded = load(recipe, overrides, small)
+    loaded = given.load()
+    path = folder or Path("runs") / loaded.name
     if until is not None:
         loaded.refuse_seeds(f"--until {until}")
         phases_until(loaded, until)
     here = options.num_gpus is not None and options == LaunchOptions(num_gpus=options.num_gpus)
     if loaded.seeds is not None and here:
-        how = HowToRun(num_gpus=options.num_gpus, keep=keep, resume=resume)
-        _run_seeds(loaded, recipe, overrides, small, folder, how)
+        _run_seeds(given, path, HowToRun(num_gpus=options.num_gpus, keep=keep), resume)
         return
-    run_folder = RunFolder((folder or Path("runs") / loaded.name).absolute())
-    given = as_given(recipe, overrides, small) + (["--until", until] if until else [])
-    launch_run(given, loaded, run_folder, options, resume=resume, until=until)
+    run_folder = RunFolder(path.absolute())
+    arguments = given.arguments() + (["--until", until] if until else [])
+    launch_run(arguments, loaded, run_folder, options, resume=resume, until=until)
 
 
 @app.command(epilog="Example: ds-distill check my.yaml task.data.path=my/data")
-def check(recipe: RecipeArgument, overrides: Overrides = None, small: SmallOption = False) -> None:
+@with_options
+def check(given: Given) -> None:
     """Find all mistakes in a recipe, its data and models, before anything starts."""
-    loaded = load(recipe, overrides, small)
+    loaded = given.load()
     import_without_torch()
     quiet_libraries()
     from ds_distill.check.recipe import check_all
@@ -175,7 +161,7 @@ def check(recipe: RecipeArgument, overrides: Overrides = None, small: SmallOptio
     counts: list[str] = []
     with announced(partial(say, error=True)):
         notes = check_all(loaded, print_reading, counts.append)
-    say(f"{recipe}: no mistakes found. {len(loaded.phases)} phases: ", end="")
+    say(f"{given.recipe}: no mistakes found. {len(loaded.phases)} phases: ", end="")
     say(", ".join(loaded.phase_names()) + ".")
     for line in counts:
         say(line)
@@ -211,10 +197,9 @@ def recipes(
 
 
 @app.command(epilog="Example: ds-distill route my.yaml --folder runs/my-run")
+@with_options
 def route(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    small: SmallOption = False,
+    given: Given,
     folder: FolderOption = None,
 ) -> None:
     """Compare all routing policies on a run's cache, and choose the best.
@@ -223,7 +208,7 @@ def route(
     cross-validation. The recipe's expertise phase names the split; a cache phase must store it.
     Train with the best policy: phases.distil.routing=chosen.
     """
-    loaded = load(recipe, overrides, small)
+    loaded = given.load()
     loaded.refuse_seeds("route")
     quiet_libraries()
     from ds_distill.phases.expertise import route as compare_policies
@@ -286,10 +271,9 @@ def predict(
 
 
 @app.command(epilog="Example: ds-distill plan my.yaml --gpus 8 --gpu h100 --figure plan.svg")
+@with_options
 def plan(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    small: SmallOption = False,
+    given: Given,
     gpus: Annotated[int, typer.Option(help="Number of GPUs, or of CPU processes.")] = 1,
     gpu: Annotated[
         str | None,
@@ -309,7 +293,7 @@ def plan(
     cached ones, at all ZeRO stages; the largest micro-batch that fits; an estimate of a step's
     time.
     """
-    loaded = load(recipe, overrides, small)
+    loaded = given.load()
     quiet_libraries()
     from ds_distill.planning.figures import plot_curves
     from ds_distill.planning.gpus import find_device

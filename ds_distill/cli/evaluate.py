@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ds_distill.cli.shared import Overrides, SmallOption, load, quiet_libraries
+from ds_distill.cli.options import Given, Overrides, SmallOption
+from ds_distill.cli.shared import quiet_libraries
 from ds_distill.errors import UserError
 from ds_distill.terminal import say
 
@@ -45,7 +46,7 @@ def evaluate(
     """
     if output is not None and output.exists():
         raise UserError(f"--output {output}: exists already. Name a new folder.")
-    loaded = load(task, overrides, small, [checkpoint])
+    loaded = Given(task, overrides, small).load([checkpoint])
     quiet_libraries()
     from ds_distill.run.checkpoint import evaluation_recipe, student_of
 

@@ -9,13 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ds_distill.cli.shared import (
-    Overrides,
-    SmallOption,
-    load,
-    quiet_libraries,
-    write_json_output,
-)
+from ds_distill.cli.options import Given, Overrides, SmallOption
+from ds_distill.cli.shared import quiet_libraries, write_json_output
 from ds_distill.run.stopping import Stopped
 from ds_distill.terminal import say
 
@@ -69,20 +64,19 @@ def profile(
     if (Path(recipe) / "recipe.yaml").is_file():
         _models(Path(recipe), json, figure)
     else:
-        _trainings(recipe, overrides, small, steps, folder, json, figure, trace)
+        given = Given(recipe, overrides, small)
+        _trainings(given, steps, folder, json, figure, trace)
 
 
 def _trainings(
-    recipe: str,
-    overrides: list[str] | None,
-    small: bool,
+    given: Given,
     steps: int,
     folder: Path | None,
     json: Path | None,
     figure: Path | None,
     trace: Path | None,
 ) -> None:
-    whole = load(recipe, overrides, small)
+    whole = given.load()
     quiet_libraries()
     from ds_distill.check.recipe import open_sources
     from ds_distill.profiling.figures import plot_trainings
@@ -92,7 +86,7 @@ def _trainings(
     from ds_distill.run.environment import describe_environment
 
     splits = {task: source.splits for task, source in open_sources(whole).items()}
-    short = load(recipe, [*(overrides or []), *shortening(whole, steps, splits)], small)
+    short = given.load(more=shortening(whole, steps, splits))
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if os.environ.get("RANK", "0") == "0":
         sentence = (

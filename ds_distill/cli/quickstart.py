@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ds_distill.cli.shared import FolderOption, Overrides, ResumeOption, execute_recipe, load
+from ds_distill.cli.options import FolderOption, Overrides, ResumeOption
+from ds_distill.cli.shared import execute_recipe, load
 from ds_distill.terminal import say
 
 SMALL_BELOW = 0.3e12

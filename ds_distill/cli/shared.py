@@ -1,4 +1,4 @@
-"""What commands share: arguments, and how a recipe is loaded and run."""
+"""What commands share: how a recipe is loaded and run, and what they write."""
 
 from __future__ import annotations
 
@@ -8,41 +8,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TextIO
-
-import typer
+from typing import Any, TextIO
 
 from ds_distill.collection import without_collection
 from ds_distill.errors import UserError, refuse
 from ds_distill.files import is_disk_full, kind_of_node, new_file
 from ds_distill.run.stopping import Stopped, exit_on_signal, is_rank, print_error
 from ds_distill.terminal import say
-
-RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a built-in recipe.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE",
-        help="Change keys of the recipe, e.g. training.epochs=1 phases.distil.teachers=live",
-    ),
-]
-SmallOption = Annotated[
-    bool,
-    typer.Option(
-        "--small", help="Lay the recipe's small form over it: small/FILE beside its file."
-    ),
-]
-FolderOption = Annotated[
-    Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
-]
-CacheArgument = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="A cache's folder, or a run's with caches in it.")
-]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Continue the run in the folder where it stopped.")
-]
 
 
 def load(  # type: ignore[no-untyped-def]
@@ -87,11 +59,6 @@ def phases_until(recipe, name: str) -> int:  # type: ignore[no-untyped-def]
     if name not in names:
         raise UserError(f"--until {name}: the recipe's phases are {', '.join(names)}.")
     return int(names.index(name)) + 1
-
-
-def as_given(recipe: str, overrides: list[str] | None, small: bool) -> list[str]:
-    """The arguments by which a rank reads the same recipe."""
-    return [recipe, *(overrides or []), *(["--small"] if small else [])]
 
 
 def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None):  # type: ignore[no-untyped-def]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ds_distill.cli.options import HowToRun
 from ds_distill.cli.shared import go_offline, quiet_libraries
-from ds_distill.cli.sweep import HowToRun, JobsOption, KeepOption, RanksOption, run_sweep
+from ds_distill.cli.sweep import run_sweep
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.terminal import say
 
@@ -44,9 +45,8 @@ def suite(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the suite in the folder.")
     ] = False,
-    jobs: JobsOption = 1,
-    num_gpus: RanksOption = None,
-    keep: KeepOption = False,
+    *,
+    how: HowToRun,
 ) -> None:
     """Fine-tune checkpoints on the tasks of a suite, and compare them.
 
@@ -76,7 +76,7 @@ def suite(
     if loaded.lacks:
         say(f"The suite lacks: {' '.join(loaded.lacks.split())}")
     report = partial(_report, loaded, runs, reference or given[0].name)
-    run_sweep(asked, report, HowToRun(jobs, num_gpus, keep, resume))
+    run_sweep(asked, report, how, resume)
 
 
 def _check_reference(reference: str, names: list[str]) -> None:

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ds_distill.cli.shared import SmallOption, load, print_reading, quiet_libraries
+from ds_distill.cli.options import Given, HowToRun, SmallOption
+from ds_distill.cli.shared import print_reading, quiet_libraries
 from ds_distill.run.stopping import exit_on_signal, same_command
 from ds_distill.terminal import say
 
 if TYPE_CHECKING:
+    from ds_distill.sweep.grid import Variant
     from ds_distill.sweep.sweep import Sweep
-
-JobsOption = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Runs at once. They share the cores; each has a GPU where there are some."
-    ),
-]
-RanksOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Ranks of each run, on this machine; without GPUs, CPU processes. Runs at once are "
-        "then no more than have a GPU, or a core, for each rank.",
-        show_default="runs are not launched",
-    ),
-]
-KeepOption = Annotated[
-    bool,
-    typer.Option("--keep", help="Keep models and caches of all runs, not only their results."),
-]
 
 
 def sweep(
@@ -54,9 +35,8 @@ def sweep(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the sweep in the folder.")
     ] = False,
-    jobs: JobsOption = 1,
-    num_gpus: RanksOption = None,
-    keep: KeepOption = False,
+    *,
+    how: HowToRun,
 ) -> None:
     """Run a recipe under several settings and seeds, and compare the students.
 
@@ -69,42 +49,30 @@ def sweep(
 
     fixed, found = variants(settings or [])
     path = folder or Path("runs") / f"{Path(recipe).stem}-sweep"
-    how = HowToRun(jobs, num_gpus, keep, resume)
-    run_settings(recipe, fixed, found, small, path, how)
+    run_settings(Given(recipe, fixed, small), found, path, how, resume)
 
 
-@dataclass(frozen=True)
-class HowToRun:
-    """What the command line says of a sweep's processes."""
-
-    jobs: int = 1
-    num_gpus: int | None = None
-    keep: bool = False
-    resume: bool = False
-
-
-def run_settings(  # type: ignore[no-untyped-def]
-    recipe: str, fixed, found, small: bool, path: Path, how: HowToRun
+def run_settings(
+    given: Given, found: list[Variant], path: Path, how: HowToRun, resume: bool
 ) -> None:
     """Run a recipe under each variant, and report; see `runs_of`."""
     for variant in found:
-        load(recipe, [*fixed, *variant.overrides], small)
+        given.load(more=variant.overrides)
     quiet_libraries()
     from ds_distill.check.recipe import check_all
     from ds_distill.sweep.report import write_report
     from ds_distill.sweep.sweep import Sweep, runs_of
 
+    recipe, fixed, small = given.recipe, list(given.overrides or []), given.small
     runs = runs_of(recipe, fixed, found, small, path)
-    asked = Sweep(
-        path, runs, {"recipe": recipe, "small": small, "fixed": list(fixed)}, resume=how.resume
-    )
-    if not how.resume:  # data and models, once: what one run lacks all lack
+    asked = Sweep(path, runs, {"recipe": recipe, "small": small, "fixed": fixed}, resume=resume)
+    if not resume:  # data and models, once: what one run lacks all lack
         for note in check_all(runs[0].recipe, print_reading):
             say(f"Note: {note}")
-    run_sweep(asked, write_report, how)
+    run_sweep(asked, write_report, how, resume)
 
 
-def run_sweep(asked: Sweep, report: Callable[[Sweep], str], how: HowToRun) -> None:
+def run_sweep(asked: Sweep, report: Callable[[Sweep], str], how: HowToRun, resume: bool) -> None:
     """Run what is left, and report what was found. Exits with 1 where a run failed.
 
     report: writes what the runs found, and returns it as text.
@@ -118,7 +86,7 @@ def run_sweep(asked: Sweep, report: Callable[[Sweep], str], how: HowToRun) -> No
         asked.check_ranks(ranks)
         jobs = launches_at_once(jobs, ranks, gpus)
         lines.append(f"Each has {ranks} ranks; at once: {jobs}")
-    disk = check_disk(asked.path, asked.most_bytes(jobs, how.keep), resume=how.resume)
+    disk = check_disk(asked.path, asked.most_bytes(jobs, how.keep), resume=resume)
     asked.begin()
     for line in [*lines, disk]:
         say(line)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
@@ -123,28 +121,3 @@ class LaunchOptions:
                     f"export NAME=VALUE, then give its name alone."
                 )
         return {name: os.environ[name] for name in self.env or ()}
-
-
-def with_launch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command's last parameter, `options`, becomes an option for each field of LaunchOptions."""
-    hints = get_type_hints(LaunchOptions, include_extras=True)
-    added = [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=one.default,
-            annotation=hints[one.name],
-        )
-        for one in fields(LaunchOptions)
-    ]
-    own = inspect.signature(command, eval_str=True)
-    *kept, _ = own.parameters.values()
-
-    def run(*given: Any, **named: Any) -> None:
-        options = LaunchOptions(**{one.name: named.pop(one.name) for one in added})
-        command(*given, **named, options=options)
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__annotations__ = {one.name: one.annotation for one in (*kept, *added)}
-    vars(run)["__signature__"] = own.replace(parameters=[*kept, *added])
-    return run

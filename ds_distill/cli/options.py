@@ -1,0 +1,116 @@
+"""Arguments and options that several commands have.
+
+Those that belong together are a dataclass, which a command takes as one parameter.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from ds_distill.cli.shared import load
+
+if TYPE_CHECKING:
+    from ds_distill.recipe import Recipe
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a built-in recipe.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Change keys of the recipe, e.g. training.epochs=1 phases.distil.teachers=live",
+    ),
+]
+SmallOption = Annotated[
+    bool,
+    typer.Option(
+        "--small", help="Lay the recipe's small form over it: small/FILE beside its file."
+    ),
+]
+FolderOption = Annotated[
+    Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
+]
+CacheArgument = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="A cache's folder, or a run's with caches in it.")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue the run in the folder where it stopped.")
+]
+JobsOption = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Runs at once. They share the cores; each has a GPU where there are some."
+    ),
+]
+RanksOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Ranks of each run, on this machine; without GPUs, CPU processes. Runs at once are "
+        "then no more than have a GPU, or a core, for each rank.",
+        show_default="runs are not launched",
+    ),
+]
+KeepOption = Annotated[
+    bool,
+    typer.Option("--keep", help="Keep models and caches of all runs, not only their results."),
+]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A recipe as the command line gives it."""
+
+    recipe: RecipeArgument
+    overrides: Overrides = None
+    small: SmallOption = False
+
+    def load(self, models: Sequence[str] = (), more: Sequence[str] = ()) -> Recipe:
+        """See `load`. more: further overrides."""
+        return load(self.recipe, [*(self.overrides or []), *more], self.small, models)
+
+    def arguments(self) -> list[str]:
+        """The arguments by which another process reads the same recipe."""
+        return [self.recipe, *(self.overrides or []), *(["--small"] if self.small else [])]
+
+
+@dataclass(frozen=True)
+class HowToRun:
+    """The processes of runs of runs."""
+
+    jobs: JobsOption = 1
+    num_gpus: RanksOption = None
+    keep: KeepOption = False
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with an argument or option for each field of parameters that are dataclasses."""
+    own = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {}
+    flat: list[inspect.Parameter] = []
+    for name, parameter in own.parameters.items():
+        if not is_dataclass(parameter.annotation):
+            flat.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[name] = parameter.annotation
+        hints = get_type_hints(parameter.annotation, include_extras=True)
+        for field in inspect.signature(groups[name]).parameters.values():
+            hint = hints[field.name]
+            flat.append(field.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
+
+    def run(**named: Any) -> None:
+        for name, group in groups.items():
+            named[name] = group(**{field.name: named.pop(field.name) for field in fields(group)})
+        command(**named)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {one.name: one.annotation for one in flat}
+    vars(run)["__signature__"] = own.replace(parameters=flat)
+    return run
