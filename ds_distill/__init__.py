@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ds_distill.cache.reader import CacheReader
     from ds_distill.check.recipe import check_all as check_recipe
     from ds_distill.errors import UserError
-    from ds_distill.evaluation.evaluate import evaluate
+    from ds_distill.evaluation.classifier import evaluate
     from ds_distill.keys import content_keys
     from ds_distill.losses import (
         KL,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from ds_distill.models.bundle import Bundle
     from ds_distill.models.encoder import read_signals
-    from ds_distill.prediction import predict
+    from ds_distill.predict.prediction import predict
     from ds_distill.recipe import Recipe, load_recipe
     from ds_distill.routing import Router, Target
     from ds_distill.run.run_recipe import FinishedRun, run_recipe

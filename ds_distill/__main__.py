@@ -1,4 +1,4 @@
-from ds_distill.launcher import end_with_launcher
+from ds_distill.process.launcher import end_with_launcher
 
 end_with_launcher()  # what is imported next takes seconds
 

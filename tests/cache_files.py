@@ -14,8 +14,8 @@ import pyarrow as pa
 import torch
 
 from ds_distill.cache.build import finish_build, join_build, remove_leftovers
+from ds_distill.cache.build_plan import Plan
 from ds_distill.cache.format import MANIFEST, Block, Manifest
-from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter, written

@@ -11,7 +11,7 @@ from tempfile import TemporaryFile
 
 from processes import marked
 
-from ds_distill.engine.ports import free_port
+from ds_distill.process.ports import free_port
 
 PLANT = """
 import os, sys, threading, time
@@ -28,7 +28,7 @@ def plant():
         while not torch.distributed.is_initialized():
             time.sleep(0.001)
         os.kill(os.getpid(), 9)
-    while "ds_distill.run.training" not in sys.modules:
+    while "ds_distill.training.loop" not in sys.modules:
         time.sleep(0.01)
     if what == "slow":
         from ds_distill.run.folder import RunFolder
@@ -36,7 +36,7 @@ def plant():
         RunFolder.read_record = lambda *given: time.sleep(0.2) or read(*given)
         return
     time.sleep(0.2)
-    from ds_distill.run.training import _Training
+    from ds_distill.training.loop import _Training
     collate = _Training._collate
 
     def planted(self, epoch, item):

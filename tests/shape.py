@@ -19,22 +19,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "ds_distill"
 
 ROOMS = (
-    *("__main__", "cli", "suite", "sweep", "profiling", "__init__", "launch", "launcher"),
-    *("phases", "prediction", "tagging", "answering", "run", "tasks", "reporting", "planning"),
-    *("figures", "check", "cache", "engine", "machine", "models", "losses", "routing"),
-    *(
-        "evaluation",
-        "data",
-        "collection",
-        "types",
-        "distributions",
-        "reads",
-        "views",
-        "keys",
-        "parts",
-        "recipe",
-    ),
-    *("lock", "process_id", "memory", "timers", "progress", "terminal", "files", "errors"),
+    *("__main__", "cli", "profiling", "sweep", "__init__", "launch", "phases", "caching"),
+    *("predict", "training", "run", "planning", "reporting", "tasks", "check", "engine"),
+    *("models", "losses", "routing", "evaluation", "data", "cache"),
+    *("types", "distributions", "reads", "views", "keys"),
+    *("parts", "recipe", "process", "files", "errors"),
 )
 """Folders and files of ds_distill from the top to the bottom: each imports what comes behind it."""
 

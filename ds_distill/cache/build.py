@@ -18,6 +18,14 @@ from typing import TypeVar
 
 import numpy as np
 
+from ds_distill.cache.build_plan import (
+    BUILDING,
+    Plan,
+    is_same_plan,
+    other_plan,
+    read_plan,
+    write_plan,
+)
 from ds_distill.cache.format import (
     MANIFEST,
     Fingerprint,
@@ -27,19 +35,11 @@ from ds_distill.cache.format import (
     file_checksum,
 )
 from ds_distill.cache.index import KeyIndex, write_index
-from ds_distill.cache.plan import (
-    BUILDING,
-    Plan,
-    is_same_plan,
-    other_plan,
-    read_plan,
-    write_plan,
-)
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import WORKERS, close_shard, written, written_to
 from ds_distill.cache.workers import CLAIMS, Worker, writing
 from ds_distill.files import refuse_links_out, sync
-from ds_distill.lock import FolderLock, LockLost
+from ds_distill.process.lock import FolderLock, LockLost
 
 T = TypeVar("T")
 Teachers = Mapping[str, tuple[Fingerprint, SignalSchema]]

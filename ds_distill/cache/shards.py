@@ -23,11 +23,11 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
+from ds_distill.cache.build_plan import BUILDING, Plan
 from ds_distill.cache.format import END_OF_STREAM, Block, Shard
-from ds_distill.cache.plan import BUILDING, Plan
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.files import sync
-from ds_distill.process_id import ProcessId
+from ds_distill.process.identity import ProcessId
 
 WORKERS = "workers"
 """A folder for each worker, in that of a build."""

@@ -23,12 +23,12 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
-from ds_distill.cache.plan import BUILDING, PLAN, Plan
+from ds_distill.cache.build_plan import BUILDING, PLAN, Plan
 from ds_distill.cache.shards import WORKERS, blocks_to_write
 from ds_distill.files import sync, write_json
-from ds_distill.lock import BEAT_SECONDS, STALE_SECONDS, Signs, first_sign
-from ds_distill.process_id import ProcessId
-from ds_distill.progress import Tell
+from ds_distill.process.activity import Tell
+from ds_distill.process.identity import ProcessId
+from ds_distill.process.lock import BEAT_SECONDS, STALE_SECONDS, Signs, first_sign
 
 CLAIMS, PROCESS = "claims", "process.json"
 

@@ -26,7 +26,7 @@ from ds_distill.errors import UserError
 from ds_distill.keys import among_keys
 from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import LabelMap, label_map, tag_map
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import PHASES, PhaseSettings, Training
 from ds_distill.recipe.references import resolve_model

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
-from ds_distill.check.memory import memory_mistakes
+from ds_distill.check.machine_memory import memory_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.check.needs import phase_mistakes, with_location
 from ds_distill.data.combined import open_source
@@ -23,8 +23,8 @@ from ds_distill.data.sources import Source
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.errors import UserError, refuse
-from ds_distill.machine import machine_memory
 from ds_distill.models.student import config_of
+from ds_distill.process.machine import machine_memory
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import PHASES, Training
 

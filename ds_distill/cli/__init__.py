@@ -12,9 +12,9 @@ import sys
 
 from ds_distill.cli.commands import app
 from ds_distill.errors import UserError
-from ds_distill.launcher import end_with_launcher
-from ds_distill.run.stopping import end_as_rank, exit_on_signal, is_rank
-from ds_distill.terminal import say
+from ds_distill.process.launcher import end_with_launcher
+from ds_distill.process.signals import end_as_rank, exit_on_signal, is_rank
+from ds_distill.process.terminal import say
 
 __all__ = ["app", "main"]
 
@@ -39,7 +39,7 @@ def main() -> None:
             app(prog_name="ds-distill", standalone_mode=True)
     except Exception as error:
         if several:
-            from ds_distill.run.ranks import report_and_exit
+            from ds_distill.run.rank import report_and_exit
 
             report_and_exit(error)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:

@@ -14,7 +14,7 @@ from ds_distill.cli.options import CacheArgument, FolderOption, Given, with_opti
 from ds_distill.cli.shared import execute_recipe
 from ds_distill.errors import UserError
 from ds_distill.launch.options import LaunchOptions
-from ds_distill.terminal import say
+from ds_distill.process.terminal import say
 
 cache_app = typer.Typer(
     help="Cache teacher signals: run the teachers once, train any number of students from it.",
@@ -92,7 +92,7 @@ def cache_compare(
     runs = execute_recipe(loaded, run_folder.path, resume=run_folder.holds_run(), first=number)
     done = runs[loaded.task_name(loaded.phases[number])]
     from ds_distill.cache.compare import markdown_table
-    from ds_distill.run.codecs import compare
+    from ds_distill.caching.codecs import compare
 
     for teacher, scores in compare(done, number, examples).items():
         say(f"\n{teacher}, KL(true || decoded) in nats, {scores[0].rows} tokens\n")

@@ -27,9 +27,9 @@ from ds_distill.cli.shared import (
 from ds_distill.cli.suite import suite
 from ds_distill.cli.sweep import run_settings, sweep
 from ds_distill.launch.options import LaunchOptions
-from ds_distill.progress import announced
-from ds_distill.run.stopping import is_rank
-from ds_distill.terminal import say
+from ds_distill.process.activity import announced
+from ds_distill.process.signals import is_rank
+from ds_distill.process.terminal import say
 
 UntilOption = Annotated[
     str | None,
@@ -252,7 +252,7 @@ def predict(
 ) -> None:
     """Label the texts of a file, or answer its questions: a line of JSON each, the row with its
     prediction."""
-    from ds_distill.prediction import predict_file
+    from ds_distill.predict.prediction import predict_file
 
     def progress(sentence: str) -> None:
         say(sentence, error=True)
@@ -295,7 +295,7 @@ def plan(
     """
     loaded = given.load()
     quiet_libraries()
-    from ds_distill.planning.figures import plot_curves
+    from ds_distill.planning.curves import plot_curves
     from ds_distill.planning.gpus import find_device
     from ds_distill.planning.planner import Planner
     from ds_distill.planning.table import plan_text

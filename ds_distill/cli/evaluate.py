@@ -11,7 +11,7 @@ import typer
 from ds_distill.cli.options import Given, Overrides, SmallOption
 from ds_distill.cli.shared import quiet_libraries
 from ds_distill.errors import UserError
-from ds_distill.terminal import say
+from ds_distill.process.terminal import say
 
 
 def evaluate(
@@ -48,7 +48,7 @@ def evaluate(
         raise UserError(f"--output {output}: exists already. Name a new folder.")
     loaded = Given(task, overrides, small).load([checkpoint])
     quiet_libraries()
-    from ds_distill.run.checkpoint import evaluation_recipe, student_of
+    from ds_distill.run.any_checkpoint import evaluation_recipe, student_of
 
     model = str(student_of(checkpoint) or checkpoint)
     recipe = evaluation_recipe(loaded, name, model, split)

@@ -11,8 +11,8 @@ import typer
 
 from ds_distill.cli.options import Given, Overrides, SmallOption
 from ds_distill.cli.shared import quiet_libraries, write_json_output
-from ds_distill.run.stopping import Stopped
-from ds_distill.terminal import say
+from ds_distill.process.signals import Stopped
+from ds_distill.process.terminal import say
 
 
 def profile(
@@ -57,7 +57,7 @@ def profile(
 
     Of a run: size, latency, throughput and score of teachers and students.
     """
-    from ds_distill.figures import check_figure
+    from ds_distill.reporting.figure_files import check_figure
 
     if figure is not None:
         check_figure(figure)
@@ -79,7 +79,7 @@ def _trainings(
     whole = given.load()
     quiet_libraries()
     from ds_distill.check.recipe import open_sources
-    from ds_distill.profiling.figures import plot_trainings
+    from ds_distill.profiling.charts import plot_trainings
     from ds_distill.profiling.shorten import shortening, total_steps
     from ds_distill.profiling.table import trainings_text
     from ds_distill.profiling.trainings import profile_trainings
@@ -116,7 +116,7 @@ def _models(run: Path, json: Path | None, figure: Path | None) -> None:
     import torch
 
     quiet_libraries()
-    from ds_distill.profiling.figures import plot_models
+    from ds_distill.profiling.charts import plot_models
     from ds_distill.profiling.models import profile_models
     from ds_distill.profiling.table import models_text
     from ds_distill.run.environment import describe_environment

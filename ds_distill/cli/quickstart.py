@@ -9,7 +9,7 @@ import typer
 
 from ds_distill.cli.options import FolderOption, Overrides, ResumeOption
 from ds_distill.cli.shared import execute_recipe, load
-from ds_distill.terminal import say
+from ds_distill.process.terminal import say
 
 SMALL_BELOW = 0.3e12
 """Operations a second of matrix products below which the small form is taken. Two cores with

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ds_distill.terminal import say
+from ds_distill.process.terminal import say
 
 
 def report(

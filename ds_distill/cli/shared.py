@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from ds_distill.collection import without_collection
 from ds_distill.errors import UserError, refuse
 from ds_distill.files import is_disk_full, kind_of_node, new_file
-from ds_distill.run.stopping import Stopped, exit_on_signal, is_rank, print_error
-from ds_distill.terminal import say
+from ds_distill.process.collection import without_collection
+from ds_distill.process.signals import Stopped, exit_on_signal, is_rank, print_error
+from ds_distill.process.terminal import say
 
 
 def load(  # type: ignore[no-untyped-def]
@@ -26,8 +26,8 @@ def load(  # type: ignore[no-untyped-def]
     without these.
     """
     from ds_distill.recipe import load_recipe
-    from ds_distill.recipe.hub import models_and_data
     from ds_distill.recipe.load import Mistaken
+    from ds_distill.recipe.offline import models_and_data
 
     try:
         loaded = load_recipe(recipe, overrides or [], small)
@@ -46,7 +46,7 @@ def load(  # type: ignore[no-untyped-def]
 
 def go_offline(models: Sequence[str], data: Sequence[str], models_folder: str | None) -> None:
     """See `go_offline_without_hub`; says so once."""
-    from ds_distill.recipe.hub import go_offline_without_hub
+    from ds_distill.recipe.offline import go_offline_without_hub
 
     note = go_offline_without_hub(models, data, models_folder)
     if note is not None and not is_rank():

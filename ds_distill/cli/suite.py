@@ -13,11 +13,11 @@ from ds_distill.cli.options import HowToRun
 from ds_distill.cli.shared import go_offline, quiet_libraries
 from ds_distill.cli.sweep import run_sweep
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.terminal import say
+from ds_distill.process.terminal import say
 
 if TYPE_CHECKING:
-    from ds_distill.suite.runs import SuiteRun
-    from ds_distill.suite.schema import Suite
+    from ds_distill.sweep.suite.runs import SuiteRun
+    from ds_distill.sweep.suite.schema import Suite
     from ds_distill.sweep.sweep import Sweep
 
 
@@ -53,13 +53,13 @@ def suite(
     Each task, checkpoint, setting of the grid and seed is an ordinary run, FOLDER/runs/NAME. The
     setting is chosen for each task and checkpoint on the validation split; the test split judges.
     """
-    from ds_distill.suite.load import load_suite
+    from ds_distill.sweep.suite.load import load_suite
 
     references = [word for word in checkpoints if "=" not in word]
     loaded = load_suite(suite, [word for word in checkpoints if "=" in word])
     go_offline(references, [task.data.path for task in loaded.tasks.values()], loaded.models_folder)
     quiet_libraries()
-    from ds_distill.suite.runs import check_suite, checkpoints_of, suite_runs
+    from ds_distill.sweep.suite.runs import check_suite, checkpoints_of, suite_runs
     from ds_distill.sweep.sweep import Sweep
 
     given = checkpoints_of(references)
@@ -91,7 +91,7 @@ def _report(suite: Suite, runs: Sequence[SuiteRun], reference: str, done: Sweep)
     """Write what the runs found; see `run_sweep`."""
     from ds_distill.files import write_json, write_text
     from ds_distill.reporting.tables import page, table_text
-    from ds_distill.suite.results import suite_results, suite_tables
+    from ds_distill.sweep.suite.results import suite_results, suite_tables
 
     of_groups = suite.weights_of_groups()
     found = suite_results(runs, done.ended(), reference, done.draws(), of_groups)

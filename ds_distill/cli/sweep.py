@@ -11,8 +11,8 @@ import typer
 
 from ds_distill.cli.options import Given, HowToRun, SmallOption
 from ds_distill.cli.shared import print_reading, quiet_libraries
-from ds_distill.run.stopping import exit_on_signal, same_command
-from ds_distill.terminal import say
+from ds_distill.process.signals import exit_on_signal, same_command
+from ds_distill.process.terminal import say
 
 if TYPE_CHECKING:
     from ds_distill.sweep.grid import Variant
@@ -60,7 +60,7 @@ def run_settings(
         given.load(more=variant.overrides)
     quiet_libraries()
     from ds_distill.check.recipe import check_all
-    from ds_distill.sweep.report import write_report
+    from ds_distill.sweep.publish import write_report
     from ds_distill.sweep.sweep import Sweep, runs_of
 
     recipe, fixed, small = given.recipe, list(given.overrides or []), given.small
@@ -77,8 +77,8 @@ def run_sweep(asked: Sweep, report: Callable[[Sweep], str], how: HowToRun, resum
 
     report: writes what the runs found, and returns it as text.
     """
-    from ds_distill.sweep.children import Pool, launches_at_once, visible_gpus
     from ds_distill.sweep.disk import check_disk
+    from ds_distill.sweep.run_processes import Pool, launches_at_once, visible_gpus
 
     gpus, jobs, ranks = visible_gpus(), how.jobs, how.num_gpus
     lines = asked.what_it_does()

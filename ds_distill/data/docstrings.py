@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from ds_distill.collection import without_collection
 from ds_distill.data.examples import EXAMPLES, build_once
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.keys import content_keys
+from ds_distill.process.collection import without_collection
 from ds_distill.recipe.sources import DOCSTRINGS as PREFIX
 
 SHARES = {"train": 0.25, "transfer": 0.25, "validation": 0.2, "test": 0.3}

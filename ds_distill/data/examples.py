@@ -30,7 +30,7 @@ from ds_distill.data.readers import BATCH, Reader, check_text
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import new_file
 from ds_distill.keys import content_keys, hash_keys
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 from ds_distill.recipe.data import Columns
 
 EXAMPLES = pa.schema(

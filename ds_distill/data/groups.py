@@ -28,7 +28,7 @@ from ds_distill.data.examples import build_once
 from ds_distill.data.readers import BATCH, Reader, kind_of
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys, distinct_keys, hash_keys, numbered_keys
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 
 VERSION = 1
 """Part of the files' names: raise it when the same examples get other marks."""

@@ -7,7 +7,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.keys import hash_keys
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 
 SAMPLE = 1_000
 """Examples of which `share_cut` reads no more."""

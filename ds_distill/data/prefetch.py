@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")

@@ -19,7 +19,7 @@ from ds_distill.data.cutting import column_of, cut, lists_of, token_columns
 from ds_distill.data.groups import MARKS
 from ds_distill.data.tokenizer import tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.keys import content_keys
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 
 VERSION = 3
 """Part of the fingerprint: raise it when the same contexts give other windows."""

@@ -14,7 +14,7 @@ from ds_distill.data.readers import BATCH, Reader, check_text, kind_of
 from ds_distill.data.words import words_of
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.keys import content_keys
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 from ds_distill.recipe.data import Columns
 
 EXAMPLES = pa.schema(

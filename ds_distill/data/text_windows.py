@@ -19,7 +19,7 @@ from ds_distill.data.cutting import cut, lists_of
 from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.data.word_tokens import WindowViews
 from ds_distill.data.words import Words, flat_lists, word_keys
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 
 VERSION = "windows of texts 2"
 """Part of the fingerprint: change it when the same texts give other windows."""

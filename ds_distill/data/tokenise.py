@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.word_tokens import WordTokens, WordViews
 from ds_distill.files import publish_file
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 from ds_distill.views import PaddedView
 
 

@@ -20,7 +20,7 @@ from ds_distill.data.groups import MARKS
 from ds_distill.data.lengths import token_lengths
 from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.keys import content_keys
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 
 VERSION = 1
 """Part of the fingerprint: raise it when the same texts give other windows."""

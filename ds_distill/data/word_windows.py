@@ -23,7 +23,7 @@ from ds_distill.data.groups import MARKS
 from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.data.word_tokens import WindowViews
 from ds_distill.data.words import Words, flat_lists, word_keys, words_of
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 from ds_distill.recipe.tags import IN_SPAN, OUTSIDE, SPAN_TAGS
 
 VERSION = "windows of words 2"

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.hidden_words import HiddenWordsCollator
-from ds_distill.data.plan import plan_once, split_batch
 from ds_distill.data.prefetch import prefetch
+from ds_distill.data.schedule import plan_once, split_batch
 from ds_distill.engine.engine import Engine
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.types import Batch, Signals

@@ -19,9 +19,9 @@ import deepspeed.comm as dist
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from ds_distill.engine.ports import free_port
-from ds_distill.engine.rendezvous import Meeting
-from ds_distill.progress import mark_waiting
+from ds_distill.process.activity import mark_waiting
+from ds_distill.process.meeting import Meeting
+from ds_distill.process.ports import free_port
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from ds_distill.data.question_windows import NO_ANSWER, Windows
 from ds_distill.evaluation.predictions import Predictions
-from ds_distill.progress import marked
+from ds_distill.process.activity import marked
 from ds_distill.types import LACKING
 
 BEST = 20

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ds_distill.progress import marked
+from ds_distill.process.activity import marked
 from ds_distill.recipe.metrics.metric import CountMetric, Metric
 
 _AT_ONCE = 2**22

@@ -17,7 +17,7 @@ from seqeval.scheme import IOB2, Entities
 
 from ds_distill.data.words import Words
 from ds_distill.evaluation.predictions import Predictions
-from ds_distill.progress import marked
+from ds_distill.process.activity import marked
 from ds_distill.recipe.metrics.metric import f1
 from ds_distill.recipe.tags import OUTSIDE, are_entities, entity_types, type_of
 

@@ -15,8 +15,8 @@ import socket
 import sys
 from dataclasses import asdict, dataclass, field
 
-from ds_distill.launch.group import Command, Group
-from ds_distill.process_id import HOST
+from ds_distill.launch.process_group import Command, Group
+from ds_distill.process.identity import HOST
 
 STOP = b"stop\n"
 STOP_AT_ONCE = b"kill\n"

@@ -15,23 +15,23 @@ from pathlib import Path
 import torch
 
 from ds_distill.check.recipe import check_data, check_memory, check_recipe, open_sources
-from ds_distill.engine.ports import free_port
 from ds_distill.errors import UserError
 from ds_distill.launch import slurm
 from ds_distill.launch.agent import TERMINATED, AgentOrder
+from ds_distill.launch.agents import Agents, Ended, Start
 from ds_distill.launch.hosts import Hosts, choose, count_ranks, read_hostfile
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.launch.owner import free_of_ended
 from ds_distill.launch.preflight import Probe, examine, paths_in, shared_file
 from ds_distill.launch.probe import Answer, Question
-from ds_distill.launch.processes import Agents, Ended, Start
 from ds_distill.launch.ssh import FAILED, SIGN_OF_LIFE_SECONDS, SILENCE_SECONDS, ssh_command
-from ds_distill.lock import free_after
-from ds_distill.process_id import LAUNCHED
+from ds_distill.process.failures import clear_failures, first_failure
+from ds_distill.process.identity import LAUNCHED
+from ds_distill.process.lock import free_after
+from ds_distill.process.ports import free_port
+from ds_distill.process.signals import STOPPED, exit_on_signal, print_error
 from ds_distill.recipe import Recipe
-from ds_distill.run.failures import clear_failures, first_failure
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.stopping import STOPPED, exit_on_signal, print_error
 
 AGENT = "ds_distill.launch.agent"
 PROBE = "ds_distill.launch.probe"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ds_distill.launch.hosts import Hosts
 from ds_distill.launch.ssh import ssh_command
-from ds_distill.lock import FolderLock
-from ds_distill.process_id import ProcessId
-from ds_distill.terminal import say
+from ds_distill.process.identity import ProcessId
+from ds_distill.process.lock import FolderLock
+from ds_distill.process.terminal import say
 
 MODULE = "ds_distill.launch.owner"
 MARK = "ds-distill owner: "

@@ -20,8 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from pathlib import Path
 
-from ds_distill.machine import machine_memory
-from ds_distill.process_id import machine
+from ds_distill.process.identity import machine
+from ds_distill.process.machine import machine_memory
 
 MARK = "ds-distill probe: "
 """Begins the answer's line: a shell's start-up files can print others."""

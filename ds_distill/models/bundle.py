@@ -15,9 +15,9 @@ from ds_distill.losses.binary import rows_of_labels
 from ds_distill.losses.named import NamedModules
 from ds_distill.models.encoder import read_signals, read_weights
 from ds_distill.models.labels import LabelMap
+from ds_distill.process.timers import timed
 from ds_distill.reads import TOKENS, Reads
 from ds_distill.routing import Router, Target
-from ds_distill.timers import timed
 from ds_distill.types import Batch, Signals
 from ds_distill.views import View, join
 

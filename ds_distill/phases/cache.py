@@ -15,28 +15,16 @@ import torch
 import xxhash
 
 from ds_distill.cache.build import finish_build, join_build, known_teachers, remove_leftovers
+from ds_distill.cache.build_plan import Plan
 from ds_distill.cache.format import Fingerprint
-from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter, blocks_to_write
 from ds_distill.cache.workers import Worker, writer_name
-from ds_distill.data.batches import Collator, Examples
-from ds_distill.data.plan import PADDED_BATCH
-from ds_distill.engine.precision import is_half
-from ds_distill.engine.world import World
-from ds_distill.files import naming, write_json
-from ds_distill.keys import distinct_keys
-from ds_distill.models.configuration import load_config
-from ds_distill.models.reference import ModelReference
-from ds_distill.phases.cache_blocks import WAIT_SECONDS, claims, wait, write_blocks
-from ds_distill.phases.cache_missing import ATTENTION, Missing, added_by, missing_from
-from ds_distill.recipe.codecs import CODECS
-from ds_distill.recipe.phases import Cache
-from ds_distill.run.caches import cache_folder, fingerprint
-from ds_distill.run.codecs import codec_json
-from ds_distill.run.context import Run
-from ds_distill.run.fidelity import (
+from ds_distill.caching.build import WAIT_SECONDS, claims, wait, write_blocks
+from ds_distill.caching.cached_signals import cache_folder, fingerprint
+from ds_distill.caching.codecs import codec_json
+from ds_distill.caching.fidelity import (
     MUCH,
     Fidelity,
     NumberFidelity,
@@ -44,9 +32,21 @@ from ds_distill.run.fidelity import (
     fidelity,
     repeat_inference,
 )
+from ds_distill.caching.missing import ATTENTION, Missing, added_by, missing_from
+from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.schedule import PADDED_BATCH
+from ds_distill.engine.precision import is_half
+from ds_distill.engine.world import World
+from ds_distill.files import naming, write_json
+from ds_distill.keys import distinct_keys
+from ds_distill.models.configuration import load_config
+from ds_distill.models.reference import ModelReference
+from ds_distill.recipe.codecs import CODECS
+from ds_distill.recipe.phases import Cache
 from ds_distill.run.inference import inference_collator, inference_engine
 from ds_distill.run.not_finite import NotFiniteSignals, refusal
 from ds_distill.run.records import Noted, read_as
+from ds_distill.run.run import Run
 
 LOOK_SECONDS = 5.0
 """A list of all claims for each block would take most of the time of a cache of many."""

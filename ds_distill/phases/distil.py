@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ds_distill.caching.cached_signals import cached_signals
 from ds_distill.engine.placement import sharded_loading
 from ds_distill.engine.precision import computes_bf16, is_half
 from ds_distill.models.bundle import Bundle
@@ -14,14 +15,13 @@ from ds_distill.models.reference import label_maps_of
 from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.policies import POLICIES, Routing
 from ds_distill.routing import Router
-from ds_distill.routing.by_label import check_states
 from ds_distill.routing.comparison import routing_of_candidate
-from ds_distill.run.caches import cached_signals
-from ds_distill.run.context import Run
-from ds_distill.run.job import Job, terms_of, trainable_model
+from ds_distill.routing.multi_label import check_states
 from ds_distill.run.records import Chosen, read_as
-from ds_distill.run.training import train_each
-from ds_distill.run.validation import validation_of
+from ds_distill.run.run import Run
+from ds_distill.training.loop import train_each
+from ds_distill.training.setup import Job, terms_of, trainable_model
+from ds_distill.training.validation import validation_of
 
 
 def distil(phase: Distil, number: int, name: str, run: Run) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import torch
 
 from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError, located
-from ds_distill.evaluation.report import comparisons, difference
-from ds_distill.evaluation.saved import SavedPredictions, examples_mark
+from ds_distill.evaluation.prediction_files import SavedPredictions, examples_mark
+from ds_distill.evaluation.scores import comparisons, difference
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_map
 from ds_distill.models.reference import ModelReference
@@ -22,10 +22,10 @@ from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.reporting.verdict import answer_of
 from ds_distill.routing.comparison import numbered
-from ds_distill.run.checkpoint import CHECKPOINT
-from ds_distill.run.context import Run
+from ds_distill.run.any_checkpoint import CHECKPOINT
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import warn_of_few_groups, warn_of_teachers
+from ds_distill.run.run import Run
 
 
 def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:

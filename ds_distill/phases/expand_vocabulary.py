@@ -15,7 +15,7 @@ from ds_distill.models.load import save_model
 from ds_distill.models.reference import ModelReference
 from ds_distill.models.vocabulary import expand_embeddings
 from ds_distill.recipe.phases import ExpandVocabulary
-from ds_distill.run.context import Run
+from ds_distill.run.run import Run
 
 SHOWN = 20
 """New words in the record, the most frequent."""

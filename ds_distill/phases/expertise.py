@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ds_distill.cache.format import MANIFEST
+from ds_distill.caching.cached_signals import cache_folder, open_cache
 from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
 from ds_distill.data.groups import few_groups
@@ -23,13 +24,11 @@ from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Cache, Expertise
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
-from ds_distill.routing.by_label import FittedByLabel, fit_by_label
 from ds_distill.routing.comparison import Comparison, at, compare
-from ds_distill.routing.fitted import STATES, Fitted
+from ds_distill.routing.fit import STATES, Fitted
 from ds_distill.routing.gate import FOLDS
-from ds_distill.routing.qualified import unqualified
-from ds_distill.run.caches import cache_folder, open_cache
-from ds_distill.run.context import Run
+from ds_distill.routing.multi_label import FittedByLabel, fit_by_label
+from ds_distill.routing.selection import unqualified
 from ds_distill.run.events import RunLog, open_console
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.inference import predict_split
@@ -38,6 +37,7 @@ from ds_distill.run.label_warnings import (
     warn_of_one_expert,
     warn_of_teachers,
 )
+from ds_distill.run.run import Run
 from ds_distill.run.teacher_scores import score_of_signals
 from ds_distill.types import Signals
 

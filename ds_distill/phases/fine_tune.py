@@ -9,14 +9,14 @@ import numpy as np
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.examples import keep_per_class
-from ds_distill.data.plan import keep_share_of_others
+from ds_distill.data.schedule import keep_share_of_others
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.shared_head import SharedHeadBundle, share_head
 from ds_distill.recipe.phases import FineTune
-from ds_distill.run.context import Run
-from ds_distill.run.job import Job, terms_of, trainable_model
-from ds_distill.run.training import train_each
-from ds_distill.run.validation import validation_of
+from ds_distill.run.run import Run
+from ds_distill.training.loop import train_each
+from ds_distill.training.setup import Job, terms_of, trainable_model
+from ds_distill.training.validation import validation_of
 
 
 def fine_tune(phase: FineTune, number: int, name: str, run: Run) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.machine import machine_memory
+from ds_distill.process.machine import machine_memory
 
 GIB = 2**30
 

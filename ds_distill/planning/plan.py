@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ds_distill.planning.cached import CachePlan
+from ds_distill.planning.caches import CachePlan
 from ds_distill.planning.examples import SplitFacts
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import States

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
-from ds_distill.data.plan import PADDED_BATCH
+from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.engine.config import batch_shape, deepspeed_config, stages_of
 from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.errors import UserError, first_line
 from ds_distill.planning.activations import Shape
-from ds_distill.planning.cached import CachePlan, cache_plan
+from ds_distill.planning.caches import CachePlan, cache_plan
 from ds_distill.planning.examples import SplitFacts, label_names, split_facts
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero

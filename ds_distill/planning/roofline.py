@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from ds_distill.planning.cpu_speed import measured_optimizer_seconds, measured_seconds
 from ds_distill.planning.gpus import Device
-from ds_distill.planning.measured import measured_optimizer_seconds, measured_seconds
 from ds_distill.planning.memory import MASTER, MOMENTS, Zero
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost

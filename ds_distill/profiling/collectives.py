@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed
 
-from ds_distill.timers import timed
+from ds_distill.process.timers import timed
 
 COMMUNICATION = "communication"
 _NAMES = (

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.phases.base import TrainingPhase
-from ds_distill.run.meter import WARM_UP_STEPS
+from ds_distill.training.meter import WARM_UP_STEPS
 
 SAMPLE = 5
 """Steps that are timed together: reading the clock after each would keep a GPU from running

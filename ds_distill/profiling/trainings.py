@@ -13,22 +13,22 @@ from typing import Any
 from ds_distill.engine.precision import model_dtype
 from ds_distill.errors import UserError
 from ds_distill.files import write_text
-from ds_distill.lock import FolderLock, Locked
 from ds_distill.planning.gpus import GPUS, Device, find_device, own_gpu
 from ds_distill.planning.plan import Placement
 from ds_distill.planning.planner import Planner
+from ds_distill.process.lock import FolderLock, Locked
+from ds_distill.process.timers import REST
 from ds_distill.profiling.collectives import timed_collectives
 from ds_distill.profiling.flops import ModelFlops
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.phases.base import TrainingPhase, training_name
-from ds_distill.run.context import Run
 from ds_distill.run.execute import execute
 from ds_distill.run.folder import PROFILE, RunFolder
-from ds_distill.run.meter import WARM_UP_STEPS
 from ds_distill.run.profiler import Profiler
+from ds_distill.run.run import Run
 from ds_distill.run.timings import BESIDE, read_timings
-from ds_distill.timers import REST
+from ds_distill.training.meter import WARM_UP_STEPS
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.files import read_text
-from ds_distill.recipe.changes import apply_override, lay_over
-from ds_distill.recipe.corrected import Corrected, corrected
+from ds_distill.recipe.correction import Corrected, corrected
 from ds_distill.recipe.mistakes import lines_of
+from ds_distill.recipe.overrides import apply_override, lay_over
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.section import Section
 from ds_distill.recipe.yaml_tree import Dumper, Keys, parse

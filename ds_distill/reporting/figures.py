@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ds_distill.cache.compare import CodecScore
-from ds_distill.figures import of_scores, save_figure
 from ds_distill.recipe.metrics.metric import MetricClass
+from ds_distill.reporting.figure_files import of_scores, save_figure
 
 
 def plot_codecs(scores: Sequence[CodecScore], path: Path, title: str) -> None:

@@ -10,6 +10,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, metadata_load
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT
+from ds_distill.process.terminal import escaped as visible
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe, Student
@@ -23,7 +24,6 @@ from ds_distill.reporting.verdict import (
     metrics_of,
     settings_note,
 )
-from ds_distill.terminal import escaped as visible
 
 _INHERITED = ("license", "license_name", "license_link", "language")
 """Metadata that a student inherits from the model that it starts from."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ds_distill.evaluation.report import RELIABILITY_BINS
+from ds_distill.evaluation.scores import RELIABILITY_BINS
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.confusions import commonest_confusions

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ds_distill.progress import marked
+from ds_distill.process.activity import marked
 
 HOTTEST = 20.0
 """Temperatures lie in [1 / HOTTEST, HOTTEST]: a teacher that is always right would get 0, one

@@ -21,11 +21,11 @@ from ds_distill.data.words import Words
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
-from ds_distill.evaluation.report import build_metric, metric_values
+from ds_distill.evaluation.scores import build_metric, metric_values
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.keys import numbered_keys
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.characters import CharacterF1
@@ -40,11 +40,11 @@ from ds_distill.recipe.policies import (
     candidates,
     not_fitted,
 )
-from ds_distill.routing.by_label import TWO, fit_label, of_label
 from ds_distill.routing.calibration import log_probabilities
-from ds_distill.routing.fitted import Fitted, fit, folds_of, states_of
+from ds_distill.routing.fit import Fitted, fit, folds_of, states_of
 from ds_distill.routing.gate import FOLDS
-from ds_distill.routing.partial import classes_of, knowing_average
+from ds_distill.routing.multi_label import TWO, fit_label, of_label
+from ds_distill.routing.partial_teachers import classes_of, knowing_average
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.types import Signals
 

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ds_distill.progress import mark
+from ds_distill.process.activity import mark
 from ds_distill.routing.calibration import log_probabilities
-from ds_distill.routing.partial import Classes, knowing_average
+from ds_distill.routing.partial_teachers import Classes, knowing_average
 
 PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03)
 """On half the squared norm of W, the loss being a mean over examples; from strong to weak, each

@@ -1,5 +1,5 @@
-"""A run: its folder, its phases in order, training, inference, events, publishing.
+"""A run: its folder, its phases in order, events, publishing.
 
-Begin with `execute` (all phases of a recipe), `context` (`Run`, which every phase receives) and
-`training` (the loop). `folder` has the paths, `checkpoints` what a training is resumed from.
+Begin with `execute` (all phases of a recipe) and `run` (`Run`, which every phase receives); `folder`
+has the paths. Trainings are in `ds_distill.training`.
 """

@@ -1,4 +1,4 @@
-"""What a run's console prints is escaped, as `ds_distill.terminal` does with other texts."""
+"""What a run's console prints is escaped, as `process.terminal` does with other texts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook
 from rich.segment import Segment
 
-from ds_distill.terminal import escaped
+from ds_distill.process.terminal import escaped
 
 
 class Escaping(RenderHook):

@@ -17,22 +17,22 @@ from ds_distill.engine.precision import check_device, resolved_name
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import write_json
-from ds_distill.memory import is_out_of_memory
-from ds_distill.progress import mark_phase
+from ds_distill.process.activity import mark_phase
+from ds_distill.process.failures import clear_failures
+from ds_distill.process.memory_errors import is_out_of_memory
+from ds_distill.process.signals import end_locked_out
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import PHASES, PhaseSettings
 from ds_distill.recipe.tasks import TASKS
-from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
-from ds_distill.run.failures import clear_failures
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.out_of_memory import memory_refusal
 from ds_distill.run.planned import plan_run, planned_device
 from ds_distill.run.profiler import Profiler
 from ds_distill.run.publish import publish
-from ds_distill.run.ranks import as_rank
-from ds_distill.run.stopping import end_locked_out
+from ds_distill.run.rank import as_rank
+from ds_distill.run.run import Run
 from ds_distill.run.teacher_scores import score_teachers
 
 

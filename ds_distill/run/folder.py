@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ds_distill import lock
 from ds_distill.errors import UserError
 from ds_distill.files import (
     new_folder,
@@ -20,11 +19,11 @@ from ds_distill.files import (
     write_json,
     write_text,
 )
+from ds_distill.process import failures, lock
+from ds_distill.process.signals import same_command
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
-from ds_distill.run import failures
-from ds_distill.run.changes import Change, changes
 from ds_distill.run.records import read_environment, read_record, read_trained
-from ds_distill.run.stopping import same_command
+from ds_distill.run.resumable_keys import Change, changes
 
 TRAINING_RECORD = "training.json"
 """Beside a trained model's weights: examples, steps, validation accuracy."""

@@ -16,8 +16,8 @@ from ds_distill.engine.precision import in_fp32, is_half
 from ds_distill.engine.predict import predict_all
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.reference import ModelReference, label_maps_of
-from ds_distill.run.context import Run
 from ds_distill.run.not_finite import check_finite
+from ds_distill.run.run import Run
 from ds_distill.types import Signals
 
 

@@ -14,7 +14,7 @@ from ds_distill.evaluation.label_order import Doubt
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import LabelMap, as_yaml, class_names
 from ds_distill.models.reference import ModelReference
-from ds_distill.run.context import Run
+from ds_distill.run.run import Run
 
 
 def warn_of_teachers(

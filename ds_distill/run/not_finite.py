@@ -17,7 +17,7 @@ from ds_distill.errors import UserError
 from ds_distill.files import write_text
 from ds_distill.models.reference import ModelReference
 from ds_distill.reads import TOKENS
-from ds_distill.run.context import Run
+from ds_distill.run.run import Run
 from ds_distill.types import Batch
 
 SHOWN = 3

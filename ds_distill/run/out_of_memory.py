@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ds_distill.engine.config import batch_shape, zero_stage
 from ds_distill.errors import UserError
-from ds_distill.progress import activity
+from ds_distill.process.activity import activity
 from ds_distill.recipe.phases import Cache, Distil, Evaluate, PhaseSettings
 from ds_distill.recipe.phases.base import TrainingPhase
-from ds_distill.run.context import Run
+from ds_distill.run.run import Run
 
 
 def memory_refusal(error: BaseException, phase: PhaseSettings, name: str, run: Run) -> UserError:

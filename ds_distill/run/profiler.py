@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ds_distill.files import new_file
-from ds_distill.timers import Timers
+from ds_distill.process.timers import Timers
 from ds_distill.types import Batch
 
 TRACED = 3

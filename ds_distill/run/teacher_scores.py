@@ -14,10 +14,10 @@ from ds_distill.files import write_json
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import PHASES, FineTune, PhaseSettings
 from ds_distill.recipe.tasks import TASKS, metric_of
-from ds_distill.run.context import Run
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import classes_of, doubt_text
 from ds_distill.run.records import read_teacher_scores
+from ds_distill.run.run import Run
 
 BATCH = 64
 """Examples per rank and forward pass."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from ds_distill.process.timers import REST
 from ds_distill.run.events import read_events
-from ds_distill.timers import REST
 
 BESIDE = ("report", "validation", "checkpoint")
 """Parts that are not in every step."""

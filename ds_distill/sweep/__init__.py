@@ -1,4 +1,4 @@
-"""Runs of one recipe under several settings and seeds, and finished runs side by side.
+"""Runs of one recipe under several settings and seeds, suites of tasks, finished runs side by side.
 
-Begin with `sweep`; `children` starts the runs, `table` and `report` tell what they found.
+Begin with `sweep`; `run_processes` starts the runs, `table` tells what they found.
 """

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ds_distill.check.memory import fewest_parameters
+from ds_distill.check.machine_memory import fewest_parameters
 from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
 from ds_distill.models.student import config_of
-from ds_distill.planning.cached import example_bytes
+from ds_distill.planning.caches import example_bytes
 from ds_distill.planning.examples import SplitFacts, split_facts
 from ds_distill.planning.units import amount
 from ds_distill.recipe import Recipe

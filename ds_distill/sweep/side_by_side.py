@@ -14,8 +14,8 @@ import numpy as np
 
 from ds_distill.data.groups import components
 from ds_distill.errors import UserError
-from ds_distill.evaluation.report import difference
-from ds_distill.evaluation.saved import SavedPredictions
+from ds_distill.evaluation.prediction_files import SavedPredictions
+from ds_distill.evaluation.scores import difference
 from ds_distill.planning.units import duration
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import Metric

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ds_distill.data.batches import Examples
 from ds_distill.data.word_windows import ContextWords, prepare
 from ds_distill.evaluation.label_order import Doubt
-from ds_distill.evaluation.report import metric_values, reliability
+from ds_distill.evaluation.scores import metric_values, reliability
 from ds_distill.evaluation.spans import SpanPredictions, span_report
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.tags import IN_SPAN

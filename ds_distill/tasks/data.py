@@ -22,7 +22,7 @@ from ds_distill.errors import UserError
 from ds_distill.files import new_folder
 from ds_distill.models.configuration import load_config
 from ds_distill.models.reference import ModelReference
-from ds_distill.progress import counted_by
+from ds_distill.process.activity import counted_by
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.tasks import TASKS
 

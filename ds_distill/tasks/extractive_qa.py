@@ -25,7 +25,7 @@ from ds_distill.evaluation.answers import (
     best_spans,
     ranked_answers,
 )
-from ds_distill.evaluation.report import metric_values
+from ds_distill.evaluation.scores import metric_values
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_question_answerer
 from ds_distill.models.reference import ModelReference

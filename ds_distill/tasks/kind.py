@@ -19,7 +19,7 @@ from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar
 from ds_distill.evaluation.label_order import Doubt
-from ds_distill.evaluation.report import build_metrics
+from ds_distill.evaluation.scores import build_metrics
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.metric import Metric

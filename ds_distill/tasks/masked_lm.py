@@ -17,7 +17,7 @@ from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import CachedSignals, Collator, Examples
 from ds_distill.data.hidden_words import HiddenWords, HiddenWordsCollator
 from ds_distill.data.masking import MaskedLMCollator, Masking
-from ds_distill.data.plan import plan_once
+from ds_distill.data.schedule import plan_once
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.windows import split_long
 from ds_distill.data.word_pieces import rules_of_word_pieces
@@ -25,7 +25,7 @@ from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar, score_tokens, score_words
 from ds_distill.evaluation.baseline import Unigram
 from ds_distill.evaluation.predictions import TokenScores
-from ds_distill.evaluation.report import masked_lm_report
+from ds_distill.evaluation.scores import masked_lm_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_masked_lm
 from ds_distill.models.reference import ModelReference

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ds_distill.data.batches import Examples
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.evaluation.predictions import LabelPredictions
-from ds_distill.evaluation.report import label_report
+from ds_distill.evaluation.scores import label_report
 from ds_distill.models.reference import ModelReference
 from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.single_label import Classification

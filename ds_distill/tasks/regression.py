@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Examples
 from ds_distill.evaluation.predictions import NumberPredictions
-from ds_distill.evaluation.report import regression_report
+from ds_distill.evaluation.scores import regression_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_classifier
 from ds_distill.models.reference import ModelReference

@@ -13,7 +13,7 @@ from ds_distill.data.batches import Examples
 from ds_distill.evaluation.baseline import class_log_shares
 from ds_distill.evaluation.label_order import Doubt, doubt
 from ds_distill.evaluation.predictions import ClassPredictions
-from ds_distill.evaluation.report import classification_report
+from ds_distill.evaluation.scores import classification_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_classifier
 from ds_distill.models.reference import ModelReference

@@ -20,7 +20,7 @@ from ds_distill.data.batches import (
 )
 from ds_distill.data.text_windows import prepare
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.evaluation.report import metric_values, reliability
+from ds_distill.evaluation.scores import metric_values, reliability
 from ds_distill.evaluation.words import TagPredictions, word_report
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_token_classifier

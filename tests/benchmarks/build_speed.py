@@ -23,17 +23,17 @@ from large_teachers import configurations
 from teacher_speed import read_texts
 from transformers import AutoModelForMaskedLM
 
-from ds_distill.data.plan import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
 from ds_distill.data.prefetch import prefetch
+from ds_distill.data.schedule import PADDED_BATCH, TOKENS_PER_CALL, cut_by_tokens, plan_once
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.precision import is_half
 from ds_distill.files import write_json
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.recipe.references import resolve_model
-from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
 from ds_distill.run.inference import inference_collator, inference_engine
+from ds_distill.run.run import Run
 
 ENTRIES, TEMPERATURE = 64, 2.0
 TEACHER = "bert-large"

@@ -22,15 +22,17 @@ import numpy as np
 import torch
 
 from ds_distill.cache.build import finish_build, join_build
+from ds_distill.cache.build_plan import Plan, block_rows_for
 from ds_distill.cache.codecs import Encoded, TopKCodec
-from ds_distill.cache.plan import Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import EncodedSignals, SignalSchema
 from ds_distill.cache.shards import ShardWriter
 from ds_distill.cache.workers import Worker
+from ds_distill.caching.build import claims, write_blocks
+from ds_distill.caching.missing import Missing
 from ds_distill.data.batches import Examples, SequenceCollator
 from ds_distill.data.combined import open_source
-from ds_distill.data.plan import plan_once
+from ds_distill.data.schedule import plan_once
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.config import deepspeed_config
@@ -39,8 +41,6 @@ from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import load_classifier
-from ds_distill.phases.cache_blocks import claims, write_blocks
-from ds_distill.phases.cache_missing import Missing
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.run.environment import describe_environment

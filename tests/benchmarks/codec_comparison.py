@@ -29,16 +29,16 @@ from torch import Tensor
 from ds_distill.cache.codecs import Encoded, TopKCodec
 from ds_distill.cache.compare import candidates, compare_codecs, markdown_table
 from ds_distill.data.combined import open_source
-from ds_distill.data.plan import plan_epoch
+from ds_distill.data.schedule import plan_epoch
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.models.encoder import read_signals
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.reporting.figures import plot_codecs
-from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.run import Run
 
 TEMPERATURES = (1.0, 2.0)
 EXAMPLES = 16

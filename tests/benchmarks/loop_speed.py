@@ -30,14 +30,14 @@ from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.learning import weight_groups
 from ds_distill.models.load import load_classifier
+from ds_distill.process.timers import Timers
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
-from ds_distill.run.meter import WARM_UP_STEPS
 from ds_distill.run.profiler import Profiler
-from ds_distill.timers import Timers
+from ds_distill.training.meter import WARM_UP_STEPS
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 

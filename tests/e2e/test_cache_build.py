@@ -23,7 +23,7 @@ from processes import events, kill_all, left_of, marked
 from runs import DS_DISTILL
 from toys import TINY, TOY_LABELS, save_tiny, toy_vocabulary, write_toy_task
 
-from ds_distill.cache.plan import BUILDING
+from ds_distill.cache.build_plan import BUILDING
 from ds_distill.cache.reader import CacheReader
 
 EXAMPLES = 3200

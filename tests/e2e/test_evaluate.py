@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
-from ds_distill.evaluation.report import build_metric
-from ds_distill.evaluation.saved import SavedPredictions
+from ds_distill.evaluation.prediction_files import SavedPredictions
+from ds_distill.evaluation.scores import build_metric
 from ds_distill.recipe.metrics.classes import Accuracy
 
 

@@ -17,7 +17,7 @@ from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.planner import Planner
-from ds_distill.run.context import Run
+from ds_distill.run.run import Run
 
 LOSSES = {"cross_entropy": {"weight": 0.5}, "kl": {"temperature": 2.0}}
 DENSE = {"codec": {"name": "dense"}, "dtype": "float32"}

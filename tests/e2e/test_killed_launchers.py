@@ -15,7 +15,7 @@ import pytest
 import yaml
 from processes import events, left_of, marked, within
 
-from ds_distill.engine.ports import free_port
+from ds_distill.process.ports import free_port
 
 SCRIPTS = Path(sys.executable).parent
 RUN = ["-m", "ds_distill", "run", "toy.yaml"]

@@ -15,7 +15,7 @@ from toys import make_tiny_bert, toy_vocabulary
 from transformers import BertForMaskedLM
 
 from ds_distill.cache.reader import CacheReader
-from ds_distill.run.fidelity import MUCH
+from ds_distill.caching.fidelity import MUCH
 
 VARIANTS = 2
 CODECS_AND_STATES: list[tuple[str, list[int]]] = [

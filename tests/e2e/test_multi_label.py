@@ -12,7 +12,7 @@ import pytest
 from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, losses, run_here
 from transformers import AutoModelForSequenceClassification
 
-from ds_distill.routing.by_label import FittedByLabel, load_fitted
+from ds_distill.routing.multi_label import FittedByLabel, load_fitted
 from tests.toys import TOY_FILLERS, TOY_WORDS
 
 LABELS = ["animal", "food", "weather"]

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.engine.ports import free_port
 from ds_distill.models.load import load_classifier
+from ds_distill.process.ports import free_port
 from ds_distill.recipe.references import resolve_model
 
 pytestmark = pytest.mark.further

@@ -13,7 +13,7 @@ import yaml
 from runs import losses
 from toys import make_toy_classifier
 
-from ds_distill.routing.by_label import load_fitted
+from ds_distill.routing.multi_label import load_fitted
 from tests.e2e.test_multi_label import write_task
 
 KL = {"split": "transfer", "epochs": 1, "losses": {"kl": {"temperature": 2.0}}}

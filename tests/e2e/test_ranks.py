@@ -17,7 +17,7 @@ from processes import left_of
 from ranks import Ranks
 from runs import steps
 
-from ds_distill.run.failures import first_failure
+from ds_distill.process.failures import first_failure
 
 LIMIT = 20.0
 """Seconds that a rank may be silent."""

@@ -25,7 +25,7 @@ from ds_distill.models.configuration import CLASSIFIER_HEADS
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.planner import Planner
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.training import _Training
+from ds_distill.training.loop import _Training
 from tests.toys import TINY, save_tiny
 
 pytestmark = pytest.mark.further

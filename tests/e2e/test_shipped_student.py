@@ -18,17 +18,17 @@ import yaml
 from safetensors import safe_open
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from ds_distill.data.plan import plan_once
+from ds_distill.data.schedule import plan_once
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions, TokenScores
 from ds_distill.phases import evaluate
-from ds_distill.prediction import predict
+from ds_distill.predict.prediction import predict
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.reporting.model_card import model_card
-from ds_distill.run.context import Run
 from ds_distill.run.execute import execute
 from ds_distill.run.inference import inference_collator
+from ds_distill.run.run import Run
 from ds_distill.views import PaddedView
 
 RUNS = [

@@ -18,8 +18,8 @@ from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.planner import Planner
-from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.sweep.disk import taken
+from ds_distill.training.checkpoints import Checkpoints
 
 
 @pytest.fixture(scope="module")

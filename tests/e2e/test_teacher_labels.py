@@ -18,15 +18,15 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from ds_distill.cache.reader import CacheReader
+from ds_distill.caching.cached_signals import fingerprint
 from ds_distill.cli import app
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.run import teacher_scores
-from ds_distill.run.caches import fingerprint
-from ds_distill.run.context import Run
 from ds_distill.run.execute import execute
+from ds_distill.run.run import Run
 
 REVERSED = {"LABEL_0": "weather", "LABEL_1": "food", "LABEL_2": "animal"}
 IN_ORDER = {"LABEL_0": "animal", "LABEL_1": "food", "LABEL_2": "weather"}

@@ -113,7 +113,7 @@ def test_patience_that_is_over_stays_over(
     run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted after the last epoch's checkpoint, before the model is published."""
-    from ds_distill.run import training
+    from ds_distill.training import loop as training
 
     finish, calls = training._Training.finish, []
 

@@ -54,14 +54,14 @@ from toys import (
 )
 
 from ds_distill.errors import UserError
+from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
-from ds_distill.evaluation.saved import SavedPredictions
 from ds_distill.files import write_json
+from ds_distill.process.terminal import escaped, message
 from ds_distill.recipe import Recipe
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.profiler import resident_peak
-from ds_distill.terminal import escaped, message
 
 SECONDS = 20
 MOST_MIB = 2048

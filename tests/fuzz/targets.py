@@ -29,23 +29,23 @@ from mutations import (
 )
 from safetensors.torch import load_file
 
-from ds_distill import lock
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
 from ds_distill.engine.world import World
-from ds_distill.prediction import predict, predict_file
+from ds_distill.predict.prediction import predict, predict_file
+from ds_distill.process import lock
+from ds_distill.process.terminal import escaped
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.tables import table_text
 from ds_distill.reporting.verdict import verdict
-from ds_distill.run.checkpoints import Checkpoints
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import read_results
 from ds_distill.run.timings import read_timings
-from ds_distill.run.training_progress import Progress
 from ds_distill.sweep.side_by_side import side_by_side, side_tables
-from ds_distill.terminal import escaped
+from ds_distill.training.checkpoints import Checkpoints
+from ds_distill.training.progress import Progress
 
 Change = Callable[[bytes, random.Random], bytes]
 

@@ -30,16 +30,16 @@ from ds_distill.cache.codecs import codec_from_json
 from ds_distill.cache.compare import CodecScore, compare_codecs, divergence
 from ds_distill.cache.format import Manifest
 from ds_distill.data.combined import open_source
-from ds_distill.data.plan import plan_once
+from ds_distill.data.schedule import plan_once
 from ds_distill.engine.world import World
 from ds_distill.files import read_json, write_json, write_text
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import load_masked_lm
 from ds_distill.recipe import LONE_TASK, load_recipe
-from ds_distill.run.context import Run
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
+from ds_distill.run.run import Run
 from ds_distill.types import Batch
 
 ROOT = Path(__file__).parents[2]

@@ -57,7 +57,7 @@ GROUPS = {
         6,
         (f"{UNIT}losses.py", f"{UNIT}vocabulary_head.py"),
     ),
-    "plan": Group(("ds_distill/data/plan.py",), 8, (f"{UNIT}plan.py",)),
+    "plan": Group(("ds_distill/data/schedule.py",), 8, (f"{UNIT}plan.py",)),
     "masking": Group(
         ("ds_distill/data/masking.py",), 7, (f"{UNIT}masking.py", f"{UNIT}masked_lm.py")
     ),
@@ -83,7 +83,9 @@ GROUPS = {
         (f"{UNIT}metrics.py", f"{UNIT}bootstrap.py", f"{UNIT}regression.py"),
     ),
     "checkpoints": Group(
-        ("ds_distill/run/checkpoints.py",), 3, (f"{UNIT}checkpoints.py", f"{UNIT}continuing.py")
+        ("ds_distill/training/checkpoints.py",),
+        3,
+        (f"{UNIT}checkpoints.py", f"{UNIT}continuing.py"),
     ),
     "kernels": Group(
         ("kernels/ds_kernels/_divergences.py", "kernels/ds_kernels/_topk.py"),
@@ -92,7 +94,7 @@ GROUPS = {
     ),
 }
 
-_MASKING, _PLAN = "ds_distill/data/masking.py", "ds_distill/data/plan.py"
+_MASKING, _PLAN = "ds_distill/data/masking.py", "ds_distill/data/schedule.py"
 _STREAMS = "CHOSEN, SHOWN, RANDOM_TOKEN = "
 _GATE = "ds_distill/routing/gate.py"
 _POLICIES = "ds_distill/routing/policies.py"
@@ -134,7 +136,7 @@ NAMED: list[tuple[str, str, str]] = [
 """File, old text, new text."""
 
 EXPLAINED: dict[str, str] = {
-    "ds_distill/data/plan.py: uniform(keys, SHARE).numpy() >= share -> "
+    "ds_distill/data/schedule.py: uniform(keys, SHARE).numpy() >= share -> "
     "uniform(keys, SHARE).numpy() > share": "a draw of 53 bits equals the share once in 2^53",
     "ds_distill/losses/logits.py: self._weight / len(heads[0].bias) -> "
     "self._weight / len(heads[1].bias)": "linear_mse refuses heads of unlike vocabularies",

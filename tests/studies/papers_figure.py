@@ -7,7 +7,7 @@ from typing import Any
 
 from papers_markdown import PAGE, RESULTS
 
-from ds_distill.evaluation.report import RELIABILITY_BINS
+from ds_distill.evaluation.scores import RELIABILITY_BINS
 from ds_distill.files import new_file, read_json
 
 FIGURE = PAGE.with_name("papers-reliability.svg")
@@ -22,7 +22,7 @@ CURVES = {
 
 
 def pooled(of_seeds: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Bins of confidence of several seeds as one; as `evaluation.report.reliability` makes them."""
+    """Bins of confidence of several seeds as one; as `evaluation.scores.reliability` makes them."""
     bins: dict[int, list[dict[str, Any]]] = {}
     for one in of_seeds:
         for found in one:

@@ -32,14 +32,14 @@ from routing_variants import variants
 from ds_distill.data.batches import Examples
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions
-from ds_distill.evaluation.report import build_metric
+from ds_distill.evaluation.scores import build_metric
 from ds_distill.files import write_json
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.policies import candidates
 from ds_distill.routing import PolicyInputs, fit
 from ds_distill.routing.comparison import compare, numbered, routed, routing_of_candidate
-from ds_distill.routing.fitted import states_of
+from ds_distill.routing.fit import states_of
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Signals
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertTokenizer
 
-from ds_distill import progress
 from ds_distill.data.batches import Examples, SequenceCollator
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.keys import content_keys
-from ds_distill.progress import counted_by
+from ds_distill.process import activity as progress
+from ds_distill.process.activity import counted_by
 from ds_distill.types import Signals
 
 TEXTS = [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ds_distill.evaluation import bootstrap
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions, TokenScores
-from ds_distill.evaluation.report import build_metric
+from ds_distill.evaluation.scores import build_metric
 from ds_distill.recipe.metrics.classes import AUC, ECE, F1, Accuracy, MacroAUC, MacroF1, MicroF1
 from ds_distill.recipe.metrics.tokens import Loss, Perplexity
 

@@ -17,15 +17,15 @@ from cache_files import PRINT, TWO, block, check_rows, contents, make_keys, writ
 
 from ds_distill.cache import build
 from ds_distill.cache.build import join_build, known_teachers
+from ds_distill.cache.build_plan import BUILDING, Plan, block_rows_for
 from ds_distill.cache.codecs import CompactCodec, TailShape, TopKCodec
-from ds_distill.cache.plan import BUILDING, Plan, block_rows_for
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter
 from ds_distill.cache.workers import Worker
+from ds_distill.caching.missing import missing_from
 from ds_distill.data.batches import Examples
 from ds_distill.errors import UserError
-from ds_distill.phases.cache_missing import missing_from
 
 
 @pytest.fixture

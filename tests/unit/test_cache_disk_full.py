@@ -19,7 +19,7 @@ from cache_files import (
 )
 
 from ds_distill.cache.build import finish_build, join_build
-from ds_distill.cache.plan import BUILDING, Plan
+from ds_distill.cache.build_plan import BUILDING, Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter

@@ -24,8 +24,8 @@ from cache_files import (
 )
 from processes import fork
 
+from ds_distill.cache.build_plan import BUILDING
 from ds_distill.cache.format import MANIFEST, Manifest
-from ds_distill.cache.plan import BUILDING
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 

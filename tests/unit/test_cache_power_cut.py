@@ -24,8 +24,8 @@ import pytest
 import xxhash
 from cache_files import check_rows, journal_blocks, make_keys, write_cache
 
+from ds_distill.cache.build_plan import BUILDING
 from ds_distill.cache.format import MANIFEST
-from ds_distill.cache.plan import BUILDING
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.errors import UserError

@@ -25,15 +25,16 @@ from cache_files import (
 )
 from processes import fork
 
-from ds_distill import lock, process_id
 from ds_distill.cache import build, format, workers
 from ds_distill.cache.build import finish_build, join_build
+from ds_distill.cache.build_plan import BUILDING, Plan
 from ds_distill.cache.format import MANIFEST
-from ds_distill.cache.plan import BUILDING, Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.shards import ShardWriter, blocks_to_write
 from ds_distill.cache.workers import Worker
 from ds_distill.errors import UserError
+from ds_distill.process import identity as process_id
+from ds_distill.process import lock
 
 KEYS = make_keys(200)
 TEACHERS = {name: (dict(PRINT), schema) for name, schema in TWO.items()}

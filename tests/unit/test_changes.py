@@ -9,8 +9,8 @@ import yaml
 
 from ds_distill.errors import UserError
 from ds_distill.files import read_json, write_json
+from ds_distill.process.failures import Failure, record_failure
 from ds_distill.recipe import load_recipe
-from ds_distill.run.failures import Failure, record_failure
 from ds_distill.run.folder import RunFolder
 
 

@@ -27,11 +27,12 @@ from ds_distill.data.word_windows import ContextWords, prepare
 from ds_distill.data.words import words_of
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
-from ds_distill.evaluation.saved import SavedPredictions
+from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.keys import content_keys
-from ds_distill.planning.cached import example_bytes
-from ds_distill.prediction import load_predictor, predict_file
+from ds_distill.planning.caches import example_bytes
+from ds_distill.predict.prediction import load_predictor, predict_file
+from ds_distill.predict.tagging import Tagger
 from ds_distill.recipe.metrics.characters import (
     CharacterF1,
     CharacterPrecision,
@@ -42,7 +43,6 @@ from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tags import IN_SPAN, SPAN_TAGS
 from ds_distill.recipe.tasks import CharacterSpans
 from ds_distill.routing.comparison import compare
-from ds_distill.tagging import Tagger
 from ds_distill.types import Signals
 
 HOSTILE = [

@@ -11,16 +11,16 @@ from transformers import AutoModel
 from typer.testing import CliRunner
 
 from ds_distill.check import recipe as checks
-from ds_distill.check.memory import fewest_parameters, memory_mistakes
+from ds_distill.check.machine_memory import fewest_parameters, memory_mistakes
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.launch import launch
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.launch.probe import Answer
-from ds_distill.machine import machine_memory
 from ds_distill.models.configuration import load_config
 from ds_distill.models.student import student_of
 from ds_distill.planning.models import shipped_configs
+from ds_distill.process.machine import machine_memory
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.load import validate
 from ds_distill.run.folder import RunFolder

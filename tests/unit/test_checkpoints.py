@@ -18,8 +18,8 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.recipe.terms import losses_of
-from ds_distill.run.checkpoints import Checkpoints
-from ds_distill.run.training_progress import Progress
+from ds_distill.training.checkpoints import Checkpoints
+from ds_distill.training.progress import Progress
 from ds_distill.types import Signals
 
 

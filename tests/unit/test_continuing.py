@@ -23,10 +23,10 @@ from ds_distill import load_recipe, run_recipe
 from ds_distill.cli.shared import execute_recipe
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
-from ds_distill.run import stopping
+from ds_distill.process import signals as stopping
+from ds_distill.process.signals import Stopped
 from ds_distill.run.events import LOG_FILE_WIDTH, Bar, RunLog, read_events
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.stopping import Stopped
 from ds_distill.run.timings import read_timings
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("in_this_process")
 STOPPED_BY_A_KILL = """
 import os, signal, sys
 from ds_distill import load_recipe, run_recipe
-from ds_distill.run.checkpoints import Checkpoints
+from ds_distill.training.checkpoints import Checkpoints
 
 save = Checkpoints.save
 

@@ -22,7 +22,7 @@ from ds_distill.check.needs import phase_mistakes
 from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions
-from ds_distill.evaluation.report import build_metric, build_metrics, classification_report
+from ds_distill.evaluation.scores import build_metric, build_metrics, classification_report
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
 from ds_distill.parts import (

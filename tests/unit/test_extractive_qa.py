@@ -18,7 +18,6 @@ from torchmetrics.functional.text import squad
 from toys import make_tiny_bert, toy_vocabulary
 from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
 
-from ds_distill.answering import Answerer
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.check.models import Models
 from ds_distill.data.batches import Examples, SpanCollator, cut_to
@@ -38,8 +37,9 @@ from ds_distill.keys import content_keys
 from ds_distill.losses import KL, CrossEntropy
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packed import packed_attention
-from ds_distill.planning.cached import example_bytes
-from ds_distill.prediction import load_predictor
+from ds_distill.planning.caches import example_bytes
+from ds_distill.predict.answering import Answerer
+from ds_distill.predict.prediction import load_predictor
 from ds_distill.reads import Reads
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.metrics.answers import (

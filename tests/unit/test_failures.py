@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_distill.run.failures import (
+from ds_distill.process.failures import (
     Failure,
     Kind,
     clear_failures,

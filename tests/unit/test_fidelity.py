@@ -11,12 +11,12 @@ import torch
 from cache_files import PRINT, make_keys, signals_of, write_cache
 
 from ds_distill.cache.build import finish_build, join_build
+from ds_distill.cache.build_plan import Plan
 from ds_distill.cache.codecs import CompactCodec, TopKCodec
-from ds_distill.cache.plan import Plan
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.cache.shards import ShardWriter
-from ds_distill.run.fidelity import Repeated, fidelity
+from ds_distill.caching.fidelity import Repeated, fidelity
 from ds_distill.types import Signals
 from ds_kernels import masked_kl, topk_kl
 

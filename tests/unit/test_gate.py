@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ds_distill.progress import activity
+from ds_distill.process.activity import activity
 from ds_distill.routing import gate as gate_module
 from ds_distill.routing.calibration import fit_temperature
 from ds_distill.routing.gate import Gate, calibrated_average, features, fit_gate

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from ds_distill.recipe import Recipe, load_recipe
-from ds_distill.recipe.hub import go_offline_without_hub, models_and_data, reads_hub
+from ds_distill.recipe.offline import go_offline_without_hub, models_and_data, reads_hub
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "")  # so that what is set below is undone
         monkeypatch.delenv(name)
-    monkeypatch.setattr("ds_distill.recipe.hub.getproxies", dict)
+    monkeypatch.setattr("ds_distill.recipe.offline.getproxies", dict)
     return addresses
 
 
@@ -57,7 +57,7 @@ def test_a_mirror_is_asked_in_its_place(asked: list[Any], monkeypatch: pytest.Mo
 
 
 def test_behind_a_proxy_nothing_is_asked(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ds_distill.recipe.hub.getproxies", lambda: {"https": "proxy:3128"})
+    monkeypatch.setattr("ds_distill.recipe.offline.getproxies", lambda: {"https": "proxy:3128"})
     assert go_offline_without_hub(*named("mind")) is None
     assert not asked and "HF_HUB_OFFLINE" not in os.environ
 

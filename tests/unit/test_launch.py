@@ -15,24 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from ds_distill import lock
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.launch import slurm
 from ds_distill.launch.agent import AgentOrder
-from ds_distill.launch.group import shell_code
+from ds_distill.launch.agents import Ended
 from ds_distill.launch.hosts import choose, count_ranks, read_hostfile
 from ds_distill.launch.launch import Work, _conclude, _reason
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.launch.owner import free_of_ended
 from ds_distill.launch.preflight import _doubles
 from ds_distill.launch.probe import Answer, Question
-from ds_distill.launch.processes import Ended
+from ds_distill.launch.process_group import shell_code
 from ds_distill.launch.ssh import ssh_command
-from ds_distill.lock import FolderLock
-from ds_distill.process_id import ProcessId
+from ds_distill.process import lock
+from ds_distill.process.failures import Failure, record_failure
+from ds_distill.process.identity import ProcessId
+from ds_distill.process.lock import FolderLock
 from ds_distill.recipe import Recipe
-from ds_distill.run.failures import Failure, record_failure
 from ds_distill.run.folder import PROBE, RunFolder
 
 METACHARACTERS = "a b;c$(touch /tmp/x)`id`{1,2}*?'\"\\\n&|<>~#!%é"

@@ -17,7 +17,7 @@ from processes import kill_all, left_of, marked
 OWNER = """
 import os, sys
 from ds_distill.launch.agent import watch
-from ds_distill.launch.group import Command, Group
+from ds_distill.launch.process_group import Command, Group
 
 signals, _ = os.pipe()
 grace, silence = float(sys.argv[1]), float(sys.argv[2]) or None

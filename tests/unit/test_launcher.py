@@ -13,12 +13,12 @@ import psutil
 import pytest
 from processes import left_of, marked, within
 
-from ds_distill.engine.ports import free_port
+from ds_distill.process.ports import free_port
 
 RANK = """
 import ctypes, os, sys
 if "heeds" in sys.argv:
-    from ds_distill.launcher import end_with_launcher
+    from ds_distill.process.launcher import end_with_launcher
     end_with_launcher()
 import time
 open(os.path.join(os.environ["UP"], os.environ["RANK"]), "w").close()
@@ -86,7 +86,7 @@ def test_ranks_of_others_have_no_such_signal(monkeypatch: pytest.MonkeyPatch) ->
     """That of the kernel comes when a thread of the parent ends, not the parent."""
     code = (
         "import ctypes, os\n"
-        "from ds_distill.launcher import end_with_launcher\n"
+        "from ds_distill.process.launcher import end_with_launcher\n"
         "end_with_launcher()\n"
         "found = ctypes.c_int()\n"
         "ctypes.CDLL(None).prctl(2, ctypes.byref(found), 0, 0, 0)\n"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from ds_distill import lock
 from ds_distill.errors import UserError
-from ds_distill.lock import FolderLock
+from ds_distill.process import lock
+from ds_distill.process.lock import FolderLock
 
 HOLD = """
 import os, sys
@@ -261,7 +261,7 @@ def test_what_a_kill_leaves_aside_is_removed_where_its_owner_has_ended(hold, tmp
 LEAVE = """
 import os, sys, time
 from pathlib import Path
-from ds_distill.lock import FolderLock, Locked
+from ds_distill.process.lock import FolderLock, Locked
 folder, inside = Path(sys.argv[1]), Path(sys.argv[2])
 turns = 0
 while turns < 40:

@@ -25,7 +25,7 @@ from ds_distill.engine.predict import score_tokens
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import TokenScores
-from ds_distill.evaluation.report import build_metrics, masked_lm_report
+from ds_distill.evaluation.scores import build_metrics, masked_lm_report
 from ds_distill.keys import content_keys
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import check_masked_lm, load_config

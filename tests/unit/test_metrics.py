@@ -17,7 +17,7 @@ from ds_distill.evaluation.predictions import (
     TokenScores,
     confusion_matrix,
 )
-from ds_distill.evaluation.report import (
+from ds_distill.evaluation.scores import (
     build_metric,
     build_metrics,
     classification_report,

@@ -14,10 +14,10 @@ from huggingface_hub import ModelCard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ds_distill.process.terminal import escaped as visible
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.model_card import _code, _escaped, model_card
-from ds_distill.terminal import escaped as visible
 
 LABELS = ["good", "bad"]
 FIGURES = {

@@ -19,7 +19,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
-from ds_distill.data.plan import keep_share_of_others
+from ds_distill.data.schedule import keep_share_of_others
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.losses.binary import rows_of_labels
@@ -28,8 +28,8 @@ from ds_distill.recipe.policies import POLICIES, routing_of
 from ds_distill.recipe.tasks import Data, MultiLabel
 from ds_distill.recipe.terms import losses_of
 from ds_distill.routing import Router, Target
-from ds_distill.routing.by_label import TWO, fit_by_label, load_fitted, of_label
 from ds_distill.routing.comparison import compare
+from ds_distill.routing.multi_label import TWO, fit_by_label, load_fitted, of_label
 from ds_distill.tasks.multi_label import MultiLabelKind
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView

@@ -25,9 +25,9 @@ from ds_distill.recipe.policies import POLICIES, Average, candidates, routing_of
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.recipe.terms import losses_of
 from ds_distill.routing import Router, fit
-from ds_distill.routing.by_label import load_fitted, of_label
 from ds_distill.routing.comparison import compare
-from ds_distill.routing.partial import knowing_average
+from ds_distill.routing.multi_label import load_fitted, of_label
+from ds_distill.routing.partial_teachers import knowing_average
 from ds_distill.tasks.single_label import SingleLabelKind
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView

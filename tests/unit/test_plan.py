@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.data.plan import (
+from ds_distill.data.schedule import (
     cut_by_tokens,
     keep_share_of_others,
     padding_share,

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig
 
 from ds_distill.models.load import checkpoint_activations
-from ds_distill.planning import measured
+from ds_distill.planning import cpu_speed as measured
 from ds_distill.planning.models import (
     Pass,
     PlannedModel,

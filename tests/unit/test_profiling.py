@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 
 from ds_distill.cli import app
 from ds_distill.errors import UserError
-from ds_distill.figures import of_scores
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.models import PlannedModel
-from ds_distill.profiling.figures import plot_models, plot_trainings
+from ds_distill.profiling.charts import plot_models, plot_trainings
 from ds_distill.profiling.flops import ModelFlops
 from ds_distill.profiling.models import Case, ProfiledModel
 from ds_distill.profiling.shorten import shortening, total_steps
@@ -26,6 +25,7 @@ from ds_distill.profiling.trainings import Profiled, profile_trainings
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.recipe.load import small_form
 from ds_distill.recipe.phases.base import TrainingPhase
+from ds_distill.reporting.figure_files import of_scores
 from ds_distill.run.profiler import Amount, resident_peak
 
 LENGTHS = [9, 40, 23]
@@ -234,7 +234,7 @@ def test_figures_show_each_part_in_a_colour_and_each_model_inside(
 ) -> None:
     axes: list[Any] = []
     monkeypatch.setattr(
-        "ds_distill.profiling.figures.save_figure", lambda figure, path: axes.append(figure.axes[0])
+        "ds_distill.profiling.charts.save_figure", lambda figure, path: axes.append(figure.axes[0])
     )
     parts = {f"part {number}": 0.1 for number in range(14)}
     plot_trainings(

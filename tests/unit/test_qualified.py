@@ -10,9 +10,9 @@ import torch
 
 from ds_distill.keys import content_keys
 from ds_distill.routing import fit
-from ds_distill.routing.by_label import fit_by_label
 from ds_distill.routing.comparison import compare
-from ds_distill.routing.qualified import unqualified
+from ds_distill.routing.multi_label import fit_by_label
+from ds_distill.routing.selection import unqualified
 from ds_distill.types import Signals
 
 LABELS = ["joy", "fear", "anger"]

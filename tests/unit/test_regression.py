@@ -26,7 +26,7 @@ from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import NumberPredictions
-from ds_distill.evaluation.report import build_metrics, difference, metric_values
+from ds_distill.evaluation.scores import build_metrics, difference, metric_values
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.configuration import check_head
 from ds_distill.recipe import dump_recipe, load_recipe

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ds_distill.engine.rendezvous import minutes, named
-from ds_distill.progress import Activity
+from ds_distill.process.activity import Activity
+from ds_distill.process.meeting import minutes, named
 
 HOST = socket.gethostname()
 
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from ds_distill import progress
 from ds_distill.engine import rendezvous
-from ds_distill.engine.rendezvous import Meeting, RanksMissing, StoreLost
+from ds_distill.process.meeting import Meeting, RanksMissing, StoreLost
 
 ranks, size, limit, what = json.loads(sys.argv[1])
 progress.TELL_SECONDS = rendezvous.TELL_SECONDS = 0.5
@@ -55,7 +55,7 @@ def judge(meeting):
     # each of its parts is far shorter.
     from ds_distill.evaluation import bootstrap
     from ds_distill.recipe.metrics.metric import MeanMetric
-    from ds_distill.run.watchdog import Watchdog
+    from ds_distill.process.watchdog import Watchdog
 
     class Slow(MeanMetric):
         def counts(self, values):

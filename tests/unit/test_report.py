@@ -9,7 +9,7 @@ import pytest
 
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import TokenScores
-from ds_distill.evaluation.report import build_metric, to_teacher
+from ds_distill.evaluation.scores import build_metric, to_teacher
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.reporting.confusions import commonest_confusions

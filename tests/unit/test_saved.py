@@ -10,14 +10,14 @@ from ds_distill.data.words import Words
 from ds_distill.errors import UserError
 from ds_distill.evaluation.answers import AnswerPredictions
 from ds_distill.evaluation.bootstrap import paired_interval
+from ds_distill.evaluation.prediction_files import PREDICTIONS, SavedPredictions, examples_mark
 from ds_distill.evaluation.predictions import (
     ClassPredictions,
     LabelPredictions,
     NumberPredictions,
     TokenScores,
 )
-from ds_distill.evaluation.report import build_metric
-from ds_distill.evaluation.saved import PREDICTIONS, SavedPredictions, examples_mark
+from ds_distill.evaluation.scores import build_metric
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.recipe.metrics import METRICS, reported_metrics

@@ -17,11 +17,11 @@ from ds_distill.check.needs import phase_mistakes
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
+from ds_distill.process.timers import Timers
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.recipe.json_schema import recipe_json_schema
 from ds_distill.recipe.terms import TERMS, losses_of
-from ds_distill.run.meter import Meter
-from ds_distill.timers import Timers
+from ds_distill.training.meter import Meter
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 

@@ -7,7 +7,7 @@ import pytest
 
 from ds_distill.evaluation.bootstrap import resampled
 from ds_distill.evaluation.predictions import TokenScores
-from ds_distill.evaluation.report import build_metric
+from ds_distill.evaluation.scores import build_metric
 from ds_distill.evaluation.seeds import mean_interval, variance_of_examples
 from ds_distill.recipe.metrics.classes import Accuracy
 

@@ -18,7 +18,7 @@ from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.planning.gpus import GPUS
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
-from ds_distill.recipe.changes import lay_over
+from ds_distill.recipe.overrides import lay_over
 from ds_distill.recipe.yaml_tree import Keys, parse
 
 SMALL = [name for name, path in builtin_recipes().items() if small_form(path).is_file()]

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import multiprocessing, os, signal, sys, time
-from ds_distill.run.stopping import end_as_rank, exit_on_signal
+from ds_distill.process.signals import end_as_rank, exit_on_signal
 
 if "RANK" in os.environ:
     end_as_rank()

@@ -12,7 +12,7 @@ import transformers as tr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.check.memory import fewest_parameters
+from ds_distill.check.machine_memory import fewest_parameters
 from ds_distill.errors import UserError
 from ds_distill.models.load import keep_layers, load_classifier, load_masked_lm
 from ds_distill.models.student import RESIZED, student_of

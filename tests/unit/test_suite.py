@@ -17,10 +17,16 @@ from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.tasks import metric_of
 from ds_distill.reporting.tables import table_text
-from ds_distill.suite.load import builtin_suites, load_suite
-from ds_distill.suite.results import suite_results, suite_tables
-from ds_distill.suite.runs import Checkpoint, SuiteRun, check_suite, checkpoints_of, suite_runs
-from ds_distill.suite.schema import Suite
+from ds_distill.sweep.suite.load import builtin_suites, load_suite
+from ds_distill.sweep.suite.results import suite_results, suite_tables
+from ds_distill.sweep.suite.runs import (
+    Checkpoint,
+    SuiteRun,
+    check_suite,
+    checkpoints_of,
+    suite_runs,
+)
+from ds_distill.sweep.suite.schema import Suite
 
 TWO = [Checkpoint("first", "a/first"), Checkpoint("second", "b/second")]
 

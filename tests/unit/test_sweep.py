@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from records import EVALUATION
 
 from ds_distill.errors import UserError
+from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import ClassPredictions
-from ds_distill.evaluation.saved import SavedPredictions
 from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.launch.agent import AgentOrder
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.tables import page, table_text
 from ds_distill.run.folder import RunFolder
-from ds_distill.sweep.children import Child, Pool, launches_at_once
 from ds_distill.sweep.disk import Taken, check_disk, most_at_a_time, taken
 from ds_distill.sweep.examples import drawn
 from ds_distill.sweep.grid import Variant, split, variants
+from ds_distill.sweep.run_processes import Child, Pool, launches_at_once
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
 from ds_distill.sweep.sweep import runs_of
 from ds_distill.sweep.table import metric_class, run_result, summary, sweep_table

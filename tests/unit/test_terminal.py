@@ -9,8 +9,8 @@ import pytest
 from rich.progress import Progress
 from rich.table import Table
 
+from ds_distill.process.terminal import LONGEST, escaped, message, say
 from ds_distill.run.events import open_console
-from ds_distill.terminal import LONGEST, escaped, message, say
 
 HOSTILE = "a\x1b]0;title\x07\x1b[2Jb\x9b31m\u202ec\r\u2066\ud83d\x7f"
 SHOWN = r"a\u001b]0;title\u0007\u001b[2Jb\u009b31m\u202ec\u000d\u2066\ud83d\u007f"

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ds_distill import timers as module
-from ds_distill.timers import REST, Timers, timed, timed_each, timing
+from ds_distill.process import timers as module
+from ds_distill.process.timers import REST, Timers, timed, timed_each, timing
 
 CPU = torch.device("cpu")
 

@@ -34,7 +34,8 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.words import TagPredictions, entities
 from ds_distill.models.encoder import read_signals
-from ds_distill.prediction import load_predictor
+from ds_distill.predict.prediction import load_predictor
+from ds_distill.predict.tagging import Tagger
 from ds_distill.reads import Reads
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.metrics.words import EntityF1, EntityPrecision, EntityRecall, WordF1
@@ -42,7 +43,6 @@ from ds_distill.recipe.tags import are_entities, entity_types
 from ds_distill.recipe.tasks import TokenClassification
 from ds_distill.reporting.verdict import metrics_of
 from ds_distill.routing.comparison import numbered
-from ds_distill.tagging import Tagger
 from ds_distill.tasks.token_classification import TokenClassificationKind
 from ds_distill.views import PaddedView
 

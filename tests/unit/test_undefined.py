@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import NumberPredictions
-from ds_distill.evaluation.report import build_metrics, comparisons, difference, regression_report
-from ds_distill.evaluation.saved import SavedPredictions
+from ds_distill.evaluation.scores import build_metrics, comparisons, difference, regression_report
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.reporting.evaluated import evaluation_tables
 from ds_distill.reporting.figures import plot_settings
@@ -21,9 +21,9 @@ from ds_distill.reporting.report import render_report
 from ds_distill.reporting.tables import table_text
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.folder import RunFolder
-from ds_distill.suite.results import suite_results, suite_tables
 from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.side_by_side import side_by_side, side_tables
+from ds_distill.sweep.suite.results import suite_results, suite_tables
 from ds_distill.sweep.table import metric_class, run_result, summary, sweep_table
 
 METRICS_OF_NUMBERS = build_metrics("numbers")

@@ -15,7 +15,7 @@ from ds_distill.data.combined import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions
-from ds_distill.evaluation.report import build_metric
+from ds_distill.evaluation.scores import build_metric
 from ds_distill.keys import content_keys
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.policies import routing_of

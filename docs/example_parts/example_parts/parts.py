@@ -12,7 +12,7 @@ from ds_distill.files import new_folder
 from ds_distill.losses.term import Term, target_loss
 from ds_distill.routing import PolicyInputs, Target
 from ds_distill.routing.policies import mixed
-from ds_distill.run.context import Run
+from ds_distill.run.run import Run
 from ds_distill.types import Batch, Signals
 from example_parts.entries import Confident, ReverseKL, Soup
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ds_distill.progress import marked
+from ds_distill.process.activity import marked
 from ds_distill.recipe.metrics.metric import MeanMetric, with_ones
 
 BIOASQ = 5

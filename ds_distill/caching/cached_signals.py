@@ -1,0 +1,78 @@
+"""Open a run's caches and read teacher signals from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ds_distill.cache.format import Fingerprint, weights_fingerprint
+from ds_distill.cache.reader import CacheReader
+from ds_distill.data.batches import CachedSignals, Examples
+from ds_distill.engine.precision import dtype_name
+from ds_distill.models.configuration import load_config, pools_all_tokens
+from ds_distill.models.reference import ModelReference
+from ds_distill.recipe.phases import Cache
+from ds_distill.run.run import Run
+from ds_distill.types import Signals
+
+
+def cache_folder(run: Run, phase: Cache, number: int) -> Path:
+    """The folder of the cache of phase `number`."""
+    if phase.folder is not None:
+        return Path(phase.folder).expanduser()
+    return run.folder.cache(number, run.recipe.phase_names()[number])
+
+
+def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
+    """Everything that a teacher's cached signals depend on, except the attention implementation,
+    which a build adds."""
+    config = load_config(reference.model, reference.revision)
+    commit = getattr(config, "_commit_hash", None)
+    # Not in all: caches of other teachers are as they were before states were pooled.
+    pooling = {"pooling": "mean"} if run.task.of_texts and pools_all_tokens(config) else {}
+    return {
+        **pooling,
+        "weights": weights_fingerprint(reference.model, commit),
+        "tokenizer": run.data.tokenizer_fingerprint(reference),
+        "max_length": run.task.max_length,
+        **run.kind.fingerprint(reference.label_map),
+        "dtype": dtype_name(run.deepspeed()),
+    }
+
+
+def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
+    """The cache of the last cache phase before phase `number` that holds a split, of the teachers
+    that it has, or None.
+
+    Raises UserError when the teachers have changed since.
+    """
+    wanted = {*run.recipe.teachers_of(run.recipe.phases[number])}
+    for earlier in reversed(range(number)):
+        phase = run.recipe.phases[earlier]
+        here = run.recipe.task_name(phase) == run.task_name
+        holds = isinstance(phase, Cache) and split in phase.splits
+        if here and holds and wanted <= {*run.recipe.teachers_of(phase)}:
+            assert isinstance(phase, Cache)
+            reader = CacheReader(cache_folder(run, phase, earlier))
+            for teacher in run.teachers(number):
+                reader.check(teacher, fingerprint(run, run.reference(teacher, number)))
+            return reader
+    return None
+
+
+def cached_signals(run: Run, split: str, number: int, examples: Examples) -> CachedSignals:
+    """A function that reads the signals of the phase's teachers on a split's examples. Their keys
+    are looked up here, once.
+
+    Raises UserError when the cache lacks an example.
+    """
+    reader = open_cache(run, split, number)
+    assert reader is not None, "check_recipe requires a cache phase before cached teachers"
+    indices, teachers = reader.indices(examples.keys), run.teachers(number)
+
+    def read(numbers: np.ndarray, epoch: int) -> dict[str, Signals]:
+        variant = epoch % reader.mask_variants if reader.mask_variants else 0
+        return {name: reader.read(name, indices[numbers], variant) for name in teachers}
+
+    return read

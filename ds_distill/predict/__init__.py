@@ -1,0 +1,1 @@
+"""A shipped student on texts: labels, entities, answers. Begin with `prediction`."""

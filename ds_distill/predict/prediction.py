@@ -1,0 +1,294 @@
+"""Predict with a model, such as a run's student: for texts of a program or of a file. Here is what
+labels texts; `tagging` finds entities or any number of spans, `answering` one answer to a question.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from ds_distill.data.readers import check_text, kind_of, open_file
+from ds_distill.data.readers.text import lines_of
+from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer
+from ds_distill.errors import UserError, did_you_mean
+from ds_distill.models.configuration import load_config, usable_length
+from ds_distill.models.labels import class_names
+from ds_distill.models.load import finite, load_classifier
+from ds_distill.models.reading import columns_of
+from ds_distill.predict.answering import Answerer
+from ds_distill.predict.tagging import Tagger
+from ds_distill.process.terminal import escaped
+from ds_distill.recipe.references import resolve_model
+from ds_distill.run.any_checkpoint import student_of
+
+Text = str | tuple[str, str]
+"""A text, or two."""
+
+CHUNK = 4096
+"""Texts that are sorted by length together."""
+SECONDS = 10.0
+"""Between two lines of progress."""
+
+
+class Classifier:
+    """A trained classifier, or regression model, with its tokenizer."""
+
+    columns: tuple[tuple[str, ...], ...] = (("text",), ("text_a", "text_b"))
+    """Of a file's, those that are read where none are named: the first that are there."""
+
+    def __init__(self, reference: str) -> None:
+        """reference: a folder or hub id, resolved. It runs in fp32, on a GPU if there is one.
+
+        Raises UserError when there is no classifier.
+        """
+        config = load_config(reference)
+        self.labels = class_names(config)
+        self.many_labels = config.problem_type == "multi_label_classification"
+        self.is_regression = config.problem_type == "regression"
+        """Whether it predicts a number; then there are no labels and no probabilities."""
+        self.tokenizer = load_tokenizer(reference)
+        limit = usable_length(config) or self.tokenizer.model_max_length
+        self.max_length = min(limit, self.tokenizer.model_max_length)
+        """Tokens; of a run's student those of its training. Longer texts are cut."""
+        self.cut = 0
+        """Texts that were longer, so far."""
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model = load_classifier(reference, self.labels, new_head=False).eval().to(device)
+
+    @torch.no_grad()
+    def _logits(self, texts: list[Text], batch_size: int) -> torch.Tensor:
+        """float32 [N, outputs], in the order of the texts. Batches are of texts of like length."""
+        if not texts:
+            return torch.zeros(0, len(self.labels))
+        firsts = [text if isinstance(text, str) else text[0] for text in texts]
+        seconds = [text[1] for text in texts if not isinstance(text, str)]
+        if seconds and len(seconds) < len(texts):
+            raise UserError("some texts are pairs and others are not: give one kind at a time.")
+        encoded = self.tokenizer(
+            firsts,
+            seconds or None,
+            truncation=True,
+            max_length=self.max_length,
+            return_overflowing_tokens=self.tokenizer.is_fast and not seconds,
+        )
+        rows = list(range(len(encoded["input_ids"])))
+        if "overflow_to_sample_mapping" in encoded:  # the first piece of each text is predicted
+            source = encoded.pop("overflow_to_sample_mapping")
+            rows = [row for row in rows if row == 0 or source[row] != source[row - 1]]
+            pieces = np.bincount(source, minlength=len(texts))
+            self.cut += int((pieces > 1).sum())
+        lengths = [len(encoded["input_ids"][row]) for row in rows]
+        order = np.argsort(lengths, kind="stable")
+        found = torch.empty(len(texts), len(self.labels))
+        for start in range(0, len(order), batch_size):
+            these = order[start : start + batch_size]
+            batch = {
+                name: [encoded[name][rows[index]] for index in these]
+                for name in self.tokenizer.model_input_names
+                if name in encoded
+            }
+            inputs = self.tokenizer.pad(batch, return_tensors="pt").to(self._model.device)
+            found[torch.from_numpy(these)] = finite(
+                self._model, self._model(**inputs).logits.float().cpu()
+            )
+        return found
+
+    def predictions(self, texts: list[Text], batch_size: int = 32) -> list[dict[str, Any]]:
+        """Of each text `predicted`: a label, or the list of those above a half where a text may
+        have any number, or of a regression model the number; and of labels `probabilities` by
+        label: they sum to 1, or with any number of labels per text each is that of the label's
+        presence."""
+        logits = self._logits(texts, batch_size)
+        if self.is_regression:
+            return [{"predicted": float(number)} for number in logits[:, 0]]
+        shares = logits.sigmoid() if self.many_labels else logits.softmax(dim=1)
+        return [self._prediction(row) for row in shares.numpy()]
+
+    def _prediction(self, shares: np.ndarray) -> dict[str, Any]:
+        named = {name: float(share) for name, share in zip(self.labels, shares, strict=True)}
+        predicted: Any = self.labels[int(shares.argmax())]
+        if self.many_labels:
+            predicted = [name for name, share in named.items() if share > 0.5]
+        return {"predicted": predicted, "probabilities": named}
+
+
+Predictor = Classifier | Tagger | Answerer
+
+_BY_HEAD: dict[str, type[Tagger] | type[Answerer]] = {
+    "ForTokenClassification": Tagger,
+    "ForQuestionAnswering": Answerer,
+}
+
+
+def load_predictor(model: str | Path) -> Predictor:
+    """
+    model: a folder as `save_pretrained` writes it, a run's folder (its student), or a hub id.
+
+    Raises UserError when there is no model that predicts.
+    """
+    reference = resolve_model(str(student_of(model) or model))
+    config = load_config(reference)
+    heads = [
+        head
+        for kind in getattr(config, "architectures", None) or []
+        for head in _BY_HEAD
+        if kind.endswith(head)
+    ]
+    predictor: Predictor = _BY_HEAD[heads[0]](reference) if heads else Classifier(reference)
+    check_vocabulary(reference, config, predictor.tokenizer)
+    predictor.columns = (*columns_of(config), *predictor.columns)
+    return predictor
+
+
+def predict(
+    model: str | Path, texts: Iterable[Text | list[str]], *, batch_size: int = 32
+) -> Iterator[dict[str, Any]]:
+    """Predictions of a model for texts, in their order; see `Classifier.predictions` of a
+    classifier or regression model, `Tagger.predictions` of a token classifier, and
+    `Answerer.predictions` of a model for extractive QA.
+
+        for found in predict("runs/quickstart", ["Compute the eigenvalues of a matrix."]):
+            print(found["predicted"], found["probabilities"])
+
+    model: as `load_predictor` takes it. texts: each a string, or a pair of two; for a token
+        classifier a string of any length, or a list of words; for extractive QA and
+        character spans pairs of a question and its context, of any length.
+
+    Raises UserError when there is no model that predicts.
+    """
+    predictor, given = load_predictor(model), iter(texts)
+    while chunk := list(islice(given, CHUNK)):
+        yield from predictor.predictions(chunk, batch_size)  # type: ignore[arg-type]
+
+
+def predict_file(
+    model: str | Path,
+    file: Path,
+    output: IO[str],
+    *,
+    text: str | None = None,
+    text_b: str | None = None,
+    batch_size: int = 32,
+    progress: Callable[[str], None],
+) -> None:
+    """Write a line of JSON per row of a data file: the row, and what `predict` gives of it.
+
+    file: jsonl, csv, tsv, parquet or txt, plain or gzip; `-` is standard input, with an object of
+        JSON or else a text on each line.
+    text, text_b: columns of the text and of the second one of a pair. Default: of a run's student
+        those of its recipe, else the predictor's `columns`.
+    progress: gets a sentence every ten seconds, and at the end.
+
+    Raises UserError for rows that cannot be read.
+    """
+    rows, columns = _rows(file)
+    predictor = load_predictor(model)
+    names = _columns(file, columns, predictor, text, text_b)
+    of_words = isinstance(predictor, Tagger)
+    done, started, shown = 0, time.monotonic(), time.monotonic()
+    while chunk := list(islice(rows, CHUNK)):
+        texts = [_text(location, row, names, of_words) for location, row in chunk]
+        found = predictor.predictions(texts, batch_size)
+        for (_, row), prediction in zip(chunk, found, strict=True):
+            made = {**row, **prediction}
+            output.write(escaped(json.dumps(made, ensure_ascii=False, default=str)) + "\n")
+        output.flush()
+        done += len(chunk)
+        if time.monotonic() - shown > SECONDS:
+            shown = time.monotonic()
+            progress(f"{done:,} texts, {done / (shown - started):,.0f} a second")
+    seconds = max(time.monotonic() - started, 1e-9)
+    if done == 0:
+        raise UserError(f"{file}: no rows. Put at least one text there.")
+    cut = f"; {predictor.cut:,} were cut at {predictor.max_length} tokens"
+    progress(f"{done:,} texts in {seconds:.1f} s{cut if predictor.cut else ''}")
+
+
+# ------------------------------------------------------------------------------------- rows
+
+
+def _rows(file: Path) -> tuple[Iterator[tuple[str, dict[str, Any]]], list[str]]:
+    """(location, row) for each row of a file, and the names of its columns."""
+    if str(file) != "-":
+        reader = open_file(file)
+        columns = reader.columns()
+        return reader.rows(columns), columns
+    rows = _standard_input()
+    first = next(rows, None)
+    if first is None:
+        return iter(()), ["text"]
+
+    def all_rows() -> Iterator[tuple[str, dict[str, Any]]]:
+        yield first
+        yield from rows
+
+    return all_rows(), list(first[1])
+
+
+def _standard_input() -> Iterator[tuple[str, dict[str, Any]]]:
+    objects: bool | None = None
+    for number, line in lines_of(sys.stdin.buffer, "standard input"):
+        content = line.strip()
+        if not content:
+            continue
+        if objects is None:
+            objects = content.startswith("{")
+        location = f"standard input:{number}"
+        if not objects:
+            yield location, {"text": content}
+            continue
+        try:
+            row = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{location}: not readable as JSON: {error}.") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{location}: holds {kind_of(row)}, not an object.")
+        yield location, row
+
+
+def _columns(
+    file: Path, present: list[str], predictor: Predictor, text: str | None, text_b: str | None
+) -> tuple[str, ...]:
+    """The columns of a text, or of the two of a pair. Raises UserError where they are not there, or
+    are not as many as the model reads."""
+    usual = predictor.columns
+    chosen: tuple[str, ...]
+    if text is None and text_b is None:
+        chosen = next((names for names in usual if set(names) <= set(present)), usual[0])
+    else:
+        chosen = (text or usual[0][0], *filter(None, [text_b]))
+    for name in chosen:
+        if name not in present:
+            raise UserError(
+                f"{file}: no column {name!r}; it has: {', '.join(present)}."
+                f"{did_you_mean(name, present)} Name the text's column: --text COLUMN."
+            )
+    if len(chosen) not in map(len, usual):
+        reads = "single texts" if len(usual[0]) == 1 else "pairs of a question and its context"
+        raise UserError(
+            f"{file}: columns {', '.join(map(repr, chosen))}, but this model reads {reads}. Name "
+            + ("one column, --text COLUMN." if len(usual[0]) == 1 else "both, --text and --text-b.")
+        )
+    return chosen
+
+
+def _text(location: str, row: dict[str, Any], names: tuple[str, ...], of_words: bool) -> Any:
+    """A text, a pair of two, or a list of words."""
+    words = row.get(names[0])
+    if of_words and isinstance(words, list):
+        for word in words:
+            check_text(word, f"{location}: a word of {names[0]!r}")
+        return words
+    values = [row.get(name) for name in names]
+    for name, value in zip(names, values, strict=True):
+        check_text(value, f"{location}: {name!r}")
+    first, *others = values
+    return (first, others[0]) if others else first

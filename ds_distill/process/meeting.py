@@ -1,0 +1,251 @@
+"""Where the ranks of a run meet, before their process group exists and beside it.
+
+A TCP store on the host of rank 0, at the address and port that the launcher gave. Through it ranks
+find out who is missing, wait for rank 0's work without a collective that would time out, and learn
+of each other's failures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+
+from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
+
+from ds_distill.process.activity import TELL_AGAIN_SECONDS, TELL_SECONDS, Tell
+from ds_distill.process.identity import ProcessId
+
+FAILURE = "failure"
+"""Key of the first failure of any rank in the store."""
+
+_POLL_SECONDS = 0.2
+_ANSWER_SECONDS = 60
+"""Time of the store for an answer on something that is there."""
+
+
+class RanksMissing(Exception):
+    """Other ranks did not come, or cannot be reached. The message is one paragraph."""
+
+
+class StoreLost(Exception):
+    """Another rank has failed, or the store does not answer any more: rank 0, or the way to its
+    host, is gone."""
+
+
+class Meeting:
+    """The ranks of a run, as one of them sees the store."""
+
+    def __init__(self, store: TCPStore, rank: int, processes: list[ProcessId]) -> None:
+        """processes: of all ranks."""
+        self.store, self.rank, self.processes = store, rank, processes
+        self.size = len(processes)
+        self._barriers = 0
+
+    @staticmethod
+    def join(limit: float) -> Meeting:
+        """Meet the other ranks that the launcher's environment variables describe.
+
+        limit: seconds that ranks may come after one another.
+
+        Raises RanksMissing, with the names of those that did not come.
+        """
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        deadline = time.monotonic() + limit
+        store = _open(rank, deadline, limit)
+        store.set(f"process/{rank}", json.dumps(asdict(ProcessId.of_this())))
+        if rank == 0:
+            processes = _wait_for_all(store, size, deadline, limit)
+            store.set("processes", json.dumps([asdict(process) for process in processes]))
+        else:
+            _wait_for_main(store, deadline)
+        known = json.loads(store.get("processes"))
+        return Meeting(store, rank, [ProcessId(**process) for process in known])
+
+    def connect(self) -> TCPStore:
+        """Another connection to the store, for another thread: an operation that waits blocks the
+        others of its connection."""
+        return TCPStore(
+            self.store.host,
+            self.store.port,
+            is_master=False,
+            timeout=timedelta(seconds=_ANSWER_SECONDS),
+        )
+
+    def for_process_group(self) -> PrefixStore:
+        return PrefixStore("process-group", self.store)
+
+    def barrier(self, report: Callable[[str], None] | None = None) -> None:
+        """Wait for all ranks, for as long as they live: a watchdog ends a wait for one that does
+        not go on.
+
+        report: called with what is waited for, where that takes long.
+
+        Raises StoreLost.
+        """
+        self._barriers += 1
+        number, started, told = self._barriers, time.monotonic(), 0.0
+        pause = 0.001
+        try:
+            self.store.set(f"at/{self.rank}", str(number))
+            if self.store.add(f"barrier/{number}", 1) == self.size:
+                self.store.set(f"barrier/{number}/done", "1")
+            while not self.store.check([f"barrier/{number}/done"]):
+                if self.store.check([FAILURE]):
+                    raise StoreLost("another rank has failed")
+                time.sleep(pause)
+                pause = min(_POLL_SECONDS, pause * 1.5)
+                waited = time.monotonic() - started
+                if report and waited > (TELL_SECONDS if not told else told + TELL_AGAIN_SECONDS):
+                    told = waited
+                    report(self.names(self.behind(number)))
+            if self.rank == 0 and number > 1:  # all have left the one before
+                for key in (f"barrier/{number - 1}", f"barrier/{number - 1}/done"):
+                    self.store.delete_key(key)
+                self.store.delete_key(f"from-main/{number - 1}")
+        except (DistNetworkError, DistStoreError) as error:
+            raise StoreLost(str(error)) from error
+
+    def from_main(self, text: str | None, report: Callable[[str], None] | None = None) -> str:
+        """A text of rank 0 on every rank; a barrier. text: None on the others. Raises as it."""
+        key = f"from-main/{self._barriers + 1}"
+        try:
+            if text is not None:
+                self.store.set(key, text)
+            self.barrier(report)
+            return self.store.get(key).decode()
+        except (DistNetworkError, DistStoreError) as error:
+            raise StoreLost(str(error)) from error
+
+    def behind(self, barrier: int) -> list[int]:
+        """The ranks that have not come to a barrier."""
+        keys = [f"at/{rank}" for rank in range(self.size)]
+        there = [self.store.check([key]) and int(self.store.get(key)) >= barrier for key in keys]
+        return [rank for rank, is_there in enumerate(there) if not is_there]
+
+    def names(self, ranks: list[int]) -> str:
+        return named([(rank, self.processes[rank].host) for rank in ranks])
+
+
+def named(ranks: list[tuple[int, str | None]]) -> str:
+    """Ranks with their hosts, in words."""
+    by_host: dict[str | None, list[int]] = {}
+    for rank, host in ranks:
+        by_host.setdefault(host, []).append(rank)
+    return "; ".join(
+        f"{'rank' if len(some) == 1 else 'ranks'} {_ranges(some)}" + (f" on {host}" if host else "")
+        for host, some in by_host.items()
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """E.g. `0-2, 5`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
+
+
+def minutes(seconds: float) -> str:
+    count, unit = (seconds / 60, "minute") if seconds >= 60 else (seconds, "second")
+    return f"{count:.3g} {unit}{'' if count == 1 else 's'}"
+
+
+def _open(rank: int, deadline: float, limit: float) -> TCPStore:
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # torchrun's agent has a store at that port already.
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if not serves:
+        _wait_for_port(rank, host, port, deadline, limit)
+    try:
+        return TCPStore(
+            host,
+            port,
+            is_master=serves,
+            timeout=timedelta(seconds=limit + _ANSWER_SECONDS),  # collectives begin through it
+            wait_for_workers=False,
+        )
+    except (DistNetworkError, DistStoreError) as error:
+        what = (
+            f"cannot listen on port {port}. If another run has it, choose another port"
+            if serves
+            else f"cannot use what answers at {host}:{port}. If that is another run, choose "
+            "another port"
+        )
+        first = str(error).splitlines()[0]
+        raise RanksMissing(f"rank {rank} on {socket.gethostname()} {what}: {first}") from error
+
+
+def _wait_for_port(rank: int, host: str, port: int, deadline: float, limit: float) -> None:
+    tell = Tell()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+            return
+        except OSError as error:
+            reason = error.strerror or str(error)
+        if time.monotonic() > deadline:
+            raise RanksMissing(
+                f"rank 0 does not answer at {host}:{port} after {minutes(limit)} ({reason}). See "
+                f"whether it runs, and whether {socket.gethostname()} resolves and reaches {host} "
+                "(name, firewall, network interface)."
+            )
+        tell(f"rank {rank} waits for rank 0 at {host}:{port} ({reason}), at most {minutes(limit)}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _wait_for_all(store: TCPStore, size: int, deadline: float, limit: float) -> list[ProcessId]:
+    tell = Tell()
+    processes: dict[int, ProcessId] = {}
+    while True:
+        for rank in range(size):
+            if rank not in processes and store.check([f"process/{rank}"]):
+                processes[rank] = ProcessId(**json.loads(store.get(f"process/{rank}")))
+        if len(processes) == size:
+            return [processes[rank] for rank in range(size)]
+        known = {rank: processes[rank].host for rank in sorted(processes)}
+        missing = named(
+            [(rank, _expected_host(rank, known)) for rank in range(size) if rank not in known]
+        )
+        if time.monotonic() > deadline:
+            message = (
+                f"{missing}: did not come within {minutes(limit)}. There are: "
+                f"{named(list(known.items()))}. Look at the output of the missing ones: whether "
+                f"they were started, and reach {os.environ['MASTER_ADDR']}:"
+                f"{os.environ['MASTER_PORT']}."
+            )
+            store.set("missing", message)
+            time.sleep(2)  # for the others to read it: the store ends with this process
+            raise RanksMissing(message)
+        tell(f"waiting for {missing}, at most {minutes(limit)}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _expected_host(rank: int, known: dict[int, str]) -> str | None:
+    """The host of a rank that has not come, where a rank beside it has: launchers give each host as
+    many ranks, one after the other."""
+    ranks_per_host = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)
+    beside = [
+        host for other, host in known.items() if other // ranks_per_host == rank // ranks_per_host
+    ]
+    return beside[0] if beside else f"node {rank // ranks_per_host}"
+
+
+def _wait_for_main(store: TCPStore, deadline: float) -> None:
+    """Wait until rank 0 has seen all ranks; it announces whom it waits for."""
+    try:
+        while not store.check(["processes"]):
+            if store.check(["missing"]):
+                raise RanksMissing(store.get("missing").decode())
+            if time.monotonic() > deadline + 10:
+                raise RanksMissing("rank 0 does not say whether all ranks are there")
+            time.sleep(_POLL_SECONDS)
+    except (DistNetworkError, DistStoreError) as error:
+        raise StoreLost("rank 0 ended before all ranks were there") from error

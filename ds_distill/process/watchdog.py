@@ -1,0 +1,277 @@
+"""A watch over the ranks of a run: each one shows signs of progress, and none waits without end.
+
+A thread of every rank writes into the ranks' store, once a second, what the rank does. Rank 0 reads
+it: when no rank has gone on for a while, or one gives no sign at all, it names the rank that is
+behind, with its stack, and the run ends. A rank whose process has ended is seen at once by those on
+the same host.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict
+
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+
+from ds_distill.process.activity import Activity, activity
+from ds_distill.process.failures import Failure
+from ds_distill.process.meeting import FAILURE, Meeting, minutes
+
+GRACE_SECONDS = 5.0
+"""Time of a rank's own main thread to end after another rank has failed."""
+
+KILLED = ", as when the system kills it because memory runs out"
+
+_STACK_FRAMES = 12
+
+NO_ANSWER = "  it does not answer; if it can, its own output has the stack"
+
+
+class Watchdog:
+    """Watches a rank, and on rank 0 all of them."""
+
+    def __init__(
+        self, meeting: Meeting, limit: float, end: Callable[[Failure, str | None], None]
+    ) -> None:
+        """
+        limit: seconds without a sign of progress, of any rank, after which the run is ended.
+        end: ends this process for a failure, in the watchdog's thread. Its second argument is what
+            to print besides, None where another rank prints.
+        """
+        self._meeting, self._limit, self._end = meeting, limit, end
+        self.store = meeting.connect()
+        self._tick = min(1.0, limit / 10)
+        self._stopped = threading.Event()
+        self._contact = time.monotonic()
+        self._lost = False
+        self._ends = False
+        self.known: Failure | None = None
+        """The first failure of any rank, once there is one."""
+        self._watch = _Watch(meeting, limit) if meeting.rank == 0 else None
+        self._threads = [
+            threading.Thread(target=work, daemon=True, name="watchdog")
+            for work in (self._exchange, self._guard)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def finish(self) -> None:
+        """The rank's work is done: wait for the others, whose ends are then no failures."""
+        self._ends = True
+        self._meeting.barrier()
+        self.stop()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def ended_beside(self) -> Failure | None:
+        """A rank of this host whose process has ended, if there is one."""
+        for rank, process in enumerate(self._meeting.processes):
+            if rank != self._meeting.rank and process.is_alive() is False:
+                return self._failure(rank, f"its process ended without an error of its own{KILLED}")
+        return None
+
+    def silent_ranks(self) -> Failure | None:
+        """Rank 0: a rank that gives no sign for some seconds, if there is one."""
+        assert self._watch is not None
+        before = time.monotonic()
+        time.sleep(max(GRACE_SECONDS, 3 * self._tick))
+        rank = self._watch.silent_since(before)
+        if rank is None:
+            return None
+        return self._failure(rank, "it cannot be reached any more, and left no error of its own")
+
+    def main_lost(self) -> Failure:
+        """The failure of a rank 0 whose store does not answer."""
+        return self._failure(0, "it ended or cannot be reached any more, and left no error")
+
+    def _failure(self, rank: int, message: str) -> Failure:
+        last = ""
+        with suppress(DistNetworkError, DistStoreError):
+            if not self._lost and self.store.check([f"beat/{rank}"]):
+                last = f". Last seen: {_read(self.store, rank)[1]}"
+        host = self._meeting.processes[rank].host
+        return Failure(rank, host, time.time(), "fault", message + last)
+
+    # ------------------------------------------------------------------------- threads
+
+    def _exchange(self) -> None:
+        """Write this rank's signs, read the others' failures."""
+        store, rank = self.store, self._meeting.rank
+        beats = 0
+        try:
+            while not self._stopped.is_set():
+                beats += 1
+                store.set(f"beat/{rank}", json.dumps([beats, asdict(activity())]))
+                if store.check(["stack-of"]) and store.get("stack-of") == b"%d" % rank:
+                    store.set(f"stack/{rank}", stacks())
+                if self._watch is not None:
+                    self._judge(self._watch)
+                elif store.check([FAILURE]):
+                    self._end_with(store)
+                self._contact = time.monotonic()
+                # Where this thread cannot run, because another one holds the interpreter, the
+                # system's own timer prints the stack.
+                faulthandler.dump_traceback_later(self._limit * 0.9, file=2)
+                self._stopped.wait(self._tick)
+        except (DistNetworkError, DistStoreError):
+            self._lost = True
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _end_with(self, store: TCPStore) -> None:
+        """Another rank has failed: end, if the main thread does not."""
+        self.known = Failure(**json.loads(store.get(FAILURE)))
+        if not self._stopped.wait(GRACE_SECONDS):
+            self._end(self.known, None)
+
+    def _judge(self, watch: _Watch) -> None:
+        """Rank 0: end the run where a rank hangs, or another one has failed."""
+        store = self.store
+        if store.check([FAILURE]):
+            self._end_with(store)
+            return
+        watch.read(store)
+        rank = watch.silent_since(time.monotonic() - self._limit)
+        if rank is not None:
+            self._hangs(rank, f"it has given no sign for {minutes(self._limit)}", "")
+        elif (rank := watch.behind()) is not None:
+            recently = time.monotonic() - max(GRACE_SECONDS, 3 * self._tick)
+            stack, other = self._stack_of(rank), self._beyond(rank)
+            text = f"no rank has gone on for {minutes(self._limit)}"
+            if (
+                other is not None
+                and watch.have_been_seen((rank, other), recently)
+                and _wait_for_each_other(stack, self._stack_of(other))
+            ):
+                self._end_hanging(rank, self._about_network(rank, other, text), "")
+            else:
+                where = f"\nWhere rank {rank} is:\n{stack}"
+                self._hangs(rank, f"{text}, and it is behind", where)
+
+    def _beyond(self, rank: int) -> int | None:
+        """A rank on another host."""
+        hosts = [process.host for process in self._meeting.processes]
+        return next((other for other, host in enumerate(hosts) if host != hosts[rank]), None)
+
+    def _about_network(self, rank: int, other: int, text: str) -> str:
+        here, there = (self._meeting.processes[one].host for one in (rank, other))
+        return (
+            f"{text}. It and rank {other} on {there} are alive, and wait for each other in a "
+            f"collective: what one sends there does not arrive. See the network between {here} and "
+            f"{there}: the interface that NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names, a "
+            f"firewall, or packets too large for the way (`ping -M do -s 1472 {there}`; 8972 for "
+            "jumbo frames)"
+        )
+
+    def _hangs(self, rank: int, what: str, where: str) -> None:
+        longer = "If that only needs longer, set timeout_minutes"
+        self._end_hanging(rank, f"{self._failure(rank, what).message}. {longer}", where)
+
+    def _end_hanging(self, rank: int, message: str, where: str) -> None:
+        if not self._stopped.is_set():
+            host = self._meeting.processes[rank].host
+            self._end(Failure(rank, host, time.time(), "fault", message), where)
+
+    def _stack_of(self, rank: int) -> str:
+        if rank == self._meeting.rank:
+            return stacks()
+        self.store.set("stack-of", str(rank))
+        deadline = time.monotonic() + max(GRACE_SECONDS, 4 * self._tick)
+        while time.monotonic() < deadline:
+            if self.store.check([f"stack/{rank}"]):
+                return self.store.get(f"stack/{rank}").decode()
+            time.sleep(self._tick / 4)
+        return NO_ANSWER
+
+    def _guard(self) -> None:
+        """See what the exchange cannot: that it is stuck itself, and that a process has ended."""
+        gone_since: float | None = None
+        while not self._stopped.wait(self._tick):
+            if self._ends:
+                continue
+            now = time.monotonic()
+            ended = self.ended_beside()
+            silent = self._lost or now - self._contact > self._limit
+            gone_since = (gone_since or now) if ended or silent else None
+            # The main thread sees most ends by itself, and knows more.
+            if gone_since is not None and now - gone_since > GRACE_SECONDS:
+                self._end(ended or self.main_lost(), "")
+
+
+class _Watch:
+    """What rank 0 knows of each rank, by its own clock."""
+
+    def __init__(self, meeting: Meeting, limit: float) -> None:
+        now = time.monotonic()
+        self._limit, self._size = limit, meeting.size
+        self._known: dict[int, tuple[int, Activity]] = {}
+        self._seen = [now] * meeting.size
+        self._moved = [now] * meeting.size
+
+    def read(self, store: TCPStore) -> None:
+        for rank in range(self._size):
+            if not store.check([f"beat/{rank}"]):
+                continue
+            beats, its = _read(store, rank)
+            before = self._known.get(rank)
+            now = time.monotonic()
+            if before is None or beats != before[0]:
+                self._seen[rank] = now
+            if before is None or its.marks != before[1].marks:
+                self._moved[rank] = now
+            self._known[rank] = beats, its
+
+    def silent_since(self, since: float) -> int | None:
+        """The rank that has given no sign since a time for longest."""
+        rank = min(range(self._size), key=lambda rank: self._seen[rank])
+        return rank if self._seen[rank] < since else None
+
+    def have_been_seen(self, ranks: Iterable[int], since: float) -> bool:
+        return all(self._seen[rank] >= since for rank in ranks)
+
+    def behind(self) -> int | None:
+        """The rank that the others wait for, where none has gone on for the limit."""
+        if time.monotonic() - max(self._moved) < self._limit:
+            return None
+        activities = [self._known.get(rank, (0, Activity()))[1] for rank in range(self._size)]
+        return min(
+            range(self._size),
+            key=lambda rank: (activities[rank].position, activities[rank].waits, rank),
+        )
+
+
+def _wait_for_each_other(*stacks: str) -> bool:
+    """Whether ranks that give signs of life are in calls which they make together. A stack is long:
+    one that does not come is lost on the way, as what they send each other is."""
+    within = {
+        "/torch/distributed/" in stack.rpartition("thread MainThread:")[2]
+        for stack in stacks
+        if stack != NO_ANSWER
+    }
+    return within == {True}
+
+
+def _read(store: TCPStore, rank: int) -> tuple[int, Activity]:
+    beats, fields = json.loads(store.get(f"beat/{rank}"))
+    return beats, Activity(**fields)
+
+
+def stacks() -> str:
+    """Where the threads of this process that do the run's work are, the main thread last."""
+    frames, main = sys._current_frames(), threading.main_thread()
+    working = [t for t in threading.enumerate() if t.name.startswith("ThreadPoolExecutor")]
+    return "".join(
+        f"  thread {thread.name}:\n{''.join(traceback.format_stack(frame)[-_STACK_FRAMES:])}"
+        for thread in (*working, main)
+        if thread.ident is not None and (frame := frames.get(thread.ident)) is not None
+    )

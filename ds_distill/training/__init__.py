@@ -1,0 +1,1 @@
+"""A training: set up, its loop, validation and checkpoints. Begin with `loop`."""

@@ -1,0 +1,398 @@
+"""The training loop of fine-tuning and distilling: they differ in the bundle alone."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ds_distill.data.prefetch import prefetch
+from ds_distill.data.schedule import padding_share, plan_epoch, split_batch
+from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.engine.config import batch_shape
+from ds_distill.errors import UserError, located
+from ds_distill.models.load import save_model
+from ds_distill.process.activity import mark_step
+from ds_distill.process.signals import Stopped, saves_when_asked, stop_requested
+from ds_distill.process.timers import Timers, timed, timed_each, timing
+from ds_distill.recipe.phases.base import training_name
+from ds_distill.run.events import Bar
+from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal, save_examples
+from ds_distill.run.run import Run
+from ds_distill.training.checkpoints import Checkpoints
+from ds_distill.training.meter import Meter
+from ds_distill.training.progress import Progress, choosing, mean_score
+from ds_distill.training.setup import Job, start_engine
+from ds_distill.types import Batch
+
+SAVED = 5
+"""Times that a training tells, with the examples in a file, that it leaves a micro-batch out."""
+IN_A_ROW = 10
+"""Micro-batches left out one after the other at which a training has gone astray."""
+SKIPPED_IN_A_ROW = 50
+"""Steps skipped in fp16 one after the other at which a training has gone astray. From the largest
+loss scale, 2^32, DeepSpeed finds one that fits within 34."""
+
+
+def train_each(
+    number: int,
+    trainings: Iterable[Sequence[str]],
+    job_of: Callable[[Sequence[str]], Job],
+    run: Run,
+) -> dict[str, Any]:
+    """Run a phase's trainings, one after the other, without those that are done. Returns the
+    phase's record.
+
+    trainings: the names of each one's models. job_of: a training's job, made when its turn comes.
+    """
+    trained = []
+    for outputs in trainings:
+        if run.world.is_main:
+            run.folder.end_publishing(number, training_name(outputs), outputs)
+        run.world.barrier()
+        done = run.folder.finished_training(number, outputs)
+        trained += train(job_of(outputs), run) if done is None else done
+        gc.collect()  # DeepSpeed's engines are cycles, and the next model wants their memory
+    return {"trained": trained}
+
+
+def train(job: Job, run: Run) -> list[dict[str, Any]]:
+    """Train a bundle's students and put them into the run's folder; continues from the last
+    whole checkpoint. Returns what the phase's record says of each."""
+    training = _Training(job, run)
+    bar_of = run.log.bar(job.name, training.total_steps, training.progress.step)
+    with saves_when_asked():
+        with timing(training.timers), bar_of as bar:
+            for epoch in training.epochs_left():
+                training.run_epoch(epoch, bar)
+        records = training.finish()
+    # Since the last report: nothing that follows would look for it.
+    asked = torch.tensor(float(stop_requested()), device=run.world.device)
+    if run.world.sum(asked) > 0:
+        raise Stopped(f"{job.name} trained")
+    return records
+
+
+class _Training:
+    """A job's engine, its checkpoints, and where it stands."""
+
+    def __init__(self, job: Job, run: Run) -> None:
+        """Continues from the last whole checkpoint, where there is one."""
+        settings = job.settings
+        self.job, self.run = job, run
+        if run.world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self.steps_per_epoch = -(-len(job.examples) // settings.batch_size)
+        self.total_steps = settings.steps or self.steps_per_epoch * settings.epochs
+        _, self._micro_steps = batch_shape(settings, run.world.size)
+        self.engine = start_engine(job, run, self.total_steps)
+        self._checkpoints = Checkpoints(run.folder.checkpoints(job.number, job.name), run.world)
+        saved = self._checkpoints.load(self.engine, Progress)
+        self.progress = saved or Progress()
+        if (best := self.progress.best_epoch) is not None and settings.keep != "last":
+            run.folder.check_kept(job.number, job.name, best)
+        self._forget_models()
+        self._say_where_it_begins()
+        if run.profiler is None:
+            self.timers = Timers(run.world.device)
+        else:
+            self.timers = run.profiler.start(job.key, run.world.device, self.total_steps)
+        self._meter = Meter(self.timers)
+        self._unreported: list[tuple[int, np.ndarray]] = []
+        """Steps and their global batches since the last reading of the meter, all of one epoch."""
+
+    def _say_where_it_begins(self) -> None:
+        """Of a training that had begun before, whose events after that it drops."""
+        job, step = self.job, self.progress.step
+        names = {job.name, *job.outputs.values()}
+        dropped = [at for name in names for at in self.run.log.forget_after(name, step)]
+        last = max(dropped, default=-1)
+        if step:
+            begins = f"{job.name}: continues at step {step} of {self.total_steps}"
+            again = f"; it had come to step {last}" if last > step else ""
+            self.run.log.info(f"  {begins}{again}")
+        elif dropped:
+            self.run.log.info(
+                f"  {job.name}: starts anew, because it was stopped before its first checkpoint, "
+                f"at step {last} or soon after. save_every makes them more often."
+            )
+
+    def epochs_left(self) -> Iterator[int]:
+        """The epochs that are still to do, the last of which may be a part; fewer where patience
+        ends first."""
+        patience = self.job.settings.patience
+        epochs = -(-self.total_steps // self.steps_per_epoch)
+        for epoch in range(self.progress.step // self.steps_per_epoch, epochs):
+            best = self.progress.best_epoch
+            if patience is not None and best is not None and epoch - 1 - best >= patience:
+                self.run.log.info(
+                    f"  {self.job.name}: ends at step {self.progress.step} of "
+                    f"{self.total_steps}, after {patience} epochs without a better score"
+                )
+                return
+            yield epoch
+
+    def run_epoch(self, epoch: int, bar: Bar) -> None:
+        """The steps of an epoch that are still to do."""
+        steps = list(enumerate(self._batches(epoch), self.progress.step))
+        ready = prefetch(partial(self._collate, epoch), steps)
+        for (number, batch), micro_batches in zip(steps, timed_each("data", ready), strict=True):
+            mark_step(number)
+            skip = self.job.settings.not_finite == "skip"
+            leave_out = partial(self._leave_out, epoch, (number, batch)) if skip else None
+            before = self.progress.left_out
+            losses = self.engine.train_step(micro_batches, leave_out)
+            in_a_row = self.progress.left_out_in_a_row
+            if self.progress.left_out - before < self._micro_steps:
+                in_a_row = 0
+            self.progress = replace(self.progress, step=number + 1, left_out_in_a_row=in_a_row)
+            self._count_skipped()
+            self._meter.add(losses, self.job.collate.lengths[batch])
+            self._unreported.append((number, batch))
+            self._after_step(epoch, bar)
+            if self.run.profiler is not None:
+                self.run.profiler.after_step()
+
+    def _batches(self, epoch: int) -> list[np.ndarray]:
+        """Global batches of an epoch that are still to do; announces an epoch that begins."""
+        job, step = self.job, self.progress.step
+        lengths, seed = job.collate.lengths, self.run.recipe.seed
+        plan = plan_epoch(lengths, job.examples.keys, job.settings.batch_size, seed, epoch)
+        first = epoch * self.steps_per_epoch
+        plan = plan[: self.total_steps - first]
+        done = step - first
+        # An epoch that a kill interrupted is announced once.
+        if done == 0 and self.run.world.is_main:
+            share = padding_share(lengths, plan, self._micro_steps * self.run.world.size)
+            share = round(share, 4)
+            self.run.log.event("epoch", phase=job.name, step=step, epoch=epoch, padding_share=share)
+        return plan[done:]
+
+    def _collate(self, epoch: int, step: tuple[int, np.ndarray]) -> list[Batch]:
+        """This rank's micro-batches of a step's global batch."""
+        world, (number, batch) = self.run.world, step
+        progress = number / self.total_steps
+        signals = self.job.bundle.needs_teachers(progress)
+        shares = split_batch(batch, self._micro_steps, world.size, world.rank)
+        micro_batches = [
+            replace(self.job.collate(share, epoch, signals=signals), progress=progress)
+            for share in shares
+        ]
+        if world.device.type == "cuda":
+            micro_batches = [micro_batch.pin_memory() for micro_batch in micro_batches]
+        if self.run.profiler is not None:
+            self.run.profiler.batches(self.job.key, number, micro_batches)
+        return micro_batches
+
+    def _after_step(self, epoch: int, bar: Bar) -> None:
+        """Report, validate and save where a step is one for it."""
+        step, every = self.progress.step, self.job.settings.save_every
+        epoch_ends = step in ((epoch + 1) * self.steps_per_epoch, self.total_steps)
+        saves = (epoch_ends and step < self.total_steps) or (
+            every is not None and step % every == 0
+        )
+        bar.advance()
+        # Also before a checkpoint: a resumed run then takes its means over the same steps.
+        if step % self.run.recipe.logging.every == 0 or epoch_ends or saves:
+            with timed("report"):
+                self._report(epoch, bar)
+        if epoch_ends:
+            with timed("validation"):
+                self._validate(epoch)
+        stops = self._meter.stop_requested and step < self.total_steps
+        if saves or stops:
+            with timed("checkpoint"):
+                self._checkpoints.save(self.engine, step, asdict(self.progress))
+                self._forget_models()
+        if stops:
+            raise Stopped(f"a checkpoint of {self.job.name} at step {step}")
+
+    def _report(self, epoch: int, bar: Bar) -> None:
+        """Means since the last report. Raises UserError where the loss is not finite."""
+        values = self._meter.read(self.run.world)
+        if "loss" not in values:  # all steps were left out
+            self._unreported.clear()
+            return
+        if not math.isfinite(values["loss"]):
+            raise self._astray(epoch, values["loss"])
+        self._unreported.clear()
+        measured = {name: value for name, value in values.items() if "." in name}
+        measures = {**self.progress.measures, **measured}
+        self.progress = replace(self.progress, measures=measures)
+        step, rate = self.progress.step, self.engine.learning_rate
+        about: dict[str, Any] = {**values, **self._meter.timing()}
+        if scale := self.engine.loss_scale:
+            about |= {"loss_scale": scale.value, "skipped": self.progress.skipped}
+            about["schedule"] = "planned steps"  # skipped ones among them
+        self.run.log.event("train", phase=self.job.name, step=step, learning_rate=rate, **about)
+        bar.advance(0, f"loss {values['loss']:.4f}, lr {rate:.2g}")
+
+    def _astray(self, epoch: int, loss: float) -> UserError:
+        """Why a loss is not finite: looks at the batches since the last one that was."""
+        job, run = self.job, self.run
+        batches = (micro for step in self._unreported for micro in self._collate(epoch, step))
+        if found := find_in_batches(self.engine, batches):
+            return refusal(run, [job.settings.split], found)
+        for start in job.starts.values():
+            if damaged := damaged_weights(run, start):
+                return damaged
+        at, terms = self._meter.first_not_finite(run.world)
+        number, batch = self._unreported[at]
+        file = self._save_examples(number, batch)
+        return UserError(
+            f"{job.name}: the loss is {loss} at step {number + 1} ({', '.join(terms)}). {file} "
+            "has the examples of that step. Training went astray: set a lower learning_rate than "
+            f"{job.settings.learning_rate}, or a longer warmup"
+            + (", or compute in bf16 or fp32 (deepspeed)." if self.engine.loss_scale else ".")
+        )
+
+    def _count_skipped(self) -> None:
+        """Raises UserError where fp16 skips every step."""
+        scale, progress = self.engine.loss_scale, self.progress
+        if scale is None:
+            return
+        if not self.engine.was_step_skipped:
+            self.progress = replace(progress, skipped_in_a_row=0)
+            return
+        in_a_row = progress.skipped_in_a_row + 1
+        self.progress = replace(progress, skipped=progress.skipped + 1, skipped_in_a_row=in_a_row)
+        # At its least DeepSpeed would raise an error of its own in the next such step.
+        if scale.value == scale.least or in_a_row == SKIPPED_IN_A_ROW:
+            raise UserError(
+                f"{self.job.name}: gradients are not finite in fp16, {in_a_row} steps one after "
+                f"the other, the last of them step {progress.step} with a loss scale of "
+                f"{scale.value:g}. Compute in bf16 or fp32 (deepspeed), or set a lower "
+                f"learning_rate than {self.job.settings.learning_rate}."
+            )
+
+    def _leave_out(
+        self, epoch: int, step: tuple[int, np.ndarray], micro_step: int, losses: list[str]
+    ) -> Batch:
+        """What takes the place of a micro-batch whose loss is not finite. Raises UserError where
+        that has become the rule."""
+        number, batch = step
+        done, output, what = self.progress, self.job.name, ", ".join(losses)
+        done = replace(
+            done, left_out=done.left_out + 1, left_out_in_a_row=done.left_out_in_a_row + 1
+        )
+        self.progress = done
+        self.run.log.event("left-out", phase=output, step=number + 1, losses=losses)
+        if done.left_out <= SAVED:
+            file = self._save_examples(number, batch)
+            self.run.log.info(
+                f"  {output}: the loss is not finite at step {number + 1} ({what}): micro-batch "
+                f"{micro_step + 1} of {self._micro_steps} is left out. {file} has the step's "
+                "examples."
+            )
+        if done.left_out_in_a_row == IN_A_ROW:
+            raise UserError(
+                f"{output}: the loss was not finite in {IN_A_ROW} micro-batches one after the "
+                f"other ({what}), the last of them at step {number + 1}. Training went astray: "
+                f"set a lower learning_rate than {self.job.settings.learning_rate}."
+            )
+        [none] = self._collate(epoch, (number, batch[:0]))[:1]
+        return none
+
+    def _save_examples(self, number: int, batch: np.ndarray) -> Path:
+        """Write the examples of a step's global batch into a file. Every rank may call it."""
+        job, run = self.job, self.run
+        file = run.folder.path / f"not-finite-{job.name}-step-{number + 1}.jsonl"
+        save_examples(run, job.settings.split, job.examples.keys[torch.from_numpy(batch)], file)
+        return file
+
+    def _validate(self, epoch: int) -> None:
+        """Validation at the end of an epoch; the weights of the epoch with the best score in the
+        task's metric are kept, of several models those with the best mean."""
+        job, run, progress = self.job, self.run, self.progress
+        if job.validation is None:
+            return
+        phase = run.recipe.phase_names()[job.number]
+        with located(f"phase {phase}, split {job.validation.split}"):
+            of_all = job.validation.score(self.engine)
+        metric, best = job.validation.metric, progress.best_score
+        found = {}
+        for name, scores in of_all.items():
+            output = job.outputs[name]
+            run.log.event("validation", phase=output, step=progress.step, epoch=epoch, **scores)
+            found[output] = scores[metric.name]
+        is_best = best is None or metric.is_better(mean_score(found), best)
+        keeps_best = job.settings.keep != "last"
+        for output, score in found.items():
+            of_kept = ", the best so far" if keeps_best and is_best and best is not None else ""
+            run.log.info(
+                f"  {output}: {metric.title} {metric.shown_as(score)} on {job.validation.split} "
+                f"after epoch {epoch + 1}{of_kept}"
+            )
+        if keeps_best:
+            if not is_best:
+                return
+            self._keep_weights(epoch)
+        self.progress = replace(progress, best_scores=found, best_epoch=epoch)
+
+    def _forget_models(self) -> None:
+        """Remove kept models that no checkpoint names: of epochs that were bettered, or that a kill
+        cut off."""
+        if self.run.world.is_main:
+            named = [one.best_epoch for one in self._checkpoints.progress_of_each(Progress)]
+            best = [epoch for epoch in named if epoch is not None]
+            self.run.folder.forget_models(self.job.number, self.job.name, best)
+
+    def _keep_weights(self, epoch: int) -> None:
+        """Write the students as transformers would, aside, to be published when training ends."""
+        job, run = self.job, self.run
+        for name, output in job.outputs.items():
+            weights = self.engine.student_weights(name)
+            if not run.world.is_main:
+                continue
+            with run.folder.new_model(job.number, job.name, epoch, output) as folder:
+                save_model(job.bundle.students[name], weights, folder)
+                start, of_words = job.starts[name], run.task.of_words
+                tokenizer = load_tokenizer(start.model, start.revision, of_words=of_words)
+                tokenizer.save_pretrained(folder)
+        run.world.barrier()
+
+    def _peak(self) -> dict[str, int]:
+        """The most bytes that torch had allocated on the GPU of this rank, since it began."""
+        if self.run.world.device.type != "cuda":
+            return {}
+        return {"peak_bytes": torch.cuda.max_memory_allocated()}
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Publish the trained models and close the engine. Returns the phase's record of each."""
+        job, run = self.job, self.run
+        epoch = self.progress.best_epoch
+        if epoch is None or job.settings.keep == "last":
+            epoch = (self.progress.step - 1) // self.steps_per_epoch
+            self._keep_weights(epoch)
+        together, peak = list(job.outputs.values()), self._peak()
+        records = {
+            output: {
+                "output": output,
+                **({"together": together} if len(together) > 1 else {}),
+                "split": job.settings.split,
+                "examples": len(job.examples),
+                **({"pairs": True} if job.examples.pairs else {}),
+                "steps": self.progress.step,
+                "choosing": choosing(job, self.progress, output),
+                **({"measures": self.progress.measures} if self.progress.measures else {}),
+                **({"left_out": self.progress.left_out} if self.progress.left_out else {}),
+                **({"skipped": self.progress.skipped} if self.progress.skipped else {}),
+                **peak,
+            }
+            for output in together
+        }
+        if run.world.is_main:
+            run.folder.publish_models(job.number, job.name, epoch, records)
+        run.world.barrier()
+        self.engine.close()
+        if run.profiler is not None:
+            run.profiler.end()
+        mark_step(None)
+        return list(records.values())

@@ -1,0 +1,99 @@
+"""Losses and speed of a training between two reports."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from ds_distill.engine.world import World
+from ds_distill.process.signals import stop_requested
+from ds_distill.process.timers import Timers
+
+WARM_UP_STEPS = 5
+"""First steps of a process, left out of throughput: caches and allocators are cold."""
+
+
+class Meter:
+    """Losses and speed between two events."""
+
+    def __init__(self, timers: Timers) -> None:
+        """timers: of the training's parts, which nobody else reads."""
+        self._timers = timers
+        self._steps = self._timed = 0
+        self._each: list[dict[str, torch.Tensor]] = []
+        """This rank's shares of the steps since the last reading."""
+        self.stop_requested = False
+        """Of any rank, by the last reading: all ranks know it at the same step."""
+        self._part_seconds: tuple[dict[str, float], int] = ({}, 0)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._before, self._each = self._each, []
+        self._losses: dict[str, torch.Tensor] = {}
+        self._times: dict[str, int] = {}
+        self._examples = self._tokens = self._timed = 0
+        self._started = time.perf_counter()
+
+    def add(self, losses: dict[str, torch.Tensor], lengths: np.ndarray) -> None:
+        """
+        losses: this rank's shares of one step; none of one that was left out.
+        lengths: of the global batch's examples.
+        """
+        self._steps += 1
+        self._each.append(losses)
+        for name, loss in losses.items():
+            self._losses[name] = self._losses.get(name, torch.zeros_like(loss)) + loss
+            self._times[name] = self._times.get(name, 0) + 1
+        if self._steps == WARM_UP_STEPS:
+            self._timers.read()
+            self._started, self._examples, self._tokens = time.perf_counter(), 0, 0
+        elif self._steps > WARM_UP_STEPS:
+            self._examples += len(lengths)
+            self._tokens += int(lengths.sum())
+            self._timed += 1
+
+    def read(self, world: World) -> dict[str, float]:
+        """Means since the last reading, each over the steps that gave it: the only place that
+        waits for the device. Every rank must call this."""
+        names = list(self._losses)
+        stops = torch.tensor(float(stop_requested()), device=world.device)
+        both = world.sum(torch.stack([*self._losses.values(), stops]))
+        totals, self.stop_requested = both[:-1], bool(both[-1] > 0)
+        means = totals / totals.new_tensor([self._times[name] for name in names])
+        values = dict(zip(names, means.tolist(), strict=True))
+        seconds = time.perf_counter() - self._started
+        if self._examples:
+            values["examples_per_second"] = round(self._examples / seconds, 1)
+            values["tokens_per_second"] = round(self._tokens / seconds, 1)
+        self._part_seconds = (self._timers.read(), self._timed)
+        self._reset()
+        return values
+
+    def timing(self) -> dict[str, Any]:
+        """This rank's seconds by part, of all steps of the last reading together, and their number;
+        nothing where those were the first, which are left out."""
+        seconds, steps = self._part_seconds
+        if not steps:
+            return {}
+        parts = {part: round(each, 6) for part, each in seconds.items()}
+        return {"timing": {"steps": steps, "seconds": parts}}
+
+    def first_not_finite(self, world: World) -> tuple[int, list[str]]:
+        """The first of the steps of the last reading whose loss is not finite, counted from 0, and
+        the terms that are not. Every rank must call this."""
+        for number, losses in enumerate(self._before):
+            if not losses:
+                continue
+            names = [name for name in losses if "." not in name]  # others are measures
+            finite = torch.isfinite(world.sum(torch.stack([losses[name] for name in names])))
+            bad = [
+                name
+                for name, is_finite in zip(names, finite.tolist(), strict=True)
+                if not is_finite
+            ]
+            if bad:
+                return number, [name for name in bad if name != "loss"] or bad
+        return len(self._before) - 1, ["their sum"]
