@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import BertConfig, DebertaV2Config, DistilBertConfig, PreTrainedConfig
 
 from ds_distill.models.encoder import read_signals
+from ds_distill.models.load import CLASSIFIER, MASKED_LM
 from ds_distill.planning.models import Pass, PlannedModel
 from ds_distill.views import PaddedView
 
@@ -35,7 +36,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 
 
 def model_of(name: str, classes: int | None = 3) -> PlannedModel:
-    return PlannedModel(name, name, CONFIGS[name], False, classes)
+    head = MASKED_LM if classes is None else CLASSIFIER
+    return PlannedModel(name, name, CONFIGS[name], False, head, classes)
 
 
 def of(examples: int, length: int, trains: bool, **more: Any) -> Pass:

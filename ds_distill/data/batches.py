@@ -1,16 +1,14 @@
-"""Collators: from example indices to batches."""
+"""From numbers of examples to batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import datasets
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.labels import is_labelled
@@ -18,9 +16,9 @@ from ds_distill.data.question_windows import Windows
 from ds_distill.data.text_windows import TextWindows
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.word_windows import ContextWords
-from ds_distill.data.words import NO_TOKEN, Words, flat_lists
+from ds_distill.data.words import Words, flat_lists
 from ds_distill.keys import hash_keys
-from ds_distill.types import LACKING, Batch, Signals
+from ds_distill.types import Batch, Signals
 from ds_distill.views import PackedView, PaddedView, View
 
 WORDS = "words"
@@ -123,28 +121,44 @@ class Examples:
         return Examples(self.keys[chosen], labels, marks, self.pairs, words, windows)
 
 
-class Collator(Protocol):
-    """Makes a task's batches from indices of a split's N examples."""
+@dataclass(frozen=True)
+class Rows:
+    """What n rows of B examples are."""
 
-    lengths: np.ndarray
-    """int32 [N]: tokens of each example, for planning batches."""
+    keys: torch.Tensor
+    """int64 [n, 2]: of each row's example."""
+    labels: torch.Tensor
+    """[n], or [n, L]; see `Examples`. Below 0 where there is none."""
+    sets: dict[str, torch.Tensor]
+    """Numbers of those that count, by name: int64."""
+    views: dict[TokenTable, PaddedView]
+    """Where they stand."""
+    noun: str
+    """What they are."""
+    cached: Callable[[Signals], Signals] = lambda signals: signals
+    """Makes cached signals those of the batch."""
 
-    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
-        """The batch of examples `indices` (int [B]). Without examples, a batch of one dummy
-        row that no loss counts, because every rank must run every model in each step.
+    def dummy(self, key: torch.Tensor) -> Rows:
+        """One row in place of none."""
+        views = {
+            table: replace(view, positions=torch.zeros(1, dtype=torch.int64))
+            for table, view in self.views.items()
+        }
+        return replace(self, keys=key[None], labels=torch.full((1,), -100), views=views)
 
-        signals: read the teachers' signals, where they are cached.
-        """
-        ...
+
+RowsOf = Callable[[Examples, np.ndarray, Mapping[TokenTable, PaddedView], int], Rows]
+"""(B examples, their numbers int64 [B] in the split, their views, epoch) -> their rows."""
 
 
-class SequenceCollator:
-    """Batches of a sequence-level task: one row per example."""
+class Collator:
+    """Makes a task's batches from numbers of a split's N examples."""
 
     def __init__(
         self,
         examples: Examples,
         tables: Mapping[str, TokenTable],
+        rows: RowsOf,
         cached: CachedSignals | None = None,
         packed: Collection[str] = (),
     ) -> None:
@@ -152,180 +166,45 @@ class SequenceCollator:
         examples: the split's N examples.
         tables: a token table over the same N examples for each model that runs; models
             with the same tokenizer share one.
+        rows: what a loss is of, see `ds_distill.data.rows`.
         cached: reads the cached signals of a batch; None for live teachers.
         packed: the models that get packed views.
         """
-        self._examples = examples
-        self._tables = dict(tables)
+        self._examples, self._tables, self._rows = examples, dict(tables), rows
         self._cached, self._packed = cached, frozenset(packed)
         # Only the student's: live teachers must not change which examples share a batch.
         plan_by = [tables["student"]] if "student" in tables else list(tables.values())
-        # Lengths in the student's view, or without a student in the longest view.
         self.lengths: np.ndarray = np.max([table.lengths for table in plan_by], axis=0)
+        """int32 [N]: tokens of each example, for planning batches: in the student's view, or
+        without a student in the longest."""
 
     def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
-        """See `Collator`."""
-        dummy = len(indices) == 0
-        chosen = np.zeros(1, dtype=np.int64) if dummy else indices
-        views: dict[int, PaddedView] = {}
-        for table in self._tables.values():
-            if id(table) not in views:
-                views[id(table)] = table.view(chosen)
+        """The batch of examples `indices` (int [B]). Where no row is left, a batch of one dummy
+        row that no loss counts, because every rank must run every model in each step.
+
+        signals: read the teachers' signals, where they are cached.
+        """
+        chosen = indices if len(indices) else np.zeros(1, dtype=np.int64)
         examples = self._examples.at(chosen)
-        labels = torch.from_numpy(examples.labels)
-        known = torch.from_numpy(is_labelled(examples.labels)).nonzero()[:, 0]
-        return Batch(
-            keys=examples.keys,
-            views=views_by_model(self._tables, views, self._packed),
-            labels=labels if labels.is_floating_point() else labels.masked_fill(labels < 0, -100),
-            row_sets={
-                "all": torch.arange(0 if dummy else len(chosen)),
-                "labelled": known[:0] if dummy else known,
-            },
-            epoch=epoch,
-            signals=self._cached(chosen, epoch) if self._cached and signals else {},
+        rows = self._rows(
+            examples, chosen, {table: table.view(chosen) for table in self._tables.values()}, epoch
         )
-
-
-class WordCollator:
-    """Batches of lists of words: a row per word, in every view at the word's first token."""
-
-    def __init__(
-        self,
-        examples: Examples,
-        tables: Mapping[str, TokenTable],
-        cached: CachedSignals | None = None,
-        packed: Collection[str] = (),
-    ) -> None:
-        """See `SequenceCollator`. The words that count are the same whichever models run: see
-        `Words.counted`. A word without a token in a view is read at its first position and is a
-        row that no loss counts, so that the rows of a cache are the words and nothing else."""
-        self._whole = SequenceCollator(examples, tables, None, packed)
-        self._examples, self._tables = examples, dict(tables)
-        self._cached, self._packed = cached, frozenset(packed)
-        self.lengths = self._whole.lengths
-
-    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
-        """See `Collator`."""
-        dummy = len(indices) == 0
-        chosen = np.zeros(1, dtype=np.int64) if dummy else indices
-        examples = self._examples.at(chosen)
-        assert examples.words is not None, "examples of words"
-        of_row = torch.from_numpy(examples.words.examples)
-        views: dict[int, PaddedView] = {}
-        for table in self._tables.values():
-            if id(table) not in views:
-                view = table.view(chosen)
-                first = torch.from_numpy(table.first_tokens(chosen))
-                positions = of_row * view.input_ids.shape[1] + first.clamp(min=0)
-                views[id(table)] = replace(view, positions=positions)
-                missing = examples.words.counted & (first.numpy() == NO_TOKEN)
-                assert not missing.any(), "words that count have a token in every view"
-        counts = torch.from_numpy(examples.words.counted & (not dummy))
-        labels = torch.from_numpy(examples.labels)
         cached = self._cached(chosen, epoch) if self._cached and signals else {}
-        check_cached_rows(cached, len(labels), "words")
+        check_cached_rows(cached, len(rows.labels), rows.noun)
+        cached = {name: rows.cached(of_model) for name, of_model in cached.items()}
+        sets = rows.sets if len(indices) else {name: of[:0] for name, of in rows.sets.items()}
+        if len(rows.labels) == 0:
+            rows = rows.dummy(examples.keys[0])
+            cached = {name: of_model.dummy() for name, of_model in cached.items()}
+        labels = rows.labels
         return Batch(
-            keys=examples.keys[of_row],
-            views=views_by_model(self._tables, views, self._packed),
-            labels=torch.where(labels < 0, -100, labels),
-            row_sets={
-                WORDS: torch.arange(0 if dummy else len(labels)),
-                "all": counts.nonzero()[:, 0],
-                "labelled": (counts & (labels >= 0)).nonzero()[:, 0],
-            },
+            keys=rows.keys,
+            views=views_by_model(self._tables, rows.views, self._packed),
+            labels=labels if labels.is_floating_point() else labels.masked_fill(labels < 0, -100),
+            row_sets=sets,
             epoch=epoch,
             signals=cached,
         )
-
-
-class WordTokenCollator:
-    """Batches of lists of words for a training on their tags alone: a row per token of a word."""
-
-    def __init__(self, examples: Examples, tables: Mapping[str, TokenTable]) -> None:
-        """See `SequenceCollator`. The table of one model."""
-        self._examples = examples
-        [(self._model, self._table)] = tables.items()
-        self.lengths = self._table.lengths
-
-    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
-        """See `Collator`."""
-        dummy = len(indices) == 0
-        chosen = np.zeros(1, dtype=np.int64) if dummy else indices
-        examples, view = self._examples.at(chosen), self._table.view(chosen)
-        assert examples.words is not None, "examples of words"
-        word, position = self._table.word_tokens(chosen)
-        if len(word) == 0:  # a head needs a row to run on
-            word, position, dummy = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), True
-        of_row = torch.from_numpy(examples.words.examples[word])
-        positions = of_row * view.input_ids.shape[1] + torch.from_numpy(position)
-        counts = torch.from_numpy(examples.words.counted[word] & (not dummy))
-        labels = torch.from_numpy(examples.labels[word])
-        return Batch(
-            keys=examples.keys[of_row],
-            views={self._model: replace(view, positions=positions)},
-            labels=torch.where(labels < 0, -100, labels),
-            row_sets={
-                "all": counts.nonzero()[:, 0],
-                "labelled": (counts & (labels >= 0)).nonzero()[:, 0],
-            },
-            epoch=epoch,
-        )
-
-
-class SpanCollator:
-    """Batches of questions with windows of their contexts: of each two rows, where the answer
-    starts and where it ends. The classes of a row are the window's first token, which stands for no
-    answer, and the tokens of its context; a batch has as many as its longest context."""
-
-    def __init__(
-        self,
-        examples: Examples,
-        tables: Mapping[str, TokenTable],
-        cached: CachedSignals | None = None,
-        packed: Collection[str] = (),
-    ) -> None:
-        """See `SequenceCollator`. All tables are of the same tokens."""
-        self._examples, self._tables = examples, dict(tables)
-        self._cached, self._packed = cached, frozenset(packed)
-        self.lengths = SequenceCollator(examples, tables).lengths
-
-    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
-        """See `Collator`."""
-        dummy = len(indices) == 0
-        chosen = np.zeros(1, dtype=np.int64) if dummy else indices
-        examples = self._examples.at(chosen)
-        assert examples.windows is not None, "examples of windows"
-        candidates = torch.from_numpy(examples.windows.candidates)
-        views: dict[int, PaddedView] = {}
-        for table in self._tables.values():
-            if id(table) not in views:
-                views[id(table)] = replace(table.view(chosen), candidates=candidates)
-        labels = torch.from_numpy(examples.labels).flatten()
-        cached = self._cached(chosen, epoch) if self._cached and signals else {}
-        check_cached_rows(cached, len(labels), "starts and ends")
-        every = torch.arange(0 if dummy else len(labels))
-        return Batch(
-            keys=examples.keys.repeat_interleave(2, dim=0),
-            views=views_by_model(self._tables, views, self._packed),
-            labels=torch.where(labels < 0, -100, labels),
-            row_sets={"all": every, "labelled": every[labels[every] >= 0]},
-            epoch=epoch,
-            signals={name: cut_to(candidates, outputs) for name, outputs in cached.items()},
-        )
-
-
-def cut_to(candidates: torch.Tensor, signals: Signals) -> Signals:
-    """Cached signals with the classes that a batch has. Raises ValueError where they have others;
-    see `check_cached_rows`.
-
-    candidates: int64 [B, K], see `Windows.candidates`.
-    """
-    logits = signals.logits
-    known = (candidates >= 0).repeat_interleave(2, dim=0)
-    if not torch.equal(logits != LACKING, F.pad(known, (0, logits.shape[1] - known.shape[1]))):
-        raise ValueError("the cache has logits of other tokens than the batch's")
-    return replace(signals, output=logits[:, : known.shape[1]])
 
 
 def stored_rows(batch: Batch) -> torch.Tensor:
@@ -349,19 +228,14 @@ def check_cached_rows(signals: Mapping[str, Signals], rows: int, noun: str) -> N
 
 
 def views_by_model(
-    tables: Mapping[str, TokenTable], views: Mapping[int, PaddedView], packed: Collection[str]
+    tables: Mapping[str, TokenTable],
+    views: Mapping[TokenTable, PaddedView],
+    packed: Collection[str],
 ) -> dict[str, View]:
-    """Each model's view, padded or packed; models that share a token table share the view.
-
-    views: by `id` of the table.
-    """
-    packed_views: dict[int, PackedView] = {}
-    by_model: dict[str, View] = {}
-    for name, table in tables.items():
-        if name not in packed:
-            by_model[name] = views[id(table)]
-            continue
-        if id(table) not in packed_views:
-            packed_views[id(table)] = PackedView.of(views[id(table)])
-        by_model[name] = packed_views[id(table)]
-    return by_model
+    """Each model's view, padded or packed; models that share a token table share the view."""
+    of_packed = {tables[name] for name in tables if name in packed}
+    packed_views = {table: PackedView.of(views[table]) for table in of_packed}
+    return {
+        name: packed_views[table] if name in packed else views[table]
+        for name, table in tables.items()
+    }

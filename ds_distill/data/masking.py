@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.batches import CachedSignals, Examples, check_cached_rows, views_by_model
+from ds_distill.data.batches import Examples, Rows, RowsOf
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.keys import uniform
 from ds_distill.reads import TOKENS
-from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 
 CHOSEN, SHOWN, RANDOM_TOKEN = 201, 202, 203
@@ -98,86 +97,48 @@ def _with_every_token(
     return replace(view, positions=tokens), of_rows, masked
 
 
-class MaskedLMCollator:
-    """Batches of masked-LM: one row per masked token, or per token."""
+def masked_rows(
+    masking: Masking, variants: int | None = None, *, every_token: bool = False
+) -> RowsOf:
+    """A row per masked token, or per token, the same one in all views.
 
-    def __init__(
-        self,
+    variants: number of mask variants of an example; epoch e uses number e mod `variants`, as in a
+        cache. None: every epoch has its own.
+    every_token: every real token is a row, in the row set `tokens`, and masked ones are those of
+        the others. Not with cached signals, which are of masked tokens.
+
+    Tokens that not all models know are in the row set `labelled` alone.
+    """
+
+    def rows(
         examples: Examples,
-        tables: Mapping[str, TokenTable],
-        masking: Masking,
-        *,
-        variants: int | None = None,
-        cached: CachedSignals | None = None,
-        packed: Collection[str] = (),
-        every_token: bool = False,
-    ) -> None:
-        """
-        examples: the split's N examples.
-        tables: a token table over the same N examples for each model that runs, all with the
-            same tokens, because a row must be the same token in every view.
-        variants: number of mask variants of an example; epoch e uses number e mod `variants`, as
-            in a cache. None: every epoch has its own.
-        cached: reads the cached signals of a batch; None for live teachers.
-        packed: the models that get packed views.
-        every_token: every real token is a row, in the row set `tokens`, and masked ones are those
-            of the others. Not with cached signals, which are of masked tokens.
-
-        Tokens that not all models know are in the row set `labelled` alone.
-        """
-        self.lengths: np.ndarray = next(iter(tables.values())).lengths
-        self._examples = examples
-        self._tables = dict(tables)
-        for name, table in self._tables.items():
-            if not np.array_equal(table.lengths, self.lengths):
-                raise ValueError(
-                    f"the views of {', '.join(self._tables)} must have the same tokens, because a "
-                    f"masked-LM row is one token in all of them: those of {name!r} have other "
-                    "lengths"
-                )
-        self._masking = masking
-        self._variants, self._cached, self._packed = variants, cached, frozenset(packed)
-        assert not (every_token and cached), "`check` refuses a cache for every token"
-        self._every_token = every_token
-
-    def __call__(self, indices: np.ndarray, epoch: int = 0, *, signals: bool = True) -> Batch:
-        """See `Collator`."""
-        dummy = len(indices) == 0
-        chosen = np.zeros(1, dtype=np.int64) if dummy else indices
-        keys = self._examples.keys[torch.from_numpy(chosen)]
-        plain = {id(table): table.view(chosen) for table in self._tables.values()}
-        variant = epoch if self._variants is None else epoch % self._variants
-        view, labels = mask_view(next(iter(plain.values())), keys, self._masking, variant)
-        assert view.positions is not None
-        cached = self._cached(chosen, epoch) if self._cached and signals else {}
-        check_cached_rows(cached, len(labels), "masked tokens")
+        indices: np.ndarray,
+        views: Mapping[TokenTable, PaddedView],
+        epoch: int,
+    ) -> Rows:
+        first, *others = views.values()
+        if any(not torch.equal(first.attention_mask, view.attention_mask) for view in others):
+            raise ValueError("views of a masked-LM must have the same tokens, as its rows are")
+        variant = epoch if variants is None else epoch % variants
+        view, labels = mask_view(first, examples.keys, masking, variant)
         masked, tokens = torch.arange(len(labels)), labels
-        if self._every_token:
-            ids = next(iter(plain.values())).input_ids
+        if every_token:
             view, labels, masked = _with_every_token(view, labels)
-            tokens = ids.flatten()[view.positions]
-        assert view.positions is not None
-        if len(view.positions) == 0:  # every rank must run the head in each step
-            dummy = True
-            view = replace(view, positions=torch.zeros(1, dtype=torch.int64))
-            labels = torch.full((1,), -100)
-            cached = {name: outputs.dummy() for name, outputs in cached.items()}
-        assert view.positions is not None
-        known = tokens < self._masking.known
+            assert view.positions is not None
+            tokens = first.input_ids.flatten()[view.positions]
+        known = tokens < masking.known
         sets = {"all": masked[known[masked]], "labelled": masked}
-        if self._every_token:
+        if every_token:
             sets[TOKENS] = known.nonzero()[:, 0]
-        if dummy:
-            sets = {name: rows[:0] for name, rows in sets.items()}
-        views = {
-            number: replace(own, input_ids=view.input_ids, positions=view.positions)
-            for number, own in plain.items()
-        }
-        return Batch(
-            keys=keys[view.example_indices],
-            views=views_by_model(self._tables, views, self._packed),
+        return Rows(
+            keys=examples.keys[view.example_indices],
             labels=labels,
-            row_sets=sets,
-            epoch=epoch,
-            signals=cached,
+            sets=sets,
+            views={
+                table: replace(own, input_ids=view.input_ids, positions=view.positions)
+                for table, own in views.items()
+            },
+            noun="masked tokens",
         )
+
+    return rows

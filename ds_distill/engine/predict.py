@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -25,6 +25,31 @@ class Bar(Protocol):
     def advance(self, steps: int) -> None: ...
 
 
+def _batches(
+    engine: Engine,
+    collate: Collator,
+    batch_size: int,
+    bar: AbstractContextManager[Bar] | None,
+) -> Iterator[tuple[np.ndarray, Batch]]:
+    """All examples of a split once: this rank's of each batch, and the batch.
+
+    batch_size: examples per rank and forward pass.
+    """
+    world = engine.world
+    batches = plan_once(collate.lengths, batch_size * world.size)
+    shares = [split_batch(batch, 1, world.size, world.rank)[0] for batch in batches]
+    with bar or nullcontext() as progress:
+        for batch, mine, inputs in zip(batches, shares, prefetch(collate, shares), strict=True):
+            yield mine, inputs
+            if progress:
+                progress.advance(len(batch))
+
+
+def _of_all_ranks(engine: Engine, part: torch.Tensor) -> torch.Tensor:
+    """The sum over the ranks, on the CPU: each example ran on one and is zero on the others."""
+    return engine.world.sum(part.to(engine.world.device)).cpu()
+
+
 def predict_all(
     engine: Engine,
     collate: Collator,
@@ -40,34 +65,24 @@ def predict_all(
 
     collate: makes batches of `examples`. batch_size: examples per rank and forward pass.
     """
-    batches = plan_once(collate.lengths, batch_size * engine.world.size)
-    shares = [split_batch(batch, 1, engine.world.size, engine.world.rank)[0] for batch in batches]
     outputs: dict[str, dict[Any, torch.Tensor]] = {name: {} for name in models}
     classes: dict[str, torch.Tensor] = {}  # of partial teachers
-    with bar or nullcontext() as progress:
-        for batch, mine, inputs in zip(batches, shares, prefetch(collate, shares), strict=True):
-            for name, signals in engine.predict(inputs, models, layers).items():
-                if signals.classes is not None:
-                    classes[name] = signals.classes.cpu()
-                for what, values in [("logits", signals.logits), *signals.hidden.items()]:
-                    if what not in outputs[name]:
-                        shape = (len(examples.labels), values.shape[1])
-                        outputs[name][what] = torch.zeros(shape)
-                    if len(mine):
-                        rows = torch.from_numpy(examples.rows_of(mine))
-                        outputs[name][what][rows] = values.float().cpu()
-            if progress:
-                progress.advance(len(batch))
-    world = engine.world
-    summed = {
-        # Each example ran on one rank and is zero on the others.
-        name: {what: world.sum(part.to(world.device)).cpu() for what, part in parts.items()}
-        for name, parts in outputs.items()
-    }
-    return {
-        name: Signals(parts.pop("logits"), parts, classes.get(name))
-        for name, parts in summed.items()
-    }
+    for mine, inputs in _batches(engine, collate, batch_size, bar):
+        for name, signals in engine.predict(inputs, models, layers).items():
+            if signals.classes is not None:
+                classes[name] = signals.classes.cpu()
+            for what, values in [("logits", signals.logits), *signals.hidden.items()]:
+                if what not in outputs[name]:
+                    shape = (len(examples.labels), values.shape[1])
+                    outputs[name][what] = torch.zeros(shape)
+                if len(mine):
+                    rows = torch.from_numpy(examples.rows_of(mine))
+                    outputs[name][what][rows] = values.float().cpu()
+    found = {}
+    for name, parts in outputs.items():
+        whole = {what: _of_all_ranks(engine, part) for what, part in parts.items()}
+        found[name] = Signals(whole.pop("logits"), whole, classes.get(name))
+    return found
 
 
 def best_of_each(
@@ -85,21 +100,14 @@ def best_of_each(
         rank and forward pass.
     """
     found: dict[str, torch.Tensor] = {}
-    batches = plan_once(collate.lengths, batch_size * engine.world.size)
-    shares = [split_batch(batch, 1, engine.world.size, engine.world.rank)[0] for batch in batches]
-    with bar or nullcontext() as progress:
-        for batch, mine, inputs in zip(batches, shares, prefetch(collate, shares), strict=True):
-            for name, signals in engine.predict(inputs, models).items():
-                values = best(signals.logits).cpu()
-                if name not in found:
-                    found[name] = torch.zeros(len(collate.lengths), *values.shape[1:])
-                if len(mine):
-                    found[name][torch.from_numpy(mine)] = values
-            if progress:
-                progress.advance(len(batch))
-    world = engine.world
-    # Each example ran on one rank and is zero on the others.
-    return {name: world.sum(part.to(world.device)).cpu() for name, part in found.items()}
+    for mine, inputs in _batches(engine, collate, batch_size, bar):
+        for name, signals in engine.predict(inputs, models).items():
+            values = best(signals.logits).cpu()
+            if name not in found:
+                found[name] = torch.zeros(len(collate.lengths), *values.shape[1:])
+            if len(mine):
+                found[name][torch.from_numpy(mine)] = values
+    return {name: _of_all_ranks(engine, part) for name, part in found.items()}
 
 
 def score_tokens(
@@ -118,24 +126,18 @@ def score_tokens(
     """
     count = len(collate.lengths)
     sums = {name: torch.zeros(6, count, dtype=torch.float64) for name in models}
-    batches = plan_once(collate.lengths, batch_size * engine.world.size)
-    shares = [split_batch(batch, 1, engine.world.size, engine.world.rank)[0] for batch in batches]
-    with bar or nullcontext() as progress:
-        for batch, mine, inputs in zip(batches, shares, prefetch(collate, shares), strict=True):
-            known, masked = inputs.row_sets["all"], inputs.row_sets["labelled"]
-            for name in models:
-                logits = engine.predict(inputs, [name])[name].logits
-                own = masked[inputs.labels[masked] < logits.shape[1]]
-                example, of_rows = _scores(logits, own, inputs, mine, name)
-                by_all = torch.isin(own, known).cpu()
-                sums[name][:3].index_add_(1, example[by_all], of_rows[:, by_all])
-                sums[name][3:].index_add_(1, example, of_rows)
-            if progress:
-                progress.advance(len(batch))
+    for mine, inputs in _batches(engine, collate, batch_size, bar):
+        known, masked = inputs.row_sets["all"], inputs.row_sets["labelled"]
+        for name in models:
+            logits = engine.predict(inputs, [name])[name].logits
+            own = masked[inputs.labels[masked] < logits.shape[1]]
+            example, of_rows = _scores(logits, own, inputs, mine, name)
+            by_all = torch.isin(own, known).cpu()
+            sums[name][:3].index_add_(1, example[by_all], of_rows[:, by_all])
+            sums[name][3:].index_add_(1, example, of_rows)
     found = {}
     for name, values in sums.items():
-        # Each example ran on one rank and is zero on the others.
-        scores = engine.world.sum(values.to(engine.world.device)).cpu().numpy()
+        scores = _of_all_ranks(engine, values).numpy()
         knows_more = scores[5].sum() > scores[2].sum()
         found[name] = TokenScores(
             scores[0], scores[1], scores[2], scores[3:] if knows_more else None
@@ -165,7 +167,7 @@ def score_words(
                 inputs = collate(mine, piece, name)
                 logits = engine.predict(inputs, [name])[name].logits
                 sums.index_add_(1, *_scores(logits, inputs.row_sets["all"], inputs, mine, name))
-        found[name] = engine.world.sum(sums[0].to(engine.world.device)).cpu().numpy()
+        found[name] = _of_all_ranks(engine, sums[0]).numpy()
     return found
 
 

@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from torch import nn
-from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ds_distill.data.pretrained import SAFE
 from ds_distill.errors import UserError, first_line
@@ -28,161 +22,82 @@ from ds_distill.models.weights import check_weights
 from ds_distill.process.activity import mark
 from ds_distill.process.memory_errors import is_out_of_memory
 
+CLASSIFIER, TAGGER = "ForSequenceClassification", "ForTokenClassification"
+ANSWERER, MASKED_LM = "ForQuestionAnswering", "ForMaskedLM"
+"""Heads, by the endings of the names of transformers' classes."""
 
-def load_classifier(
+_LACKS = {
+    ANSWERER: "so it was not trained on extractive questions. Fine-tune",
+    MASKED_LM: "so it is no trained masked-LM. Train",
+}
+
+
+def load_model(
+    head: str,
     reference: str,
-    labels: list[str],
+    labels: list[str] | None = None,
     *,
+    new_head: bool,
     revision: str | None = None,
     layers: list[int] | None = None,
     config: PreTrainedConfig | None = None,
-    new_head: bool,
     seed: int = 0,
     attention: str | None = None,
     problem_type: str | None = None,
     output_bias: Callable[[], torch.Tensor] | None = None,
 ) -> PreTrainedModel:
-    """A sequence classifier in fp32.
+    """A model with a head, in fp32.
 
+    head: the ending of the names of transformers' classes that have it.
+    labels: of a classifier's outputs.
+    new_head: the checkpoint may lack a head, or have one of another size; then the head gets
+        random weights that depend only on `seed` (of a masked-LM its transform: the projection to
+        the vocabulary is tied to the embeddings). Otherwise the checkpoint must have it.
     layers: the encoder layers to keep, counted from 0; None keeps all.
     config: where given, a model of this configuration whose weights are all random, and follow from
         `seed`; no weights are read.
-    new_head: the checkpoint may lack a head, or have one of another size; then the head gets
-        random weights that depend only on `seed`. Otherwise the checkpoint must have a head for
-        `labels`.
     attention: transformers' `attn_implementation`; None lets transformers choose.
-    problem_type: transformers' name of the head's loss, for its configuration.
-    output_bias: makes the bias of a new head's logits, float32 [labels]; None leaves it at zero.
+    problem_type: transformers' name of a classifier's loss, for its configuration.
+    output_bias: makes the bias of a new classifier's logits, float32 [labels]; None leaves it at
+        zero.
 
     Raises UserError when the weights cannot be loaded or do not fit.
     """
+    options: dict[str, Any] = {}
+    if labels is not None:
+        options["num_labels"] = len(labels)
+        options["id2label"] = dict(enumerate(labels))
+        options["label2id"] = {label: index for index, label in enumerate(labels)}
+    if problem_type is not None:
+        options["problem_type"] = problem_type
+    kind = getattr(transformers, f"AutoModel{head}")
     model, missing = _load(
-        AutoModelForSequenceClassification,
-        reference,
-        revision,
-        config=config,
-        seed=seed,
-        attention=attention,
-        **_names(labels),
-        **({"problem_type": problem_type} if problem_type else {}),
+        kind, reference, revision, config=config, seed=seed, attention=attention, **options
     )
-    if not new_head and missing:
-        raise _no_head(reference, missing, labels)
+    if missing and not new_head:
+        raise _no_head(head, reference, missing, labels)
     if missing and output_bias is not None:
+        bias = output_bias()
         # Where states are as wide as there are labels, a layer before it has one of that size, too.
-        *_, bias = [
+        *_, own = [
             weight
             for name, weight in model.named_parameters()
-            if name in missing and name.endswith("bias") and weight.shape == (len(labels),)
+            if name in missing and name.endswith("bias") and weight.shape == bias.shape
         ]
-        bias.data.copy_(output_bias())
+        own.data.copy_(bias)
     if layers is not None:
         keep_layers(model, layers)
     return model
 
 
-def load_token_classifier(
-    reference: str,
-    labels: list[str],
-    *,
-    revision: str | None = None,
-    layers: list[int] | None = None,
-    config: PreTrainedConfig | None = None,
-    new_head: bool,
-    seed: int = 0,
-    attention: str | None = None,
-) -> PreTrainedModel:
-    """A token classifier in fp32; arguments and errors as in `load_classifier`."""
-    model, missing = _load(
-        AutoModelForTokenClassification,
-        reference,
-        revision,
-        config=config,
-        seed=seed,
-        attention=attention,
-        **_names(labels),
-    )
-    if not new_head and missing:
-        raise _no_head(reference, missing, labels)
-    if layers is not None:
-        keep_layers(model, layers)
-    return model
-
-
-def load_question_answerer(
-    reference: str,
-    *,
-    revision: str | None = None,
-    layers: list[int] | None = None,
-    config: PreTrainedConfig | None = None,
-    new_head: bool,
-    seed: int = 0,
-    attention: str | None = None,
-) -> PreTrainedModel:
-    """A model for extractive questions in fp32; arguments and errors as in `load_classifier`."""
-    model, missing = _load(
-        AutoModelForQuestionAnswering,
-        reference,
-        revision,
-        config=config,
-        seed=seed,
-        attention=attention,
-    )
-    if not new_head and missing:
-        raise UserError(
-            f"model {reference!r}: the checkpoint has no weights for {_some(missing)}, so it was "
-            "not trained on extractive questions. Fine-tune it first (a fine-tune phase before "
-            "the one that uses it), or use a fine-tuned checkpoint."
-        )
-    if layers is not None:
-        keep_layers(model, layers)
-    return model
-
-
-def _names(labels: list[str]) -> dict[str, Any]:
-    """A classifier's labels, for its configuration."""
-    return {
-        "num_labels": len(labels),
-        "id2label": dict(enumerate(labels)),
-        "label2id": {label: index for index, label in enumerate(labels)},
-    }
-
-
-def _no_head(reference: str, missing: list[str], labels: list[str]) -> UserError:
+def _no_head(head: str, reference: str, missing: list[str], labels: list[str] | None) -> UserError:
+    of = "" if labels is None else f" with {len(labels)} labels"
+    lacks = _LACKS.get(head, "so it was not trained on this task. Fine-tune")
+    other = "checkpoint with a masked-LM head" if head == MASKED_LM else "fine-tuned checkpoint"
     return UserError(
-        f"model {reference!r}: the checkpoint has no weights for {_some(missing)} with "
-        f"{len(labels)} labels, so it was not trained on this task. Fine-tune it first (a "
-        "fine-tune phase before the one that uses it), or use a fine-tuned checkpoint."
+        f"model {reference!r}: the checkpoint has no weights for {_some(missing)}{of}, {lacks} "
+        f"it first (a fine-tune phase before the one that uses it), or use a {other}."
     )
-
-
-def load_masked_lm(
-    reference: str,
-    *,
-    revision: str | None = None,
-    layers: list[int] | None = None,
-    config: PreTrainedConfig | None = None,
-    new_head: bool,
-    seed: int = 0,
-    attention: str | None = None,
-) -> PreTrainedModel:
-    """A masked-LM in fp32; arguments and errors as in `load_classifier`.
-
-    new_head: the checkpoint may lack the head; then its transform is random, and its projection
-        to the vocabulary is tied to the embeddings.
-    """
-    model, missing = _load(
-        AutoModelForMaskedLM, reference, revision, config=config, seed=seed, attention=attention
-    )
-    if not new_head and missing:
-        raise UserError(
-            f"model {reference!r}: the checkpoint has no weights for {_some(missing)}, so it is no "
-            "trained masked-LM. Train it first (a fine-tune phase before the one that uses it), "
-            "or use a checkpoint with a masked-LM head."
-        )
-    if layers is not None:
-        keep_layers(model, layers)
-    return model
 
 
 def _load(

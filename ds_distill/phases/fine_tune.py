@@ -61,8 +61,7 @@ def job_of(phase: FineTune, number: int, outputs: Sequence[str], run: Run) -> Jo
         bundle=bundle,
         starts=starts,
         examples=examples,
-        collate=run.kind.collator_of_labels(examples, tables)
-        or run.collator(examples, tables, [*starts.values()]),
+        collate=run.collator(examples, tables, [*starts.values()], labels_alone=True),
         validation=validation_of(run, starts),
     )
 

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -28,6 +25,7 @@ from ds_distill.models.configuration import check_encoder, load_config
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.layers import cut_to_layers
 from ds_distill.models.load import (
+    CLASSIFIER,
     checkpoint_activations,
     freeze_embeddings,
     layers_of,
@@ -68,13 +66,10 @@ class PlannedModel:
     shipped: bool
     """Whether the configuration is the one that comes with ds_distill, because the model's own
     could not be read."""
+    head: str
+    """As of `load_model`."""
     classes: int | None
     """Outputs of a classifier; None for others."""
-    of_words: bool = False
-    """Whether it classifies tokens."""
-    of_questions: bool = False
-    """Whether it finds answers, of words or else by start and end; what is no classifier and finds
-    none is a masked-LM."""
 
     def build(
         self,
@@ -92,13 +87,9 @@ class PlannedModel:
         config = copy.deepcopy(self.config)
         if layers is not None:
             cut_to_layers(config, list(range(layers)))
-        kind: Any = AutoModelForMaskedLM
         if self.classes is not None:
-            kind, config.num_labels = AutoModelForSequenceClassification, self.classes
-        if self.of_questions:
-            kind = AutoModelForQuestionAnswering
-        if self.of_words:
-            kind = AutoModelForTokenClassification
+            config.num_labels = self.classes
+        kind = getattr(transformers, f"AutoModel{self.head}")
         attention = (FUSED if device == "meta" else None) if fused else "eager"
         with torch.device(device):
             try:
@@ -172,9 +163,8 @@ def planned_model(
     models_folder: str | None = None,
     student: Student | None = None,
     vocabulary: int | None = None,
+    head: str = CLASSIFIER,
     classes: int | None,
-    of_words: bool = False,
-    of_questions: bool = False,
 ) -> PlannedModel:
     """A model of a recipe. Where its configuration cannot be read, such as a hub model's without a
     network, it is the one that comes with ds_distill, if there is one.
@@ -202,7 +192,7 @@ def planned_model(
     if vocabulary is not None:
         config = copy.deepcopy(config)
         config.vocab_size = max(config.vocab_size, vocabulary)
-    return PlannedModel(name, reference, config, shipped, classes, of_words, of_questions)
+    return PlannedModel(name, reference, config, shipped, head, classes)
 
 
 def cost(model: PlannedModel, of: Pass) -> Cost:

@@ -122,9 +122,8 @@ class Planner:
                 models_folder=self.recipe.models_folder,
                 student=student,
                 vocabulary=rows,
+                head=TASKS[task.type].heads[0],
                 classes=classes,
-                of_words=task.of_words,
-                of_questions=task.of_questions,
             )
         return self._models[key]
 

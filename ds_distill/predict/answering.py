@@ -17,7 +17,7 @@ from ds_distill.evaluation.answers import BEST, best_spans, ranked_answers
 from ds_distill.keys import content_keys
 from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.encoder import read_signals
-from ds_distill.models.load import finite, load_question_answerer
+from ds_distill.models.load import ANSWERER, finite, load_model
 from ds_distill.models.reading import count_of
 from ds_distill.recipe.tasks import ExtractiveQA
 from ds_distill.views import PaddedView
@@ -52,7 +52,7 @@ class Answerer:
         third = self.max_length // 3
         self.overlap = min(count_of(config, "doc_stride", third), third)
         """Tokens that windows share; of a run's student as in its evaluation, else a third."""
-        self._model = load_question_answerer(reference, new_head=False).eval()
+        self._model = load_model(ANSWERER, reference, new_head=False).eval()
         self._model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     def predictions(

@@ -21,7 +21,7 @@ from ds_distill.data.tokenizer import check_vocabulary, load_tokenizer
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.labels import class_names
-from ds_distill.models.load import finite, load_classifier
+from ds_distill.models.load import CLASSIFIER, finite, load_model
 from ds_distill.models.reading import columns_of
 from ds_distill.predict.answering import Answerer
 from ds_distill.predict.tagging import Tagger
@@ -61,7 +61,9 @@ class Classifier:
         self.cut = 0
         """Texts that were longer, so far."""
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model = load_classifier(reference, self.labels, new_head=False).eval().to(device)
+        self._model = (
+            load_model(CLASSIFIER, reference, self.labels, new_head=False).eval().to(device)
+        )
 
     @torch.no_grad()
     def _logits(self, texts: list[Text], batch_size: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.words import entities
 from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.labels import class_names
-from ds_distill.models.load import finite, load_token_classifier
+from ds_distill.models.load import TAGGER, finite, load_model
 from ds_distill.recipe.tags import OUTSIDE, SPAN_TAGS, are_entities
 
 
@@ -57,7 +57,7 @@ class Tagger:
         """Tokens of a window; of a run's student those of its training."""
         self.cut = 0
         """Texts that were cut: none, they are read in windows."""
-        self._model = load_token_classifier(reference, self.labels, new_head=False).eval()
+        self._model = load_model(TAGGER, reference, self.labels, new_head=False).eval()
         self._model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     def predictions(

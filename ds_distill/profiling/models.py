@@ -16,15 +16,11 @@ from transformers import PreTrainedModel
 from ds_distill.errors import UserError
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import class_names
-from ds_distill.models.load import (
-    load_classifier,
-    load_masked_lm,
-    load_question_answerer,
-    load_token_classifier,
-)
+from ds_distill.models.load import CLASSIFIER, TAGGER, load_model
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.recipe.phases.evaluate import START
 from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.tasks import TASKS
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import read_results
 
@@ -161,14 +157,10 @@ def _load(recipe: Recipe, run: RunFolder, task: str, name: str) -> PreTrainedMod
     else:
         given = recipe.teachers[name]
         reference, revision = resolve_model(given.model, recipe.models_folder), given.revision
-    of_words = recipe.tasks_by_name[task].of_words
-    if recipe.tasks_by_name[task].of_questions and not of_words:
-        return load_question_answerer(reference, new_head=False, revision=revision)
-    if recipe.tasks_by_name[task].over_vocabulary:
-        return load_masked_lm(reference, new_head=False, revision=revision)
-    labels = class_names(load_config(reference, revision))
-    load = load_token_classifier if of_words else load_classifier
-    return load(reference, labels, new_head=False, revision=revision)
+    head = TASKS[recipe.tasks_by_name[task].type].heads[0]
+    classifies = head in (CLASSIFIER, TAGGER)
+    labels = class_names(load_config(reference, revision)) if classifies else None
+    return load_model(head, reference, labels, new_head=False, revision=revision)
 
 
 def _measure(

@@ -90,13 +90,16 @@ class Run:
         cached: CachedSignals | None = None,
         packed: Collection[str] = (),
         every_token: bool = False,
+        labels_alone: bool = False,
     ) -> Collator:
-        """The task's batches of a split for models; see `TaskKind.collator`.
+        """The task's batches of a split for models; see `Collator`, `TaskKind.rows`.
 
-        references: those that the tables are of.
+        references: those that the tables are of. labels_alone: for a training without teachers.
         """
         vocabulary = partial(self.data.shared_tokens, references)
-        return self.kind.collator(examples, tables, vocabulary, cached, packed, every_token)
+        kind = self.kind
+        rows = kind.label_rows(vocabulary) if labels_alone else kind.rows(vocabulary, every_token)
+        return Collator(examples, tables, rows, cached, packed)
 
     # ----------------------------------------------------------------------- models
 

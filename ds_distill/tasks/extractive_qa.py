@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.data.batches import CachedSignals, Collator, Examples, SpanCollator
+from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.question_windows import prepare
-from ds_distill.data.tokenise import TokenTable
+from ds_distill.data.rows import span_rows
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar, best_of_each
 from ds_distill.evaluation.answers import (
@@ -27,7 +27,6 @@ from ds_distill.evaluation.answers import (
 )
 from ds_distill.evaluation.scores import metric_values
 from ds_distill.models.labels import LabelMap
-from ds_distill.models.load import load_question_answerer
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import ExtractiveQA
@@ -48,21 +47,10 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
         tokenizer = tokenizers()[0]  # all have the same tokens
         return prepare(examples, tokenizer, settings.max_length, settings.overlap)
 
-    def load(
-        self, data: TaskData, model: str, labels: list[str], **options: Any
-    ) -> PreTrainedModel:
-        return load_question_answerer(model, **options)
-
-    def collator(
-        self,
-        examples: Examples,
-        tables: Mapping[str, TokenTable],
-        vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]],
-        cached: CachedSignals | None,
-        packed: Collection[str],
-        every_token: bool,
-    ) -> Collator:
-        return SpanCollator(examples, tables, cached, packed)
+    def rows(
+        self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool
+    ) -> RowsOf:
+        return span_rows
 
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
         return {}

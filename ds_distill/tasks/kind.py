@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.data.batches import CachedSignals, Collator, Examples
+from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.hidden_words import HiddenWordsCollator
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.engine import Engine
@@ -21,6 +21,7 @@ from ds_distill.engine.predict import Bar
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.evaluation.scores import build_metrics
 from ds_distill.models.labels import LabelMap
+from ds_distill.models.load import load_model
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.metric import Metric
 from ds_distill.recipe.phases import Cache
@@ -61,39 +62,31 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         """
         return examples
 
-    @abstractmethod
     def load(
         self, data: TaskData, model: str, labels: list[str], **options: Any
     ) -> PreTrainedModel:
         """A model with the task's head. Every rank must call this.
 
-        labels: of the head's outputs, the checkpoint's own where they are not the task's.
-        options: as of `load_classifier`.
+        labels: of the head's outputs, the checkpoint's own where they are not the task's; none
+            where it has none.
+        options: as of `load_model`.
         """
+        return load_model(TASKS[self.settings.type].heads[0], model, labels or None, **options)
 
     @abstractmethod
-    def collator(
-        self,
-        examples: Examples,
-        tables: Mapping[str, TokenTable],
-        vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]],
-        cached: CachedSignals | None,
-        packed: Collection[str],
-        every_token: bool,
-    ) -> Collator:
-        """The batches of a split; see `SequenceCollator`.
+    def rows(
+        self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool
+    ) -> RowsOf:
+        """What the rows of a batch are.
 
         vocabulary: gives the tokenizer of all models, where they have the same tokens, and below
             which id all of them know a token.
-        every_token: see `MaskedLMCollator`; `check` refuses terms that want it for others.
+        every_token: see `masked_rows`; `check` refuses terms that want it for others.
         """
 
-    def collator_of_labels(
-        self, examples: Examples, tables: Mapping[str, TokenTable]
-    ) -> Collator | None:
-        """The batches of a split for a training on labels alone, where they are others than
-        `collator` makes."""
-        return None
+    def label_rows(self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]]) -> RowsOf:
+        """The rows of a training on labels alone."""
+        return self.rows(vocabulary, False)
 
     def examples(self, examples: Examples) -> Examples:
         """A split's examples with labels in the task's shape."""

@@ -11,12 +11,12 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.data.batches import CachedSignals, Collator, Examples
+from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.hidden_words import HiddenWords, HiddenWordsCollator
-from ds_distill.data.masking import MaskedLMCollator, Masking
+from ds_distill.data.masking import Masking, masked_rows
 from ds_distill.data.schedule import plan_once
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.windows import split_long
@@ -27,7 +27,6 @@ from ds_distill.evaluation.baseline import Unigram
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.scores import masked_lm_report
 from ds_distill.models.labels import LabelMap
-from ds_distill.models.load import load_masked_lm
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.metrics.tokens import WordLoss
 from ds_distill.recipe.phases import Cache
@@ -48,32 +47,13 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
             return examples
         return split_long(examples, tokenizers(), self.settings.max_length)
 
-    def load(
-        self, data: TaskData, model: str, labels: list[str], **options: Any
-    ) -> PreTrainedModel:
-        return load_masked_lm(model, **options)
-
-    def collator(
-        self,
-        examples: Examples,
-        tables: Mapping[str, TokenTable],
-        vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]],
-        cached: CachedSignals | None,
-        packed: Collection[str],
-        every_token: bool,
-    ) -> Collator:
+    def rows(
+        self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool
+    ) -> RowsOf:
         settings = self.settings.masking
         tokenizer, known = vocabulary()
         masking = Masking.of(tokenizer, settings.rate, settings.seed, known, settings.shown)
-        return MaskedLMCollator(
-            examples,
-            tables,
-            masking,
-            variants=settings.variants,
-            cached=cached,
-            packed=packed,
-            every_token=every_token,
-        )
+        return masked_rows(masking, settings.variants, every_token=every_token)
 
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
         found = self.settings.masking.model_dump()
@@ -176,7 +156,7 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         counts[min(map(data.vocabulary, references)) :] = 0  # tokens that not all models know
         unigram = Unigram.of(counts, tuple(tokenizer.all_special_ids))
         vocabulary = partial(data.shared_tokens, references)
-        collate = self.collator(examples, data.tables(split, first), vocabulary, None, (), False)
+        collate = Collator(examples, data.tables(split, first), self.rows(vocabulary, False))
         tokens, owners = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for batch in plan_once(collate.lengths, 256):
             masked = collate(batch)

@@ -22,8 +22,6 @@ from ds_distill.tasks.single_label import Classification
 class MultiLabelKind(Classification):
     """Predictions are logits, float32 [N, L]; a label is predicted where its logit is above 0."""
 
-    problem_type = "multi_label_classification"
-
     def load(
         self, data: TaskData, model: str, labels: list[str], **options: Any
     ) -> PreTrainedModel:
@@ -39,7 +37,8 @@ class MultiLabelKind(Classification):
             there, known = (found == 1).sum(axis=0), (found >= 0).sum(axis=0)
             return torch.from_numpy((there + 0.5) / (known + 1)).logit().float()
 
-        return super().load(data, model, labels, output_bias=log_odds, **options)
+        kind = "multi_label_classification"
+        return super().load(data, model, labels, problem_type=kind, output_bias=log_odds, **options)
 
     def examples(self, examples: Examples) -> Examples:
         """Labels int64 [N, L], also of a split that has none."""

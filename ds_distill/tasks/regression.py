@@ -15,7 +15,6 @@ from ds_distill.data.batches import Examples
 from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.scores import regression_report
 from ds_distill.models.labels import LabelMap
-from ds_distill.models.load import load_classifier
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import Regression
@@ -41,8 +40,8 @@ class RegressionKind(SequenceKind[Regression]):
             found = data.examples("train")
             return torch.tensor([found.labels[found.labelled].mean()])
 
-        return load_classifier(
-            model, OUTPUT, problem_type="regression", output_bias=mean, **options
+        return super().load(
+            data, model, OUTPUT, problem_type="regression", output_bias=mean, **options
         )
 
     def examples(self, examples: Examples) -> Examples:

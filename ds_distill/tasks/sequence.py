@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.batches import CachedSignals, Collator, Examples, SequenceCollator
+from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.labels import is_labelled
-from ds_distill.data.tokenise import TokenTable
+from ds_distill.data.rows import text_rows
 from ds_distill.engine.engine import Engine
 from ds_distill.engine.predict import Bar, predict_all
 from ds_distill.tasks.data import TaskData
@@ -21,16 +21,10 @@ from ds_distill.tasks.kind import Settings, TaskKind
 class SequenceKind(TaskKind[Settings, np.ndarray]):
     """Predictions are logits, float32 [R, C]: of classes or labels, or the one output."""
 
-    def collator(
-        self,
-        examples: Examples,
-        tables: Mapping[str, TokenTable],
-        vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]],
-        cached: CachedSignals | None,
-        packed: Collection[str],
-        every_token: bool,
-    ) -> Collator:
-        return SequenceCollator(examples, tables, cached, packed)
+    def rows(
+        self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool
+    ) -> RowsOf:
+        return text_rows
 
     def predict(
         self,

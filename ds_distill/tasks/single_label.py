@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Examples
@@ -15,7 +15,6 @@ from ds_distill.evaluation.label_order import Doubt, doubt
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.scores import classification_report
 from ds_distill.models.labels import LabelMap
-from ds_distill.models.load import load_classifier
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks.labelled import LabelledTask
@@ -25,14 +24,6 @@ from ds_distill.tasks.sequence import SequenceKind
 
 class Classification(SequenceKind[LabelledTask]):
     """What the kinds of classification share. Predictions are logits, float32 [R, C]."""
-
-    problem_type: str | None = None
-    """transformers' name of the head's loss, for the configuration of trained models."""
-
-    def load(
-        self, data: TaskData, model: str, labels: list[str], **options: Any
-    ) -> PreTrainedModel:
-        return load_classifier(model, labels, problem_type=self.problem_type, **options)
 
     def fingerprint(self, label_map: LabelMap | None) -> dict[str, Any]:
         if label_map is None:

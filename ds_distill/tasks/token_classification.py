@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import datasets
 import numpy as np
 import xxhash
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.cache.schema import SignalSchema
-from ds_distill.data.batches import (
-    CachedSignals,
-    Collator,
-    Examples,
-    WordCollator,
-    WordTokenCollator,
-)
+from ds_distill.data.batches import Examples, RowsOf
+from ds_distill.data.rows import word_rows, word_token_rows
 from ds_distill.data.text_windows import prepare
-from ds_distill.data.tokenise import TokenTable
 from ds_distill.evaluation.scores import metric_values, reliability
 from ds_distill.evaluation.words import TagPredictions, word_report
 from ds_distill.models.labels import LabelMap
-from ds_distill.models.load import load_token_classifier
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import TokenClassification
-from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.single_label import OneLabelKind
 
 
@@ -42,27 +34,14 @@ class TokenClassificationKind(OneLabelKind):
     ) -> datasets.Dataset:
         return prepare(examples, tokenizers(), self.settings.max_length)
 
-    def load(
-        self, data: TaskData, model: str, labels: list[str], **options: Any
-    ) -> PreTrainedModel:
-        return load_token_classifier(model, labels, **options)
+    def rows(
+        self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]], every_token: bool
+    ) -> RowsOf:
+        return word_rows
 
-    def collator(
-        self,
-        examples: Examples,
-        tables: Mapping[str, TokenTable],
-        vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]],
-        cached: CachedSignals | None,
-        packed: Collection[str],
-        every_token: bool,
-    ) -> Collator:
-        return WordCollator(examples, tables, cached, packed)
-
-    def collator_of_labels(
-        self, examples: Examples, tables: Mapping[str, TokenTable]
-    ) -> Collator | None:
+    def label_rows(self, vocabulary: Callable[[], tuple[PreTrainedTokenizerBase, int]]) -> RowsOf:
         every = isinstance(self.settings, TokenClassification) and self.settings.subwords == "all"
-        return WordTokenCollator(examples, tables) if every else None
+        return word_token_rows if every else word_rows
 
     def signal_schema(
         self,

@@ -30,8 +30,9 @@ from ds_distill.cache.shards import ShardWriter
 from ds_distill.cache.workers import Worker
 from ds_distill.caching.build import claims, write_blocks
 from ds_distill.caching.missing import Missing
-from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.combined import open_source
+from ds_distill.data.rows import text_rows
 from ds_distill.data.schedule import plan_once
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer
@@ -40,7 +41,7 @@ from ds_distill.engine.engine import Engine
 from ds_distill.engine.world import World
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import load_classifier
+from ds_distill.models.load import CLASSIFIER, load_model
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.run.environment import describe_environment
@@ -205,8 +206,9 @@ def building_speed(folder: Path, world: World, examples: int, batch: int) -> dic
     tokenizer = load_tokenizer(reference)
     tokenise(data, tokenizer, 64, folder / "tokens.arrow")
     split = Examples.of(data)
-    collate = SequenceCollator(split, {"teacher": TokenTable(folder / "tokens.arrow", tokenizer)})
-    model = load_classifier(reference, source.labels, new_head=True, attention="eager")
+    table = TokenTable(folder / "tokens.arrow", tokenizer)
+    collate = Collator(split, {"teacher": table}, text_rows)
+    model = load_model(CLASSIFIER, reference, source.labels, new_head=True, attention="eager")
     engine = Engine(
         Bundle(None, {"teacher": model}), deepspeed_config("zero0_auto", None, 1), world
     )

@@ -31,7 +31,7 @@ from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.load import load_classifier, load_masked_lm
+from ds_distill.models.load import CLASSIFIER, MASKED_LM, load_model
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.recipe.phases import Training
 from ds_distill.recipe.policies import routing_of
@@ -196,7 +196,7 @@ def packs(setting: Setting, name: str, world: World) -> bool:
     return packed_backend(setting.teachers[name], world.device) is not None
 
 
-def load_model(
+def model_of(
     setting: Setting, folder: Path, name: str, world: World, *, packed: bool = False
 ) -> PreTrainedModel:
     """In fp32, with the attention that a run of ours takes. packed: for packed views."""
@@ -205,13 +205,13 @@ def load_model(
         attention = packed_attention(setting.teachers[name])
     options: dict[str, Any] = {"new_head": False, "attention": attention}
     if setting.task == "masked-lm":
-        return load_masked_lm(str(folder / name), **options)
+        return load_model(MASKED_LM, str(folder / name), **options)
     labels = [f"LABEL_{number}" for number in range(CLASSES)]
-    return load_classifier(str(folder / name), labels, **options)
+    return load_model(CLASSIFIER, str(folder / name), labels, **options)
 
 
 def load_teachers(setting: Setting, folder: Path, world: World) -> dict[str, PreTrainedModel]:
-    return {name: load_model(setting, folder, name, world) for name in setting.teachers}
+    return {name: model_of(setting, folder, name, world) for name in setting.teachers}
 
 
 def make_batch(setting: Setting, number: int) -> Batch:
@@ -286,10 +286,10 @@ def _from_kept(setting: Setting, kept: torch.Tensor) -> Signals:
 
 def live(setting: Setting, folder: Path, world: World) -> Runner:
     """Teachers in the student's engine."""
-    student = load_model(setting, folder, "student", world)
+    student = model_of(setting, folder, "student", world)
     with sharded_loading(setting.deepspeed):
         teachers = {
-            name: load_model(setting, folder, name, world, packed=packs(setting, name, world))
+            name: model_of(setting, folder, name, world, packed=packs(setting, name, world))
             for name in setting.teachers
         }
     return _ours(setting, student, teachers, world)
@@ -297,7 +297,7 @@ def live(setting: Setting, folder: Path, world: World) -> Runner:
 
 def cached(setting: Setting, folder: Path, world: World) -> Runner:
     """No teachers: their words come with the batches."""
-    return _ours(setting, load_model(setting, folder, "student", world), {}, world)
+    return _ours(setting, model_of(setting, folder, "student", world), {}, world)
 
 
 def _ours(

@@ -29,7 +29,7 @@ from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.files import write_json
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.learning import weight_groups
-from ds_distill.models.load import load_classifier
+from ds_distill.models.load import CLASSIFIER, load_model
 from ds_distill.process.timers import Timers
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.phases import Training
@@ -54,8 +54,8 @@ class Rival(Profiler):
 
     def start(self, training: tuple[int, str], device: torch.device, steps: int) -> Timers:
         config = deepspeed_config(self._config, Training(batch_size=self._batch), 1)
-        model = load_classifier(
-            resolve_model(MINILM), LABELS, new_head=True, seed=0, attention="eager"
+        model = load_model(
+            CLASSIFIER, resolve_model(MINILM), LABELS, new_head=True, seed=0, attention="eager"
         ).to(model_dtype(config))
         settings = OptimizerSettings(1e-5, 0.01, steps, 0)
         optimizer = _adamw(weight_groups(Bundle(model, {}))[1], settings)

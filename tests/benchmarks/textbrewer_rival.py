@@ -29,8 +29,8 @@ from distillation_paths import (
     Runner,
     Setting,
     Steps,
-    load_model,
     load_teachers,
+    model_of,
     now,
     optimizer_settings,
 )
@@ -94,7 +94,7 @@ def text_brewer(
 ) -> Runner:
     """between: called before each step, and no part of it."""
     device, settings = world.device, optimizer_settings(setting)
-    student = OwnView(load_model(setting, folder, "student", world), "student").to(device)
+    student = OwnView(model_of(setting, folder, "student", world), "student").to(device)
     teachers = [
         Teacher(teacher, name).to(device, setting.dtype)
         for name, teacher in load_teachers(setting, folder, world).items()

@@ -30,7 +30,7 @@ from ds_distill.data.schedule import plan_epoch
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.precision import resolved_name
 from ds_distill.files import write_json
-from ds_distill.models.load import load_classifier
+from ds_distill.models.load import CLASSIFIER, load_model
 from ds_distill.phases import distil, fine_tune
 from ds_distill.planning.gpus import find_device
 from ds_distill.planning.plan import Plan
@@ -62,7 +62,9 @@ def save_models(folder: Path, teachers: str, student: str) -> tuple[list[str], s
     made: dict[str, Any] = {}
     if teachers == "quickstart":
         for seed, name in enumerate(("first", "second")):
-            made[name] = load_classifier(resolve_model(MINILM), LABELS, new_head=True, seed=seed)
+            made[name] = load_model(
+                CLASSIFIER, resolve_model(MINILM), LABELS, new_head=True, seed=seed
+            )
     else:
         made |= {
             name: AutoModelForSequenceClassification.from_config(_labelled(config))

@@ -18,8 +18,8 @@ from distillation_paths import (
     TEMPERATURE,
     Runner,
     Setting,
-    load_model,
     load_teachers,
+    model_of,
     optimizer_settings,
     run_steps,
 )
@@ -46,7 +46,7 @@ With these thresholds a rank keeps the weights that it has gathered."""
 
 
 def two_engines(setting: Setting, folder: Path, world: World) -> Runner:
-    student = load_model(setting, folder, "student", world)
+    student = model_of(setting, folder, "student", world)
     engine = _student_engine(student, setting)
     plain = deepspeed_config(setting.config, None, 1)
     config = {**plain, "zero_optimization": _GUIDE}

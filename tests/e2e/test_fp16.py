@@ -19,7 +19,7 @@ from ds_distill import load_recipe, run_recipe
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.engine.engine import Engine
 from ds_distill.errors import UserError
-from ds_distill.models.load import load_classifier
+from ds_distill.models.load import CLASSIFIER, load_model
 
 STEPS = 24
 
@@ -138,7 +138,7 @@ def test_a_training_that_only_skips_ends_with_advice(run, computes_fp16, setting
 
 def test_a_teacher_too_large_for_fp16_is_named(run, computes_fp16, toy_settings, tmp_path):
     model = toy_settings["student"]["model"]
-    teacher = load_classifier(model, ["animal", "food", "weather"], new_head=True)
+    teacher = load_model(CLASSIFIER, model, ["animal", "food", "weather"], new_head=True)
     with torch.no_grad():
         teacher.classifier.weight.mul_(1e7)
     teacher.save_pretrained(tmp_path / "large")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ds_distill.data.tokenizer import load_tokenizer
-from ds_distill.models.load import load_classifier
+from ds_distill.models.load import CLASSIFIER, load_model
 from ds_distill.process.ports import free_port
 from ds_distill.recipe.references import resolve_model
 
@@ -44,7 +44,7 @@ def profiled(
     here = tmp_path_factory.mktemp("profile")
     (here / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     minilm = resolve_model(MINILM)
-    teacher = load_classifier(minilm, RECIPE["task"]["labels"], new_head=True)
+    teacher = load_model(CLASSIFIER, minilm, RECIPE["task"]["labels"], new_head=True)
     teacher.save_pretrained(here / "first")
     load_tokenizer(minilm).save_pretrained(here / "first")
     command = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", "2"]

@@ -34,7 +34,7 @@ from ds_distill.data.schedule import plan_once
 from ds_distill.engine.world import World
 from ds_distill.files import read_json, write_json, write_text
 from ds_distill.models.encoder import read_signals
-from ds_distill.models.load import load_masked_lm
+from ds_distill.models.load import MASKED_LM, load_model
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
@@ -170,7 +170,7 @@ def study(work: Path, losses: str, seed: int) -> dict[str, Any]:
 
 
 def load(folder: Path, layers: list[int] | None = None) -> PreTrainedModel:
-    return load_masked_lm(str(folder), layers=layers, new_head=False).eval()
+    return load_model(MASKED_LM, str(folder), layers=layers, new_head=False).eval()
 
 
 def hidden_tokens(folder: Path) -> Iterator[Batch]:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertTokenizer
 
-from ds_distill.data.batches import Examples, SequenceCollator
+from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.rows import text_rows
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.keys import content_keys
@@ -221,14 +222,14 @@ def test_a_killed_tokenisation_leaves_no_token_file(tokenizers, tmp_path, monkey
 def test_models_with_the_same_tokenizer_share_one_view(tokenizers, tmp_path):
     split = make_split()
     bert, roberta = (make_table(split, tokenizers[name], tmp_path) for name in ("bert", "roberta"))
-    collate = SequenceCollator(
-        Examples.of(split), {"student": bert, "first": roberta, "second": bert}
+    collate = Collator(
+        Examples.of(split), {"student": bert, "first": roberta, "second": bert}, text_rows
     )
     batch = collate(np.array([4, 0]))
     assert batch.views["student"] is batch.views["second"]
     assert batch.views["first"] is not batch.views["student"]
     np.testing.assert_array_equal(collate.lengths, bert.lengths)
-    asking = SequenceCollator(Examples.of(split), {"first": roberta, "second": bert})
+    asking = Collator(Examples.of(split), {"first": roberta, "second": bert}, text_rows)
     np.testing.assert_array_equal(asking.lengths, np.maximum(bert.lengths, roberta.lengths))
     moved = batch.to(torch.device("cpu"))
     assert moved.views["student"] is moved.views["second"]
@@ -236,8 +237,8 @@ def test_models_with_the_same_tokenizer_share_one_view(tokenizers, tmp_path):
 
 def test_a_batch_holds_keys_labels_and_row_sets(tokenizers, tmp_path):
     split = make_split()
-    collate = SequenceCollator(
-        Examples.of(split), {"student": make_table(split, tokenizers["bert"], tmp_path)}
+    collate = Collator(
+        Examples.of(split), {"student": make_table(split, tokenizers["bert"], tmp_path)}, text_rows
     )
     batch = collate(np.array([2, 0, 4, 3]), epoch=5)
     assert batch.labels.tolist() == [1, -100, 0, -100]  # -1, no label, is -100 here
@@ -256,7 +257,7 @@ def test_no_examples_make_a_dummy_row_that_is_counted_nowhere(tokenizers, tmp_pa
         calls.append(indices)
         return {"roberta": Signals(torch.zeros(len(indices), 3))}
 
-    batch = SequenceCollator(Examples.of(split), tables, cached)(np.array([], dtype=np.int64))
+    batch = Collator(Examples.of(split), tables, text_rows, cached)(np.array([], dtype=np.int64))
     assert [len(view.input_ids) for view in batch.views.values()] == [1, 1]
     assert len(batch.keys) == len(batch.labels) == len(batch.signals["roberta"].logits) == 1
     assert {name: rows.tolist() for name, rows in batch.row_sets.items()} == {
@@ -264,7 +265,7 @@ def test_no_examples_make_a_dummy_row_that_is_counted_nowhere(tokenizers, tmp_pa
         "labelled": [],
     }
     assert calls[0].tolist() == [0]  # an example that the cache holds
-    without = SequenceCollator(Examples.of(split), tables, cached)(np.arange(2), signals=False)
+    without = Collator(Examples.of(split), tables, text_rows, cached)(np.arange(2), signals=False)
     assert without.signals == {} and len(calls) == 1
 
 

@@ -17,9 +17,10 @@ from sklearn.metrics import f1_score, precision_score, recall_score
 from slow_windows import windows_of_context
 from transformers import AutoModelForTokenClassification, BertConfig
 
-from ds_distill.data.batches import Examples, WordCollator
+from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.combined import open_source
 from ds_distill.data.groups import MARKS
+from ds_distill.data.rows import word_rows
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.word_tokens import owners, ranges, room
@@ -277,14 +278,14 @@ def test_mistakes_in_rows_name_their_location(
 
 def collator(
     folder: Path, model: Path, rows: list[dict[str, Any]], length: int = 32
-) -> tuple[Examples, WordCollator, Any]:
+) -> tuple[Examples, Collator, Any]:
     tokenizer = load_tokenizer(str(model), of_words=True)
     split = prepare(written(folder, rows), [tokenizer], length)
     assert split.cache_files, "memory-mapped"
     tokenise(split, tokenizer, length, folder / "tokens.arrow")
     examples = Examples.of(split)
     table = TokenTable(folder / "tokens.arrow", tokenizer)
-    return examples, WordCollator(examples, {"student": table}), tokenizer
+    return examples, Collator(examples, {"student": table}, word_rows), tokenizer
 
 
 def test_a_batch_holds_the_question_and_counts_each_word_once(

@@ -20,9 +20,10 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenize
 
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.check.models import Models
-from ds_distill.data.batches import Examples, SpanCollator, cut_to
+from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.combined import open_source
 from ds_distill.data.question_windows import NO_ANSWER, prepare
+from ds_distill.data.rows import cut_to, span_rows
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer, tokens_fingerprint
 from ds_distill.errors import UserError
@@ -297,7 +298,7 @@ def test_answers_of_other_data_can_be_left_out(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------- batches
 
 
-def collator(folder: Path, model: Path, **options: Any) -> tuple[Examples, SpanCollator]:
+def collator(folder: Path, model: Path, **options: Any) -> tuple[Examples, Collator]:
     tokenizer = load_tokenizer(str(model))
     long = {"question": "we saw", "context": " ".join(["snow", "rain"] * 20 + ["cat"])}
     rows = [ROWS[0], {**long, "answers": [{"text": "cat", "start": 200}]}]
@@ -306,7 +307,7 @@ def collator(folder: Path, model: Path, **options: Any) -> tuple[Examples, SpanC
     tokenise(split, tokenizer, 32, folder / "tokens.arrow")
     examples = Examples.of(split)
     tables = {"student": TokenTable(folder / "tokens.arrow", tokenizer)}
-    return examples, SpanCollator(examples, tables, **options)
+    return examples, Collator(examples, tables, span_rows, **options)
 
 
 def test_two_rows_per_window(tmp_path: Path, tiny_models: dict[str, Path]) -> None:

@@ -36,7 +36,7 @@ from ds_distill import (
     load_recipe,
     run_recipe,
 )
-from ds_distill.models.load import load_classifier
+from ds_distill.models.load import CLASSIFIER, load_model
 from ds_kernels import masked_kl
 
 TEXTS = ["the cat saw a dog", "rain and snow", "bread with soup and old cheese", "fog"]
@@ -505,7 +505,7 @@ def test_evaluation_needs_labels(toy: Path, inputs: Any) -> None:
 def test_loading_leaves_the_random_state_alone(toy: Path, tiny_models: dict[str, Path]) -> None:
     before = torch.get_rng_state()
     heads = [
-        load_classifier(str(tiny_models["toy"]), TOY_LABELS, new_head=True, seed=seed)
+        load_model(CLASSIFIER, str(tiny_models["toy"]), TOY_LABELS, new_head=True, seed=seed)
         for seed in (0, 0, 1)
     ]
     assert torch.equal(torch.get_rng_state(), before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -14,9 +15,9 @@ import torch.nn.functional as F
 import yaml
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
-from ds_distill.data.batches import Examples
+from ds_distill.data.batches import CachedSignals, Collator, Examples
 from ds_distill.data.combined import open_source
-from ds_distill.data.masking import MaskedLMCollator, Masking
+from ds_distill.data.masking import Masking, masked_rows
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import same_tokens
 from ds_distill.engine.config import deepspeed_config
@@ -29,7 +30,7 @@ from ds_distill.evaluation.scores import build_metrics, masked_lm_report
 from ds_distill.keys import content_keys
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import check_masked_lm, load_config
-from ds_distill.models.load import load_masked_lm
+from ds_distill.models.load import MASKED_LM, load_model
 from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.tasks import Data, MaskedLM, SingleLabel
 from ds_distill.types import Signals
@@ -153,7 +154,9 @@ def test_the_wikipedia_texts_are_read(shared_data: Path, tmp_path: Path) -> None
 # ------------------------------------------------------------------------------------ masks
 
 
-def make_collator(folder: Path, model: Path, **options: object) -> MaskedLMCollator:
+def make_collator(
+    folder: Path, model: Path, cached: CachedSignals | None = None, **options: Any
+) -> Collator:
     keys = content_keys(TEXTS)
     split = datasets.Dataset.from_dict(
         {"text": TEXTS, "label": [-1] * len(TEXTS), "key_hi": keys[:, 0], "key_lo": keys[:, 1]}
@@ -162,7 +165,8 @@ def make_collator(folder: Path, model: Path, **options: object) -> MaskedLMColla
     tokenise(split, tokenizer, 16, folder / "tokens.arrow")
     table = TokenTable(folder / "tokens.arrow", tokenizer)
     masking = Masking.of(tokenizer, rate=0.4, seed=4)
-    return MaskedLMCollator(Examples.of(split), {"student": table}, masking, **options)  # type: ignore[arg-type]
+    rows = masked_rows(masking, **options)
+    return Collator(Examples.of(split), {"student": table}, rows, cached)
 
 
 def test_epochs_cycle_through_a_fixed_number_of_mask_variants(
@@ -230,7 +234,7 @@ def test_models_of_the_same_tokens_may_take_other_inputs(tmp_path: Path) -> None
     for name, tokenizer in {"bert": bert, "student": distilbert}.items():
         tokenise(split, tokenizer, 8, tmp_path / f"{name}.arrow")
         tables[name] = TokenTable(tmp_path / f"{name}.arrow", tokenizer)
-    collate = MaskedLMCollator(Examples.of(split), tables, Masking.of(bert, 0.5, 0))
+    collate = Collator(Examples.of(split), tables, masked_rows(Masking.of(bert, 0.5, 0)))
     views = collate(np.array([0])).views
     shown = [collate(np.array([0]), epoch).views["bert"].input_ids for epoch in (0, 1)]
     assert torch.equal(views["bert"].input_ids, shown[0])
@@ -276,8 +280,8 @@ def test_views_of_unlike_lengths_are_refused(tmp_path: Path, tiny_models: dict[s
         tables[name] = TokenTable(tmp_path / f"{name}.arrow", tokenizer)
     masking = Masking.of(tokenizer, 0.5, 0)
     assert not np.array_equal(tables["student"].lengths, tables["teacher"].lengths)
-    with pytest.raises(ValueError, match="student, teacher must have the same tokens"):
-        MaskedLMCollator(Examples.of(split), tables, masking)
+    with pytest.raises(ValueError, match="must have the same tokens"):
+        Collator(Examples.of(split), tables, masked_rows(masking))(np.arange(len(TEXTS)))
 
 
 # ----------------------------------------------------------------------------------- models
@@ -288,10 +292,10 @@ def test_a_new_head_is_tied_to_the_embeddings_and_the_same_each_time(
 ) -> None:
     path = str(tiny_models["toy"])
     with pytest.raises(UserError, match=r"no weights for cls\.predictions.*no trained masked-LM"):
-        load_masked_lm(path, new_head=False)
-    first = load_masked_lm(path, new_head=True, layers=[1], seed=5)
-    again = load_masked_lm(path, new_head=True, layers=[1], seed=5)
-    other = load_masked_lm(path, new_head=True, layers=[1], seed=6)
+        load_model(MASKED_LM, path, new_head=False)
+    first = load_model(MASKED_LM, path, new_head=True, layers=[1], seed=5)
+    again = load_model(MASKED_LM, path, new_head=True, layers=[1], seed=5)
+    other = load_model(MASKED_LM, path, new_head=True, layers=[1], seed=6)
     assert first.config.num_hidden_layers == len(first.bert.encoder.layer) == 1
     assert first.cls.predictions.decoder.weight is first.get_input_embeddings().weight
     dense = [model.cls.predictions.transform.dense.weight for model in (first, again, other)]
@@ -301,11 +305,11 @@ def test_a_new_head_is_tied_to_the_embeddings_and_the_same_each_time(
 def test_a_saved_masked_lm_loads_with_its_head(
     tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:
-    model = load_masked_lm(str(tiny_models["toy"]), new_head=True)
+    model = load_model(MASKED_LM, str(tiny_models["toy"]), new_head=True)
     with torch.no_grad():
         model.cls.predictions.bias.add_(1.0)
     model.save_pretrained(tmp_path / "m")
-    loaded = load_masked_lm(str(tmp_path / "m"), new_head=False)
+    loaded = load_model(MASKED_LM, str(tmp_path / "m"), new_head=False)
     assert loaded.state_dict().keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
@@ -346,7 +350,7 @@ def test_scores_are_those_of_a_plain_loop(
     """One text at a time through transformers' own forward, all logits at once."""
     collate = make_collator(tmp_path, tiny_models["toy"])
     models = {
-        name: load_masked_lm(str(tiny_models["toy"]), new_head=True, seed=seed).eval()
+        name: load_model(MASKED_LM, str(tiny_models["toy"]), new_head=True, seed=seed).eval()
         for seed, name in enumerate(("first", "second"))
     }
     for name in models:

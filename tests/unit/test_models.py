@@ -19,7 +19,13 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import check_masked_lm, load_config, usable_length
 from ds_distill.models.encoder import read_signals, vocabulary_head
 from ds_distill.models.layers import NOT_CUT, check_layers
-from ds_distill.models.load import freeze_embeddings, keep_layers, load_classifier, set_dropout
+from ds_distill.models.load import (
+    CLASSIFIER,
+    freeze_embeddings,
+    keep_layers,
+    load_model,
+    set_dropout,
+)
 from ds_distill.models.weights import check_weights
 from ds_distill.reads import Reads
 from ds_distill.recipe.references import resolve_model
@@ -105,7 +111,7 @@ def test_kept_layers_are_those_of_a_model_built_by_hand(family, layers, tmp_path
     assert torch.equal(logits_of(whole), logits_of(built))
     assert whole.config.num_hidden_layers == len(layers)
     whole.save_pretrained(tmp_path)
-    again = load_classifier(str(tmp_path), LABELS, new_head=False, attention="eager").eval()
+    again = load_model(CLASSIFIER, str(tmp_path), LABELS, new_head=False, attention="eager").eval()
     assert torch.equal(logits_of(again), logits_of(built))
 
 
@@ -152,7 +158,7 @@ def test_what_a_configuration_says_of_each_layer_is_cut_with_the_layers(kind, la
     keep_layers(model, layers)
     wanted = logits_of(model, length=17)
     model.save_pretrained(tmp_path)
-    again = load_classifier(str(tmp_path), LABELS, new_head=False).eval()
+    again = load_model(CLASSIFIER, str(tmp_path), LABELS, new_head=False).eval()
     torch.testing.assert_close(logits_of(again, length=17), wanted)
     assert again.config.num_hidden_layers == len(layers)
 
@@ -261,7 +267,7 @@ def edit(folder, **changes):
 
 
 def load(folder, labels=LABELS, **options):
-    return load_classifier(str(folder), labels, **{"new_head": False, **options})
+    return load_model(CLASSIFIER, str(folder), labels, **{"new_head": False, **options})
 
 
 def test_a_classifier_is_loaded_as_it_was_saved(folder):
@@ -316,7 +322,7 @@ def test_the_bias_is_that_of_the_logits_where_states_are_as_wide_as_there_are_la
     classifier(family).base_model.save_pretrained(tmp_path)
     bias = torch.arange(16.0)
     plain, moved = (
-        load_classifier(str(tmp_path), labels, new_head=True, output_bias=given).eval()
+        load_model(CLASSIFIER, str(tmp_path), labels, new_head=True, output_bias=given).eval()
         for given in (None, lambda: bias)
     )
     torch.testing.assert_close(logits_of(moved) - logits_of(plain), bias.expand(3, 16))

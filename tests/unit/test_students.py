@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ds_distill.check.machine_memory import fewest_parameters
 from ds_distill.errors import UserError
-from ds_distill.models.load import keep_layers, load_classifier, load_masked_lm
+from ds_distill.models.load import CLASSIFIER, MASKED_LM, keep_layers, load_model
 from ds_distill.models.student import RESIZED, student_of
 from ds_distill.planning.models import planned_model
 from ds_distill.recipe.schema import Sizes, Student
@@ -63,7 +63,8 @@ def test_a_random_student_has_the_sizes_that_were_asked_for(family: str, tmp_pat
     config = student_of(given, student(**SIZES))
     assert given.to_dict() == before
     one, again, other = (
-        load_masked_lm("m", config=config, new_head=True, seed=seed).eval() for seed in (1, 1, 2)
+        load_model(MASKED_LM, "m", config=config, new_head=True, seed=seed).eval()
+        for seed in (1, 1, 2)
     )
     assert {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}.items() <= {
         key: getattr(one.config, key) for key in SIZES if key != "intermediate_size"
@@ -80,7 +81,7 @@ def test_a_random_student_has_the_sizes_that_were_asked_for(family: str, tmp_pat
     (tmp_path / "given").mkdir()
     given.save_pretrained(tmp_path / "given")
     planned = planned_model(
-        "student", str(tmp_path / "given"), student=student(**SIZES), classes=None
+        "student", str(tmp_path / "given"), student=student(**SIZES), head=MASKED_LM, classes=None
     )
     assert planned.parameters == sum(weight.numel() for weight in one.parameters())
     assert fewest_parameters(config) < planned.parameters
@@ -139,7 +140,8 @@ def test_more_layers_than_a_modernbert_says_the_attention_of_are_refused() -> No
 
 def test_the_head_of_a_random_classifier_is_of_the_labels() -> None:
     config = student_of(config_of("bert"), student(hidden_size=24))
-    model = load_classifier(
+    model = load_model(
+        CLASSIFIER,
         "m",
         ["a", "b", "c"],
         config=config,

@@ -20,9 +20,10 @@ from sklearn.metrics import f1_score
 from slow_windows import encode_words, first_tokens, windows_of_text, with_counted
 from transformers import AutoConfig, AutoModelForTokenClassification
 
-from ds_distill.data.batches import Examples, WordCollator, WordTokenCollator, stored_rows
+from ds_distill.data.batches import Collator, Examples, stored_rows
 from ds_distill.data.combined import open_source
 from ds_distill.data.cutting import without_tokens, write_tokens
+from ds_distill.data.rows import word_rows, word_token_rows
 from ds_distill.data.text_windows import TextWindows
 from ds_distill.data.text_windows import prepare as windows_of_texts
 from ds_distill.data.tokenise import TokenTable, tokenise
@@ -225,14 +226,14 @@ ROWS = [
 ]
 
 
-def collator(folder: Path, model: Path, **options: Any) -> tuple[Examples, WordCollator]:
+def collator(folder: Path, model: Path, **options: Any) -> tuple[Examples, Collator]:
     """max_length 6: of the third example `old` and `tiger` are cut off, and U+200B has no token."""
     tokenizer = load_tokenizer(str(model), of_words=True)
     split = with_counted(written(folder, ROWS), [tokenizer], 5)
     tokenise(split, tokenizer, 5, folder / "tokens.arrow")
     examples = Examples.of(split)
-    return examples, WordCollator(
-        examples, {"student": TokenTable(folder / "tokens.arrow", tokenizer)}, **options
+    return examples, Collator(
+        examples, {"student": TokenTable(folder / "tokens.arrow", tokenizer)}, word_rows, **options
     )
 
 
@@ -269,7 +270,7 @@ def test_a_row_per_token_where_all_are_trained(real: dict[str, Any], tmp_path: P
     for name, tokenizer in real.items():
         tokenise(split, tokenizer, 40, tmp_path / f"{name}.arrow")
         table = TokenTable(tmp_path / f"{name}.arrow", tokenizer)
-        batch = WordTokenCollator(examples, {"student": table})(chosen)
+        batch = Collator(examples, {"student": table}, word_token_rows)(chosen)
         view = batch.views["student"]
         expected = torch.full(view.input_ids.shape, -100)
         for row, example in enumerate(chosen):
@@ -285,7 +286,7 @@ def test_a_row_per_token_where_all_are_trained(real: dict[str, Any], tmp_path: P
         assert torch.equal(found, expected), name
         assert len(counted) > examples.words.counted.sum(), "words of several tokens"
         assert torch.equal(batch.keys, examples.keys[chosen][view.example_indices])
-        empty = WordTokenCollator(examples, {"student": table})(chosen[:0])
+        empty = Collator(examples, {"student": table}, word_token_rows)(chosen[:0])
         assert len(empty.labels) > 0 and not any(map(len, empty.row_sets.values()))
 
 
@@ -688,7 +689,7 @@ def test_long_texts_are_scored_as_predict_reads_them(tagger: Tagger, tmp_path: P
     examples = Examples.of(split)
     assert len(examples) > len(rows) + 5
     table = TokenTable(tmp_path / "tokens.arrow", tagger.tokenizer)
-    batch = WordCollator(examples, {"student": table})(np.arange(len(examples)))
+    batch = Collator(examples, {"student": table}, word_rows)(np.arange(len(examples)))
     with torch.no_grad():
         logits = read_signals(tagger._model, batch.views["student"]).logits.numpy()
     kind = TokenClassificationKind(TokenClassification(data={"path": "x"}, max_length=16), TAGS)

@@ -26,8 +26,8 @@ from transformers import (
 from vocabularies import AFTER, BEFORE, BERT, CORPUS, KNOWN, NEW, OLD, UNKNOWN, hostile
 
 from ds_distill.check.models import expansion_mistakes
-from ds_distill.data.batches import Examples
-from ds_distill.data.masking import MaskedLMCollator, Masking
+from ds_distill.data.batches import Collator, Examples
+from ds_distill.data.masking import Masking, masked_rows
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.word_pieces import expand_tokenizer, pieces_of
 from ds_distill.errors import UserError
@@ -61,7 +61,8 @@ def test_no_model_sees_a_word_that_the_teacher_does_not_know(
         tokenise(split, AFTER, 40, file)
         tables = dict.fromkeys(("student", "teacher"), TokenTable(file, AFTER))
         masking = Masking.of(AFTER, 0.3, 0, KNOWN)
-        collate = MaskedLMCollator(Examples.of(split), tables, masking, every_token=every_token)
+        rows = masked_rows(masking, every_token=every_token)
+        collate = Collator(Examples.of(split), tables, rows)
         batch = collate(np.arange(len(texts)))
         true = tables["student"].view(np.arange(len(texts))).input_ids.flatten()
     view = batch.views["teacher"]
