@@ -22,8 +22,8 @@ _KEY = 16
 """Bytes of an example's content key."""
 
 _COMPACT = {1.0: 187, 2.0: 51}
-"""Bytes per token of `compact` at threshold 1e-3, by temperature (docs/codecs.md): of one teacher
-and text, so no more than the right order of size."""
+"""Bytes per token of `compact` at threshold 1e-3, by temperature (docs/studies/codecs.md): of one
+teacher and text, so no more than the right order of size."""
 
 _TOPK = 3
 """Bytes per entry of `topk`, by the same table."""
