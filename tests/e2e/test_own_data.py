@@ -74,7 +74,8 @@ def test_the_page_works_at_the_first_try(recipe: str, tmp_path: Path, ds_distill
         fine_tune_elsewhere(tmp_path / teacher["model"], texts, labels, seed)
     make_tiny_bert(tmp_path / "hub" / settings["student"]["model"], toy_vocabulary())
     (tmp_path / "tickets.yaml").write_text(recipe)
-    local = ["models_folder=hub", "training.learning_rate=1e-2"]  # a tiny student needs that rate
+    tiny = ["training.learning_rate=1e-2", "training.batch_size=8", "training.epochs=8"]
+    local = ["models_folder=hub", *tiny]
     for command in (["check", "tickets.yaml"], ["plan", "tickets.yaml", "--gpu", "h100"]):
         done = ds_distill(*command, *local, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
