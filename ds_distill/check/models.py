@@ -272,14 +272,14 @@ def _token_by_token(recipe: Recipe) -> tuple[str, bool] | None:
     """What in the recipe compares models token by token, if anything does, and whether it compares
     what they say of each entry of a vocabulary, too."""
     found = [
-        (f"{task.location}.type={task.type}", task.over_vocabulary)
+        (f"{task.location}.type={task.type}", task.predicts == "token")
         for task in recipe.tasks_by_name.values()
         if TASKS[task.type].needs.same_tokens
     ]
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         for key, entry, settings in phase.parts():
             if entry.needs_of(settings).same_tokens:
-                found.append((f"phases.{name}.{key}", recipe.task_of(phase).over_vocabulary))
+                found.append((f"phases.{name}.{key}", recipe.task_of(phase).predicts == "token"))
     return max(found, key=lambda one: one[1], default=None)
 
 

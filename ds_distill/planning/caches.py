@@ -100,7 +100,7 @@ def example_bytes(
     states = len(phase.hidden) * config.hidden_size * size
     rows = 1.0 if task.row_share is None else task.row_share * length * task.variants
     codec = phase.codec
-    if task.of_questions and not task.of_words:
+    if task.predicts == "span":
         # Of each window a start and an end, over as many tokens as it may have.
         rows, row = 2.0, float(task.max_length * size)
     elif classes is not None:

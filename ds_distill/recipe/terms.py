@@ -247,7 +247,7 @@ def _token_needs(needs: Needs) -> Needs:
 
 def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Iterator[str]:
     task = context.task
-    if settings.class_weights is not None and (not task.has_classes or task.many_labels):
+    if settings.class_weights is not None and (not task.has_classes or task.predicts == "labels"):
         yield (
             f"{context.location}.class_weights: weighs examples by their one class, and with "
             f"{task.location}.type={task.type} they do not have one. Take the key out."
@@ -256,7 +256,7 @@ def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Ite
 
 def _logit_mse_mistakes(settings: LogitMSELoss, context: Context) -> Iterator[str]:
     task = context.task
-    if task.of_questions and not task.of_words:
+    if task.predicts == "span":
         yield (
             f"{context.location}: takes a mean over classes, and with "
             f"{task.location}.type={task.type} these are the tokens of a window, of which each row "
