@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ds_distill.memory import is_out_of_memory
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import CLASSIFIER, TAGGER, load_model
-from ds_distill.progress import mark_phase
+from ds_distill.process.activity import mark_phase
+from ds_distill.process.memory_errors import is_out_of_memory
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases.evaluate import START
 from ds_distill.recipe.references import resolve_model
