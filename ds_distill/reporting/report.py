@@ -12,6 +12,7 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.curves import HEIGHT, WIDTH, Training
+from ds_distill.reporting.speeds import speeds_of
 from ds_distill.reporting.tables import environment
 from ds_distill.reporting.verdict import (
     NOUNS,
@@ -71,6 +72,7 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
             judge=judge,
             note=settings_note(evaluation),
             metrics=others,
+            speeds=speeds_of(evaluation, results.get("speed")),
             pairs=pairs,
             judged=judged,
             confusions=commonest_confusions(evaluation["models"], judged) if confused else [],

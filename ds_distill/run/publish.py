@@ -21,6 +21,7 @@ from ds_distill.run.events import RunLog, read_events
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.planned import plan_and_truth
 from ds_distill.run.records import read_environment, read_record, read_teacher_scores
+from ds_distill.run.speed import quick_speed
 
 
 def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
@@ -43,6 +44,8 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
         results["teacher_scores"] = read_teacher_scores(folder.teacher_scores)
     if (plan := plan_and_truth(recipe, folder, records)) is not None:
         results["plan"] = plan
+    if (speed := quick_speed(recipe, folder, results, log)) is not None:
+        results["speed"] = speed
     results["verdict"] = verdict(results)
     if chosen is not None:
         number, output = chosen

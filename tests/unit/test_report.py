@@ -77,6 +77,7 @@ def make_evaluation(models, labels, baseline, metric):
     reports = {
         name: {
             "role": role,
+            "parameters": 30_000_000 if role == "teacher" else 10_000_000,
             "to_baseline": difference(accuracy, baseline),
             "examples": SIZE,
             **SCORES,
@@ -487,6 +488,20 @@ def test_the_tasks_metric_is_the_first_column():
     assert "Micro F1 on test" in page and "Micro F1: leave out <none>, b." in page
     [header] = re.findall(r"model\s*role\s*(.*)", page)
     assert header.startswith("micro F1to the baseline95% intervalaccuracymacro F1ECE ↓")
+
+
+def test_the_result_table_says_how_much_smaller_and_faster_a_student_is():
+    results = make_results(ONE_OF_EACH)
+    assert "parameters" in Page(render_report(results)).text, "also of a run that timed nothing"
+    seconds = {"first": 0.02, "second": 0.03, "average": 0.0075}
+    results["speed"] = {
+        "task": "task", "length": 64, "device": "CPU", "threads": 2, "seconds": seconds,
+    }  # fmt: skip
+    text = Page(render_report(results)).text
+    for part in ("30.0 M", "10.0 M (33%)", "7.5 ms", "4.0 times", "not timed", "1.5 times"):
+        assert part in text, part
+    assert "one text of 64 tokens" in text and "2 CPU threads" in text
+    assert "Speed-up against second, the slowest teacher" in text
 
 
 def test_a_page_shows_retention_and_the_median_of_the_classes():
