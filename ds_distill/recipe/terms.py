@@ -167,8 +167,8 @@ class HiddenMSELoss(LayeredTerm, RowTerm):
 
 class CosineLoss(LayeredTerm, RowTerm):
     """Sum over pairs of layers of 1 - cos(H_t, H_s) of each row's states (DistilBERT, of the last
-    ones), of one teacher that is as wide as the student. Twice that is Patient KD's loss, the
-    squared distance of normalised states."""
+    ones), of one teacher; to one of another width a trained map of each pair brings the student's
+    (VE-KD). Twice that is Patient KD's loss, the squared distance of normalised states."""
 
 
 class AttentionSettings(LayeredTerm):
@@ -313,7 +313,7 @@ TERMS: dict[str, TermEntry] = {
             name="cosine",
             settings=CosineLoss,
             implementation="ds_distill.losses.hidden:Cosine",
-            needs=Needs(teachers=1, at_most=1, equal_widths=True),
+            needs=Needs(teachers=1, at_most=1),
             needs_by=_layer_needs,
         ),
         *(
