@@ -137,12 +137,16 @@ class LabelPredictions(Predictions):
 
     def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
         """The F1 of each label; None of one that no example has."""
-        predicted, there = self.indicators()
-        both, either = (predicted & there).sum(axis=0), predicted.sum(axis=0) + there.sum(axis=0)
         return {
-            name: float(2 * both[index] / either[index]) if there[:, index].any() else None
-            for index, name in enumerate(names)
+            name: 2 * right / (predicted + there) if there else None
+            for name, (right, predicted, there) in self.class_counts(names).items()
         }
+
+    def class_counts(self, names: Sequence[str]) -> dict[str, list[int]]:
+        """By label how many examples have it and are predicted to, are predicted to, have it."""
+        predicted, there = self.indicators()
+        counts = np.stack([part.sum(axis=0) for part in (predicted & there, predicted, there)])
+        return dict(zip(names, counts.T.tolist(), strict=True))
 
     def indicators(self) -> tuple[np.ndarray, np.ndarray]:
         """bool [N, L] each: which labels are predicted, and which are there."""

@@ -98,13 +98,14 @@ def confusion_counts(
 def label_report(
     predictions: LabelPredictions, names: Sequence[str], metrics: Mapping[str, Metric[Any]]
 ) -> dict[str, Any]:
-    """Examples, metrics, F1 of each label, reliability: of the probability of each label of each
-    example, which is right where the label is there."""
+    """Examples, metrics, F1 and `class_counts` of each label, reliability: of the probability of
+    each label of each example, which is right where the label is there."""
     known = predictions.labels >= 0
     return {
         "examples": len(predictions),
         **metric_values(predictions, metrics),
         "per_class": predictions.per_class(names),
+        "class_counts": predictions.class_counts(names),
         "reliability": reliability(
             expit(predictions.logits[known].astype(np.float64)), predictions.labels[known] == 1
         ),

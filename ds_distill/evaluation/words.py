@@ -117,17 +117,27 @@ class TagPredictions(Predictions):
         of_examples = np.split(names, self.words.offsets[1:-1])
         return entities([tags.tolist() for tags in of_examples], strict=strict)
 
+    @cached_property
+    def type_counts(self) -> np.ndarray:
+        """How many entities of each type are right, predicted, there: float64 [3, T]; of tags that
+        are none of entities, words."""
+        of_entities = are_entities(self.tags)
+        each = self.entity_counts(strict=False) if of_entities else self.word_counts()
+        found: np.ndarray = each.sum(axis=0)
+        return found
+
     def per_class(self, names: Sequence[str]) -> dict[str, float | None]:
         """The F1 of the entities of each type; None of one that is not there. Of tags that are none
         of entities, the F1 of the words with each tag."""
-        of_entities = are_entities(self.tags)
-        each = self.entity_counts(strict=False) if of_entities else self.word_counts()
-        counts = each.sum(axis=0)
-        values = f1(*counts)
+        values = f1(*self.type_counts)
         return {
-            name: float(values[number]) if counts[2, number] else None
+            name: float(values[number]) if self.type_counts[2, number] else None
             for number, name in enumerate(self.types)
         }
+
+    def class_counts(self, names: Sequence[str]) -> dict[str, list[int]]:
+        """`type_counts` by type."""
+        return dict(zip(self.types, self.type_counts.T.astype(int).tolist(), strict=True))
 
 
 def entities(examples: Sequence[list[str]], *, strict: bool) -> list[set[Entity]]:

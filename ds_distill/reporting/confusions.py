@@ -28,7 +28,7 @@ def commonest_confusions(models: Mapping[str, dict[str, Any]], judged: str) -> l
     models: of an evaluation over classes, by name; judged: the one whose confusions they are.
     """
     names = list(models[judged]["per_class"])
-    counts = {name: _counts(model["confusion"]) for name, model in models.items()}
+    counts = {name: confusion_counts(model["confusion"]) for name, model in models.items()}
     totals = [0] * len(names)
     for (label, _), count in counts[judged].items():
         totals[label] += count
@@ -48,8 +48,11 @@ def commonest_confusions(models: Mapping[str, dict[str, Any]], judged: str) -> l
     ]
 
 
-def _counts(confusion: Any) -> dict[tuple[int, int], int]:
-    """(class, predicted) -> examples, without those that are 0; see `confusion_counts`."""
+def confusion_counts(confusion: Any) -> dict[tuple[int, int], int]:
+    """(class, predicted) -> examples, without those that are 0.
+
+    confusion: as `ds_distill.evaluation.scores.confusion_counts` makes it.
+    """
     if isinstance(confusion, dict):
         cells = zip(confusion["true"], confusion["predicted"], confusion["count"], strict=True)
         return {(label, predicted): count for label, predicted, count in cells}

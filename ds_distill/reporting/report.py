@@ -10,6 +10,7 @@ from markupsafe import Markup
 from ds_distill.evaluation.scores import RELIABILITY_BINS
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.phases import PHASES
+from ds_distill.reporting.by_class import by_class
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.curves import HEIGHT, WIDTH, Training
 from ds_distill.reporting.speeds import speeds_of
@@ -62,6 +63,7 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
     pairs = _pairs(evaluation, results["student"])
     judged = _judged(evaluation, results["student"])
     confused = "confusion" in evaluation["models"][judged]
+    of_classes = evaluation["over"] in NOUNS
     return Markup(  # the template has escaped what it shows
         environment()
         .get_template("evaluation.html.jinja")
@@ -76,6 +78,7 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
             pairs=pairs,
             judged=judged,
             confusions=commonest_confusions(evaluation["models"], judged) if confused else [],
+            by_class=by_class(evaluation["models"], judged) if of_classes else None,
             gaps=any("gap_closed" in row for row in pairs),
             measures=PER_CLASS,
             nouns=NOUNS,

@@ -45,6 +45,7 @@ class Figures(_Part):
 
     examples: Count
     per_class: dict[str, Number | None] = {}
+    class_counts: dict[str, Annotated[list[Count], Field(min_length=3, max_length=3)]] = {}
     reliability: list[Bin] = []
 
 

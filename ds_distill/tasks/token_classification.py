@@ -83,5 +83,6 @@ class TokenClassificationKind(OneLabelKind):
             **word_report(scored),
             **metric_values(scored, self.metrics),
             "per_class": scored.per_class(self.labels),
+            "class_counts": scored.class_counts(self.labels),
             "reliability": reliability(scored.confidence[counted], right),
         }

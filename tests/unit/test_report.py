@@ -12,6 +12,7 @@ from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.scores import build_metric, to_teacher
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.classes import Accuracy
+from ds_distill.reporting.by_class import by_class
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.evaluated import evaluation_tables
 from ds_distill.reporting.report import render_report
@@ -394,7 +395,29 @@ def test_a_page_shows_every_model(students, controls):
         assert text in page.text
     for text in ("always “green”", "+40.0", "+38.0 to +42.0", "30.0%"):
         assert text in page.text, "the baseline"
-    assert page.tags.count("table") == 5
+    assert page.tags.count("table") == 6
+
+
+def test_a_page_sets_the_students_f1_of_each_class_beside_each_teachers():
+    results = make_results({"first": ("teacher", 0.6), "average": ("student", 0.7)})
+    models = results["phases"][-1]["models"]
+    models["first"]["confusion"], models["average"]["confusion"] = (
+        [[8, 2], [0, 0]],
+        [[6, 4], [0, 0]],
+    )
+    found = by_class(models, "average")
+    red, green = found.shown
+    assert (red.scores.examples, red.scores.precision, red.scores.recall) == (10, 1.0, 0.6)
+    assert red.scores.f1 == pytest.approx(2 * 6 / (6 + 10))
+    assert red.differences["first"] == pytest.approx(12 / 16 - 16 / 18)
+    assert (green.scores.precision, green.scores.recall, green.scores.f1) == (0.0, None, None)
+    source = render_report(results)
+    assert "to first" in Page(source).text and 'data-figure="per-class-first"' in source
+    assert "−13.9" in Page(source).text
+    for model in models.values():  # of labels and of entities the record has counts
+        del model["confusion"]
+        model["class_counts"] = {"red": [6, 6, 10], "green": [0, 4, 0]}
+    assert by_class(models, "average").shown[0].scores == red.scores
 
 
 def test_a_page_shows_what_the_student_takes_for_what():
@@ -426,14 +449,16 @@ def test_a_page_without_an_evaluation_says_what_was_done():
 
 def test_a_page_without_students_or_others():
     assert "No student was trained." in page_of({}, shipped=None, evaluated=False).text
-    assert page_of({"average": ("student", 0.7)}).tags.count("table") == 4  # nothing to compare
+    assert page_of({"average": ("student", 0.7)}).tags.count("table") == 5  # nothing to compare
 
 
 def test_a_class_without_examples_is_named_as_one():
     results = make_results(ONE_OF_EACH)
     for model in results["phases"][-1]["models"].values():
         model["per_class"]["green"] = None
-    assert Page(render_report(results)).text.count("none") == len(ONE_OF_EACH) + 1  # explained
+    text = Page(render_report(results)).text
+    part = text[text.index("Per class") : text.index("Reliability")]
+    assert part.count("none") == len(ONE_OF_EACH) + 1  # explained
 
 
 def test_names_are_escaped():
@@ -468,9 +493,10 @@ def test_no_table_is_wider_than_a_page():
     models = {f"teacher-{number}": ("teacher", 0.5) for number in range(23)}
     source = render_report(make_results({**models, "average": ("student", 0.7)}, labels=labels))
     rows = re.findall(r"<tr.*?</tr>", source, re.DOTALL)
-    assert max(len(re.findall(r"<t[hd]", row)) for row in rows) == 9
+    assert max(len(re.findall(r"<t[hd]", row)) for row in rows) == 10
+    of_all = source[source.index("<h2>Per class") :]
     for label in labels:
-        assert source.count(f"<td>{label}</td>") == 3, "24 models: three tables of eight"
+        assert of_all.count(f"<td>{label}</td>") == 3, "24 models: three tables of eight"
 
 
 def test_two_students_are_compared_once_and_the_shipped_one_comes_first():
@@ -532,7 +558,8 @@ def test_a_page_of_labels_has_no_accuracy():
 
 def test_a_page_has_a_figure_of_reliability_for_each_model():
     source = render_report(make_results(ONE_OF_EACH))
-    assert source.count("<svg") == len(ONE_OF_EACH) == source.count("<circle") / 2
+    figures = source.count('data-figure="reliability-')
+    assert figures == len(ONE_OF_EACH) == source.count("<circle") / 2
     assert 'cx="95.0" cy="50.0" r="6.0"' in source, "a quarter of the predictions: 1.5 + 9 / 2"
 
 
@@ -633,9 +660,8 @@ def test_of_thousands_of_classes_a_page_shows_the_worst_and_the_best():
     for model in record["models"].values():
         model["per_class"] = {label: (n * 7 % 2_000) / 2_000 for n, label in enumerate(labels)}
         model["per_class"][labels[500]] = None
-    page = Page(render_report(results))
-    shown, folded = page.text.split("1,980 more")
-    shown = shown.split("Per class")[1]
+    text = Page(render_report(results)).text
+    shown, folded = text[text.index("Per class") :].split("1,980 more")
     in_order = sorted(range(2_000), key=lambda n: n * 7 % 2_000)
     for number in (*in_order[:10], *in_order[-10:]):
         assert f"class {number}." in shown and f"class {number}." not in folded
