@@ -1,0 +1,113 @@
+"""What each phase of a recipe finds, against plain walks backwards over the phases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.lineage import model_at, steps, trained_on
+from ds_distill.recipe.load import validate
+
+TEACHERS, TASKS, SPLITS = ("a", "b"), ("one", "other"), ("train", "validation")
+NAMES = ("student", *TEACHERS, "made", "kept", "nobody")
+NAME, MADE = st.sampled_from(NAMES), st.sampled_from(NAMES[3:5])
+OF = {"task": st.sampled_from(TASKS), "split": st.sampled_from(SPLITS)}
+LOSSES = st.just({"cross_entropy": {}})
+FOLLOW = {"follow": st.lists(NAME, min_size=1, max_size=2, unique=True) | st.none()}
+
+
+def phase(kind: str, **keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({kind: st.fixed_dictionaries({**OF, **keys})})
+
+
+PHASE = st.one_of(
+    phase("fine-tune", models=st.lists(NAME, min_size=1, max_size=2, unique=True)),
+    phase("fine-tune", models=NAME, save_as=MADE),
+    phase("distil", start=NAME, save_as=MADE | st.none(), losses=LOSSES, **FOLLOW),
+    phase("distil", start=NAME, routing=st.just(["average", "random"]), losses=LOSSES),
+    phase("expand-vocabulary", start=NAME, save_as=MADE, size=st.sampled_from([100, 200])),
+    phase("evaluate"),
+)
+PHASES = st.lists(PHASE, min_size=1, max_size=8)
+
+
+def recipe_of(phases: list[dict[str, Any]]) -> Recipe:
+    model = {"model": "some/model"}
+    task = {"type": "masked-lm", "data": {"path": "data"}}
+    return validate(
+        Recipe,
+        {
+            "name": "lineage",
+            "tasks": dict.fromkeys(TASKS, task),
+            "teachers": dict.fromkeys(TEACHERS, model),
+            "student": model,
+            "phases": phases,
+        },
+    )
+
+
+def last_that_made(recipe: Recipe, name: str, number: int) -> int | None:
+    earlier = [at for at in range(number) if name in recipe.phases[at].outputs]
+    return max(earlier, default=None)
+
+
+def origin(recipe: Recipe, name: str, number: int) -> str:
+    made_by = last_that_made(recipe, name, number)
+    if made_by is None:
+        return name
+    return origin(recipe, recipe.phases[made_by].start_of(name), made_by)
+
+
+def vocabulary(recipe: Recipe, name: str, number: int) -> int | None:
+    made_by = last_that_made(recipe, name, number)
+    if made_by is None:
+        return None
+    made = recipe.phases[made_by]
+    return made.vocabulary or vocabulary(recipe, made.start_of(name), made_by)
+
+
+def seen(recipe: Recipe, name: str, number: int) -> set[tuple[str, str]]:
+    made_by = last_that_made(recipe, name, number)
+    if made_by is None:
+        return set()
+    made = recipe.phases[made_by]
+    here = {(recipe.task_name(made), split) for split in made.learns_from}
+    return here | seen(recipe, made.start_of(name), made_by)
+
+
+@given(phases=PHASES)
+def test_a_model_is_what_the_last_phase_that_made_it_left(phases: list[dict[str, Any]]) -> None:
+    recipe = recipe_of(phases)
+    for number in range(len(phases) + 1):
+        for name in (*NAMES, "average", "random"):
+            made_by = last_that_made(recipe, name, number)
+            model = model_at(recipe, name, number)
+            assert model.name == name and model.made_by == made_by
+            assert model.head == (None if made_by is None else phases_task(phases[made_by]))
+            assert model.origin == origin(recipe, name, number)
+            assert model.vocabulary == vocabulary(recipe, name, number)
+            assert model.seen == seen(recipe, name, number)
+            if number < len(phases):
+                assert steps(recipe)[number].model(name) == model
+
+
+def phases_task(phase: dict[str, Any]) -> str:
+    [settings] = phase.values()
+    return str(settings["task"])
+
+
+# beside the walks that go
+@given(phases=PHASES)
+def test_it_is_what_the_walks_say(phases: list[dict[str, Any]]) -> None:
+    recipe = recipe_of(phases)
+    for number in range(len(phases) + 1):
+        for name in (*NAMES, "average", "random"):
+            model = model_at(recipe, name, number)
+            assert model.origin == recipe.origin(name, number)
+            assert model.vocabulary == recipe.vocabulary(name, number)
+    for task in TASKS:
+        for split in SPLITS:
+            assert trained_on(recipe, task, split) == recipe.trained_on(task, split)
