@@ -20,7 +20,7 @@ from ds_distill.planning.models import PlannedModel, planned_model
 from ds_distill.planning.placements import Job, Placements
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.lineage import model_at
+from ds_distill.recipe.lineage import model_at, steps
 from ds_distill.recipe.phases import Cache, Distil
 from ds_distill.recipe.phases.base import TrainingPhase, training_name
 from ds_distill.recipe.tasks import TASKS
@@ -262,10 +262,6 @@ class Planner:
 
     def _cache_for(self, number: int, phase: Distil) -> Cache:
         """The cache phase that a distil phase would read; the default one where there is none."""
-        recipe, task = self.recipe, self.recipe.task_name(phase)
-        for earlier in reversed(recipe.phases[:number]):
-            here = recipe.task_name(earlier) == task
-            here = here and {*recipe.teachers_of(phase)} <= {*recipe.teachers_of(earlier)}
-            if here and isinstance(earlier, Cache) and phase.split in earlier.splits:
-                return earlier
+        for _, cache in steps(self.recipe)[number].caches(phase.split):
+            return cache
         return Cache(splits=[phase.split], task=phase.task, follow=phase.follow)

@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import model_at, steps, trained_on
 from ds_distill.recipe.load import validate
+from ds_distill.recipe.phases import Cache, Expertise
 
 TEACHERS, TASKS, SPLITS = ("a", "b"), ("one", "other"), ("train", "validation")
 NAMES = ("student", *TEACHERS, "made", "kept", "nobody")
 NAME, MADE = st.sampled_from(NAMES), st.sampled_from(NAMES[3:5])
 OF = {"task": st.sampled_from(TASKS), "split": st.sampled_from(SPLITS)}
-LOSSES = st.just({"cross_entropy": {}})
-FOLLOW = {"follow": st.lists(NAME, min_size=1, max_size=2, unique=True) | st.none()}
+LOSSES: st.SearchStrategy[Any] = st.just({"cross_entropy": {}})
+# those that are there from the start
+FOLLOW = {
+    "follow": st.lists(st.sampled_from(NAMES[:3]), min_size=1, max_size=2, unique=True) | st.none()
+}
 
 
 def phase(kind: str, **keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -30,8 +34,21 @@ PHASE = st.one_of(
     phase("distil", start=NAME, routing=st.just(["average", "random"]), losses=LOSSES),
     phase("expand-vocabulary", start=NAME, save_as=MADE, size=st.sampled_from([100, 200])),
     phase("evaluate"),
+    phase("expertise", states=st.booleans()),
+    st.fixed_dictionaries(
+        {
+            "cache": st.fixed_dictionaries(
+                {
+                    "task": st.sampled_from(TASKS),
+                    "splits": st.lists(st.sampled_from(SPLITS), max_size=2, unique=True),
+                    "hidden": st.sampled_from([[], [-1]]),
+                    **FOLLOW,
+                }
+            )
+        }
+    ),
 )
-PHASES = st.lists(PHASE, min_size=1, max_size=8)
+PHASES = st.lists(PHASE, min_size=1, max_size=10)
 
 
 def recipe_of(phases: list[dict[str, Any]]) -> Recipe:
@@ -109,3 +126,40 @@ def test_those_trained_on_a_split_come_in_the_order_of_their_first_training(
         for split in SPLITS:
             on = [name for name in names if (task, split) in seen(recipe, name, len(phases))]
             assert trained_on(recipe, task, split) == on
+
+
+def versions(recipe: Recipe, number: int) -> dict[str, int | None]:
+    """Of each model as phase `number` finds it: which phase made it."""
+    return {name: last_that_made(recipe, name, number) for name in NAMES}
+
+
+def held(recipe: Recipe, number: int, split: str) -> int | None:
+    """The cache phase that phase `number` would read."""
+    found, reader = None, recipe.phases[number]
+    now = versions(recipe, number)
+    for at, phase in enumerate(recipe.phases[:number]):
+        if isinstance(phase, Cache) and phase.task == reader.task and split in phase.splits:
+            has = {n for n in recipe.teachers_of(phase) if versions(recipe, at)[n] == now[n]}
+            found = at if has >= {*recipe.teachers_of(reader)} else found
+    return found
+
+
+@given(phases=PHASES)
+def test_what_is_kept_of_teachers_counts_while_they_are_as_they_were(
+    phases: list[dict[str, Any]],
+) -> None:
+    recipe = recipe_of(phases)
+    for step in steps(recipe):
+        now, fits, states = versions(recipe, step.number), None, False
+        for split in SPLITS:
+            at = held(recipe, step.number, split)
+            assert step.held(split) is (None if at is None else recipe.phases[at])
+        for at, phase in enumerate(recipe.phases[: step.number]):
+            if isinstance(phase, Expertise) and phase.task == step.task_name:
+                then = versions(recipe, at)
+                fits = at if all(then[name] == now[name] for name in TEACHERS) else None
+                cache = held(recipe, at, phase.split)
+                kept: Any = None if cache is None else recipe.phases[cache]
+                states = phase.states and (kept is None or kept.hidden == [-1])
+        assert (None if step.expertise is None else step.expertise.number) == fits
+        assert step.fitted_states == (fits is not None and states)
