@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ds_distill.phases.evaluate import models_to_evaluate
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import model_at, steps, trained_on
 from ds_distill.recipe.load import validate
@@ -163,3 +164,12 @@ def test_what_is_kept_of_teachers_counts_while_they_are_as_they_were(
                 states = phase.states and (kept is None or kept.hidden == [-1])
         assert (None if step.expertise is None else step.expertise.number) == fits
         assert step.fitted_states == (fits is not None and states)
+
+
+def test_a_model_is_evaluated_on_the_task_that_made_it_last() -> None:
+    trained = {"models": "student", "save_as": "made", "task": "one"}
+    grown = {"start": "made", "save_as": "made", "size": 100, "task": "other"}
+    tests = [{"evaluate": {"task": task}} for task in TASKS]
+    recipe = recipe_of([{"fine-tune": trained}, *tests, {"expand-vocabulary": grown}, *tests])
+    found = [models_to_evaluate(recipe, number).get("made") for number in (1, 2, 4, 5)]
+    assert found == ["control", None, None, "control"]
