@@ -25,10 +25,16 @@ from ds_distill.reporting.verdict import (
 )
 
 
-def render_report(results: dict[str, Any], trainings: Sequence[Training] = ()) -> str:
+def render_report(
+    results: dict[str, Any],
+    trainings: Sequence[Training] = (),
+    *,
+    loading: Sequence[str] = (),
+    recipe: str = "",
+) -> str:
     """The HTML page of a run's results (the content of results.json).
 
-    trainings: how they went, see `trainings_of`.
+    trainings: how they went, see `trainings_of`. loading: see `how_to_load`. recipe: its YAML.
     """
     comparison, evaluations = _last_comparison(results), last_evaluations(results)
     return (
@@ -46,6 +52,8 @@ def render_report(results: dict[str, Any], trainings: Sequence[Training] = ()) -
             nouns=NOUNS,
             expansions=[r for r in results["phases"] if PHASES[r["kind"]].makes == "start"],
             trainings=trainings,
+            loading=loading,
+            recipe=recipe,
             width=WIDTH,
             height=HEIGHT,
             teachers=[_teacher_score(one) for one in results.get("teacher_scores", [])],
