@@ -89,9 +89,9 @@ _MODULES = {
     "UserError": "errors",
     "check_recipe": "check.recipe:check_all",
     "content_keys": "keys",
-    "evaluate": "evaluation.evaluate",
+    "evaluate": "evaluation.classifier",
     "load_recipe": "recipe",
-    "predict": "prediction",
+    "predict": "predict.prediction",
     "read_signals": "models.encoder",
     "run_recipe": "run.run_recipe",
 }

@@ -30,7 +30,8 @@ def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
     config = load_config(reference.model, reference.revision)
     commit = getattr(config, "_commit_hash", None)
     # Not in all: caches of other teachers are as they were before states were pooled.
-    pooling = {"pooling": "mean"} if run.task.of_texts and pools_all_tokens(config) else {}
+    of_texts = run.task.rows == "text" and run.task.has_labels
+    pooling = {"pooling": "mean"} if of_texts and pools_all_tokens(config) else {}
     return {
         **pooling,
         "weights": weights_fingerprint(reference.model, commit),

@@ -16,7 +16,7 @@ from ds_distill.types import LACKING
 
 MUCH = 0.1
 """The lost share of a teacher's signals above which a build warns: chosen between the two shares
-that were measured with students (docs/codecs.md), 2% and 60%."""
+that were measured with students (docs/studies/codecs.md), 2% and 60%."""
 
 _EXAMPLES = 32
 _ROWS = 256

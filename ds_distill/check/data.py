@@ -93,9 +93,9 @@ class Data:
 
     @cached_property
     def _class_counts(self) -> dict[str, np.ndarray]:
-        if not self.task.has_classes or self.task.of_questions:
+        if not self.task.has_classes or self.task.rows == "question":
             return {}
-        classes, many = len(self.source.labels), self.task.many_labels
+        classes, many = len(self.source.labels), self.task.predicts == "labels"
         counts = {s: class_counts(d, classes, many_labels=many) for s, d in self._read.items()}
         return {split: found for split, found in counts.items() if found is not None}
 
@@ -170,7 +170,8 @@ class Data:
     def _pairs(self) -> Iterator[str]:
         """Pairs of texts, where long texts are to be split."""
         for split, data in self._read.items():
-            if self.task.can_split and not self.task.cuts and "text_b" in data.column_names:
+            split_up = self.task.predicts == "token" and not self.task.cuts
+            if split_up and "text_b" in data.column_names:
                 at = self.task.location
                 yield (
                     f"{at}.long=split: the examples of split {split!r} are pairs of texts, and "
@@ -198,7 +199,7 @@ class Data:
         self, labels: list[str], configs: dict[str, PreTrainedConfig]
     ) -> Iterator[str]:
         """Teachers that run without training must have a head of the task already."""
-        recipe, many = self.recipe, self.task.many_labels
+        recipe, many = self.recipe, self.task.predicts == "labels"
         mistakes: dict[str, list[str]] = {}  # what is wrong -> teachers
         maps: dict[str, LabelMap | None] = {}
         for name, first in untrained_teachers(recipe, self.task_name).items():
@@ -250,9 +251,8 @@ class Data:
         if tokenizer is None or not self.task.cuts:
             return
         at, most = self.task.location, self.task.max_length
-        fix = f"Raise {at}.max_length" + (
-            f", or split long texts with {at}.long=split." if self.task.can_split else "."
-        )
+        split_up = f", or split long texts with {at}.long=split"
+        fix = f"Raise {at}.max_length{split_up if self.task.predicts == 'token' else ''}."
         for split, data in self._read.items():
             share = share_cut(data, tokenizer, most)
             if share >= WORTH_A_NOTE:

@@ -63,7 +63,7 @@ def partial_mistakes(
 
 def class_mistakes(recipe: Recipe, task: str, labels: list[str]) -> Iterator[str]:
     """Policies that are not fitted on so many classes."""
-    reasons = {} if recipe.tasks_by_name[task].many_labels else not_fitted(len(labels))
+    reasons = {} if recipe.tasks_by_name[task].predicts == "labels" else not_fitted(len(labels))
     for name, phase in _phases_of(recipe, task):
         for key, entry, _ in phase.parts():
             if isinstance(entry, PolicyEntry) and entry.name in reasons:
@@ -97,7 +97,7 @@ def label_notes(
     """
     notes = []
     maps = {}
-    many = recipe.tasks_by_name[task].many_labels
+    many = recipe.tasks_by_name[task].predicts == "labels"
     for name, config in configs.items():
         names, teacher = class_names(config), recipe.teachers[name]
         maps[name] = found = label_map(

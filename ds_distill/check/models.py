@@ -68,7 +68,7 @@ class Models:
         compares = _token_by_token(self.recipe)
         if compares is not None:
             found += vocabulary_mistakes(self._vocabularies, *compares)
-        found += [*_reported(self._shape), *self._widths(), *self._layer_maps()]
+        found += [*_reported(self._shape), *self._layer_maps()]
         found += [*self._attention(), *self._hidden_words()]
         return [*found, *_reported(self._expanded), *self._shared_heads()]
 
@@ -158,18 +158,6 @@ class Models:
                 at = f"teachers.{teacher}" if teacher in recipe.teachers else f"model {teacher!r}"
                 for student in own if other is not None else ():
                     yield name, phase, configs[student], at, other
-
-    def _widths(self) -> Iterator[str]:
-        """Teachers whose states are compared with the student's, and are not as wide."""
-        for name, phase, own, teacher, config in self._taught():
-            for key, entry, settings in phase.parts():
-                equal = entry.needs_of(settings).equal_widths
-                if equal and config.hidden_size != own.hidden_size:
-                    yield (
-                        f"phases.{name}.{key}: {entry.name} compares hidden states one to one; "
-                        f"those of {teacher} are {config.hidden_size} wide and the "
-                        f"student's {own.hidden_size}. Take {entry.name} out, or choose others."
-                    )
 
     def _layer_maps(self) -> Iterator[str]:
         """Terms that compare layers which the models do not have."""
@@ -272,14 +260,14 @@ def _token_by_token(recipe: Recipe) -> tuple[str, bool] | None:
     """What in the recipe compares models token by token, if anything does, and whether it compares
     what they say of each entry of a vocabulary, too."""
     found = [
-        (f"{task.location}.type={task.type}", task.over_vocabulary)
+        (f"{task.location}.type={task.type}", task.predicts == "token")
         for task in recipe.tasks_by_name.values()
         if TASKS[task.type].needs.same_tokens
     ]
     for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
         for key, entry, settings in phase.parts():
             if entry.needs_of(settings).same_tokens:
-                found.append((f"phases.{name}.{key}", recipe.task_of(phase).over_vocabulary))
+                found.append((f"phases.{name}.{key}", recipe.task_of(phase).predicts == "token"))
     return max(found, key=lambda one: one[1], default=None)
 
 

@@ -122,11 +122,11 @@ def _other_kind(needs: Needs, task: TaskSettings) -> tuple[str, str] | None:
     for such tasks."""
     if needs.classes and not task.has_classes:
         return "works by class", "has no classes"
-    if needs.distributions and task.has_numbers:
+    if needs.distributions and task.predicts == "number":
         return "is of distributions over classes or tokens", "has numbers in their place"
-    if needs.every_token and not task.over_vocabulary:
+    if needs.every_token and task.predicts != "token":
         return "is of every token of a text", "has other rows: what its labels are of"
-    if needs.numbers and not task.has_numbers:
+    if needs.numbers and task.predicts != "number":
         return "is of numbers", "has none: models predict distributions"
     return None
 
@@ -169,7 +169,7 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
         mixed |= isinstance(entry, PolicyEntry) and not entry.keeps_lone_teacher
         if needs.every_token and not unmet:
             of_tokens.append(here.location)
-    if held is not None and mixed and context.task.over_vocabulary:
+    if held is not None and mixed and context.task.predicts == "token":
         yield from _mixing_mistakes(context, held)
     if mixed:
         yield from (_of_mixed_tokens(location, context) for location in of_tokens)
@@ -234,7 +234,7 @@ def _cache_mistakes(
             f"{split!r} holds logits alone. Set hidden: [-1] in its cache phase, or states: false "
             "in the expertise phase for a gate of logits."
         )
-    if not context.task.over_vocabulary:  # logits of classes, and numbers, are stored as they are
+    if context.task.predicts != "token":  # logits of classes, and numbers, are stored as they are
         return
     codec = CODECS[held.codec.name]
     if codec.keeps_logits:

@@ -80,7 +80,7 @@ def cache_compare(
     loaded = given.load()
     numbers = _cache_phases(loaded)
     tasks = {number: loaded.task_of(loaded.phases[number]) for number in numbers}
-    number = next((number for number, task in tasks.items() if task.over_vocabulary), None)
+    number = next((number for number, task in tasks.items() if task.predicts == "token"), None)
     if number is None:
         raise UserError(
             f"{given.recipe}: codecs are for distributions over a vocabulary, but the task's type "

@@ -185,11 +185,11 @@ class _Other:
         self._name, self._split, self._combined = name, split, combined
         self._key = f"task.data.splits.{name}" + ("" if number is None else f".{number}")
         self._labelled = task.has_labels and split.labels != "none" and split.randomise is None
-        if (task.has_numbers or task.of_questions) and isinstance(split.labels, dict):
-            what = "numbers" if task.has_numbers else "answers"
+        no_names = {"number": "numbers", "span": "answers", "spans": "answers"}.get(task.predicts)
+        if no_names is not None and isinstance(split.labels, dict):
             raise UserError(
                 f"{self._key}.labels: maps labels to this task's, and with task.type={task.type} "
-                f"they are {what}. Take the key out, or read no labels with "
+                f"they are {no_names}. Take the key out, or read no labels with "
                 f"{self._key}.labels=none."
             )
         data = task.data.model_copy(
@@ -201,17 +201,17 @@ class _Other:
                 **{"folds": None, "per_class": {}, "limit": {}},
             }
         )
-        if (task.of_words or task.of_questions) and split.randomise is not None:
-            what = "questions with a context" if task.of_questions else "lists of words"
+        if task.rows != "text" and split.randomise is not None:
+            what = "questions with a context" if task.rows == "question" else "lists of words"
             raise UserError(
                 f"{self._key}.randomise: random texts are no {what}, which "
                 f"task.type={task.type} needs. Take the key out."
             )
-        maps = task.has_classes and not task.of_questions
+        maps = task.has_classes and task.rows != "question"
         there = (
             task.model_copy(update={"data": data, **({"labels": None} if maps else {})})
-            if self._labelled or task.of_questions
-            else (Untagged if task.of_words else MaskedLM)(data=data)  # reads no labels
+            if self._labelled or task.rows == "question"
+            else (Untagged if task.rows == "words" else MaskedLM)(data=data)  # reads no labels
         )
         with self._located():
             self._source = source_at(there)
@@ -237,14 +237,14 @@ class _Other:
             if self._split.randomise is not None:
                 folder = self._combined.cache_folder
                 return with_marks(randomised(data, self._split.randomise, folder), folder)
-            if self._combined.task.of_questions:
+            if self._combined.task.rows == "question":
                 return data if self._labelled else _without_answers(data)
-            if self._combined.task.of_words:
+            if self._combined.task.rows == "words":
                 return self._with_tags(data) if self._labelled and has_labels(data) else data
             labels = np.asarray(data.with_format("numpy")["label"][:])
             if not self._labelled:
                 return _with_labels(data, np.full(len(data), -1, dtype=np.int64))
-            if not has_labels(data) or self._combined.task.has_numbers:
+            if not has_labels(data) or self._combined.task.predicts == "number":
                 return data
             theirs = self._source.labels
         labels = self._mapped(labels, theirs)

@@ -30,7 +30,7 @@ class DocstringSource(Source):
         super().__init__(task, cache_folder)
         data = task.data
         packages = docstrings.parse_packages(data.path)
-        if task.many_labels or task.of_words or task.has_numbers or task.of_questions:
+        if task.rows != "text" or task.predicts in ("labels", "number"):
             raise UserError(
                 f"task.type={task.type}: a docstring has one label, its package. Take "
                 "task.type=single-label, or other data."

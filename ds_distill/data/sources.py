@@ -118,7 +118,7 @@ class Source(ABC):
         cap = self.task.data.per_class.get(split)
         hidden = "class" in data.column_names
         if cap is not None:
-            if self.task.many_labels or self.task.of_words:
+            if self.task.predicts == "labels" or self.task.of_words:
                 has = "has one for each word" if self.task.of_words else "has any number of them"
                 raise UserError(
                     f"task.data.per_class.{split}: caps the examples of each class, and with "
@@ -268,9 +268,9 @@ class ReaderSource(Source):
         reader = self._reader(split)
         columns = self._columns(reader)
         present = reader.columns()
-        if self.task.of_questions:
+        if self.task.rows == "question":
             return self._questions(reader)
-        of_words = self._word_columns(reader) if self.task.of_words else None
+        of_words = self._word_columns(reader) if self.task.rows == "words" else None
         for key in ("tokens",) if of_words else ("text", "text_b"):
             name = of_words.words if of_words else getattr(columns, key)
             if name is not None and name not in present:
@@ -278,7 +278,7 @@ class ReaderSource(Source):
         label_column = self._label_column(reader)
         labels = self.labels if label_column in present else []
         class_names = reader.label_names(label_column)
-        many, numbers = self.task.many_labels, self.task.has_numbers
+        many, numbers = self.task.predicts == "labels", self.task.predicts == "number"
         state = [VERSION, reader.fingerprint(), _named(columns), labels, class_names]
         state += ["words"] if of_words else ["many labels"] if many else []
         state += ["numbers"] if numbers else []
@@ -299,7 +299,7 @@ class ReaderSource(Source):
             name = getattr(columns, key)
             if name not in reader.columns():
                 raise _missing_column(reader, key, name)
-        any_number = self.task.of_words
+        any_number = self.task.predicts == "spans"
         state = [VERSION, reader.fingerprint(), _named(columns), "contexts"]
         state += ["any number"] if any_number else []
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
@@ -314,9 +314,9 @@ class ReaderSource(Source):
 
     def _label_key(self, reader: Reader) -> str:
         """The key of `columns` that names the labels' column."""
-        if self.task.of_questions:
+        if self.task.rows == "question":
             return "answers"
-        if not self.task.of_words:
+        if self.task.rows == "text":
             return "label"
         return "spans" if self._word_columns(reader).in_text else "tags"
 
@@ -332,9 +332,8 @@ class ReaderSource(Source):
             reader = self._reader(split)
             columns = self._columns(reader)
             names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
-            of_lists = self.task.of_words and not self.task.of_questions
-            of_words = self._word_columns(reader) if of_lists else None
-            if self.task.of_questions:
+            of_words = self._word_columns(reader) if self.task.rows == "words" else None
+            if self.task.rows == "question":
                 names = [columns.question, columns.context]
             rows = reader.rows([of_words.words] if of_words else names)
             while left and (batch := list(islice(rows, BATCH))):

@@ -27,11 +27,35 @@ class LayeredTerm(Term):
 
     label_rows = None
 
-    def __init__(self, settings: LayeredSettings, pairs: Mapping[str, Pairs]) -> None:
-        """pairs: by teacher."""
+    def __init__(
+        self,
+        settings: LayeredSettings,
+        pairs: Mapping[str, Pairs],
+        widths: Mapping[str, tuple[int, int]] = DEFAULTS,
+    ) -> None:
+        """pairs: by teacher. widths: of the student's states and of the teacher's, of those to
+        which a trained map brings the student's, one for each pair."""
         super().__init__(settings)
         self.pairs = pairs
         self.reads = self.of_layers({own for each in pairs.values() for own, _ in each})
+        self.projections = NamedModules(
+            {
+                _of_pair(name, pair): nn.Linear(own, other, bias=False)
+                for name, (own, other) in widths.items()
+                for pair in pairs[name]
+            }
+        )
+
+    def student_state(self, student: Signals, teacher: str, pair: tuple[int, int]) -> torch.Tensor:
+        """The student's states of a pair, [k, H], as wide as the teacher's."""
+        state, name = student.hidden[pair[0]], _of_pair(teacher, pair)
+        return self.projections[name](state) if name in self.projections else state
+
+    def idle(self, student: Signals) -> torch.Tensor:
+        if not len(self.projections):
+            return super().idle(student)
+        every = [(name, pair) for name, pairs in self.pairs.items() for pair in pairs]
+        return torch.stack([self.student_state(student, *one).sum() for one in every]).sum()
 
     def of_layers(self, layers: Collection[int]) -> Reads:
         """What it asks of a model, of some of its layers."""
@@ -71,14 +95,8 @@ class HiddenMSE(LayeredTerm):
         """
         settings = HiddenMSELoss.model_validate(settings)
         depths = {name: teacher_depths.get(name, 0) for name in teacher_widths}
-        super().__init__(settings, _pairs_of(settings, student_depth, depths))
-        self.projections = NamedModules(
-            {
-                _of_pair(name, pair): nn.Linear(student_width, width, bias=False)
-                for name, width in teacher_widths.items()
-                for pair in self.pairs[name]
-            }
-        )
+        widths = {name: (student_width, width) for name, width in teacher_widths.items()}
+        super().__init__(settings, _pairs_of(settings, student_depth, depths), widths)
 
     @classmethod
     def build(cls, settings: HiddenMSELoss, inputs: TermInputs) -> HiddenMSE:
@@ -103,28 +121,22 @@ class HiddenMSE(LayeredTerm):
             if name not in teachers:
                 raise ValueError(f"hidden_mse projects to teacher {name!r}, which the batch lacks")
             for own, other in pairs:
-                projected = self.projections[_of_pair(name, (own, other))](student.hidden[own])
+                projected = self.student_state(student, name, (own, other))
                 wanted = _state("hidden_mse", name, teachers[name], other).float()
                 total = total + (projected.float() - wanted).square().mean(dim=-1)
         return self.tolerated(self.weight * total)
 
-    def idle(self, student: Signals) -> torch.Tensor:
-        sums = [
-            self.projections[_of_pair(name, pair)](student.hidden[pair[0]]).sum()
-            for name, pairs in self.pairs.items()
-            for pair in pairs
-        ]
-        return torch.stack(sums).sum()
-
 
 def _of_pair(teacher: str, pair: tuple[int, int]) -> str:
     """The name of a projection: no recipe has a teacher of such a name."""
-    return teacher if pair == (-1, -1) else f"{teacher}={pair[0]}-{pair[1]}"
+    of_last = teacher or "lone"
+    return of_last if pair == (-1, -1) else f"{teacher}={pair[0]}-{pair[1]}"
 
 
 class Cosine(LayeredTerm):
-    """sum over pairs (i, j) of 1 - cos(H_t[j], H_s[i]) on the states of each row, with one teacher
-    that is as wide: of the last layers DistilBERT's (Sanh et al. 2019).
+    """sum over pairs (i, j) of 1 - cos(H_t[j], H_s[i]) on the states of each row, with one teacher:
+    of the last layers DistilBERT's (Sanh et al. 2019). To a teacher of another width a trained map
+    W of each pair brings them, 1 - cos(H_t[j], W H_s[i]) (VE-KD, Gao et al. 2024, appendix D).
 
     Twice this is Patient KD's loss (Sun et al. 2019, equation 7), the sum over pairs of
     ||H_s[i] / ||H_s[i]|| - H_t[j] / ||H_t[j]||||^2, of [CLS] states where rows are examples.
@@ -135,18 +147,23 @@ class Cosine(LayeredTerm):
         settings: CosineLoss | Mapping[str, Any] = DEFAULTS,
         student_depth: int = 0,
         teacher_depth: int = 0,
+        widths: tuple[int, int] | None = None,
     ) -> None:
         """
         settings: as a recipe has them, e.g. {"weight": 0.5}.
         student_depth, teacher_depth: numbers of layers. For `layers: last` not needed.
+        widths: hidden sizes of the student and of the teacher, where they differ.
         """
         settings = CosineLoss.model_validate(settings)
-        super().__init__(settings, {"": settings.pairs(student_depth, teacher_depth)})
+        pairs = {"": settings.pairs(student_depth, teacher_depth)}
+        super().__init__(settings, pairs, {} if widths is None else {"": widths})
 
     @classmethod
     def build(cls, settings: CosineLoss, inputs: TermInputs) -> Cosine:
         [depth] = inputs.teacher_depths.values() or [0]
-        return cls(settings, inputs.student_depth, depth)
+        [width] = inputs.teacher_widths.values() or [inputs.student_width]
+        widths = (inputs.student_width, width) if width != inputs.student_width else None
+        return cls(settings, inputs.student_depth, depth, widths)
 
     def teacher_reads(self, teacher: str) -> Reads:
         return super().teacher_reads("")
@@ -159,7 +176,7 @@ class Cosine(LayeredTerm):
         batch: Batch,
     ) -> torch.Tensor:
         student, teachers, _ = self.at_rows(student, teachers, None, batch)
-        states = [student.hidden[own] for own, _ in self.pairs[""]]
+        states = [self.student_state(student, "", pair) for pair in self.pairs[""]]
         wanted = [_lone_state("cosine", teachers, other) for _, other in self.pairs[""]]
         losses = masked_cosine(states, wanted, weight=self.weight, reduction="none")
         return self.tolerated(losses.sum(dim=0))

@@ -71,7 +71,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     given = at(signals, torch.from_numpy(rows)), examples.labels[rows], examples.keys[owners]
     how: dict[str, Any] = {"seed": run.recipe.seed, "group_keys": examples.group_keys[owners]}
     fitted: Fitted | FittedByLabel
-    if run.task.many_labels:
+    if run.task.predicts == "labels":
         with run.log.bar("fits routing", len(run.labels)) as bar:
             fitted = fit_by_label(*given, run.labels, **how, advance=bar.advance)
     else:
@@ -130,11 +130,17 @@ def _left_out(
     return unqualified(logits, examples.counted_labels, run.labels)
 
 
+<<<<<<< HEAD
 def _compare(
     where: str, signals: dict[str, Signals], examples: Examples, run: Run, kept: int = 0
 ) -> Comparison:
     """where: phase and split, for messages. kept: how many disagreements to keep."""
     fits = FOLDS * (len(run.labels) if run.task.many_labels else 1)
+=======
+def _compare(where: str, signals: dict[str, Signals], examples: Examples, run: Run) -> Comparison:
+    """where: phase and split, for messages."""
+    fits = FOLDS * (len(run.labels) if run.task.predicts == "labels" else 1)
+>>>>>>> origin/main
     with located(where), run.log.bar("compares the policies", fits) as bar:
         return compare(
             signals,

@@ -22,8 +22,8 @@ _KEY = 16
 """Bytes of an example's content key."""
 
 _COMPACT = {1.0: 187, 2.0: 51}
-"""Bytes per token of `compact` at threshold 1e-3, by temperature (docs/codecs.md): of one teacher
-and text, so no more than the right order of size."""
+"""Bytes per token of `compact` at threshold 1e-3, by temperature (docs/studies/codecs.md): of one
+teacher and text, so no more than the right order of size."""
 
 _TOPK = 3
 """Bytes per entry of `topk`, by the same table."""
@@ -100,7 +100,7 @@ def example_bytes(
     states = len(phase.hidden) * config.hidden_size * size
     rows = 1.0 if task.row_share is None else task.row_share * length * task.variants
     codec = phase.codec
-    if task.of_questions and not task.of_words:
+    if task.predicts == "span":
         # Of each window a start and an end, over as many tokens as it may have.
         rows, row = 2.0, float(task.max_length * size)
     elif classes is not None:

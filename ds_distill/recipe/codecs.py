@@ -29,7 +29,7 @@ class Compact(CodecSettings):
 
 class TopK(CodecSettings):
     """A number of a row's likeliest entries and the tail's mass: decoded fast, but of a flat
-    teacher much is lost (docs/codecs.md)."""
+    teacher much is lost (docs/studies/codecs.md)."""
 
     name: Literal["topk"] = "topk"
     entries: Count = 64

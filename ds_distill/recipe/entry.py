@@ -62,8 +62,6 @@ class Needs:
     """What a teacher computes and a cache does not keep."""
     same_tokens: bool = False
     """That all models split a text into the same tokens: it compares them token by token."""
-    equal_widths: bool = False
-    """That the student's hidden states are as wide as every teacher's."""
     teachers: int = 0
     """So many teachers at least."""
     at_most: int | None = None

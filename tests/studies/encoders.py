@@ -9,7 +9,7 @@ masked-LM (encoders_judge.py) and, fine-tuned, on NCBI-disease and GAD. Each stu
 FOLDER. Start the study again after a stop: a student that was stopped continues, one of that file,
 or of docs/results/encoders.json where FOLDER is new, is not trained again. At its end, or by
 `--work FOLDER --show` before, the figures go to docs/results/encoders.json and the tables to
-docs/papers.md.
+docs/studies/encoders.md.
 
 Intervals are Student's t over three seeds. Of one seed there is none, and nothing is said to be
 better by it.

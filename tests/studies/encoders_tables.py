@@ -1,4 +1,4 @@
-"""The tables of docs/papers.md on compact encoders, from docs/results/encoders.json."""
+"""The tables of docs/studies/encoders.md, from docs/results/encoders.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ds_distill.evaluation.seeds import mean_interval
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "encoders.json"
-PAGE = ROOT / "docs" / "papers.md"
+PAGE = ROOT / "docs" / "studies" / "encoders.md"
 MARK = "compact encoders"
 
 Record = dict[str, Any]
@@ -56,7 +56,7 @@ def tables(found: dict[str, Any]) -> str:
     dates = sorted({where["dates"][-1].partition("T")[0] for where in places})
     days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     file = f"results/{RESULTS.name}"
-    return f"{text}\nFrom [{file}]({file}): {machines}, {days}.\n"
+    return f"{text}\nFrom [{file}](../{file}): {machines}, {days}.\n"
 
 
 def _values(by_seed: dict[int, Record]) -> list[str]:

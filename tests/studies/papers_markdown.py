@@ -1,4 +1,4 @@
-"""The tables of docs/papers.md, from docs/results/papers/TABLE.json."""
+"""Tables of docs/studies, from docs/results/papers/TABLE.json."""
 
 from __future__ import annotations
 
@@ -12,29 +12,36 @@ from ds_distill.recipe.metrics.metric import MetricClass
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "papers"
-PAGE = ROOT / "docs" / "papers.md"
+PAGES = {"doktra": "doktra.md", "transfer": "transfer-sets.md"}
+"""Of docs/studies, by what a table's name begins with."""
 CLOSING = "<!-- end of table -->"
 
 
 def opening(name: str) -> str:
-    """The line before a table in docs/papers.md; CLOSING is the one after."""
+    """The line before a table in its page; CLOSING is the one after."""
     return f"<!-- {name} -->\n"
 
 
+def page_of(name: str) -> Path:
+    """The page that shows a table."""
+    return ROOT / "docs" / "studies" / PAGES[name.partition("-")[0]]
+
+
 def show() -> None:
-    """Put every table that is there into docs/papers.md, between its marks."""
-    text = PAGE.read_text(encoding="utf-8")
+    """Put every table that is there into its page, between its marks."""
     for file in sorted(RESULTS.glob("*.json")):
+        page = page_of(file.stem)
+        text = page.read_text(encoding="utf-8")
         before, mark, rest = text.partition(opening(file.stem))
         if not mark:
-            raise SystemExit(f"{PAGE} has no line {opening(file.stem).strip()}")
+            raise SystemExit(f"{page} has no line {opening(file.stem).strip()}")
         _, mark, after = rest.partition(CLOSING)
         text = before + opening(file.stem) + markdown(file.stem, read_json(file)) + mark + after
-    PAGE.write_text(text, encoding="utf-8")
+        page.write_text(text, encoding="utf-8")
 
 
 def markdown(name: str, table: dict[str, Any]) -> str:
-    """What docs/papers.md shows of a table."""
+    """What its page shows of a table."""
     text = ""
     for label, variant in table["variants"].items():
         metric = METRICS[variant["over"]][variant["metric"]]
@@ -45,7 +52,7 @@ def markdown(name: str, table: dict[str, Any]) -> str:
     where, file = table["environment"], f"results/papers/{name}.json"
     machine = f"{where['processor']}, {where['cores']} cores, torch {where['packages']['torch']}"
     date = where["dates"][-1].partition("T")[0]
-    return f"{text}\nFrom [{file}]({file}): {machine}, {date}.\n"
+    return f"{text}\nFrom [{file}](../{file}): {machine}, {date}.\n"
 
 
 def _values(variant: dict[str, Any], metric: MetricClass, seeds: list[int]) -> str:

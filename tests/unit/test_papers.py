@@ -1,4 +1,4 @@
-"""The study of the papers' small forms, and what docs/papers.md shows of it."""
+"""The study of the papers' small forms, and what docs/studies shows of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ds_distill.recipe import load_recipe
 sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
 
 import papers
-from papers_markdown import CLOSING, PAGE, RESULTS, markdown, opening
+from papers_markdown import CLOSING, RESULTS, markdown, opening, page_of
 from papers_tables import LABELS_ONLY, TABLES, overrides_of
 
 FILES = sorted(RESULTS.glob("*.json"))
@@ -27,14 +27,15 @@ EACH = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 @EACH
 def test_the_page_shows_what_the_file_holds(file: Path) -> None:
-    _, mark, rest = PAGE.read_text(encoding="utf-8").partition(opening(file.stem))
+    _, mark, rest = page_of(file.stem).read_text(encoding="utf-8").partition(opening(file.stem))
     shown, end, _ = rest.partition(CLOSING)
     assert mark and end
     assert shown == markdown(file.stem, json.loads(file.read_text()))
 
 
-def test_every_table_of_the_page_has_a_file() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+def test_every_table_of_the_pages_has_a_file() -> None:
+    pages = sorted({page_of(name) for name in TABLES})
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     shown = [name for name in TABLES if opening(name) in text]
     assert shown == [name for name in TABLES if name in {file.stem for file in FILES}]
     assert text.count(CLOSING) == len(shown)

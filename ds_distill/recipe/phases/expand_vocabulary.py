@@ -55,7 +55,7 @@ class ExpandVocabulary(PhaseSettings):
 
 def mistakes(settings: ExpandVocabulary, context: Context) -> Iterator[str]:
     """A task without a vocabulary to predict, and a start that is not there."""
-    if not context.task.over_vocabulary:
+    if context.task.predicts != "token":
         yield (
             f"{context.location}: adds rows to what a masked-lm predicts, and the task's type is "
             f"{context.task.type}. Name a masked-lm task (task: NAME), or take the phase out."

@@ -119,7 +119,7 @@ def _shared_head_mistakes(settings: FineTune, context: Context) -> Iterator[str]
             "shared_head=true teachers are trained together. There are: "
             f"{', '.join(context.recipe.teachers) or 'none'}."
         )
-    if not task.of_texts:
+    if task.rows != "text" or not task.has_labels:
         yield (
             f"{location}.shared_head=true: shares the layers that classify a text, and "
             f"{task.location}.type={task.type} has no such layers. Take shared_head out."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -11,46 +11,43 @@ from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.section import Section
 
+Rows = Literal["text", "words", "question"]
+"""What a row of data is: a text or a pair of them; a list of words; a question about a context."""
+
+Predicts = Literal["class", "labels", "number", "tag", "span", "spans", "token", "nothing"]
+"""What models predict: one class of an example; any number of its labels; a number; a class of each
+word; start and end of one span of the context, each over the tokens of a window; any number of
+spans, as a class of each word of the context; hidden tokens, each as a distribution over the
+vocabulary, which a cache keeps by a codec. Nothing: the data are read without their labels."""
+
 
 class TaskSettings(Section):
     """Settings of a task. What other code asks of a task it asks here, of its entry or of its
     implementation, and not of its kind."""
 
-    has_classes: ClassVar[bool]
-    """Whether each example has a class: expertise tables, experts and class logits make sense."""
+    rows: ClassVar[Rows]
+    """What a row of its data is."""
 
-    many_labels: ClassVar[bool] = False
-    """Whether an example has any number of classes, instead of one."""
-
-    of_words: ClassVar[bool] = False
-    """Whether an example is a list of words, and each word has a class, instead of the example."""
-
-    has_numbers: ClassVar[bool] = False
-    """Whether an example's label is a number, and models predict one: there are no classes then."""
-
-    over_vocabulary: ClassVar[bool] = False
-    """Whether models predict distributions over a vocabulary, which a cache keeps by a codec."""
-
-    of_questions: ClassVar[bool] = False
-    """Whether an example is a question about a context, and its labels are spans of that. With
-    `of_words` they are any number of spans, and each word of the context has a class. Else it is
-    one: the classes of a row are the tokens of a window, so that rows have unlike numbers of
-    them."""
-
-    can_split: ClassVar[bool] = False
-    """Whether `long: split` can be set."""
+    predicts: ClassVar[Predicts]
+    """What models predict."""
 
     _location: str = PrivateAttr("task")
 
     @property
-    def has_labels(self) -> bool:
-        """Whether the labels of rows are read."""
-        return self.has_classes or self.has_numbers or self.of_questions
+    def has_classes(self) -> bool:
+        """Whether each example, or each of its words, has classes: expertise tables, experts and
+        class logits make sense."""
+        return self.predicts in ("class", "labels", "tag", "spans")
 
     @property
-    def of_texts(self) -> bool:
-        """Whether what is predicted is of a whole text: models are sequence classifiers."""
-        return not (self.of_words or self.of_questions or self.over_vocabulary)
+    def of_words(self) -> bool:
+        """Whether models predict for words, those of a text or of a question's context."""
+        return self.rows == "words" or self.predicts == "spans"
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the labels of rows are read."""
+        return self.predicts not in ("token", "nothing")
 
     @property
     def given_labels(self) -> list[str] | None:
@@ -75,7 +72,7 @@ class TaskSettings(Section):
         named = self.data.columns
         if named == Columns():
             return {}
-        if self.of_questions:
+        if self.rows == "question":
             return {"columns": [[named.question, named.context]]}
         texts = [[named.text, *filter(None, [named.text_b])]]
         return {"columns": [[named.tokens], *texts] if self.of_words else texts}

@@ -11,6 +11,7 @@ from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.characters import CharacterF1
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.tags import SPAN_TAGS
+from ds_distill.recipe.tasks.base import Predicts, Rows
 from ds_distill.recipe.tasks.words import WordTask
 
 
@@ -22,8 +23,8 @@ class CharacterSpans(WordTask):
     in windows that share a quarter of their words; a word counts where it has most around it. One
     that has no token in some model's view teaches nothing, and is in no predicted span."""
 
-    has_classes: ClassVar[bool] = True
-    of_questions: ClassVar[bool] = True
+    rows: ClassVar[Rows] = "question"
+    predicts: ClassVar[Predicts] = "spans"
 
     type: Literal["character-spans"] = "character-spans"
     max_length: Annotated[int, Field(ge=32, le=4096)] = 384

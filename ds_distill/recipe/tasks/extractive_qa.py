@@ -11,7 +11,7 @@ from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.answers import SquadF1
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.section import Count
-from ds_distill.recipe.tasks.base import TaskSettings
+from ds_distill.recipe.tasks.base import Predicts, Rows, TaskSettings
 
 
 class ExtractiveQA(TaskSettings):
@@ -20,8 +20,8 @@ class ExtractiveQA(TaskSettings):
     its end, whose classes are the tokens of its context, so all models must have the same
     tokenizer. The window's first token stands for `no answer in this window`."""
 
-    has_classes: ClassVar[bool] = False
-    of_questions: ClassVar[bool] = True
+    rows: ClassVar[Rows] = "question"
+    predicts: ClassVar[Predicts] = "span"
 
     type: Literal["extractive-qa"] = "extractive-qa"
     max_length: Annotated[int, Field(ge=32, le=4096)] = 384

@@ -6,13 +6,14 @@ from typing import ClassVar
 
 from pydantic import field_validator
 
-from ds_distill.recipe.tasks.base import TaskSettings
+from ds_distill.recipe.tasks.base import Predicts, Rows, TaskSettings
 
 
 class LabelledTask(TaskSettings):
     """A task of texts, or pairs of texts, with labels."""
 
-    has_classes: ClassVar[bool] = True
+    rows: ClassVar[Rows] = "text"
+    predicts: ClassVar[Predicts] = "class"
 
     labels: list[str] | None = None
     """Label names in the order of the class ids. Default: what the data declare

@@ -11,7 +11,7 @@ from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.section import Count, Section
-from ds_distill.recipe.tasks.base import TaskSettings
+from ds_distill.recipe.tasks.base import Predicts, Rows, TaskSettings
 
 
 class MaskSettings(Section):
@@ -36,9 +36,8 @@ class MaskedLM(TaskSettings):
     """Predict the masked tokens of a text. Needs no labels; the cross_entropy term's label is the
     token that was masked. All models must have the same vocabulary."""
 
-    has_classes: ClassVar[bool] = False
-    over_vocabulary: ClassVar[bool] = True
-    can_split: ClassVar[bool] = True
+    rows: ClassVar[Rows] = "text"
+    predicts: ClassVar[Predicts] = "token"
 
     type: Literal["masked-lm"] = "masked-lm"
     long: Literal["split", "cut"] = "cut"

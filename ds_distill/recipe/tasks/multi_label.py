@@ -9,6 +9,7 @@ from ds_distill.recipe.entry import TaskEntry
 from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.classes import MicroF1
 from ds_distill.recipe.metrics.metric import MetricSettings
+from ds_distill.recipe.tasks.base import Predicts
 from ds_distill.recipe.tasks.labelled import LabelledTask, classifier_usage
 
 
@@ -16,7 +17,7 @@ class MultiLabel(LabelledTask):
     """Classify texts, or pairs of texts; each has any number of labels. A row's labels are a list,
     which may be empty. What a teacher knows is known for each label."""
 
-    many_labels: ClassVar[bool] = True
+    predicts: ClassVar[Predicts] = "labels"
 
     type: Literal["multi-label"] = "multi-label"
     metric: Annotated[MetricSettings, one_metric("labels")] = MicroF1.Settings()

@@ -8,7 +8,7 @@ from ds_distill.recipe.entry import TaskEntry
 from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.metrics.numbers import Pearson
-from ds_distill.recipe.tasks.base import TaskSettings
+from ds_distill.recipe.tasks.base import Predicts, Rows, TaskSettings
 from ds_distill.recipe.tasks.labelled import example_text
 
 
@@ -16,8 +16,8 @@ class Regression(TaskSettings):
     """Predict a number of each text, or pair of texts, such as how alike two are. A row's label is
     a finite number; models have one output, which is the number itself."""
 
-    has_classes: ClassVar[bool] = False
-    has_numbers: ClassVar[bool] = True
+    rows: ClassVar[Rows] = "text"
+    predicts: ClassVar[Predicts] = "number"
 
     type: Literal["regression"] = "regression"
     metric: Annotated[MetricSettings, one_metric("numbers")] = Pearson.Settings()

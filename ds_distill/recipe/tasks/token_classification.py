@@ -10,6 +10,7 @@ from ds_distill.recipe.entry import TaskEntry
 from ds_distill.recipe.metrics import one_metric
 from ds_distill.recipe.metrics.metric import MetricSettings
 from ds_distill.recipe.metrics.words import EntityF1
+from ds_distill.recipe.tasks.base import Predicts, Rows
 from ds_distill.recipe.tasks.labelled import LabelledTask
 from ds_distill.recipe.tasks.words import WordTask
 
@@ -20,6 +21,9 @@ class TokenClassification(WordTask, LabelledTask):
     student meet on words, whatever their tokenizers are. One that has no token in some model's view
     teaches nothing, and is predicted O in every score. A text too long for `max_length` is read in
     windows that share a quarter of their words; a word counts where it has most around it."""
+
+    rows: ClassVar[Rows] = "words"
+    predicts: ClassVar[Predicts] = "tag"
 
     type: Literal["token-classification"] = "token-classification"
     max_length: Annotated[int, Field(ge=8, le=4096)] = 128
@@ -35,7 +39,7 @@ class TokenClassification(WordTask, LabelledTask):
 class Untagged(TokenClassification):
     """The same without reading the tags."""
 
-    has_classes: ClassVar[bool] = False
+    predicts: ClassVar[Predicts] = "nothing"
 
 
 def _usage(task: TokenClassification, pairs: bool) -> list[str]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from ds_distill.recipe.tasks.base import TaskSettings
 
 
 class WordTask(TaskSettings):
     """A task that has a row for each word, and reads what is too long in windows of words."""
-
-    of_words: ClassVar[bool] = True
 
     @property
     def cuts(self) -> bool:
