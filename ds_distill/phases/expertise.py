@@ -130,17 +130,11 @@ def _left_out(
     return unqualified(logits, examples.counted_labels, run.labels)
 
 
-<<<<<<< HEAD
 def _compare(
     where: str, signals: dict[str, Signals], examples: Examples, run: Run, kept: int = 0
 ) -> Comparison:
     """where: phase and split, for messages. kept: how many disagreements to keep."""
-    fits = FOLDS * (len(run.labels) if run.task.many_labels else 1)
-=======
-def _compare(where: str, signals: dict[str, Signals], examples: Examples, run: Run) -> Comparison:
-    """where: phase and split, for messages."""
     fits = FOLDS * (len(run.labels) if run.task.predicts == "labels" else 1)
->>>>>>> origin/main
     with located(where), run.log.bar("compares the policies", fits) as bar:
         return compare(
             signals,
