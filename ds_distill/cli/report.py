@@ -22,13 +22,22 @@ def report(
     """Set finished runs side by side, on the terminal and on a page.
 
     Models that judged the same examples stand in one table, with the paired interval of their
-    difference to the first run's student; other tasks and splits in tables of their own.
+    difference to the first run's student; other tasks and splits in tables of their own. Of one
+    run that has not finished it writes report.html, which says where the run stopped.
     """
     from ds_distill.errors import UserError
     from ds_distill.files import write_json, write_text
+    from ds_distill.recipe import load_recipe
     from ds_distill.reporting.tables import page, table_text
+    from ds_distill.run.folder import RunFolder
+    from ds_distill.run.publish import report_stopped
     from ds_distill.sweep.side_by_side import side_by_side, side_tables
 
+    first = RunFolder(runs[0])
+    if len(runs) == 1 and first.holds_run() and not first.results.is_file():
+        report_stopped(load_recipe(runs[0] / "recipe.yaml"), first, "It has not finished.")
+        say(f"{first.how_to_continue('--resume')}\nReport   {first.report}")
+        return
     if output.suffix != ".html":
         raise UserError(f"--output {output}: name a file that ends in .html.")
     groups = side_by_side(runs)

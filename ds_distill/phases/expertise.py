@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
 from ds_distill.routing.comparison import Comparison, at, compare
 from ds_distill.routing.fit import STATES, Fitted
+from ds_distill.routing.followed import Disagreement
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.multi_label import FittedByLabel, fit_by_label
 from ds_distill.routing.selection import unqualified
@@ -41,10 +42,14 @@ from ds_distill.run.run import Run
 from ds_distill.run.teacher_scores import score_of_signals
 from ds_distill.types import Signals
 
+MOST_CHARACTERS = 400
+"""Of a text in a report."""
+
 
 def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, Any]:
     """Fit what routing learns from a split, compare the policies on it and choose one."""
     examples, signals = _fitting_signals(phase, number, run)
+    texts = _Texts(phase.split, run) if phase.show_examples else None
     references = [run.reference(teacher, number) for teacher in signals]
     logits = _of_all_classes(signals, run)
     left_out, of_all = _left_out(phase, logits, examples, run), None
@@ -71,7 +76,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
             fitted = fit_by_label(*given, run.labels, **how, advance=bar.advance)
     else:
         fitted = fit(*given, run.labels, **how)
-    comparison = _compare(where, signals, examples, run)
+    comparison = _compare(where, signals, examples, run, phase.show_examples)
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
     run.log.show(routing_table(comparison, phase.split))
@@ -85,9 +90,29 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
         "left_out": left_out,
         **fitted.to_record(),
         "comparison": comparison.to_json(),
+        **({} if texts is None else {"texts": texts.of(comparison.disagreements, examples)}),
         **({} if of_all is None else {"comparison_of_all": of_all.to_json()}),
         "warnings": warnings,
     }
+
+
+class _Texts:
+    """Of a split's examples. Every rank must make one."""
+
+    def __init__(self, split: str, run: Run) -> None:
+        whole = run.data.examples(split)
+        self._places = {tuple(key): row for row, key in enumerate(whole.keys.tolist())}
+        self._texts = run.data.texts(split)
+
+    def of(self, shown: Sequence[Disagreement], examples: Examples) -> list[str]:
+        """Shortened to MOST_CHARACTERS; of a pair both."""
+        found = []
+        for one in shown:
+            first = self._places[tuple(examples.keys[one.row].tolist())]
+            rows = [first, first + len(self._places)] if examples.pairs else [first]
+            text = "\n".join(self._texts[row] for row in rows)  # type: ignore[index]
+            found.append(text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…")
+        return found
 
 
 def _of_all_classes(signals: Mapping[str, Signals], run: Run) -> dict[str, np.ndarray]:
@@ -105,8 +130,10 @@ def _left_out(
     return unqualified(logits, examples.counted_labels, run.labels)
 
 
-def _compare(where: str, signals: dict[str, Signals], examples: Examples, run: Run) -> Comparison:
-    """where: phase and split, for messages."""
+def _compare(
+    where: str, signals: dict[str, Signals], examples: Examples, run: Run, kept: int = 0
+) -> Comparison:
+    """where: phase and split, for messages. kept: how many disagreements to keep."""
     fits = FOLDS * (len(run.labels) if run.task.predicts == "labels" else 1)
     with located(where), run.log.bar("compares the policies", fits) as bar:
         return compare(
@@ -118,6 +145,7 @@ def _compare(where: str, signals: dict[str, Signals], examples: Examples, run: R
             seed=run.recipe.seed,
             group_keys=examples.group_keys,
             words=examples.words,
+            examples=kept,
             advance=bar.advance,
         )
 

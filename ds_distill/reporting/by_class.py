@@ -82,12 +82,12 @@ class ByClass:
     def bars(self, teacher: str) -> list[tuple[str, float]]:
         """Of a figure: (the class's name, shortened; its difference as a share of `reach`)."""
         return [
-            (_short(row.label), (row.differences[teacher] or 0.0) / self.reach)
+            (shortened(row.label), (row.differences[teacher] or 0.0) / self.reach)
             for row in self.shown
         ]
 
 
-def _short(label: str) -> str:
+def shortened(label: str) -> str:
     return label if len(label) <= SHOWN else label[: SHOWN - 1] + "…"
 
 

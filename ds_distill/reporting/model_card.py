@@ -52,9 +52,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         "Run in this folder (elsewhere, use its path or its hub id):",
         "",
         "```python",
-        f"from transformers import {TASKS[task.type].imports}",
-        "",
-        *TASKS[task.type].usage(task, _trained_on_pairs(results)),
+        *how_to_load(task, results),
         "```",
         "",
         "Weights are float32; figures come from predictions in float32.",
@@ -78,6 +76,12 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)
     lines += ["", "## Versions", "", f"ds_distill {environment['ds_distill']}, {versions}."]
     return "\n".join(lines) + "\n"
+
+
+def how_to_load(task: TaskSettings, results: dict[str, Any]) -> list[str]:
+    """Lines of Python that read the shipped student, in its folder, and ask it."""
+    usage = TASKS[task.type].usage(task, _trained_on_pairs(results))
+    return [f"from transformers import {TASKS[task.type].imports}", "", *usage]
 
 
 def _start(student: Student) -> str:

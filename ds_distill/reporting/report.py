@@ -13,6 +13,7 @@ from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.by_class import by_class
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.curves import HEIGHT, WIDTH, Training
+from ds_distill.reporting.routed import heat_maps
 from ds_distill.reporting.speeds import speeds_of
 from ds_distill.reporting.tables import environment
 from ds_distill.reporting.verdict import (
@@ -24,10 +25,16 @@ from ds_distill.reporting.verdict import (
 )
 
 
-def render_report(results: dict[str, Any], trainings: Sequence[Training] = ()) -> str:
+def render_report(
+    results: dict[str, Any],
+    trainings: Sequence[Training] = (),
+    *,
+    loading: Sequence[str] = (),
+    recipe: str = "",
+) -> str:
     """The HTML page of a run's results (the content of results.json).
 
-    trainings: how they went, see `trainings_of`.
+    trainings: how they went, see `trainings_of`. loading: see `how_to_load`. recipe: its YAML.
     """
     comparison, evaluations = _last_comparison(results), last_evaluations(results)
     return (
@@ -38,9 +45,15 @@ def render_report(results: dict[str, Any], trainings: Sequence[Training] = ()) -
             evaluations=[_evaluation(one, results, len(evaluations) > 1) for one in evaluations],
             comparison=comparison,
             chooses=METRICS[comparison["over"]][comparison["metric"]] if comparison else None,
+            maps=heat_maps(comparison, PER_CLASS.get(comparison["over"], "F1"))
+            if comparison
+            else [],
+            disagreements=comparison["disagreements"] if comparison else [],
             nouns=NOUNS,
             expansions=[r for r in results["phases"] if PHASES[r["kind"]].makes == "start"],
             trainings=trainings,
+            loading=loading,
+            recipe=recipe,
             width=WIDTH,
             height=HEIGHT,
             teachers=[_teacher_score(one) for one in results.get("teacher_scores", [])],
@@ -110,4 +123,6 @@ def _last_comparison(results: dict[str, Any]) -> dict[str, Any] | None:
     if not found:
         return None
     record = found[-1]
-    return {**record["comparison"], "split": record["split"], "left_out": record["left_out"]}
+    comparison, about = record["comparison"], {k: record[k] for k in ("split", "left_out")}
+    pairs = zip(comparison.get("disagreements", []), record.get("texts", []), strict=False)
+    return {**comparison, **about, "disagreements": [{**one, "text": text} for one, text in pairs]}

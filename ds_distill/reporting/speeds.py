@@ -50,5 +50,5 @@ def speeds_of(evaluation: Mapping[str, Any], measured: Mapping[str, Any] | None)
         if slowest
         else {},
         f"{part} Time: the median of a few passes over one text of {measured['length']} tokens at "
-        f"the end of the run, in fp32 on {where}; `ds-distill profile` measures longer.{against}",
+        f"the end of the run, in fp32 on {where}; ds-distill profile measures longer.{against}",
     )

@@ -15,7 +15,7 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Each has `use`, `task`, `split`, `examples`, `of` (what was trained, fitted, chosen or judged),
     and `warnings` (why figures on these examples are too optimistic).
 
-    records: the records of the phases, in order.
+    records: the records of the phases, in order; of a run that stopped, those that are done.
     """
     found: dict[tuple[str, str, str, int], list[str]] = {}
 
@@ -24,7 +24,7 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if of not in named:
             named.append(of)
 
-    tasks = [recipe.task_name(phase) for phase in recipe.phases]
+    tasks = [recipe.task_name(phase) for phase in recipe.phases[: len(records)]]
     trained = [
         (task, model)
         for task, record in zip(tasks, records, strict=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.characters import CharacterF1
 from ds_distill.recipe.metrics.classes import Accuracy, MicroF1
-from ds_distill.recipe.metrics.metric import MetricClass, MetricSettings
+from ds_distill.recipe.metrics.metric import Metric, MetricClass, MetricSettings
 from ds_distill.recipe.metrics.words import EntityF1
 from ds_distill.recipe.policies import (
     BASELINE,
@@ -40,15 +39,15 @@ from ds_distill.recipe.policies import (
     candidates,
     not_fitted,
 )
+from ds_distill.routing.agreement import Predictions, agreement, any_of
 from ds_distill.routing.calibration import log_probabilities
 from ds_distill.routing.fit import Fitted, fit, folds_of, states_of
+from ds_distill.routing.followed import Disagreement, disagreements, followed_by_class
 from ds_distill.routing.gate import FOLDS
-from ds_distill.routing.multi_label import TWO, fit_label, of_label
+from ds_distill.routing.multi_label import TWO, fit_label, joined, of_label
 from ds_distill.routing.partial_teachers import classes_of, knowing_average
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.types import Signals
-
-Predictions = ClassPredictions | LabelPredictions | TagPredictions
 
 HELD_OUT = 1
 """Stream of the folds that policies are judged on; `fit` makes its own within the others."""
@@ -68,6 +67,8 @@ class Score:
     interval: tuple[float, float]
     """95% bootstrap interval of the difference, over the same examples, or over the groups by which
     they are assigned to folds."""
+    followed: dict[str, dict[str, float]] = field(default_factory=dict)
+    """See `followed_by_class`."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Comparison:
     the name of the policy that trains on it by mixing their losses."""
     not_compared: dict[str, str] = field(default_factory=dict)
     """Policies that are not fitted on so many classes, and why."""
+    disagreements: list[Disagreement] = field(default_factory=list)
+    """What the choice made of examples on which teachers disagree; as many as were asked for."""
 
     @property
     def routing(self) -> Routing:
@@ -118,6 +121,7 @@ def compare(
     seed: int = 0,
     group_keys: torch.Tensor | None = None,
     words: Words | None = None,
+    examples: int = 0,
     advance: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """
@@ -131,6 +135,7 @@ def compare(
     words: where the examples are lists of words: signals and truth are then of all R words, the
         teachers are compared on them, and intervals are over the examples; of windows over the
         texts, or the questions.
+    examples: how many disagreements of teachers to keep, where each example has one class.
     advance: called after each of FOLDS fits; where an example has any number of labels, of each.
 
     Raises UserError where the metric has no value on the examples.
@@ -142,29 +147,26 @@ def compare(
     rows = _Rows.known(truth, keys, group_keys, words, labels)
     signals = at(signals, torch.from_numpy(rows.which))
     targets = rows.held_out(signals, seed, advance)
-    routed = {name: rows.predictions(of) for name, of in targets.items()}
+    routed = {name: rows.predictions(of.logits) for name, of in targets.items()}
     teachers = {name: rows.predictions(of.over_all(len(labels))) for name, of in signals.items()}
     baseline = baseline_of(partial=bool(classes_of(signals)))
     average = metric_values(routed[baseline], {judge.name: metric})[judge.name]
     assert average is not None, "no metric over classes or labels excludes a prediction"
-
-    def score(these: Predictions) -> Score:
-        value = metric.value(these)
-        interval = paired_interval(these, routed[baseline], metric, groups=rows.groups, seed=seed)
-        return Score(value, these.per_class(labels), value - average, interval)
-
-    policies = {name: score(these) for name, these in routed.items()}
+    score = _Judge(rows, list(signals), metric, routed[baseline], average, seed)
+    policies = {name: score(these, targets[name]) for name, these in routed.items()}
+    choice = choose(policies, METRICS[over][judge.name], baseline)
     return Comparison(
         metric=judge.name,
         over=over,
         examples=len(rows.groups),
         policies=policies,
         teachers={name: score(these) for name, these in teachers.items()},
-        any_teacher=score(_any_of([*teachers.values()])),
-        agreement=_agreement(teachers),
-        choice=choose(policies, METRICS[over][judge.name], baseline),
+        any_teacher=score(any_of([*teachers.values()])),
+        agreement=agreement(teachers),
+        choice=choice,
         baseline=baseline,
         not_compared={} if truth.ndim > 1 else not_fitted(len(labels)),
+        disagreements=rows.disagreements(teachers, targets[choice], examples),
     )
 
 
@@ -210,8 +212,8 @@ class _Rows:
         signals: Mapping[str, Signals],
         seed: int,
         advance: Callable[[], None],
-    ) -> dict[str, torch.Tensor]:
-        """The policies' targets, logits [n, C]; see `held_out_targets`."""
+    ) -> dict[str, Target]:
+        """The policies' targets of n rows; see `held_out_targets`."""
         return held_out_targets(
             signals,
             self.truth[self.which],
@@ -222,8 +224,9 @@ class _Rows:
             advance=advance,
         )
 
-    def predictions(self, of_rows: torch.Tensor) -> Predictions:
+    def predictions(self, of_rows: torch.Tensor | None) -> Predictions:
         """of_rows: logits [n, C]."""
+        assert of_rows is not None, "`held_out_targets` makes them for every policy"
         logits = of_rows.numpy()
         if self.words is None:
             kind = LabelPredictions if self.truth.ndim > 1 else ClassPredictions
@@ -234,6 +237,43 @@ class _Rows:
             return SpanPredictions(every, self.truth, self.words, self.labels)
         own, words = self.words.whole()
         return TagPredictions(every[own], self.truth[own], words, self.labels)
+
+    def followed(self, target: Target, teachers: Sequence[str]) -> dict[str, dict[str, float]]:
+        """See `followed_by_class`."""
+        return followed_by_class(target.weights, self.truth[self.which], self.labels, teachers)
+
+    def disagreements(
+        self, teachers: Mapping[str, Predictions], target: Target, count: int
+    ) -> list[Disagreement]:
+        """See `disagreements`; `row` is of all R."""
+        if not count or self.words is not None or self.truth.ndim > 1:
+            return []
+        places, logits = np.flatnonzero(self.which), {n: of.logits for n, of in teachers.items()}
+        return disagreements(logits, target, self.truth[places], self.labels, count, places)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """Scores predictions of the rows."""
+
+    rows: _Rows
+    teachers: list[str]
+    metric: Metric[Any]
+    baseline: Predictions
+    average: float
+    """Their score."""
+    seed: int
+
+    def __call__(self, these: Predictions, target: Target | None = None) -> Score:
+        """target: of a policy, which follows teachers."""
+        value, groups = self.metric.value(these), self.rows.groups
+        return Score(
+            value,
+            these.per_class(self.rows.labels),
+            value - self.average,
+            paired_interval(these, self.baseline, self.metric, groups=groups, seed=self.seed),
+            {} if target is None else self.rows.followed(target, self.teachers),
+        )
 
 
 _JUDGES: dict[Over, MetricSettings] = {
@@ -248,25 +288,6 @@ def _over(words: Words | None, *, many: bool) -> Over:
     if isinstance(words, ContextWords):
         return "characters"
     return "words" if words is not None else "labels" if many else "classes"
-
-
-def _agreement(teachers: Mapping[str, Predictions]) -> dict[str, float]:
-    """How often two teachers predict the same, by pair."""
-    return {
-        f"{one}, {other}": float((teachers[one].predicted == teachers[other].predicted).mean())
-        for one, other in combinations(teachers, 2)
-    }
-
-
-def _any_of(teachers: Sequence[Predictions]) -> Predictions:
-    """Of each example, or of each of its labels or words, what the first teacher that is right
-    predicts; the first, if none is."""
-    right = np.stack([teacher.predicted == teacher.labels for teacher in teachers])
-    logits = np.stack([teacher.logits for teacher in teachers])
-    first = right.argmax(axis=0)
-    first = first.reshape(*first.shape, *[1] * (logits.ndim - right.ndim))
-    chosen = np.take_along_axis(logits, np.broadcast_to(first, logits.shape[1:])[None], axis=0)[0]
-    return replace(teachers[0], logits=chosen)
 
 
 def choose(policies: Mapping[str, Score], metric: MetricClass, baseline: str = BASELINE) -> str:
@@ -286,9 +307,9 @@ def held_out_targets(
     group_keys: torch.Tensor | None = None,
     fit_on: Callable[..., Fitted] | None = None,
     advance: Callable[[], None] = lambda: None,
-) -> dict[str, torch.Tensor]:
-    """Each policy's target logits on every example, fitted on examples of other folds:
-    float32 [N, C] by policy.
+) -> dict[str, Target]:
+    """Each policy's target on every example, fitted on examples of other folds, by policy: logits
+    float32 [N, C], also where losses are mixed; weights [T, N], or [T, N, C] of many labels.
 
     truth: as of `compare`, all labelled. fit_on: as `fit`, which is the default. advance: see
         `compare`.
@@ -301,13 +322,13 @@ def held_out_targets(
             held_out_targets(of_label(signals, number), truth[:, number], keys, TWO, **how)
             for number in range(len(labels))
         ]
-        return {
-            name: torch.stack([of[name][:, 1] - of[name][:, 0] for of in of_labels], dim=1)
-            for name in candidates()
-        }
+        return {name: joined([of[name] for of in of_labels]) for name in candidates()}
     folds = folds_of(group_keys, seed, HELD_OUT)
     compared = candidates(partial=bool(classes_of(signals)), classes=len(labels))
-    targets = {name: torch.zeros(len(truth), len(labels)) for name in compared}
+    targets = {
+        name: Target(torch.zeros(len(truth), len(labels)), torch.zeros(len(signals), len(truth)))
+        for name in compared
+    }
     for fold in range(FOLDS):
         mark("compares the policies")
         advance()
@@ -329,8 +350,11 @@ def held_out_targets(
             classes=classes_of(held_out),
         )
         for name in compared:
-            target = routed(inputs, routing_of_candidate(name)).logits
-            targets[name][out] = _together(inputs, len(labels)) if target is None else target
+            found = routed(inputs, routing_of_candidate(name))
+            together = _together(inputs, len(labels)) if found.logits is None else found.logits
+            logits, weights = targets[name].logits, targets[name].weights
+            assert logits is not None
+            logits[out], weights[:, out] = together, found.weights
     return targets
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import datasets
@@ -30,7 +30,7 @@ from ds_distill.run.folder import RunFolder
 from ds_distill.run.out_of_memory import memory_refusal
 from ds_distill.run.planned import plan_run, planned_device
 from ds_distill.run.profiler import Profiler
-from ds_distill.run.publish import publish
+from ds_distill.run.publish import publish, report_stopped
 from ds_distill.run.rank import as_rank
 from ds_distill.run.run import Run
 from ds_distill.run.teacher_scores import score_teachers
@@ -104,6 +104,11 @@ def _execute(
                 mark_phase("publish")
                 publish(recipe, folder, log)
             world.barrier()
+        except (Exception, KeyboardInterrupt) as error:
+            if world.is_main and not folder.results.is_file():
+                with suppress(Exception):  # what stopped the run is what its user must see
+                    report_stopped(recipe, folder, str(error) or type(error).__name__)
+            raise
         finally:
             gc.unfreeze()
             log.close()

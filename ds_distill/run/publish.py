@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.models.reading import KEY
-from ds_distill.recipe import Recipe
+from ds_distill.recipe import Recipe, dump_recipe
 from ds_distill.recipe.lineage import trained_on
-from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.phases import PHASES, Distil
 from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
-from ds_distill.reporting.curves import trainings_of
-from ds_distill.reporting.model_card import model_card
+from ds_distill.reporting.curves import Training, trainings_of
+from ds_distill.reporting.model_card import how_to_load, model_card
+from ds_distill.reporting.page_figures import page_figures
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.uses import uses
 from ds_distill.reporting.verdict import verdict
@@ -31,18 +33,9 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
         read_record(folder.record(number, name)) for number, name in enumerate(recipe.phase_names())
     ]
     chosen = choose_student(recipe, records)
-    results: dict[str, Any] = {
-        "run": recipe.name,
-        "description": recipe.description,
-        "student": chosen[1] if chosen else None,
-        "task": recipe.task_name(recipe.phases[chosen[0] if chosen else -1]),
-        "seconds": round(sum(record["seconds"] for record in records), 1),
-        "uses": uses(recipe, records),
-        "phases": records,
-        "environment": read_environment(folder.environment),
-    }
-    if folder.teacher_scores.is_file():
-        results["teacher_scores"] = read_teacher_scores(folder.teacher_scores)
+    results = _results(recipe, folder, records)
+    results["student"] = chosen[1] if chosen else None
+    results["task"] = recipe.task_name(recipe.phases[chosen[0] if chosen else -1])
     if (plan := plan_and_truth(recipe, folder, records)) is not None:
         results["plan"] = plan
     if (speed := quick_speed(recipe, folder, results, log)) is not None:
@@ -56,14 +49,78 @@ def publish(recipe: Recipe, folder: RunFolder, log: RunLog) -> None:
             task = recipe.tasks_by_name[recipe.task_name(recipe.phases[number])]
             keep_settings(temporary, task)
     write_json(folder.results, results)
-    metrics = [metric_of(recipe.task_of(phase)) for phase in recipe.phases]
-    trainings = trainings_of(
-        (event for _, event in read_events(folder.path / "metrics.jsonl")),
-        recipe.phase_names(),
-        metrics,
-    )
-    write_text(folder.path / "report.html", render_report(results, trainings))
+    write_report(recipe, folder, results)
     log.info(results["verdict"])
+
+
+def _results(recipe: Recipe, folder: RunFolder, records: list[Any]) -> dict[str, Any]:
+    """What results.json says of the phases that are done."""
+    results: dict[str, Any] = {
+        "run": recipe.name,
+        "description": recipe.description,
+        "student": None,
+        "task": recipe.task_name(recipe.phases[-1]),
+        "seconds": round(sum(record["seconds"] for record in records), 1),
+        "uses": uses(recipe, records),
+        "phases": records,
+        "environment": read_environment(folder.environment),
+        "cached": list(_cached(recipe, records)),
+    }
+    if folder.teacher_scores.is_file():
+        results["teacher_scores"] = read_teacher_scores(folder.teacher_scores)
+    return results
+
+
+def _cached(recipe: Recipe, records: list[Any]) -> Iterator[dict[str, Any]]:
+    """Of each cache phase how many examples it holds, how many students read of it, and the seconds
+    that it saved: as many more as reading them live takes, at the phase's own speed."""
+    done = list(zip(recipe.phases, records, strict=False))
+    for number, (phase, record) in enumerate(done):
+        if phase.kind != "cache" or not record.get("added"):
+            continue
+        read = sum(
+            int(model["examples"] * later.epochs)
+            for later, of_later in done[number + 1 :]
+            if isinstance(later, Distil) and later.teachers == "cached" and later.epochs is not None
+            for model in of_later.get("trained", [])
+            if recipe.task_name(later) == recipe.task_name(phase)
+        )
+        seconds, examples = record["seconds"], record["added"]
+        saved = round(seconds * (read / examples - 1), 2)
+        about = {"phase": record["phase"], "seconds": seconds, "examples": examples}
+        yield {**about, "read": read, "saved": saved}
+
+
+def write_report(recipe: Recipe, folder: RunFolder, results: dict[str, Any]) -> None:
+    """Write report.html, and its figures to figures/."""
+    metrics = [metric_of(recipe.task_of(phase)) for phase in recipe.phases]
+    events, trainings = folder.path / "metrics.jsonl", list[Training]()
+    if events.is_file():
+        found = (event for _, event in read_events(events))
+        trainings = trainings_of(found, recipe.phase_names(), metrics)
+    task = recipe.tasks_by_name[results["task"]]
+    loading = how_to_load(task, results) if results["student"] is not None else []
+    page = render_report(results, trainings, loading=loading, recipe=dump_recipe(recipe))
+    write_text(folder.report, page)
+    for name, figure in page_figures(page):
+        write_text(folder.path / "figures" / name, figure)
+
+
+def report_stopped(recipe: Recipe, folder: RunFolder, why: str) -> None:
+    """Write the report of a run that has not finished: where it stopped, and what its phases found
+    until then."""
+    names, records = recipe.phase_names(), list[Any]()
+    for number, name in enumerate(names):
+        if (record := folder.read_record(number, name)) is None:
+            break
+        records.append(record)
+    where = f"in phase {names[len(records)]}" if len(records) < len(names) else "at its end"
+    results = _results(recipe, folder, records)
+    results["verdict"] = (
+        f"The run stopped {where}, after {len(records)} of {len(names)} phases. {why} "
+        "Below is what the phases before it found."
+    )
+    write_report(recipe, folder, results)
 
 
 def keep_settings(model: Path, task: TaskSettings) -> None:

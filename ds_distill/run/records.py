@@ -148,6 +148,25 @@ class Evaluation(Record):
 class Score(Difference):
     score: Number | None
     per_class: dict[str, Number | None]
+    followed: dict[str, dict[str, Number]] = {}
+
+
+class Answer(_Part):
+    label: str
+    probability: Number
+
+
+class Disagreement(_Part):
+    label: str
+    teachers: dict[str, Answer]
+    target: Answer
+    followed: dict[str, Number]
+
+    @model_validator(mode="after")
+    def _of_teachers(self) -> Disagreement:
+        if self.teachers.keys() != self.followed.keys():
+            raise ValueError("followed teachers that are others")
+        return self
 
 
 class Policies(_Part):
@@ -155,14 +174,22 @@ class Policies(_Part):
     over: Over
     examples: Count
     policies: dict[str, Score]
-    teachers: dict[str, Score]
+    teachers: Annotated[dict[str, Score], Field(min_length=1)]
     choice: str
+    disagreements: list[Disagreement] = []
+
+    @model_validator(mode="after")
+    def _of_the_same_classes(self) -> Policies:
+        if len({frozenset(score.per_class) for score in self.teachers.values()}) > 1:
+            raise ValueError("teachers of other classes")
+        return self
 
 
 class Expertise(Record):
     split: str
     left_out: dict[str, str]
     comparison: Policies
+    texts: list[str] = []
 
 
 class Expansion(Record):

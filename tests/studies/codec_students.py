@@ -118,7 +118,7 @@ def distil(student: str, losses: dict[str, Any], teachers: str) -> dict[str, Any
 
 def run(settings: dict[str, Any], seed: int, folder: Path) -> None:
     """Run a recipe through the command line, or finish a run that was stopped."""
-    if (folder / "report.html").is_file():
+    if (folder / "results.json").is_file():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = folder.parent / f"{folder.name}.yaml"

@@ -45,7 +45,7 @@ DOCUMENTS = 100
 
 def run(settings: dict[str, Any], folder: Path, dirty: bool) -> None:
     """Run a recipe by the command line, or finish a run that was stopped."""
-    if (folder / "report.html").is_file():
+    if (folder / "results.json").is_file():
         return
     refuse_changes(describe_environment(1, "cpu"), dirty)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ NEVER = -30.0
 
 
 def run(recipe: list[str], folder: Path) -> None:
-    if (folder / "report.html").is_file():
+    if (folder / "results.json").is_file():
         return
     command = [sys.executable, "-m", "ds_distill", "run", *recipe]
     resume = ["--resume"] if (folder / "recipe.yaml").is_file() else []

@@ -124,7 +124,7 @@ def write_data(study: StudySet, shared: Path, data: Path) -> None:
 
 def run(settings: dict[str, Any], seed: int, folder: Path) -> None:
     """Run a recipe through the command line, or finish a run that was stopped."""
-    if (folder / "report.html").is_file():
+    if (folder / "results.json").is_file():
         return
     file = folder.parent / f"{folder.name}.yaml"
     file.write_text(yaml.safe_dump({**settings, "seed": seed}, sort_keys=False))

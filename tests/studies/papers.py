@@ -45,7 +45,7 @@ OTHER_SIGN = "activation_boundary.other_sign"
 
 def run(table: Table, variant: Variant, seed: int, data: Path, folder: Path, dirty: bool) -> None:
     """Run a recipe's small form by the command line, or finish a run that was stopped."""
-    if (folder / "report.html").is_file():
+    if (folder / "results.json").is_file():
         return
     refuse_changes(describe_environment(1, "cpu"), dirty)
     overrides = [*overrides_of(table, variant), f"seed={seed}", f"data_folder={data}"]

@@ -105,7 +105,7 @@ def student_recipe(study: StudySet, data: Path, teachers: dict[str, Path]) -> di
 
 def run(settings: dict[str, Any], seed: int, folder: Path) -> None:
     """Run a recipe through the command line, or finish a run that was stopped."""
-    if (folder / "report.html").is_file():
+    if (folder / "results.json").is_file():
         return
     file = folder.parent / f"{folder.name}.yaml"
     file.write_text(yaml.safe_dump({**settings, "seed": seed}, sort_keys=False))

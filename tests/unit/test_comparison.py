@@ -123,8 +123,9 @@ def test_an_example_is_judged_by_what_was_learnt_from_others():
     after = held_out_targets(signals, changed, keys, LABELS)
     learnt = 0
     for name in candidates():
-        assert torch.equal(before[name][7], after[name][7]), name
-        learnt += not torch.equal(before[name], after[name])
+        one, other = before[name].logits, after[name].logits
+        assert torch.equal(one[7], other[7]), name
+        learnt += not torch.equal(one, other)
     assert learnt >= 3, "the label of one example matters to others"
 
 
@@ -386,3 +387,22 @@ def test_of_words_those_that_count_are_fitted_on_and_all_are_scored():
         of.logits[~words.counted] *= -1
     again = compare(other, truth, keys_of(examples), tags, words=words)
     assert again == found, "what is said of words that do not count has no effect"
+
+
+def test_a_comparison_says_whom_policies_follow_on_each_class():
+    """By the states of told_by_states a gate can tell which teacher is right."""
+    signals, truth, keys = told_by_states(400)
+    found = compare(signals, truth, keys, LABELS, examples=6)
+    assert found.policies["average"].followed == {}, "alike everywhere"
+    followed = found.policies["gate"].followed
+    assert list(followed) == LABELS
+    for shares in followed.values():
+        assert list(shares) == list(signals) and sum(shares.values()) == pytest.approx(1, abs=1e-3)
+    assert len(found.disagreements) == 6
+    for one in found.disagreements:
+        assert one.label == LABELS[truth[one.row]]
+        for name, answer in one.teachers.items():
+            assert answer.label == LABELS[int(signals[name].logits[one.row].argmax())]
+        assert len({answer.label for answer in one.teachers.values()}) > 1
+        assert sum(one.followed.values()) == pytest.approx(1, abs=1e-3)
+    assert not compare(signals, truth, keys, LABELS).disagreements, "only where asked for"

@@ -3,22 +3,30 @@
 import copy
 import html.parser
 import re
+import xml.etree.ElementTree
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from ds_distill.cli import app
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.scores import build_metric, to_teacher
+from ds_distill.files import write_json, write_text
+from ds_distill.recipe import dump_recipe, load_recipe
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.reporting.by_class import by_class
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.evaluated import evaluation_tables
+from ds_distill.reporting.page_figures import page_figures
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.tables import page as tables_page
 from ds_distill.reporting.tables import table_text
 from ds_distill.reporting.verdict import verdict
+from ds_distill.run.folder import RunFolder
+from ds_distill.run.publish import report_stopped
 
 CLASSES = ["red", "green"]
 ENVIRONMENT = {
@@ -633,6 +641,89 @@ def test_a_page_shows_how_targets_compare():
         "Left out: teacher second, which is best at no class: nearest on <red>.",
     ):
         assert part in page, part
+
+
+HOSTILE = ["</svg><script>alert(1)</script>", 'a" onload="b', "x" * 300, "&lt;", "\u202eabc"]
+
+
+def expertise_record(labels, text):
+    share = {label: 0.5 for label in labels}
+    score = {"score": 0.6, "per_class": share, "difference": 0.0, "interval": [0.0, 0.0]}
+    followed = {label: {"first": 0.75, "second": 0.25} for label in labels}
+    answers = {
+        name: {"label": label, "probability": 0.875}
+        for name, label in zip(("first", "second"), labels, strict=False)
+    }
+    shares = {"first": 0.25, "second": 0.75}
+    one = {
+        "row": 3, "label": labels[0], "teachers": answers, "target": answers["second"],
+        "followed": shares,
+    }  # fmt: skip
+    return {
+        "phase": "expertise", "kind": "expertise", "seconds": 1.0, "split": "validation",
+        "left_out": {}, "texts": [text],
+        "comparison": {
+            "over": "classes", "metric": "accuracy", "examples": 12, "choice": "gate",
+            "policies": {"average": score, "gate": {**score, "followed": followed}},
+            "teachers": {"first": score, "second": score}, "any_teacher": score,
+            "agreement": {}, "disagreements": [one],
+        },
+    }  # fmt: skip
+
+
+def test_a_page_shows_who_knows_what_and_where_teachers_disagree():
+    results = make_results(ONE_OF_EACH)
+    results["phases"].insert(0, expertise_record(CLASSES, "A <b>text</b>."))
+    text = Page(render_report(results)).text
+    for part in (
+        "accuracy of each teacher", "Whom gate (chosen) follows", "1: first; 2: second",
+        "red: gate is wrong, with green 87.5%", "A <b>text</b>.",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "Whom average" not in text, "it treats all alike"
+    del results["phases"][0]["texts"]
+    assert "Where the teachers disagree" not in Page(render_report(results)).text
+
+
+def test_hostile_names_and_texts_leave_a_page_and_its_figures_whole():
+    models = {"first": ("teacher", 0.6), HOSTILE[0]: ("teacher", 0.5), "average": ("student", 0.7)}
+    results = make_results(models, labels=HOSTILE)
+    results["phases"].insert(0, expertise_record(HOSTILE, HOSTILE[0]))
+    source = render_report(results, recipe="name: </pre><script>", loading=["</pre><b>"])
+    page = Page(source)
+    assert "script" not in page.tags and "b" not in page.tags
+    figures = dict(page_figures(source))
+    assert len(figures) == source.count("data-figure=") == 2 + 3 + 2
+    for name, figure in figures.items():
+        assert re.fullmatch(r"[A-Za-z0-9.-]+", name)
+        assert xml.etree.ElementTree.fromstring(figure).tag.endswith("svg")
+
+
+def test_a_run_that_stopped_half_way_has_a_report_that_says_where(tmp_path):
+    run, recipe = tmp_path / "run", load_recipe("quickstart")
+    trained = {"output": "first", "split": "train", "examples": 9, "steps": 2, "choosing": None}
+    about = {"phase": "teach-first", "kind": "fine-tune", "task": "task", "seconds": 1.5}
+    write_text(run / "recipe.yaml", dump_recipe(recipe))
+    write_json(run / "phases" / "00-teach-first.json", {**about, "trained": [trained]})
+    done = CliRunner().invoke(app, ["report", str(run)])
+    assert done.exit_code == 0, done.output
+    page = Page((run / "report.html").read_text(encoding="utf-8"))
+    steps = len(recipe.phases)
+    assert f"The run stopped in phase teach-second, after 1 of {steps} phases." in page.text
+    assert "teach-first" in page.text and "How to load" not in page.text
+    report_stopped(recipe, RunFolder(run), "Out of <memory>.")
+    assert "Out of <memory>." in Page((run / "report.html").read_text(encoding="utf-8")).text
+    assert not (run / "results.json").exists(), "it can go on"
+
+
+def test_a_page_says_what_the_cache_saved_and_how_to_load():
+    results = make_results(ONE_OF_EACH)
+    results["cached"] = [
+        {"phase": "cache", "seconds": 10.0, "examples": 100, "read": 600, "saved": 50.0}
+    ]
+    text = Page(render_report(results, loading=["from transformers import pipeline"])).text
+    assert "students read 600 examples" in text and "about 50.0 seconds more" in text
+    assert "How to load the student" in text and "from transformers import pipeline" in text
 
 
 def test_what_phases_warn_of_is_on_the_page():

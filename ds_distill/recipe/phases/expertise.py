@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ds_distill.recipe.entry import Needs, PhaseEntry
 from ds_distill.recipe.phases.base import PhaseSettings
@@ -23,6 +25,10 @@ class Expertise(PhaseSettings):
     leave_out: Literal["unqualified"] | None = None
     """`unqualified`: the phases after it, of the same task, do without a teacher that is best at
     no class here (thesis 4.6); evaluations show it all the same. Default: nobody leaves."""
+
+    show_examples: Annotated[int, Field(ge=0, le=100)] = 0
+    """How many texts the report shows on which teachers disagree, with what the chosen policy made
+    of them, where each example has one class. Default: none, because texts may be private."""
 
     @property
     def learns_from(self) -> list[str]:
