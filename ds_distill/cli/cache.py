@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from ds_distill.cli.loading import execute_recipe
 from ds_distill.cli.options import CacheArgument, FolderOption, Given, with_options
-from ds_distill.cli.shared import execute_recipe
 from ds_distill.errors import UserError
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.process.terminal import say

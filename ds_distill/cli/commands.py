@@ -11,11 +11,7 @@ import typer
 from ds_distill import __version__
 from ds_distill.cli.cache import cache_app
 from ds_distill.cli.evaluate import evaluate
-from ds_distill.cli.options import FolderOption, Given, HowToRun, ResumeOption, with_options
-from ds_distill.cli.profile import profile
-from ds_distill.cli.quickstart import quickstart
-from ds_distill.cli.report import report
-from ds_distill.cli.shared import (
+from ds_distill.cli.loading import (
     execute_recipe,
     import_without_torch,
     phases_until,
@@ -24,6 +20,10 @@ from ds_distill.cli.shared import (
     text_output,
     write_json_output,
 )
+from ds_distill.cli.options import FolderOption, Given, HowToRun, ResumeOption, with_options
+from ds_distill.cli.profile import profile
+from ds_distill.cli.quickstart import quickstart
+from ds_distill.cli.report import report
 from ds_distill.cli.suite import suite
 from ds_distill.cli.sweep import run_settings, sweep
 from ds_distill.launch.options import LaunchOptions

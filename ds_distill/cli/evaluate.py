@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ds_distill.cli.loading import quiet_libraries
 from ds_distill.cli.options import Given, Overrides, SmallOption
-from ds_distill.cli.shared import quiet_libraries
 from ds_distill.errors import UserError
 from ds_distill.process.terminal import say
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from ds_distill.cli.shared import load
+from ds_distill.cli.loading import load
 
 if TYPE_CHECKING:
     from ds_distill.recipe import Recipe

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from ds_distill.cli.loading import quiet_libraries, write_json_output
 from ds_distill.cli.options import Given, Overrides, SmallOption
-from ds_distill.cli.shared import quiet_libraries, write_json_output
 from ds_distill.process.signals import Stopped
 from ds_distill.process.terminal import say
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ds_distill.cli.loading import execute_recipe, load
 from ds_distill.cli.options import FolderOption, Overrides, ResumeOption
-from ds_distill.cli.shared import execute_recipe, load
 from ds_distill.process.terminal import say
 
 SMALL_BELOW = 0.3e12

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ds_distill.cli.loading import go_offline, quiet_libraries
 from ds_distill.cli.options import HowToRun
-from ds_distill.cli.shared import go_offline, quiet_libraries
 from ds_distill.cli.sweep import run_sweep
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.process.terminal import say

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ds_distill.cli.loading import print_reading, quiet_libraries
 from ds_distill.cli.options import Given, HowToRun, SmallOption
-from ds_distill.cli.shared import print_reading, quiet_libraries
 from ds_distill.process.signals import exit_on_signal, same_command
 from ds_distill.process.terminal import say
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from runs import evaluation
 
 from ds_distill import load_recipe, run_recipe
-from ds_distill.cli.shared import execute_recipe
+from ds_distill.cli.loading import execute_recipe
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.process import signals as stopping

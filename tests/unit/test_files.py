@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from ds_distill.cli.shared import text_output, write_json_output
+from ds_distill.cli.loading import text_output, write_json_output
 from ds_distill.errors import UserError
 from ds_distill.files import (
     is_disk_full,
@@ -274,7 +274,7 @@ def test_json_is_written_to_a_device_a_pipe_and_the_own_output(tmp_path, capsys)
     print("a table")
     write_json_output(Path("/dev/stdout"), {"a": 1})
     assert capsys.readouterr().out == 'a table\n{\n  "a": 1\n}\n'
-    program = "from ds_distill.cli.shared import write_json_output\nfrom pathlib import Path\n"
+    program = "from ds_distill.cli.loading import write_json_output\nfrom pathlib import Path\n"
     program += "print('a table')\nwrite_json_output(Path('/dev/stdout'), 1)"
     with (tmp_path / "out").open("w") as out:
         subprocess.run([sys.executable, "-c", program], stdout=out, check=True)

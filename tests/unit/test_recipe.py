@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ds_distill.check.needs import phase_mistakes
 from ds_distill.check.recipe import name_mistakes
-from ds_distill.cli.shared import load as load_and_check
+from ds_distill.cli.loading import load as load_and_check
 from ds_distill.errors import UserError
 from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe
 from ds_distill.recipe.phases import Distil, FineTune, Training

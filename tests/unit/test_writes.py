@@ -37,7 +37,7 @@ KNOWN = {
     ("cache/shards.py", "_new_shard"): "a shard, made with O_EXCL; blocks are synced",
     ("cache/shards.py", "_end_shard"): "ends a shard that is in no cache yet, and syncs it",
     ("cache/workers.py", "Worker._take_over"): "a symbolic link, made whole",
-    ("cli/shared.py", "text_output"): "aside by new_file; only a device, a pipe or a link is not",
+    ("cli/loading.py", "text_output"): "aside by new_file; only a device, a pipe or a link is not",
     ("data/docstrings.py", "docstring_corpus.write"): "a file aside, given by build_once",
     ("data/examples.py", "write_examples"): "a file aside, given by build_once",
     ("data/groups.py", "_write"): "a file aside, given by build_once",
