@@ -1,6 +1,6 @@
 """The command line: one thin function per command, in `commands` or a file of its own.
 
-`shared` has what they have in common: arguments, reading a recipe with all its mistakes, how a run
+`options` has arguments that they share, `loading` reading a recipe with all its mistakes, how a run
 ends. Imports that take time are inside the functions.
 """
 
