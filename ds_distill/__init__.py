@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from ds_distill.models.bundle import Bundle
     from ds_distill.models.encoder import read_signals
-    from ds_distill.predict.prediction import predict
+    from ds_distill.predictors.prediction import predict
     from ds_distill.recipe import Recipe, load_recipe
     from ds_distill.routing import Router, Target
     from ds_distill.run.run_recipe import FinishedRun, run_recipe
@@ -91,7 +91,7 @@ _MODULES = {
     "content_keys": "keys",
     "evaluate": "evaluation.classifier",
     "load_recipe": "recipe",
-    "predict": "predict.prediction",
+    "predict": "predictors.prediction",
     "read_signals": "models.encoder",
     "run_recipe": "run.run_recipe",
 }

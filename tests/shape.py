@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1] / "ds_distill"
 
 ROOMS = (
     *("__main__", "cli", "profiling", "sweep", "__init__", "launch", "phases", "caching"),
-    *("predict", "training", "run", "planning", "reporting", "tasks", "check", "engine"),
+    *("predictors", "training", "run", "planning", "reporting", "tasks", "check", "engine"),
     *("models", "losses", "routing", "evaluation", "data", "cache"),
     *("types", "distributions", "reads", "views", "keys"),
     *("parts", "recipe", "process", "files", "errors"),

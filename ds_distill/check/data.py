@@ -28,6 +28,7 @@ from ds_distill.models.configuration import check_head
 from ds_distill.models.labels import LabelMap, label_map, tag_map
 from ds_distill.process.activity import mark
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.lineage import steps
 from ds_distill.recipe.phases import PHASES, PhaseSettings, Training
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tags import OUTSIDE
@@ -287,35 +288,30 @@ class Data:
 def untrained_teachers(recipe: Recipe, task: str) -> dict[str, str]:
     """Teachers that a phase of a task runs before any phase trains them, and the first such phase.
     With several tasks an evaluation leaves out what has no head of the task."""
-    trained: set[str] = set()
     found: dict[str, str] = {}
     several = len(recipe.tasks_by_name) > 1
-    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
-        runs = phase.runs_teachers and recipe.task_name(phase) == task
-        if several and PHASES[phase.kind].makes == "evaluation":
+    for step in steps(recipe):
+        runs = step.phase.runs_teachers and step.task_name == task
+        if several and PHASES[step.phase.kind].makes == "evaluation":
             runs = False
-        for teacher in recipe.teachers_of(phase) if runs else ():
-            if teacher not in trained:
-                found.setdefault(teacher, name)
-        trained |= set(phase.outputs)
+        for teacher in step.teachers if runs else ():
+            if step.model(teacher).made_by is None:
+                found.setdefault(teacher, step.name)
     return found
 
 
 def teachers_of_other_tags(recipe: Recipe, task: str) -> dict[str, tuple[str, str]]:
     """Teachers that a phase of a task of words runs after they were trained on another such task:
     that task, and the phase."""
-    heads: dict[str, str] = {}
+    tasks = recipe.tasks_by_name
     found: dict[str, tuple[str, str]] = {}
-    for name, phase in zip(recipe.phase_names(), recipe.phases, strict=True):
-        evaluates = PHASES[phase.kind].makes == "evaluation"
-        runs = phase.runs_teachers and recipe.task_name(phase) == task and not evaluates
-        for teacher in (
-            recipe.teachers_of(phase) if runs and recipe.tasks_by_name[task].of_words else ()
-        ):
-            head = heads.get(teacher, task)
-            if head != task and recipe.tasks_by_name[head].of_words:
-                found.setdefault(teacher, (head, name))
-        heads.update(dict.fromkeys(phase.outputs, recipe.task_name(phase)))
+    for step in steps(recipe) if tasks[task].of_words else ():
+        evaluates = PHASES[step.phase.kind].makes == "evaluation"
+        runs = step.phase.runs_teachers and step.task_name == task and not evaluates
+        for teacher in step.teachers if runs else ():
+            head = step.model(teacher).head or task
+            if head != task and tasks[head].of_words:
+                found.setdefault(teacher, (head, step.name))
     return found
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 from ds_distill.engine.config import find_config
 from ds_distill.engine.precision import is_half
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.lineage import Step, steps
 from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.phases.base import TrainingPhase
 
@@ -54,26 +55,26 @@ def memory_mistakes(
     }
     _, config = find_config(recipe.deepspeed, for_device=False)
     each = 2 if is_half(config) or recipe.deepspeed.endswith("_auto") else 4
-    for number, name in enumerate(recipe.phase_names()):
-        phase = recipe.phases[number]
-        least = _least(number, recipe, numbers, each)
+    for step in steps(recipe):
+        phase = step.phase
+        least = _least(step, numbers, each)
         if least > memory:
             advice = "Take a machine with more memory, or smaller models"
-            if isinstance(phase, Distil) and phase.teachers == "live" and recipe.teachers_of(phase):
-                advice += f", or set phases.{name}.teachers=cached"
+            if isinstance(phase, Distil) and phase.teachers == "live" and step.teachers:
+                advice += f", or set phases.{step.name}.teachers=cached"
             yield (
-                f"phases.{name}: its models alone take {least / GB:.1f} GB, and {machine} has "
+                f"phases.{step.name}: its models alone take {least / GB:.1f} GB, and {machine} has "
                 f"{memory / GB:.1f} GB of memory. {advice}. `ds-distill plan` shows what fits."
             )
 
 
-def _least(number: int, recipe: Recipe, numbers: Mapping[str, int], each: int) -> int:
-    """Bytes of the models that phase `number` has at once; only those of known size."""
-    phase = recipe.phases[number]
-    teachers = [numbers.get(recipe.origin(n, number), 0) for n in recipe.teachers_of(phase)]
+def _least(step: Step, numbers: Mapping[str, int], each: int) -> int:
+    """Bytes of the models that a phase has at once; only those of known size."""
+    phase = step.phase
+    teachers = [numbers.get(step.model(name).origin, 0) for name in step.teachers]
     if isinstance(phase, TrainingPhase):
         trained = max(
-            sum(numbers.get(recipe.origin(phase.start_of(o), number), 0) for o in together)
+            sum(numbers.get(step.model(phase.start_of(o)).origin, 0) for o in together)
             for together in phase.trainings or [[]]
         )
         live = isinstance(phase, Distil) and phase.teachers == "live"

@@ -24,6 +24,7 @@ from ds_distill.models.student import student_of
 from ds_distill.models.weights import check_weights
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.entry import imported
+from ds_distill.recipe.lineage import steps
 from ds_distill.recipe.metrics.tokens import WordLoss
 from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.phases.base import PhaseSettings, TrainingPhase
@@ -148,16 +149,15 @@ class Models:
         that is taught, and a teacher's location and configuration."""
         recipe = self.recipe
         configs = {name.removeprefix("teachers."): one for name, one in self.configs.items()}
-        for number, name in enumerate(recipe.phase_names()):
-            phase = recipe.phases[number]
-            if PHASES[phase.kind].makes != "student":
+        for step in steps(recipe):
+            if PHASES[step.phase.kind].makes != "student":
                 continue
-            own = {recipe.origin(start, number) for start in phase.starts} & configs.keys()
-            for teacher in recipe.teachers_of(phase):
-                other = configs.get(recipe.origin(teacher, number))
+            own = {step.model(start).origin for start in step.phase.starts} & configs.keys()
+            for teacher in step.teachers:
+                other = configs.get(step.model(teacher).origin)
                 at = f"teachers.{teacher}" if teacher in recipe.teachers else f"model {teacher!r}"
                 for student in own if other is not None else ():
-                    yield name, phase, configs[student], at, other
+                    yield step.name, step.phase, configs[student], at, other
 
     def _layer_maps(self) -> Iterator[str]:
         """Terms that compare layers which the models do not have."""
@@ -190,16 +190,15 @@ class Models:
 
     def _expanded(self) -> Iterator[str]:
         """Vocabularies that cannot grow, and what cannot be done with one that has."""
-        recipe = self.recipe
-        for number, name in enumerate(recipe.phase_names()):
-            phase = recipe.phases[number]
+        for step in steps(self.recipe):
+            name, phase = step.name, step.phase
             if phase.vocabulary is not None and "student" in self._vocabularies:
                 tokenizer, rows = self._vocabularies["student"]
                 yield from expansion_mistakes(
                     f"phases.{name}", self.configs["student"], tokenizer, rows, phase.vocabulary
                 )
-            grown = [one for one in phase.starts if recipe.vocabulary(one, number) is not None]
-            teachers = recipe.teachers_of(phase) if phase.runs_teachers and grown else []
+            grown = [one for one in phase.starts if step.model(one).vocabulary is not None]
+            teachers = step.teachers if phase.runs_teachers and grown else []
             if phase.cached_split is not None and teachers:
                 yield (
                     f"phases.{name}.teachers=cached: what a cache holds is of the teachers' own "

@@ -10,6 +10,7 @@ from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.context import Context
 from ds_distill.recipe.entry import ConfiguredEntry, Needs, PolicyEntry, TermEntry
+from ds_distill.recipe.lineage import steps
 from ds_distill.recipe.phases import PHASES, Cache, PhaseSettings
 from ds_distill.recipe.policies import POLICIES
 from ds_distill.recipe.section import Section
@@ -22,12 +23,9 @@ def phase_mistakes(recipe: Recipe, leave_out: Collection[int] = ()) -> Iterator[
 
     leave_out: numbers of phases that are not looked at.
     """
-    context = Context.start(recipe)
-    for number, (name, phase) in enumerate(zip(recipe.phase_names(), recipe.phases, strict=True)):
-        here = context.before(phase, f"phases.{name}")
-        if number not in leave_out:
-            yield from _mistakes_of(phase, here)
-        context = here.after(phase)
+    for step in steps(recipe):
+        if step.number not in leave_out:
+            yield from _mistakes_of(step.phase, Context(step, f"phases.{step.name}"))
 
 
 def with_location(recipe: Recipe, mistake: str) -> str:
@@ -54,7 +52,7 @@ def _other_heads(phase: PhaseSettings, context: Context) -> Iterator[str]:
     if not phase.runs_teachers or PHASES[phase.kind].makes == "evaluation":
         return
     for teacher in context.teachers:
-        head = context.heads.get(teacher, context.task_name)
+        head = context.step.model(teacher).head or context.task_name
         of_words = context.task.of_words and context.recipe.tasks_by_name[head].of_words
         if head != context.task_name and not of_words:
             yield (
@@ -109,7 +107,7 @@ def _unmet(
             f"teachers, and the phase follows {', '.join(context.teachers)}. Take follow out, or "
             f"{entry.name}."
         )
-    elif needs.expertise and not context.made.has_expertise:
+    elif needs.expertise and context.step.expertise is None:
         yield (
             f"{location}: {entry.name} needs what an expertise phase learns of the teachers as "
             "they are then. Add - expertise: {split: validation} before it (after the last "
@@ -135,9 +133,9 @@ def _part_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
     """Mistakes of the parts that a phase uses, and of those with the cache that it reads."""
     split, held = phase.cached_split, None
     if split is not None:
-        held = context.held(split)
+        held = context.step.held(split)
         live = any(entry.needs_of(settings).live_teachers for _, entry, settings in phase.parts())
-        if held is None and not context.made.may_be_cached and not live:
+        if held is None and not context.step.may_be_cached and not live:
             yield (
                 f"{context.location}: teachers=cached, and no cache phase before it holds the "
                 f"signals of the teachers, as they are then, on split {split!r}. Add - cache: "
@@ -227,7 +225,7 @@ def _cache_mistakes(
             f"Set hidden: {sorted({*missing, *held.hidden})} in its cache phase, or "
             f"{phase}.teachers=live."
         )
-    if needs.fitted_states and context.made.fitted_states and -1 not in held.hidden:
+    if needs.fitted_states and context.step.fitted_states and -1 not in held.hidden:
         reads = "reads" if entry.implementation else "may choose the gate, which reads"
         yield (
             f"{location}: {entry.name} {reads} the teachers' last states, and the cache of split "

@@ -26,6 +26,7 @@ from ds_distill.errors import UserError, refuse
 from ds_distill.models.student import config_of
 from ds_distill.process.machine import machine_memory
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.phases import PHASES, Training
 
 
@@ -136,7 +137,9 @@ def _data(recipe: Recipe, sources: Mapping[str, Source]) -> list[Data]:
 def trained_on_what_chooses(recipe: Recipe) -> list[str]:
     """A note where models are trained on the split that chooses."""
     tasks = recipe.tasks_by_name
-    seen = list(dict.fromkeys(n for task in tasks for n in recipe.trained_on(task, CHOOSING_SPLIT)))
+    seen = list(
+        dict.fromkeys(n for task in tasks for n in trained_on(recipe, task, CHOOSING_SPLIT))
+    )
     if not seen:
         return []
     verb = "is" if len(seen) == 1 else "are"

@@ -252,7 +252,7 @@ def predict(
 ) -> None:
     """Label the texts of a file, or answer its questions: a line of JSON each, the row with its
     prediction."""
-    from ds_distill.predict.prediction import predict_file
+    from ds_distill.predictors.prediction import predict_file
 
     def progress(sentence: str) -> None:
         say(sentence, error=True)

@@ -15,6 +15,7 @@ from ds_distill.evaluation.scores import comparisons, difference
 from ds_distill.models.configuration import check_head, load_config
 from ds_distill.models.labels import label_map
 from ds_distill.models.reference import ModelReference
+from ds_distill.recipe.lineage import steps
 from ds_distill.recipe.phases import PHASES, Evaluate
 from ds_distill.recipe.phases.evaluate import START
 from ds_distill.recipe.schema import Recipe
@@ -36,23 +37,22 @@ def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
     A control is a student trained without teachers. What a phase follows is a teacher. Where a
     recipe does nothing but evaluate, its teachers teach nobody: each is a checkpoint.
     """
-    tasks = recipe.tasks_by_name
-    task = recipe.task_name(recipe.phases[number])
+    tasks, step = recipe.tasks_by_name, steps(recipe)[number]
     alone = all(PHASES[phase.kind].makes == "evaluation" for phase in recipe.phases)
     roles = dict.fromkeys(recipe.teachers, CHECKPOINT if alone else "teacher")
-    heads = dict.fromkeys(recipe.teachers, task)
     for phase in recipe.phases[:number]:
         if PHASES[phase.kind].makes == "student":
             roles.update(dict.fromkeys(phase.outputs, "student"))
         for output in phase.outputs if PHASES[phase.kind].makes != "start" else ():
             roles.setdefault(output, "control")
-            heads[output] = recipe.task_name(phase)
     for model in recipe.followed & roles.keys():
         roles[model] = "teacher"
+    heads = {model: step.model(model).head or step.task_name for model in roles}
+    of_words = tasks[step.task_name].of_words
     return {
         model: role
         for model, role in roles.items()
-        if heads[model] == task or (tasks[heads[model]].of_words and tasks[task].of_words)
+        if heads[model] == step.task_name or (of_words and tasks[heads[model]].of_words)
     }
 
 

@@ -20,6 +20,7 @@ from ds_distill.planning.models import PlannedModel, planned_model
 from ds_distill.planning.placements import Job, Placements
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.lineage import model_at, steps
 from ds_distill.recipe.phases import Cache, Distil
 from ds_distill.recipe.phases.base import TrainingPhase, training_name
 from ds_distill.recipe.tasks import TASKS
@@ -108,8 +109,8 @@ class Planner:
     def model(self, name: str, number: int) -> PlannedModel:
         """The model `name` as phase `number` finds it: of the size of what it came from."""
         task = self.recipe.task_of(self.recipe.phases[number])
-        origin = self.recipe.origin(name, number)
-        rows = self.recipe.vocabulary(name, number)
+        found = model_at(self.recipe, name, number)
+        origin, rows = found.origin, found.vocabulary
         key = origin, self.recipe.task_name(self.recipe.phases[number]), rows
         if key not in self._models:
             student = self.recipe.student if origin == "student" else None
@@ -241,7 +242,8 @@ class Planner:
     def _may_be_cached(self, number: int, phase: Distil) -> bool:
         """Whether a cache can hold what the phase asks of its teachers."""
         live = any(entry.needs_of(given).live_teachers for _, entry, given in phase.parts())
-        return not live and self.recipe.vocabulary(phase.start, number) is None
+        start = model_at(self.recipe, phase.start, number)
+        return not live and start.vocabulary is None
 
     def _break_even(self, number: int, phase: Distil, job: JobPlan) -> BreakEven:
         """Seconds per example: what building takes, against what it saves in each pass."""
@@ -260,10 +262,6 @@ class Planner:
 
     def _cache_for(self, number: int, phase: Distil) -> Cache:
         """The cache phase that a distil phase would read; the default one where there is none."""
-        recipe, task = self.recipe, self.recipe.task_name(phase)
-        for earlier in reversed(recipe.phases[:number]):
-            here = recipe.task_name(earlier) == task
-            here = here and {*recipe.teachers_of(phase)} <= {*recipe.teachers_of(earlier)}
-            if here and isinstance(earlier, Cache) and phase.split in earlier.splits:
-                return earlier
+        for _, cache in steps(self.recipe)[number].caches(phase.split):
+            return cache
         return Cache(splits=[phase.split], task=phase.task, follow=phase.follow)

@@ -281,39 +281,11 @@ class Recipe(Section):
         """The phases of a task, in order."""
         return (phase for phase in self.phases if self.task_name(phase) == task)
 
-    def trained_on(self, task: str, split: str) -> list[str]:
-        """Names of the models that a phase trains on a task's split, and of those that start from
-        one."""
-        found: dict[str, bool] = {}
-        for phase in self.phases:
-            here = self.task_name(phase) == task and split in phase.learns_from
-            each = len(phase.starts) == len(phase.outputs)
-            for number, output in enumerate(phase.outputs):
-                starts = phase.starts[number : number + 1] if each else phase.starts
-                found[output] = here or any(found.get(start, False) for start in starts)
-        return [name for name, here in found.items() if here]
-
     def trained_models(self) -> Iterator[tuple[int, str]]:
         """(phase number, name) of each model that a phase trains, in order."""
         for number, phase in enumerate(self.phases):
             for output in phase.outputs:
                 yield number, output
-
-    def origin(self, name: str, number: int) -> str:
-        """What the model `name`, as phase `number` finds it, came from: `student` or a teacher."""
-        for earlier, output in reversed(list(self.trained_models())):
-            if earlier < number and output == name:
-                return self.origin(self.phases[earlier].start_of(output), earlier)
-        return name
-
-    def vocabulary(self, name: str, number: int) -> int | None:
-        """Tokens that phases have given the model `name`, as phase `number` finds it; None where it
-        has those that it came with."""
-        for earlier, output in reversed(list(self.trained_models())):
-            if earlier < number and output == name:
-                phase = self.phases[earlier]
-                return phase.vocabulary or self.vocabulary(phase.start_of(output), earlier)
-        return None
 
     def fitted_splits(self, task: str) -> list[str]:
         """Splits of a task that expertise phases fit on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.phases import PHASES
 
 
@@ -49,7 +50,7 @@ def uses(recipe: Recipe, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for key, of in sorted(found.items(), key=lambda item: _ORDER[item[0][0]]):
         use, task, split, examples = key
         warnings = []
-        if use != "train" and (seen := recipe.trained_on(task, split)):
+        if use != "train" and (seen := trained_on(recipe, task, split)):
             were = "was" if len(seen) == 1 else "were"
             warnings.append(f"{', '.join(seen)} {were} trained on this split")
         others = {

@@ -11,6 +11,7 @@ from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.models.reading import KEY
 from ds_distill.recipe import Recipe, dump_recipe
+from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.phases import PHASES, Distil
 from ds_distill.recipe.tasks import TASKS, TaskSettings, metric_of
 from ds_distill.reporting.curves import Training, trainings_of
@@ -152,7 +153,7 @@ def choose_student(recipe: Recipe, records: list[Any]) -> tuple[int, str] | None
     last = [item for item in trained if item[1]] or trained
     task = recipe.task_name(recipe.phases[last[-1][0]])
     trained = [item for item in trained if recipe.task_name(recipe.phases[item[0]]) == task]
-    seen = recipe.trained_on(task, CHOOSING_SPLIT)
+    seen = trained_on(recipe, task, CHOOSING_SPLIT)
     for preferred in (
         [item for item in trained if item[1]],
         [item for item in trained if item[2]["output"] not in recipe.followed],

@@ -20,6 +20,7 @@ from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.models.reference import ModelReference
 from ds_distill.models.student import student_config
 from ds_distill.recipe import LONE_TASK, Recipe
+from ds_distill.recipe.lineage import model_at
 from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.schema import Teacher
@@ -121,11 +122,11 @@ class Run:
     def reference(self, name: str, number: int) -> ModelReference:
         """The model `name` at the start of phase `number`: from the last earlier phase that trained
         it, else from the recipe."""
-        for earlier, output in reversed(list(self.recipe.trained_models())):
-            if earlier < number and output == name:
-                model = str(self.folder.model(earlier, output))
-                head = self.recipe.task_name(self.recipe.phases[earlier])
-                return ModelReference(name, model, head=head, label_map=self._tags_of(model, head))
+        made = model_at(self.recipe, name, number)
+        if made.made_by is not None and made.head is not None:
+            model = str(self.folder.model(made.made_by, name))
+            tags = self._tags_of(model, made.head)
+            return ModelReference(name, model, head=made.head, label_map=tags)
         given = self.recipe.student if name == "student" else self.recipe.teachers[name]
         model = resolve_model(given.model, self.recipe.models_folder)
         if not isinstance(given, Teacher):

@@ -19,6 +19,7 @@ from ds_distill.models.load import CLASSIFIER, TAGGER, load_model
 from ds_distill.process.activity import mark_phase
 from ds_distill.process.memory_errors import is_out_of_memory
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.lineage import model_at
 from ds_distill.recipe.phases.evaluate import START
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tasks import TASKS
@@ -108,9 +109,9 @@ def quick_speed(
 
 def load_trained(recipe: Recipe, run: RunFolder, task: str, name: str) -> PreTrainedModel:
     """A model as the run's last evaluate phase found it."""
-    trained = [str(run.model(n, output)) for n, output in recipe.trained_models() if output == name]
-    if trained:
-        reference, revision = trained[-1], None
+    made_by = model_at(recipe, name, len(recipe.phases)).made_by
+    if made_by is not None:
+        reference, revision = str(run.model(made_by, name)), None
     else:
         given = recipe.teachers[name]
         reference, revision = resolve_model(given.model, recipe.models_folder), given.revision

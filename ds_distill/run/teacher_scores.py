@@ -12,6 +12,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.files import write_json
 from ds_distill.models.reference import ModelReference
+from ds_distill.recipe.lineage import model_at
 from ds_distill.recipe.phases import PHASES, FineTune, PhaseSettings
 from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.run.inference import predictions_of
@@ -159,13 +160,11 @@ def _keep(
 def _focus(number: int, run: Run, reference: ModelReference) -> list[int] | None:
     """The class ids of which a teacher that this run has trained saw all examples; None for one
     that saw all of all classes."""
-    for earlier, output in reversed(list(run.recipe.trained_models())):
-        phase = run.recipe.phases[earlier]
-        if earlier < number and output == reference.name:
-            if not isinstance(phase, FineTune) or phase.focus is None:
-                return None
-            return [run.labels.index(label) for label in phase.focus.classes]
-    return None
+    made_by = model_at(run.recipe, reference.name, number).made_by
+    phase = None if made_by is None else run.recipe.phases[made_by]
+    if not isinstance(phase, FineTune) or phase.focus is None:
+        return None
+    return [run.labels.index(label) for label in phase.focus.classes]
 
 
 def _teaches_nothing(run: Run, reference: ModelReference, found: Doubt) -> bool:
@@ -204,7 +203,7 @@ def _is_refused(run: Run, entry: Mapping[str, Any]) -> bool:
 
 def _given(run: Run, teacher: str) -> str:
     """The recipe's model that a teacher was made of."""
-    return run.recipe.origin(teacher, len(run.recipe.phases))
+    return model_at(run.recipe, teacher, len(run.recipe.phases)).origin
 
 
 def _refuse(run: Run, references: Sequence[ModelReference]) -> None:

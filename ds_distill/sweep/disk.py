@@ -15,6 +15,7 @@ from ds_distill.planning.caches import example_bytes
 from ds_distill.planning.examples import SplitFacts, split_facts
 from ds_distill.planning.units import amount
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.lineage import Step, steps
 from ds_distill.recipe.phases import Cache, Training
 
 _WEIGHT = 4
@@ -48,61 +49,47 @@ Known = dict[str, SplitFacts]
 def taken(recipe: Recipe, known: Known, first: int = 0, until: int | None = None) -> Taken:
     """Of a run's phases from number `first`, those before `until`. Splits whose examples cannot be
     counted count nothing. Reads data, those that `known` does not have, and adds them."""
-    numbers = _parameters(recipe)
+    given = {
+        name: fewest_parameters(config_of(recipe, name)) for name in (*recipe.teachers, "student")
+    }
+    numbers = [
+        [given[step.left()[name].origin] for name in step.phase.outputs] for step in steps(recipe)
+    ]
     facts: dict[tuple[str, str], SplitFacts] = {}
     models, caches, training = 0, 0, 0
     last = len(recipe.phases) if until is None else until
-    for number, phase in enumerate(recipe.phases[:last]):
-        task = recipe.task_of(phase)
+    for step, sizes in zip(steps(recipe)[:last], numbers, strict=False):
+        phase, task = step.phase, recipe.task_of(step.phase)
         for split, _ in phase.reads:
-            key = recipe.task_name(phase), split
+            key = step.task_name, split
             about = f"{split} {recipe.student} {recipe.data_folder} {task!r}"
             if about not in known:
                 known[about] = split_facts(recipe, task, split)
             facts[key] = known[about]
-        if number < first:
+        if step.number < first:
             continue
-        sizes = [numbers[number][output] for output in phase.outputs]
         models += _WEIGHT * sum(sizes)
         if isinstance(phase, Training):
             training = max(training, _CHECKPOINT * max(sizes, default=0))
         if isinstance(phase, Cache) and phase.folder is None:
             for split in phase.splits:
-                facts_of = facts[recipe.task_name(phase), split]
-                caches += round((facts_of.examples or 0) * _row(recipe, number, phase, facts_of))
+                facts_of = facts[step.task_name, split]
+                caches += round((facts_of.examples or 0) * _row(recipe, step, phase, facts_of))
     if last == len(recipe.phases) and any(numbers):  # the student to ship is a copy
-        models += _WEIGHT * max((n for each in numbers for n in each.values()), default=0)
+        models += _WEIGHT * max(n for each in numbers for n in each)
     tokenizers = len(recipe.teachers) + 1
     data = sum((one.examples or 0) * one.tokens * _TOKEN * tokenizers for one in facts.values())
     return Taken(models, caches, round(data), training)
 
 
-def _row(recipe: Recipe, number: int, phase: Cache, facts: SplitFacts) -> float:
-    """Bytes of an example in the cache of phase `number`, of all teachers."""
+def _row(recipe: Recipe, step: Step, phase: Cache, facts: SplitFacts) -> float:
+    """Bytes of an example in the cache that a phase makes, of all teachers."""
     task = recipe.task_of(phase)
     classes = None
     if task.has_classes:
         classes = len(open_source(task, data_folder=recipe.data_folder).labels)
-    names = [recipe.origin(name, number) for name in recipe.teachers_of(phase)]
-    configs = (config_of(recipe, name) for name in names)
+    configs = (config_of(recipe, step.model(name).origin) for name in step.teachers)
     return sum(example_bytes(phase, task, config, classes, facts.tokens) for config in configs)
-
-
-def _parameters(recipe: Recipe) -> list[dict[str, int]]:
-    """For each phase: how many parameters each model that it trains has, about."""
-    known = {
-        name: fewest_parameters(config_of(recipe, name)) for name in (*recipe.teachers, "student")
-    }
-    found = []
-    for phase in recipe.phases:
-        each = len(phase.starts) == len(phase.outputs)
-        sizes = {
-            output: known[phase.starts[number] if each else phase.starts[0]]
-            for number, output in enumerate(phase.outputs)
-        }
-        known |= sizes
-        found.append(sizes)
-    return found
 
 
 def most_at_a_time(

@@ -22,7 +22,7 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 from ds_distill.data.batches import Examples
 from ds_distill.data.combined import open_source
 from ds_distill.data.question_windows import prepare
-from ds_distill.predict.prediction import load_predictor, predict
+from ds_distill.predictors.prediction import load_predictor, predict
 from ds_distill.recipe.metrics.answers import word_f1
 from ds_distill.recipe.tasks import ExtractiveQA
 from tests.toys import TOY_FILLERS, TOY_WORDS

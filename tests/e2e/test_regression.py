@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from ds_distill.cache.reader import CacheReader
 from ds_distill.cli import app
-from ds_distill.predict.prediction import predict
+from ds_distill.predictors.prediction import predict
 from tests.toys import TOY_FILLERS, TOY_WORDS
 
 VALUES = {"animal": 1.0, "food": 0.0, "weather": -1.0}

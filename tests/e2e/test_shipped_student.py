@@ -23,7 +23,7 @@ from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions, TokenScores
 from ds_distill.phases import evaluate
-from ds_distill.predict.prediction import predict
+from ds_distill.predictors.prediction import predict
 from ds_distill.recipe import LONE_TASK, load_recipe
 from ds_distill.reporting.model_card import model_card
 from ds_distill.run.execute import execute

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from ds_distill.check.recipe import trained_on_what_chooses
+from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.schema import Recipe
 from ds_distill.reporting.uses import uses
 from ds_distill.run.publish import choose_student
@@ -98,8 +99,8 @@ def test_what_starts_from_a_model_trained_on_a_split_counts_as_trained_on_it():
         HONEST,
         {"fine-tune": {"models": "heir", "save_as": "grandchild"}},
     )
-    assert recipe.trained_on("task", "validation") == ["seen", "heir", "grandchild"]
-    assert recipe.trained_on("task", "test") == []
+    assert trained_on(recipe, "task", "validation") == ["seen", "heir", "grandchild"]
+    assert trained_on(recipe, "task", "test") == []
     [note] = trained_on_what_chooses(recipe)
     assert note.startswith("seen, heir, grandchild are trained on split 'validation'")
     assert trained_on_what_chooses(recipe_of(THREE, CONTROL)) == []

@@ -39,8 +39,8 @@ from ds_distill.losses import KL, CrossEntropy
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.packed import packed_attention
 from ds_distill.planning.caches import example_bytes
-from ds_distill.predict.answering import Answerer
-from ds_distill.predict.prediction import load_predictor
+from ds_distill.predictors.answering import Answerer
+from ds_distill.predictors.prediction import load_predictor
 from ds_distill.reads import Reads
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.metrics.answers import (

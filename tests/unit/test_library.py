@@ -63,6 +63,12 @@ assert not loaded, loaded
     )
 
 
+def test_no_folder_has_a_public_name() -> None:
+    """Where its modules are imported, as the command line does, the folder stands in its place."""
+    folders = {path.parent.name for path in Path(ds_distill.__file__).parent.glob("*/*.py")}
+    assert not folders & {*ds_distill.__all__}
+
+
 def test_models_and_losses_need_no_deepspeed() -> None:
     python(
         """

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from ds_distill.errors import UserError
-from ds_distill.predict.prediction import load_predictor, predict, predict_file
+from ds_distill.predictors.prediction import load_predictor, predict, predict_file
 from ds_distill.recipe.tasks import SingleLabel
 from ds_distill.run.publish import keep_settings
 

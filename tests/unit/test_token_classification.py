@@ -35,8 +35,8 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.words import TagPredictions, entities
 from ds_distill.models.encoder import read_signals
-from ds_distill.predict.prediction import load_predictor
-from ds_distill.predict.tagging import Tagger
+from ds_distill.predictors.prediction import load_predictor
+from ds_distill.predictors.tagging import Tagger
 from ds_distill.reads import Reads
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.metrics.words import EntityF1, EntityPrecision, EntityRecall, WordF1

@@ -23,8 +23,8 @@ from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import CLASSIFIER, finite, load_model
 from ds_distill.models.reading import columns_of
-from ds_distill.predict.answering import Answerer
-from ds_distill.predict.tagging import Tagger
+from ds_distill.predictors.answering import Answerer
+from ds_distill.predictors.tagging import Tagger
 from ds_distill.process.terminal import escaped
 from ds_distill.recipe.references import resolve_model
 from ds_distill.run.any_checkpoint import student_of

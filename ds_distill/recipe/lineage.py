@@ -1,0 +1,142 @@
+"""What each phase of a recipe finds: the models, what each came from and which phase made it, and
+what the phases before have kept of the teachers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ds_distill.recipe.phases import Cache, Expertise, PhaseSettings
+from ds_distill.recipe.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model at one point of a recipe. Without a phase that made it, as the recipe gives it."""
+
+    name: str
+    origin: str
+    """What it came from: `student` or a teacher, whose configuration it has."""
+    made_by: int | None = None
+    """Number of the phase that made it."""
+    head: str | None = None
+    """That phase's task, whose head it has."""
+    vocabulary: int | None = None
+    """Tokens that a phase has given it or what it came from."""
+    seen: frozenset[tuple[str, str]] = frozenset()
+    """(task, split) of all that it and what it came from were trained on."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A phase when its turn comes. One with a mistake counts as corrected for those after it."""
+
+    recipe: Recipe = field(repr=False)
+    number: int
+    name: str
+    earlier: Sequence[Step] = field(repr=False)
+    """Of all phases before it, in order."""
+    found: Mapping[str, Model]
+    """By name: the models that these have made."""
+
+    @property
+    def phase(self) -> PhaseSettings:
+        return self.recipe.phases[self.number]
+
+    @property
+    def task_name(self) -> str:
+        return self.recipe.task_name(self.phase)
+
+    @property
+    def teachers(self) -> list[str]:
+        """Names of the models that teach in it."""
+        return self.recipe.teachers_of(self.phase)
+
+    def model(self, name: str) -> Model:
+        """What it finds under a name; without a mistake in the recipe there is one."""
+        return self.found.get(name, Model(name, name))
+
+    def left(self) -> dict[str, Model]:
+        """By name: the models that phases up to this one have made."""
+        return {**self.found, **{output: self._made(output) for output in self.phase.outputs}}
+
+    def _made(self, output: str) -> Model:
+        phase = self.phase
+        names = phase.starts
+        if len(names) == len(phase.outputs):
+            names = [phase.start_of(output)]
+        starts = [self.model(name) for name in names] or [Model(output, output)]
+        learnt = frozenset((self.task_name, split) for split in phase.learns_from)
+        return Model(
+            output,
+            starts[0].origin,
+            self.number,
+            self.task_name,
+            phase.vocabulary or starts[0].vocabulary,
+            learnt.union(*(start.seen for start in starts)),
+        )
+
+    # ------------------------------------------------------------------ of the phase's task
+
+    def caches(self, split: str) -> Iterator[tuple[Step, Cache]]:
+        """The cache phases before it that hold a split, of all its teachers; the last one first."""
+        for step in reversed(self._earlier_of_task()):
+            holds = isinstance(step.phase, Cache) and split in step.phase.splits
+            if holds and {*self.teachers} <= {*step.teachers}:
+                assert isinstance(step.phase, Cache)
+                yield step, step.phase
+
+    def held(self, split: str) -> Cache | None:
+        """The last of them, if its teachers are as they were."""
+        kept = (cache for step, cache in self.caches(split) if self._as_in(step, self.teachers))
+        return next(kept, None)
+
+    @property
+    def may_be_cached(self) -> bool:
+        """Whether an earlier cache phase names no split: any could have been meant."""
+        caches = (step.phase for step in self._earlier_of_task())
+        return any(isinstance(phase, Cache) and not phase.splits for phase in caches)
+
+    @property
+    def expertise(self) -> Step | None:
+        """The last expertise phase, if the recipe's teachers are as they were."""
+        fits = (s for s in reversed(self._earlier_of_task()) if isinstance(s.phase, Expertise))
+        last = next(fits, None)
+        return last if last is not None and self._as_in(last, self.recipe.teachers) else None
+
+    @property
+    def fitted_states(self) -> bool:
+        """Whether the gate of that phase reads the teachers' states."""
+        fits = self.expertise
+        if fits is None:
+            return False
+        assert isinstance(fits.phase, Expertise)
+        held = fits.held(fits.phase.split)
+        return fits.phase.states and (held is None or -1 in held.hidden)
+
+    def _earlier_of_task(self) -> list[Step]:
+        return [step for step in self.earlier if step.task_name == self.task_name]
+
+    def _as_in(self, earlier: Step, names: Collection[str]) -> bool:
+        return all(self.model(name) == earlier.model(name) for name in names)
+
+
+def steps(recipe: Recipe) -> list[Step]:
+    """Of each phase, in order."""
+    found: list[Step] = []
+    for number, name in enumerate(recipe.phase_names()):
+        found.append(Step(recipe, number, name, tuple(found), found[-1].left() if found else {}))
+    return found
+
+
+def model_at(recipe: Recipe, name: str, number: int) -> Model:
+    """The model `name` as phase `number` finds it; as all leave it, where there are no more."""
+    before = steps(recipe)[:number]
+    return (before[-1].left() if before else {}).get(name, Model(name, name))
+
+
+def trained_on(recipe: Recipe, task: str, split: str) -> list[str]:
+    """Names of the models that a phase trains on a task's split, and of those that start from
+    one."""
+    made = steps(recipe)[-1].left().values()
+    return [model.name for model in made if (task, split) in model.seen]
