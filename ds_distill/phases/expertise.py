@@ -25,7 +25,7 @@ from ds_distill.recipe.phases import Cache, Expertise
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
 from ds_distill.routing.comparison import Comparison, at, compare
-from ds_distill.routing.fit import STATES, Fitted
+from ds_distill.routing.fitting import STATES, Fitted
 from ds_distill.routing.followed import Disagreement
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.multi_label import FittedByLabel, fit_by_label

@@ -1,7 +1,7 @@
 """Which teacher each row follows."""
 
 from ds_distill.routing.expertise import ExpertiseTable
-from ds_distill.routing.fit import Fitted, fit
+from ds_distill.routing.fitting import Fitted, fit
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
 from ds_distill.routing.router import Router
 

@@ -41,7 +41,7 @@ from ds_distill.recipe.policies import (
 )
 from ds_distill.routing.agreement import Predictions, agreement, any_of
 from ds_distill.routing.calibration import log_probabilities
-from ds_distill.routing.fit import Fitted, fit, folds_of, states_of
+from ds_distill.routing.fitting import Fitted, fit, folds_of, states_of
 from ds_distill.routing.followed import Disagreement, disagreements, followed_by_class
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.multi_label import TWO, fit_label, joined, of_label

@@ -22,7 +22,7 @@ from ds_distill.errors import UserError
 from ds_distill.files import new_file
 from ds_distill.process.activity import mark
 from ds_distill.routing.expertise import ExpertiseTable
-from ds_distill.routing.fit import Fitted, fit
+from ds_distill.routing.fitting import Fitted, fit
 from ds_distill.routing.policies import Target
 from ds_distill.types import Signals
 

@@ -18,7 +18,7 @@ import xxhash
 from ds_distill.keys import uniform
 from ds_distill.recipe.policies import ByExpertise, Mix, Routing, Weighted, not_fitted
 from ds_distill.routing.calibration import FLOOR, log_probabilities
-from ds_distill.routing.fit import Fitted
+from ds_distill.routing.fitting import Fitted
 from ds_distill.routing.partial_teachers import Classes
 from ds_distill.types import Signals
 

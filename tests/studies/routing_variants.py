@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 
 from ds_distill.routing import gate as gates
 from ds_distill.routing.calibration import fit_temperature, prior_of
-from ds_distill.routing.fit import folds_of, states_of
+from ds_distill.routing.fitting import folds_of, states_of
 from ds_distill.routing.gate import calibrated_average, features, fit_gate
 from ds_distill.types import Signals
 

@@ -27,7 +27,7 @@ from ds_distill.recipe.policies import candidates
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import comparison as comparing
 from ds_distill.routing.comparison import Score, choose, compare, held_out_targets
-from ds_distill.routing.fit import fit, folds_of
+from ds_distill.routing.fitting import fit, folds_of
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.router import Router
 from ds_distill.types import Signals
@@ -327,7 +327,7 @@ def test_the_table_shows_every_row_and_the_choice():
 def test_with_thousands_of_classes_there_is_no_gate(monkeypatch, tmp_path):
     """Its weights are about twice the classes times the classes: it was still not fitted after
     677 s with 2,000."""
-    monkeypatch.setattr("ds_distill.routing.fit.fit_gate", lambda *_: pytest.fail("a gate"))
+    monkeypatch.setattr("ds_distill.routing.fitting.fit_gate", lambda *_: pytest.fail("a gate"))
     labels = [f"class {number}" for number in range(2_000)]
     generator = torch.Generator().manual_seed(0)
     truth = torch.randint(len(labels), (300,), generator=generator).numpy()

@@ -19,7 +19,7 @@ from ds_distill.recipe.policies import POLICIES, routing_of
 from ds_distill.recipe.terms import KLLoss
 from ds_distill.routing import ExpertiseTable, Fitted, Router, fit
 from ds_distill.routing.calibration import fit_temperature
-from ds_distill.routing.fit import folds_of
+from ds_distill.routing.fitting import folds_of
 from ds_distill.routing.gate import FOLDS, Gate
 from ds_distill.routing.multi_label import (
     FittedByLabel,
@@ -550,8 +550,8 @@ def test_a_gate_of_first_tokens_states_is_refused(width, many, tmp_path):
 
 def test_a_gate_takes_at_most_so_many_examples(monkeypatch):
     words, truth, keys = speaking(300)
-    monkeypatch.setattr("ds_distill.routing.fit.fit_temperature", lambda *_: 1.0)
-    monkeypatch.setattr("ds_distill.routing.fit.GATE_EXAMPLES", 100)
+    monkeypatch.setattr("ds_distill.routing.fitting.fit_temperature", lambda *_: 1.0)
+    monkeypatch.setattr("ds_distill.routing.fitting.GATE_EXAMPLES", 100)
     some = fit(words, truth, keys, list("abc")).gate.weight
     chosen = uniform(keys, 0, 103).argsort()[:100]
     assert torch.bincount(folds_of(keys[chosen], 0), minlength=FOLDS).min() > 5
@@ -560,7 +560,7 @@ def test_a_gate_takes_at_most_so_many_examples(monkeypatch):
     for outputs in words.values():  # what the others say does not matter
         outputs.logits[rest] = -outputs.logits[rest]
     assert torch.equal(fit(words, truth, keys, list("abc")).gate.weight, some)
-    monkeypatch.setattr("ds_distill.routing.fit.GATE_EXAMPLES", 300)
+    monkeypatch.setattr("ds_distill.routing.fitting.GATE_EXAMPLES", 300)
     whole = fit(words, truth, keys, list("abc")).gate.weight
     assert not torch.allclose(whole, some, atol=1e-2)
 
