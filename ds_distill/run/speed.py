@@ -27,7 +27,7 @@ from ds_distill.reporting.verdict import last_evaluations
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 
-QUICK_SECONDS = 0.5
+QUICK_SECONDS = 0.1
 """For each model at the end of a run, about; of slow ones longer, for `_FEWEST` batches."""
 _FEWEST, _MOST = 5, 300
 _WARM_UP = 2
