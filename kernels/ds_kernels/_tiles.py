@@ -21,7 +21,7 @@ def granules(number, size, GRANULE: tl.constexpr):
 
 
 @jit
-def span(row, stride, V: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr):
+def span(row, stride, V, GRANULE: tl.constexpr, SHIFTED: tl.constexpr):
     """A row's place: the offset of its first granule, and from there its first column, its end, and
     the end of its last granule."""
     shift = 0

@@ -124,12 +124,13 @@ def _forward_kernel(
 @jit
 def _tail_backward_kernel(
     upstream, student, log_probs, ids, tail, losses, stats, gradient,
-    stride, num_rows, c, factor,
+    stride, num_rows, c, factor, width,
     V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
     K: tl.constexpr, KP: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    base, shift, end, limit = span(row, stride, V, GRANULE, SHIFTED)
+    # Not V: Triton 3.6 would write each tile of a row whose number of tiles it knows.
+    base, shift, end, limit = span(row, stride, width, GRANULE, SHIFTED)
     gradient += granules(row, V, GRANULE)
     tile = tl.arange(0, BLOCK)
     if tl.load(losses + row) <= 0:
@@ -322,7 +323,7 @@ def backward_topk(
         sizes = {"V": width, "K": ids.shape[1], "KP": _padded(ids.shape[1])}
         sizes |= target_options(losses.dtype)
         _tail_backward_kernel[(num_rows,)](
-            *shared, **sizes, **walk(student, columns, block), num_warps=warps
+            *shared, width, **sizes, **walk(student, columns, block), num_warps=warps
         )
         _entries_backward_kernel[(num_rows,)](*shared, **sizes, num_warps=1)
     return gradient
