@@ -24,7 +24,7 @@ from ds_distill.process.lock import FolderLock
 HOLD = """
 import os, sys
 from pathlib import Path
-from ds_distill import lock
+from ds_distill.process import lock
 lock.BEAT_SECONDS = 0.05
 
 def lost(why):

@@ -21,8 +21,8 @@ RANKS = """
 import json, os, sys, time
 import numpy as np
 import torch
-from ds_distill import progress
-from ds_distill.engine import rendezvous
+from ds_distill.process import activity as progress
+from ds_distill.process import meeting as rendezvous
 from ds_distill.process.meeting import Meeting, RanksMissing, StoreLost
 
 ranks, size, limit, what = json.loads(sys.argv[1])
