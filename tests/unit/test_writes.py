@@ -49,7 +49,7 @@ KNOWN = {
     ("launch/process_group.py", "_start"): "what a process prints, added to a log",
     ("models/load.py", "save_model"): "into a folder aside, which the run's folder publishes",
     ("process/failures.py", "record_failure"): "made with O_EXCL; half a record counts for none",
-    ("process/lock.py", "FolderLock.take"): "made with O_EXCL, and synced; half a lock counts for none",
+    ("process/lock.py", "FolderLock.take"): "O_EXCL, and synced; half a lock counts for none",
     ("process/lock.py", "FolderLock._remove"): "an ended process's lock goes aside, to be removed",
     ("run/profiler.py", "resident_peak"): "an order to the kernel, no file",
     ("sweep/shared.py", "begin_from.copy"): "into a folder aside, which new_folder publishes",
