@@ -48,15 +48,15 @@ def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
 
     Raises UserError when the teachers have changed since.
     """
-    wanted = {*run.recipe.teachers_of(run.recipe.phases[number])}
+    teachers = run.teachers(number)
     for earlier in reversed(range(number)):
         phase = run.recipe.phases[earlier]
         here = run.recipe.task_name(phase) == run.task_name
         holds = isinstance(phase, Cache) and split in phase.splits
-        if here and holds and wanted <= {*run.recipe.teachers_of(phase)}:
+        if here and holds and {*teachers} <= {*run.recipe.teachers_of(phase)}:
             assert isinstance(phase, Cache)
             reader = CacheReader(cache_folder(run, phase, earlier))
-            for teacher in run.teachers(number):
+            for teacher in teachers:
                 reader.check(teacher, fingerprint(run, run.reference(teacher, number)))
             return reader
     return None

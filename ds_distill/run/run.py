@@ -108,8 +108,9 @@ class Run:
         """Names of the teachers that phase `number` has: those that it follows, or the recipe's,
         less those that an earlier phase of the task has left out. Every rank reads it from that
         phase's record."""
-        if (followed := self.recipe.phases[number].followed) is not None:
-            return followed
+        for phase in self.recipe.phases[number : number + 1]:  # none behind the last one
+            if phase.followed is not None:
+                return phase.followed
         names = self.recipe.phase_names()
         for earlier, phase in reversed(list(enumerate(self.recipe.phases[:number]))):
             if phase.leaves_out_teachers and self.recipe.task_name(phase) == self.task_name:

@@ -119,6 +119,18 @@ def test_the_gate_reads_the_same_from_the_cache_as_from_live_teachers(finished):
     assert cached == pytest.approx(live, rel=1e-3)
 
 
+def test_route_takes_a_recipe_that_ends_with_its_cache(finished, ds_distill):
+    settings = yaml.safe_load((finished / "toy.yaml").read_text())
+    settings["phases"] = settings["phases"][:3]
+    (finished / "cache.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    whole, cached = (
+        ds_distill("route", name, "--folder", "run", cwd=finished)
+        for name in ("toy.yaml", "cache.yaml")
+    )
+    assert cached.returncode == 0, cached.stderr
+    assert cached.stdout == whole.stdout
+
+
 def test_route_tells_the_same_as_the_run_and_changes_nothing(finished, ds_distill):
     run = finished / "run"
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
