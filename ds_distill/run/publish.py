@@ -102,8 +102,11 @@ def write_report(recipe: Recipe, folder: RunFolder, results: dict[str, Any]) -> 
     loading = how_to_load(task, results) if results["student"] is not None else []
     page = render_report(results, trainings, loading=loading, recipe=dump_recipe(recipe))
     write_text(folder.report, page)
+    figures = folder.path / "figures"
+    for old in figures.glob("[0-9]*.svg"):  # of an earlier page, such as that of a stop
+        old.unlink()
     for name, figure in page_figures(page):
-        write_text(folder.path / "figures" / name, figure)
+        write_text(figures / name, figure)
 
 
 def report_stopped(recipe: Recipe, folder: RunFolder, why: str) -> None:
