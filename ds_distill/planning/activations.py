@@ -83,11 +83,12 @@ class Head:
             derivatives = logits // 8 * itemsize
         return logits + derivatives + 4 * self.vocabulary * self.widths[0]
 
-    def recomputed_bytes(self, rows: int, on_gpu: bool) -> int:
-        """What cross-entropy without all logits holds at its peak: those of a chunk and their
-        derivative, and the gradient of the weight."""
-        logits = min(rows * 8 * self.vocabulary, _LOGIT_BYTES[on_gpu])
-        return logits + 4 * self.vocabulary * self.widths[0]
+    def recomputed_bytes(self, rows: int, itemsize: int, on_gpu: bool) -> int:
+        """What cross-entropy without all logits holds at its peak: float32 logits of a chunk and a
+        sum of the weight's gradient, and of 16 bits what is made of both."""
+        numbers = min(rows * self.vocabulary, _LOGIT_BYTES[on_gpu] // 8)
+        numbers += self.vocabulary * self.widths[0]
+        return (4 + itemsize if itemsize < 4 else itemsize) * numbers
 
     def cost(self, rows: int, itemsize: int, on_gpu: bool) -> Cost:
         """Products of the chunked term: both models forward, the student's backward, and both once
@@ -186,7 +187,7 @@ def student_work(
             return chunked
         if head.recomputes and is_large(rows, head.vocabulary, device):
             # One after the other, with one gradient of the weight.
-            return max(head.recomputed_bytes(rows, shape.on_gpu), chunked)
+            return max(head.recomputed_bytes(rows, size, shape.on_gpu), chunked)
         one = replace(of(count, False), rows=rows)
         more = cost(student, replace(one, logits=True)).peak - cost(student, one).peak
         return max(more, 0) + chunked
