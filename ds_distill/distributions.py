@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import torch
@@ -26,6 +26,9 @@ class VocabularyHead:
     columns_of: nn.Module | None = None
     """Its `weight`, [D - E, V], are the weight's other columns: MobileBERT's, whose embeddings are
     narrower than its states."""
+    slots: list[torch.Tensor] = field(default_factory=list)
+    """The weight's slot of `ds_kernels.linear_cross_entropy`, once that ran on some of the rows:
+    what reads the head after it, at any rows, puts its gradient of the weight in there."""
 
     @property
     def entries(self) -> int:

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from ds_distill.distributions import VocabularyHead
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs, only_teacher, target_loss
@@ -24,6 +23,7 @@ from ds_distill.recipe.terms import (
 from ds_distill.routing import Target
 from ds_distill.types import Batch, Signals
 from ds_kernels import (
+    linear_cross_entropy,
     linear_kl,
     linear_mse,
     masked_js,
@@ -78,7 +78,7 @@ class CrossEntropy(Term):
         head, weights = student.head, self._class_weights
         if (
             head is not None
-            and is_large(len(student), head.entries)
+            and is_large(len(student), head.entries, head.features.device.type)
             and _no_logits(teachers, target)
         ):
             losses = _of_head(head, labels, weights)
@@ -88,18 +88,15 @@ class CrossEntropy(Term):
         return self.weight * losses
 
 
-LOGIT_BYTES = 1 << 29
-"""Of logits that are kept for the backward pass."""
-CHUNK_BYTES = {"cuda": 1 << 29, "cpu": 1 << 25}
-"""Of logits that are alive at a time where they are not kept, by device: beside two gradients of
-the head, where another term reads it. Every further chunk reads the head's weight again: of 60,000
-entries on a CPU that is 6% of the term's time here, and 20% at half of it."""
+LOGIT_BYTES = {"cuda": 1 << 29, "cpu": 1 << 25}
+"""Of float32 logits that are kept for the backward pass, by device. Softmax and gradient are as
+large again each: on a CPU these are all together as much as `linear_kl` holds at a time."""
 
 
-def is_large(rows: int, vocabulary: int) -> bool:
-    """Whether logits are too many to keep them, and torch can do without (2.13): they are computed
-    again in the backward pass, a third more work."""
-    return rows > max(1, LOGIT_BYTES // (4 * vocabulary)) and hasattr(F, "linear_cross_entropy")
+def is_large(rows: int, vocabulary: int, device: str) -> bool:
+    """Whether logits are too many to keep them: they are computed again in the backward pass, a
+    third more work."""
+    return rows > max(1, LOGIT_BYTES.get(device, LOGIT_BYTES["cpu"]) // (4 * vocabulary))
 
 
 def _no_logits(teachers: Mapping[str, Signals], target: Target | None) -> bool:
@@ -114,17 +111,9 @@ def _of_head(
     head: VocabularyHead, labels: torch.Tensor, weights: torch.Tensor | None
 ) -> torch.Tensor:
     """Cross-entropy [k] without [k, V] logits."""
-    budget = CHUNK_BYTES.get(head.features.device.type, CHUNK_BYTES["cpu"])
-    rows = max(1, budget // (4 * head.entries))
-    return F.linear_cross_entropy(
-        head.features,
-        head.weight,
-        labels,
-        linear_bias=head.bias,
-        weight=weights,
-        reduction="none",
-        options=nn.LinearCrossEntropyOptions(batch_chunk_size=rows),
-    ).float()
+    losses, slot = linear_cross_entropy(head.features, head.weight, labels, student_bias=head.bias)
+    head.slots.append(slot)
+    return losses if weights is None else losses * weights[labels]
 
 
 def _class_weights(
@@ -292,6 +281,7 @@ def _linear(
         student_bias=student.bias,
         teacher_bias=teacher.bias,
         entries=teacher.entries,
+        slot=student.slots[-1] if student.slots else None,
         **options,
     )
 

@@ -197,9 +197,10 @@ class Bundle(nn.Module):
         """The sum of the active terms, their shares and what they measure; see `forward`."""
         of_examples = student, teachers, target, batch
         parts, measured = {}, {}
-        # Terms without teachers first, so that their backward is last: then no teacher's logits
-        # stand beside two gradients of the student's head.
-        for name, term in sorted(active.items(), key=lambda item: item[1].needs_teachers):
+        # Backward passes run in the opposite order. Those over a teacher's head and the student's
+        # need most memory, and come before there are gradients of others; that of labels adds to
+        # their gradient of the student's head.
+        for name, term in sorted(active.items(), key=_position):
             own, others, its_target, rows = of_examples
             if batch.labels.ndim > 1 and term.label_rows is not None:
                 # Each label is a row of a loss on logits; states have one row for each example.
@@ -270,6 +271,11 @@ def _check_rows(name: str, term: Term, batch: Batch) -> None:
             f"the batch does not say how many rows {term.rows!r} has in the whole optimizer step "
             "(`counts`), by which the loss is divided: Batch.from_views does"
         )
+
+
+def _position(named: tuple[str, Term]) -> tuple[bool, bool]:
+    """Where a term stands in a step's forward pass."""
+    return named[1].needs_teachers, named[1].reads.logits
 
 
 def _share(name: str, term: Term, values: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ds_distill.losses.logits import CHUNK_BYTES, is_large
+from ds_distill.losses.logits import is_large
 from ds_distill.planning.models import Pass, PlannedModel, cost
 from ds_distill.planning.trace import Cost
 
 _LOGIT_BYTES = {True: 5 << 28, False: 1 << 27}
 _KEEP_BYTES = {True: 1 << 29, False: 1 << 28}
-"""Of ds_kernels.linear_kl, by whether on a GPU: fp32 logits alive at a time, derivatives that it
-stores."""
+"""Of ds_kernels.linear_kl, by whether on a GPU: fp32 logits alive at a time, those of
+linear_cross_entropy too, and derivatives that it stores."""
 
 
 _SMALLEST = 64
@@ -83,11 +83,12 @@ class Head:
             derivatives = logits // 8 * itemsize
         return logits + derivatives + 4 * self.vocabulary * self.widths[0]
 
-    def recomputed_bytes(self, itemsize: int, on_gpu: bool) -> int:
-        """What cross-entropy without all logits holds at its peak: those of a chunk and their
-        derivative, and the gradient of the weight."""
-        chunk = CHUNK_BYTES["cuda" if on_gpu else "cpu"]
-        return 2 * chunk + itemsize * self.vocabulary * self.widths[0]
+    def recomputed_bytes(self, rows: int, itemsize: int, on_gpu: bool) -> int:
+        """What cross-entropy without all logits holds at its peak: float32 logits of a chunk and a
+        sum of the weight's gradient, and of 16 bits what is made of both."""
+        numbers = min(rows * self.vocabulary, _LOGIT_BYTES[on_gpu] // 8)
+        numbers += self.vocabulary * self.widths[0]
+        return (4 + itemsize if itemsize < 4 else itemsize) * numbers
 
     def cost(self, rows: int, itemsize: int, on_gpu: bool) -> Cost:
         """Products of the chunked term: both models forward, the student's backward, and both once
@@ -180,13 +181,16 @@ def student_work(
         return max(1, round(share * count * shape.length))
 
     def at_head(count: int) -> int:
-        rows, more = rows_of(count, head.dense_share), 0
-        if head.dense and head.recomputes and is_large(rows, head.vocabulary):
-            more = head.recomputed_bytes(size, shape.on_gpu)
-        elif head.dense:
-            one = replace(of(count, False), rows=rows)
-            more = cost(student, replace(one, logits=True)).peak - cost(student, one).peak
-        return max(more, 0) + head.bytes(rows_of(count, head.chunked_share), size, shape.on_gpu)
+        rows, device = rows_of(count, head.dense_share), "cuda" if shape.on_gpu else "cpu"
+        chunked = head.bytes(rows_of(count, head.chunked_share), size, shape.on_gpu)
+        if not head.dense:
+            return chunked
+        if head.recomputes and is_large(rows, head.vocabulary, device):
+            # One after the other, with one gradient of the weight.
+            return max(head.recomputed_bytes(rows, size, shape.on_gpu), chunked)
+        one = replace(of(count, False), rows=rows)
+        more = cost(student, replace(one, logits=True)).peak - cost(student, one).peak
+        return max(more, 0) + chunked
 
     body = Growth.of(lambda count: cost(student, of(count, False)).peak, examples)
     whole = replace(of(examples, head.dense), rows=rows_of(examples, head.dense_share))

@@ -2,6 +2,7 @@
 
 from ._shared import last_path
 from .attention_kl import attention_kl
+from .linear_cross_entropy import linear_cross_entropy
 from .linear_kl import linear_kl, linear_mse
 from .masked_cosine import masked_cosine
 from .masked_divergences import masked_js, masked_reverse_kl, masked_tv
@@ -12,6 +13,7 @@ from .topk_kl import topk_kl
 __all__ = [
     "attention_kl",
     "last_path",
+    "linear_cross_entropy",
     "linear_kl",
     "linear_mse",
     "masked_cosine",

@@ -1,4 +1,5 @@
-"""Products of hidden states and output weights, for `linear_kl`: which rows at a time, into what.
+"""Products of hidden states and output weights, for `linear_kl` and `linear_cross_entropy`: what
+these take, which rows at a time, into what.
 
 Shapes: n counted rows, V columns of the vocabulary.
 """
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ._shared import use_triton
+from ._shared import FLOATS, use_triton
 
 # Bytes of float32 logits (both models) alive at a time, and of stored derivatives. Every further
 # chunk reads both weights again, so on a GPU a chunk is a thousand rows or more.
@@ -94,3 +95,60 @@ def unscaled(total: Tensor | None, largest: Tensor | None, weight: Tensor) -> Te
     gradient = torch.zeros_like(weight)
     gradient[: len(total)] = total
     return gradient
+
+
+def parted(scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """A factor of each row [n] as (ratio [n, 1], largest []). The largest, as a rule a power of ten
+    or more below 1, is taken out of 16-bit products, so that float16 does not underflow; None in
+    other dtypes."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return scale[:, None], None
+    largest = scale.abs().amax() if scale.numel() else scale.new_zeros(())
+    largest = torch.where(largest == 0, 1, largest)
+    return (scale / largest)[:, None], largest
+
+
+def refuse_released(op: str, **weights: Tensor | None) -> None:
+    """Raise RuntimeError on a weight, by its model, that is empty in the backward pass."""
+    for name, head in weights.items():
+        if head is not None and head.numel() == 0:
+            raise RuntimeError(
+                f"{op}: {name}_weight is empty in the backward pass: it was released after "
+                "the forward pass (ZeRO stage 3). Call the op inside the wrapped module's forward"
+            )
+
+
+def cast_of(device: str) -> torch.dtype | None:
+    """The dtype to which inputs are cast, as F.linear does under autocast; None outside of it."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def checked_model(
+    op: str,
+    name: str,
+    model: tuple[Tensor, Tensor, Tensor | None],
+    cast: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A model's rows [N, H], its head [V, H] and bias [V], in the dtype of autocast; a teacher's
+    without gradients. Raises ValueError where they do not fit."""
+    hidden, head, bias = model
+    if name == "teacher":
+        hidden, head = hidden.detach(), head.detach()
+        bias = None if bias is None else bias.detach()
+    if cast is not None:
+        hidden, head = hidden.to(cast), head.to(cast)
+    if head.dim() != 2 or head.shape[1] != hidden.shape[-1] or head.shape[0] == 0:
+        raise ValueError(
+            f"{op}: {name}_weight {list(head.shape)} does not project {name}_hidden "
+            f"{list(hidden.shape)}; [V, {hidden.shape[-1]}] wanted"
+        )
+    if head.dtype != hidden.dtype or head.dtype not in FLOATS:
+        raise ValueError(
+            f"{op}: {name}_weight is {head.dtype}, {name}_hidden {hidden.dtype}; "
+            "they must agree, outside autocast"
+        )
+    if bias is not None and bias.shape != head.shape[:1]:
+        raise ValueError(
+            f"{op}: {name}_bias {list(bias.shape)} does not match {name}_weight {list(head.shape)}"
+        )
+    return hidden.reshape(-1, hidden.shape[-1]), head, bias

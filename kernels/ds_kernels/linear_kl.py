@@ -18,10 +18,22 @@ import torch
 from torch import Tensor
 
 from ._divergences import KL, MSE
-from ._projections import add_rows, buffer, chunks, keeps, logits, mm, take, unscaled
+from ._projections import (
+    add_rows,
+    buffer,
+    cast_of,
+    checked_model,
+    chunks,
+    keeps,
+    logits,
+    mm,
+    parted,
+    refuse_released,
+    take,
+    unscaled,
+)
 from ._rows import forward_rows, gradient_factor
 from ._shared import (
-    FLOATS,
     above_tolerance,
     accumulator,
     check_options,
@@ -64,6 +76,7 @@ def _forward(
     teacher_weight: Tensor,
     teacher_bias: Tensor | None,
     rows: Tensor | None,
+    slot: Tensor | None,
     entries: int,
     temperature: float,
     weight: float,
@@ -88,15 +101,6 @@ def _forward(
     return losses, unit
 
 
-def _refuse_released(student_weight: Tensor, teacher_weight: Tensor | None) -> None:
-    for name, head in (("student", student_weight), ("teacher", teacher_weight)):
-        if head is not None and head.numel() == 0:
-            raise RuntimeError(
-                f"linear_kl: {name}_weight is empty in the backward pass: it was released after "
-                "the forward pass (ZeRO stage 3). Call the op inside the wrapped module's forward"
-            )
-
-
 def _backward(
     upstream: Tensor, student_hidden: Tensor, student_weight: Tensor,
     student_bias: Tensor | None, teacher_hidden: Tensor | None, teacher_weight: Tensor | None,
@@ -105,14 +109,10 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     use_triton(student_hidden)
     device, dtype, acc = student_hidden.device, student_hidden.dtype, losses.dtype
-    _refuse_released(student_weight, teacher_weight)
+    refuse_released("linear_kl", student=student_weight, teacher=teacher_weight)
     factor = gradient_factor(temperature, weight, divergence)
     scale = torch.where(above_tolerance(losses), upstream * factor, 0)
-    # A power of ten or more below 1 as a rule: taken out, so that float16 does not underflow.
-    low = dtype in (torch.float16, torch.bfloat16)
-    largest = scale.abs().amax() if low and scale.numel() else scale.new_zeros(())
-    largest = torch.where(largest == 0, 1, largest)
-    ratio = (scale / largest)[:, None]
+    ratio, largest = parted(scale, dtype)
     num_counted = scale.shape[0]
     grad_hidden = torch.zeros_like(student_hidden) if wanted[0] else student_hidden.new_empty(0)
     grad_weight = student_weight.new_empty(0)
@@ -146,7 +146,7 @@ def _backward(
             if sum_bias is not None:
                 sum_bias.add_(mm(part.t(), ratio[start:end].to(dtype))[:, 0])
         if wanted[1]:
-            grad_weight = unscaled(sum_weight, largest if low else None, student_weight)
+            grad_weight = unscaled(sum_weight, largest, student_weight)
         if sum_bias is not None and student_bias is not None:
             grad_bias = unscaled(sum_bias, largest, student_bias)
     return grad_hidden, grad_weight, grad_bias
@@ -158,7 +158,8 @@ _forward_op = torch.library.custom_op(
     mutates_args=(),
     schema="(Tensor student_hidden, Tensor student_weight, Tensor? student_bias, "
     "Tensor teacher_hidden, Tensor teacher_weight, Tensor? teacher_bias, Tensor? rows, "
-    "int entries, float temperature, float weight, float tolerance, int divergence, bool keep) "
+    "Tensor? slot, int entries, float temperature, float weight, float tolerance, "
+    "int divergence, bool keep) "
     "-> (Tensor, Tensor)",
 )
 _backward_op = torch.library.custom_op(
@@ -176,7 +177,7 @@ _backward_op = torch.library.custom_op(
 def _(
     student_hidden: Tensor, student_weight: Tensor, student_bias: Tensor | None,
     teacher_hidden: Tensor, teacher_weight: Tensor, teacher_bias: Tensor | None,
-    rows: Tensor | None, entries: int, *args: Any,
+    rows: Tensor | None, slot: Tensor | None, entries: int, *args: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     num_counted = (student_hidden if rows is None else rows).shape[0]
     acc, keep = accumulator(student_hidden, teacher_hidden), args[-1]
@@ -200,7 +201,7 @@ def _(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     student, teacher, rows = inputs[:3], inputs[3:6], inputs[6]
-    entries, temperature, weight, _, divergence, keep = inputs[7:]
+    entries, temperature, weight, _, divergence, keep = inputs[8:]
     # The very tensors passed in, so that ZeRO stage 3 refills them before the backward pass;
     # the teacher's only where they are needed again.
     ctx.save_for_backward(*student, *((None, None, None) if keep else teacher), rows, *output)
@@ -211,46 +212,18 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _autograd(ctx: Any, upstream: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if upstream is None:
-        return (None,) * 13
+        return (None,) * 14
     wanted = list(ctx.needs_input_grad[:3])
     gradients = _backward_op(upstream, *ctx.saved_tensors, *ctx.options, wanted)
-    student = [grad if want else None for grad, want in zip(gradients, wanted, strict=True)]
-    return (*student, *[None] * 10)
+    hidden, weight, bias = (g if want else None for g, want in zip(gradients, wanted, strict=True))
+    of_slot = None
+    if ctx.needs_input_grad[7]:
+        weight, of_slot = None, weight
+    return hidden, weight, bias, *[None] * 4, of_slot, *[None] * 6
 
 
 _forward_op.register_autograd(_autograd, setup_context=_setup_context)
 forbid_double_backward(_backward_op, "linear_kl")
-
-
-def _checked(
-    op: str,
-    name: str,
-    model: tuple[Tensor, Tensor, Tensor | None],
-    cast: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A model's rows [N, H], its head [V, H] and bias [V], in the dtype of autocast; a teacher's
-    without gradients. Raises ValueError where they do not fit."""
-    hidden, head, bias = model
-    if name == "teacher":
-        hidden, head = hidden.detach(), head.detach()
-        bias = None if bias is None else bias.detach()
-    if cast is not None:
-        hidden, head = hidden.to(cast), head.to(cast)
-    if head.dim() != 2 or head.shape[1] != hidden.shape[-1] or head.shape[0] == 0:
-        raise ValueError(
-            f"{op}: {name}_weight {list(head.shape)} does not project {name}_hidden "
-            f"{list(hidden.shape)}; [V, {hidden.shape[-1]}] wanted"
-        )
-    if head.dtype != hidden.dtype or head.dtype not in FLOATS:
-        raise ValueError(
-            f"{op}: {name}_weight is {head.dtype}, {name}_hidden {hidden.dtype}; "
-            "they must agree, outside autocast"
-        )
-    if bias is not None and bias.shape != head.shape[:1]:
-        raise ValueError(
-            f"{op}: {name}_bias {list(bias.shape)} does not match {name}_weight {list(head.shape)}"
-        )
-    return hidden.reshape(-1, hidden.shape[-1]), head, bias
 
 
 def _linear(
@@ -260,6 +233,7 @@ def _linear(
     teacher: tuple[Tensor, Tensor, Tensor | None],
     mask: Tensor | None,
     entries: int | None,
+    slot: Tensor | None,
     temperature: float,
     weight: float,
     tolerance: float,
@@ -269,11 +243,10 @@ def _linear(
     check_options(op, weight, tolerance, reduction, temperature)
     refuse_transforms(op, *student)
     check_pair(op, "hidden", student[0], teacher[0], same_last=False)
-    device = student[0].device.type
-    # As F.linear does under autocast.
-    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    cast = cast_of(student[0].device.type)
     lead = student[0].shape[:-1]
-    parts = [*_checked(op, "student", student, cast), *_checked(op, "teacher", teacher, cast)]
+    own = checked_model(op, "student", student, cast)
+    parts = [*own, *checked_model(op, "teacher", teacher, cast)]
     sizes = student[1].shape[0], teacher[1].shape[0]
     if entries is None and sizes[0] != sizes[1]:
         raise ValueError(
@@ -283,15 +256,17 @@ def _linear(
     compared = sizes[0] if entries is None else entries
     if not 0 < compared <= min(sizes):
         raise ValueError(f"{op}: entries {compared}; from 1 to {min(sizes)} wanted")
+    if slot is not None and (slot.shape, slot.dtype) != (own[1].shape, own[1].dtype):
+        raise ValueError(f"{op}: slot {list(slot.shape)}, {slot.dtype}, is not of student_weight")
     rows = flat_rows(op, mask, lead, student[0].device)
     if rows is not None and rows.dtype == torch.bool:
         rows = row_indices(rows, lead.numel(), rows.device)
     num_counted = lead.numel() if rows is None else rows.shape[0]
     differentiable = [t for t in student if t is not None and t.requires_grad]
     needs = torch.is_grad_enabled() and bool(differentiable)
-    keep = needs and keeps(num_counted, compared, parts[0])  # type: ignore[arg-type]
+    keep = needs and keeps(num_counted, compared, own[0])
     options = (temperature, weight, tolerance, divergence)
-    losses, _ = _forward_op(*parts, rows, compared, *options, keep)
+    losses, _ = _forward_op(*parts, rows, slot, compared, *options, keep)
     return reduce_rows(op, losses, rows, lead, reduction, denominator)
 
 
@@ -305,6 +280,7 @@ def linear_kl(
     student_bias: Tensor | None = None,
     teacher_bias: Tensor | None = None,
     entries: int | None = None,
+    slot: Tensor | None = None,
     temperature: float = 1.0,
     weight: float = 1.0,
     tolerance: float = 0.0,
@@ -327,6 +303,8 @@ def linear_kl(
         student_bias, teacher_bias: [V].
         entries: compare the first so many columns of both; the weights and biases may then have
             more, not the same number. None: all, and both have as many.
+        slot: of `linear_cross_entropy` on the same student_weight, whose gradient is then that of
+            both, with one [V, Ds] in memory.
         reduction, denominator: as in `masked_kl`.
 
     Returns:
@@ -340,7 +318,7 @@ def linear_kl(
     """
     return _linear(
         "linear_kl", KL, (student_hidden, student_weight, student_bias),
-        (teacher_hidden, teacher_weight, teacher_bias), mask, entries,
+        (teacher_hidden, teacher_weight, teacher_bias), mask, entries, slot,
         temperature, weight, tolerance, reduction, denominator,
     )  # fmt: skip
 
@@ -355,6 +333,7 @@ def linear_mse(
     student_bias: Tensor | None = None,
     teacher_bias: Tensor | None = None,
     entries: int | None = None,
+    slot: Tensor | None = None,
     weight: float = 1.0,
     tolerance: float = 0.0,
     reduction: str = "mean",
@@ -364,6 +343,6 @@ def linear_mse(
     error on logits, summed over the vocabulary as in VE-KD's code (weight 1 / V for a mean)."""
     return _linear(
         "linear_mse", MSE, (student_hidden, student_weight, student_bias),
-        (teacher_hidden, teacher_weight, teacher_bias), mask, entries,
+        (teacher_hidden, teacher_weight, teacher_bias), mask, entries, slot,
         1.0, weight, tolerance, reduction, denominator,
     )  # fmt: skip

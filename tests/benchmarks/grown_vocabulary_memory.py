@@ -40,8 +40,8 @@ def measure(
     taught = torch.randn(rows, width)
     labels = torch.randint(0, vocabulary, (rows,))
     kl = KL({"rows": "tokens", "temperature": TEMPERATURE, "weight": KL_WEIGHT})
-    # In a bundle's order: terms without teachers first.
-    terms = [CrossEntropy(), kl, Cosine({"rows": "tokens", "weight": COSINE_WEIGHT})]
+    # In a bundle's order: terms without teachers first, those over a head and a teacher's last.
+    terms = [CrossEntropy(), Cosine({"rows": "tokens", "weight": COSINE_WEIGHT}), kl]
     if way == "linear_kl alone":
         terms = [kl]
 

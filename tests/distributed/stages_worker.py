@@ -40,6 +40,7 @@ from ds_distill.engine.config import deepspeed_config, zero_stage
 from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.placement import held_bytes, sharded_loading
 from ds_distill.engine.world import World
+from ds_distill.losses import logits
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.packed import packed_attention
@@ -52,6 +53,7 @@ from ds_distill.views import PackedView, PaddedView
 
 world = World.start()
 results: dict[str, Any] = {}
+kept_logits = logits.LOGIT_BYTES["cpu"]
 chosen = sys.argv[2:]
 """Names of scenarios; all where none is given."""
 
@@ -117,6 +119,8 @@ def run(
     """
     if name not in chosen and (chosen or further):
         return
+    # A grown student's are as many as a large vocabulary has: none is kept.
+    logits.LOGIT_BYTES["cpu"] = 1 if batches == "grown" else kept_logits
     accumulation = MICRO_BATCHES // world.size
     training = Training(
         batch_size=8 * MICRO_BATCHES, micro_batch_size=8, max_grad_norm=max_grad_norm(task, batches)

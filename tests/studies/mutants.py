@@ -148,7 +148,7 @@ EXPLAINED: dict[str, str] = {
     "ds_distill/routing/gate.py: loss = 0.0 -> loss = 1.0": (
         "penalties are compared with each other alone, and each has it"
     ),
-    "ds_distill/losses/logits.py: LOGIT_BYTES = 1 << 29 -> LOGIT_BYTES = 1 << 30": (
+    "ds_distill/losses/logits.py: 1 << 25 -> 1 << 26": (
         "a bound on memory; losses are equal at any"
     ),
 }

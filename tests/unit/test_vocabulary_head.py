@@ -13,8 +13,11 @@ from ds_distill.losses import KL, Cosine, CrossEntropy, LogitMSE, Term
 from ds_distill.losses import logits as logits_of
 from ds_distill.recipe.terms import KLLoss, LogitMSELoss
 from ds_distill.types import Batch, Signals
+from ds_kernels import _projections
 
 ROWS, VOCABULARY = 7, 50
+MORE = 9
+"""Tokens that a grown student has more than its teacher."""
 
 
 def head(width: int, seed: int, *, trained: bool) -> VocabularyHead:
@@ -98,19 +101,15 @@ def plain_cross_entropy(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("rows_at_a_time", [2, 100])
-@pytest.mark.parametrize("torch_has_it", [True, False])
 def test_cross_entropy_without_logits(
     dtype: torch.dtype,
     weighted: bool,
     rows_at_a_time: int,
-    torch_has_it: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Equal to the equation, gradients too, of rows with factors of their own."""
-    if not torch_has_it:
-        monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
-    monkeypatch.setattr(logits_of, "LOGIT_BYTES", rows_at_a_time * 4 * VOCABULARY)
-    monkeypatch.setattr(logits_of, "CHUNK_BYTES", {"cpu": rows_at_a_time * 4 * VOCABULARY})
+    monkeypatch.setattr(logits_of, "LOGIT_BYTES", {"cpu": rows_at_a_time * 4 * VOCABULARY})
+    monkeypatch.setattr(_projections, "_LOGIT_BYTES", {"cpu": rows_at_a_time * 8 * VOCABULARY})
     student = head(8, 0, trained=True)
     decoder = student.weight_of.to(dtype)
     student = VocabularyHead(student.features.detach().to(dtype).requires_grad_(), decoder, decoder)
@@ -123,8 +122,7 @@ def test_cross_entropy_without_logits(
     factors = torch.rand(ROWS)
     (losses * factors).sum().backward()
     assert losses.dtype == torch.float32
-    keeps_none = torch_has_it and rows_at_a_time < ROWS
-    assert made.has_made_logits != keeps_none
+    assert made.has_made_logits != (rows_at_a_time < ROWS)
     found = [losses, student.features.grad, student.weight.grad, student.bias.grad]
     wanted = plain_cross_entropy(student, own.labels, term._class_weights, factors)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -132,6 +130,33 @@ def test_cross_entropy_without_logits(
         scale = theirs.abs().max()
         tolerance = 1e-6 if dtype == torch.float32 else 1e-2
         assert (ours.double() - theirs).abs().max() < tolerance * scale
+
+
+@pytest.mark.parametrize("kl_first", [False, True])
+@pytest.mark.parametrize("name", TERMS)
+def test_labels_and_a_teacher_over_one_head(
+    name: str, kl_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradients of both terms, at rows of their own, are added wherever they are made; of a
+    teacher that knows fewer tokens."""
+    results = []
+    for kept in (1 << 25, 1):
+        monkeypatch.setattr(logits_of, "LOGIT_BYTES", {"cpu": kept})
+        student, teacher = head(8, 0, trained=True), head(16, 1, trained=False)
+        decoder = nn.Linear(16, VOCABULARY - MORE).requires_grad_(False)
+        teacher = VocabularyHead(teacher.features, decoder, decoder)
+        signals = Signals(student)
+        own = replace(batch(), row_sets={"all": torch.arange(5), "labelled": torch.tensor([1, 6])})
+        terms = [CrossEntropy(), TERMS[name]]
+        losses = [
+            term(signals, {"only": Signals(teacher)}, None, own)
+            for term in (terms[::-1] if kl_first else terms)
+        ]
+        assert bool(student.slots) == (kept == 1)
+        torch.cat(losses).sum().backward()
+        results.append([student.features.grad, student.weight.grad, student.bias.grad])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_cross_entropy_shares_the_logits_that_another_term_makes() -> None:
@@ -151,8 +176,6 @@ def test_logits_are_made_once_when_a_term_asks() -> None:
     assert signals.logits.shape == (ROWS, VOCABULARY)
 
 
-MORE = 9
-"""Tokens that a grown student has more than its teacher."""
 GROWN: dict[str, Term] = {
     "kl": KL(KLLoss(temperature=2.0, rows="tokens", tolerance=0.01, tolerance_on="mean")),
     "logit_mse": LogitMSE(LogitMSELoss(weight=0.5, rows="tokens")),
