@@ -40,7 +40,7 @@ def relative_entropy(p, q, d):
     x = d * -LN2
     series = 1 / 120 + x * (1 / 720 + x * (1 / 5040))
     series = 0.5 + x * (1 / 6 + x * (1 / 24 + x * series))
-    value = tl.where(tl.abs(x) < 0.5, p * (x * x * series), (q - p) - p * x)
+    value = tl.where(tl.abs(x) < 0.5, p * (x * x * series), tl.fma(-p, x, q - p))
     return tl.where(p == 0, q, value)  # NaN in p stays NaN
 
 
@@ -77,12 +77,12 @@ def elements(
     apart = t - s
     s -= top_s
     t -= top_t
-    p = exp2(t * c - rest_t, PTX)
-    q = exp2(s * c - rest_s, PTX)
+    p = exp2(tl.fma(t, c, -rest_t), PTX)
+    q = exp2(tl.fma(s, c, -rest_s), PTX)
     # log2 of p / q: of close logits exactly, of others without what all of a row have in common.
     rest = rest_t - rest_s
-    close = apart * c - ((top_t - top_s) * c + rest)
-    d = tl.where(tl.abs(apart) < 1, close, (t - s) * c - rest)
+    close = tl.fma(apart, c, -tl.fma(top_t - top_s, c, rest))
+    d = tl.where(tl.abs(apart) < 1, close, tl.fma(t - s, c, -rest))
     if DIVERGENCE == 0:  # KL
         return relative_entropy(p, q, d), q, difference(p, q, d) if EXACT else q - p
     elif DIVERGENCE == 1:  # reverse KL
@@ -109,15 +109,22 @@ def online(x, c, largest, total, LANES: tl.constexpr, GROUP: tl.constexpr, PTX: 
     x = tl.reshape(x, [LANES, GROUP])
     new = tl.maximum(largest, tl.max(x, 1) * c)
     total = total * exp2(largest - new, PTX)
-    return new, total + tl.sum(exp2(x * c - new[:, None], PTX), 1)
+    return new, total + tl.sum(exp2(tl.fma(x, c, -new[:, None]), PTX), 1)
+
+
+@jit
+def lanes_sum(largest, total, c, PTX: tl.constexpr):
+    """An x about as large as the largest, and the sum of 2 ** ((x - it) * c) over all lanes of
+    `online`: apart, since it and log2 of the sum would be rounded as coarsely as they are large."""
+    most = tl.max(largest, 0) / c
+    return most, tl.sum(total * exp2(tl.fma(-most, c, largest), PTX), 0)
 
 
 @jit
 def log2_sum(largest, total, c, PTX: tl.constexpr):
-    """An x about as large as the largest, and log2 of the sum of 2 ** ((x - it) * c) over all lanes
-    of `online`: apart, since their sum would be rounded as coarsely as it is large."""
-    most = tl.max(largest, 0) / c
-    return most, tl.log2(tl.sum(total * exp2(largest - most * c, PTX), 0))
+    """As `lanes_sum`, but log2 of the sum."""
+    most, total = lanes_sum(largest, total, c, PTX)
+    return most, tl.log2(total)
 
 
 def reference_softmax(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ._divergences import (
+    LN2,
     LOG2E,
     difference,
     exp2,
-    log2_sum,
+    lanes_sum,
     online,
     reference_relative_entropy,
     relative_entropy,
@@ -45,16 +46,41 @@ def _teacher(
     log_probs, ids, tail, row, K: tl.constexpr, KP: tl.constexpr, ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    """log2 of the K entries and of the tail, renormalised; absent entries have the largest id."""
+    """The K columns, their log-probabilities less `most`, the tail's, of all less the largest, and
+    log2 of their sum. Absent entries have the largest id."""
     k = tl.arange(0, KP)
     columns = tl.load(ids + row * K + k, mask=k < K, other=-1)
     columns = tl.minimum(tl.maximum(columns, -1), 2147483646).to(tl.int32)
     valid = columns >= 0
-    entries = tl.load(log_probs + row * K + k, mask=valid, other=-float("inf")).to(ACC) * LOG2E
-    rest = tl.load(tail + row).to(ACC) * LOG2E
-    largest = tl.maximum(tl.max(entries, 0), rest)
-    lse = largest + tl.log2(tl.sum(exp2(entries - largest, PTX), 0) + exp2(rest - largest, PTX))
-    return tl.where(valid, columns, 2147483647), entries - lse, rest - lse
+    entries = tl.load(log_probs + row * K + k, mask=valid, other=-float("inf")).to(ACC)
+    rest = tl.load(tail + row).to(ACC)
+    most = tl.max(entries, 0)
+    largest = tl.maximum(most, rest)
+    most = tl.where(most == -float("inf"), largest, most)
+    lse = tl.log2(
+        tl.sum(exp2((entries - largest) * LOG2E, PTX), 0) + exp2((rest - largest) * LOG2E, PTX)
+    )
+    return tl.where(valid, columns, 2147483647), entries - most, most - largest, rest - largest, lse
+
+
+@jit
+def _entries(entries, most, lse_t, own, c, larger, lse_s, PTX: tl.constexpr):
+    """p, q and log2(p / q) of the K entries. Teacher: as from `_teacher`. Student: logits less the
+    largest, what more its largest of K + 1 is, and log2 of its sum less that. Logarithms are near
+    to each other, and so is what is added: nothing is rounded as coarsely as they are large."""
+    p = exp2(tl.fma(entries, LOG2E, tl.fma(most, LOG2E, -lse_t)), PTX)
+    q = exp2(tl.fma(own, c, -(larger + lse_s)), PTX)
+    apart = tl.fma(most, LOG2E, larger) - (lse_t - lse_s)
+    return p, q, tl.fma(entries, LOG2E, -tl.fma(own, c, -apart))
+
+
+@jit
+def _summand(p, q, d, PTX: tl.constexpr):
+    """`relative_entropy`, without what p and q are rounded by where q is not the larger: for the
+    price of an exponential, which columns of whole rows would not be worth."""
+    x = d * -LN2
+    value = p * ((exp2(-d, PTX) - 1) - x)
+    return tl.where((tl.abs(x) < 0.5) | (x > 1) | (p == 0), relative_entropy(p, q, d), value)
 
 
 @jit
@@ -66,15 +92,16 @@ def _forward_kernel(
     PTX: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
+    top = tl.zeros([], ACC)
     lse = tl.zeros([], ACC)
-    lse_rest = tl.zeros([], ACC)
+    log_rest = tl.zeros([], ACC)
     loss = tl.zeros([], ACC)
     keep = True
     if MASKED:
         keep = tl.load(counted + row) != 0
     if keep:
         base, shift, end, limit = span(row, stride, V, GRANULE, SHIFTED)
-        columns, entries, rest = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
+        columns, entries, most_t, rest, lse_t = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
         own = tl.load(
             student + row * stride + columns, mask=columns < V, other=-float("inf")
         ).to(ACC)  # fmt: skip
@@ -103,22 +130,31 @@ def _forward_kernel(
                     entry += 1
                     column = tl.load(ids + entry, mask=entry < K, other=2147483647).to(tl.int64)
                 largest, total = online(x, c, largest, total, LANES, GRANULE, PTX)
-        most, lse_rest = log2_sum(largest, total, c, PTX)
-        lse_rest += most * c
-        top = tl.maximum(tl.max(own, 0) * c, lse_rest)
-        lse = top + tl.log2(tl.sum(exp2(own * c - top, PTX), 0) + exp2(lse_rest - top, PTX))
-        log_q = own * c - lse
-        value = relative_entropy(exp2(entries, PTX), exp2(log_q, PTX), entries - log_q)
-        loss = tl.sum(tl.where(columns < 2147483647, value, 0.0), 0)
-        log_q_rest = lse_rest - lse
-        loss += relative_entropy(exp2(rest, PTX), exp2(log_q_rest, PTX), rest - log_q_rest)
+        most, in_rest = lanes_sum(largest, total, c, PTX)
+        top = tl.maximum(tl.max(own, 0), most)
+        own -= top
+        rest_top = (most - top) * c
+        # Less the largest of the K + 1, as the teacher's.
+        larger = tl.maximum(tl.max(own, 0) * c, rest_top + tl.log2(in_rest))
+        rest_sum = in_rest * exp2(rest_top - larger, PTX)
+        in_all = tl.sum(exp2(tl.fma(own, c, -larger), PTX), 0) + rest_sum
+        sums = tl.log2(in_all)
+        lse = larger + sums
+        p, q, d = _entries(entries, most_t, lse_t, own, c, larger, sums, PTX)
+        loss = tl.sum(tl.where(columns < 2147483647, _summand(p, q, d, PTX), 0.0), 0)
+        # Of a tail that is most of all, which it often is, not the difference of two logarithms.
+        far = rest_top + tl.log2(in_rest) - lse
+        log_rest = tl.where(rest_sum > 1e-6 * in_all, tl.log2(rest_sum / in_all), far)
+        rest = tl.fma(rest, LOG2E, -lse_t)
+        loss += _summand(exp2(rest, PTX), exp2(log_rest, PTX), rest - log_rest, PTX)
         loss *= factor
         # An id outside the row was not found, one that stands twice was found once.
         loss = tl.where(found == given, loss, float("inf"))
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
     tl.store(losses + row, loss)
-    tl.store(stats + row, lse)
-    tl.store(stats + num_rows + row, lse_rest)
+    tl.store(stats + row, top)
+    tl.store(stats + num_rows + row, lse)
+    tl.store(stats + 2 * num_rows + row, log_rest)
 
 
 @jit
@@ -137,19 +173,21 @@ def _tail_backward_kernel(
         store_zeros(gradient, shift, end, BLOCK, SHIFTED, ACC)
     else:
         student += base
-        _, _, rest = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
-        lse = tl.load(stats + row)
-        lse_rest = tl.load(stats + num_rows + row)
+        _, _, _, rest, lse_t = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
+        top = tl.load(stats + row)
+        lse = tl.load(stats + num_rows + row)
+        log_rest = tl.load(stats + 2 * num_rows + row)
         # q - p of a column in the tail is q times what all of them have in common.
-        d = rest - (lse_rest - lse)
-        common = tl.where(lse_rest == -float("inf"), 0.0, difference(exp2(d, PTX), 1.0, d))
+        d = tl.fma(rest, LOG2E, -lse_t) - log_rest
+        common = tl.where(log_rest == -float("inf"), 0.0, difference(exp2(d, PTX), 1.0, d))
         common *= tl.load(upstream + row).to(ACC) * factor
         for part in tl.static_range(3):
             begin, behind = tiles(part, end, BLOCK, SHIFTED)
             for number in range(begin, behind):
                 at = number * BLOCK + tile
                 x = load(student, at, shift, end, limit, part != 1, ACC)
-                store(gradient, at, exp2(x * c - lse, PTX) * common, shift, end, part != 1)
+                q = exp2(tl.fma(x - top, c, -lse), PTX)
+                store(gradient, at, q * common, shift, end, part != 1)
 
 
 @jit
@@ -161,11 +199,13 @@ def _entries_backward_kernel(
     # A launch of its own: it overwrites columns that other threads of the tail kernel wrote.
     row = tl.program_id(0).to(tl.int64)
     if not tl.load(losses + row) <= 0:
-        columns, entries, _ = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
+        columns, entries, most, _, lse_t = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
         inside = columns < V
         own = tl.load(student + row * stride + columns, mask=inside, other=-float("inf")).to(ACC)
-        log_q = own * c - tl.load(stats + row)
-        slope = difference(exp2(entries, PTX), exp2(log_q, PTX), entries - log_q)
+        own -= tl.load(stats + row)
+        lse = tl.load(stats + num_rows + row)
+        p, q, d = _entries(entries, most, lse_t, own, c, 0.0, lse, PTX)
+        slope = difference(p, q, d)
         slope = slope * (tl.load(upstream + row).to(ACC) * factor)
         target = gradient + row * V + columns
         tl.store(target, slope.to(gradient.dtype.element_ty), mask=inside)
@@ -205,7 +245,7 @@ def _reference_forward(
     acc = accumulator(student, log_probs)
     num_rows, width = student.shape
     losses = torch.zeros(num_rows, dtype=acc, device=student.device)
-    stats = torch.zeros(2, num_rows, dtype=acc, device=student.device)
+    stats = torch.zeros(3, num_rows, dtype=acc, device=student.device)
     if rows is None:
         rows = torch.arange(num_rows, device=student.device)
     elif rows.dtype == torch.bool:
@@ -224,7 +264,7 @@ def _reference_forward(
         log_p, log_q = torch.cat((entries, rest), 1), torch.cat((own, lse_rest), 1) - lse
         value = reference_relative_entropy(log_p.exp(), log_q.exp(), log_p - log_q)
         losses[chunk] = hinge(value.sum(1).mul_(factor), tolerance)
-        stats[:, chunk] = torch.stack((lse[:, 0], lse_rest[:, 0]))
+        stats[1:, chunk] = torch.stack((lse[:, 0], lse_rest[:, 0]))
     return losses, stats
 
 
@@ -246,7 +286,7 @@ def _reference_backward(
         x = student[chunk].to(losses.dtype) * inverse_t
         columns = ids[chunk].long()
         entries, rest = _reference_teacher(log_probs[chunk], columns, tail[chunk], losses.dtype)
-        lse, lse_rest = stats[:, chunk, None]
+        lse, lse_rest = stats[1:, chunk, None]
         q = torch.exp(x - lse)
         slope = q - torch.exp(rest + (x - lse_rest))
         inside = q.gather(1, columns.clamp(min=0)) - entries.exp()
@@ -268,15 +308,16 @@ def forward_topk(
     weight: float,
     tolerance: float,
 ) -> tuple[Tensor, Tensor]:
-    """Row losses [N], and what the backward pass needs, [2, N]: the log-sum-exps of all columns and
-    of those outside K."""
+    """Row losses [N], and what the backward pass needs, [3, N]: about the largest logit, less it
+    log2 of the sum of all columns, and log2 of the share of those outside K. The reference has
+    zeros and both log-sum-exps there."""
     inverse_t, factor = 1.0 / temperature, weight * temperature * temperature
     if not use_triton(student):
         return _reference_forward(student, log_probs, ids, tail, rows, inverse_t, factor, tolerance)
     acc = accumulator(student, log_probs)
     num_rows, width = student.shape
     losses = torch.empty(num_rows, dtype=acc, device=student.device)
-    stats = torch.empty(2, num_rows, dtype=acc, device=student.device)
+    stats = torch.empty(3, num_rows, dtype=acc, device=student.device)
     counted = row_mask(rows, num_rows)
     columns = granule(student)
     block, warps = row_tile(width, columns, warp_lanes(student.device))

@@ -40,7 +40,7 @@ _backward_op = torch.library.custom_op(
 @_forward_op.register_fake
 def _(student: Tensor, log_probs: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     acc, num_rows = accumulator(student, log_probs), student.shape[0]
-    return student.new_empty(num_rows, dtype=acc), student.new_empty((2, num_rows), dtype=acc)
+    return student.new_empty(num_rows, dtype=acc), student.new_empty((3, num_rows), dtype=acc)
 
 
 @_backward_op.register_fake
