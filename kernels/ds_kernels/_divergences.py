@@ -117,7 +117,9 @@ def lanes_sum(largest, total, c, PTX: tl.constexpr):
     """An x about as large as the largest, and the sum of 2 ** ((x - it) * c) over all lanes of
     `online`: apart, since it and log2 of the sum would be rounded as coarsely as they are large."""
     most = tl.max(largest, 0) / c
-    return most, tl.sum(total * exp2(tl.fma(-most, c, largest), PTX), 0)
+    # Above 0 by rounding alone, but by much where all lanes are -inf.
+    below = tl.minimum(tl.fma(-most, c, largest), 1.0)
+    return most, tl.sum(total * exp2(below, PTX), 0)
 
 
 @jit

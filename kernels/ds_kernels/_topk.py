@@ -181,12 +181,15 @@ def _tail_backward_kernel(
         d = tl.fma(rest, LOG2E, -lse_t) - log_rest
         common = tl.where(log_rest == -float("inf"), 0.0, difference(exp2(d, PTX), 1.0, d))
         common *= tl.load(upstream + row).to(ACC) * factor
+        # One multiplication and addition a column; what its constant is rounded by all have alike.
+        least = tl.fma(top, c, lse)
+        common *= exp2(-(tl.fma(top, c, -least) + lse), PTX)
         for part in tl.static_range(3):
             begin, behind = tiles(part, end, BLOCK, SHIFTED)
             for number in range(begin, behind):
                 at = number * BLOCK + tile
                 x = load(student, at, shift, end, limit, part != 1, ACC)
-                q = exp2(tl.fma(x - top, c, -lse), PTX)
+                q = exp2(tl.fma(x, c, -least), PTX)
                 store(gradient, at, q * common, shift, end, part != 1)
 
 
