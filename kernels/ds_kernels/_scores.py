@@ -361,8 +361,10 @@ def score_tile(
     narrower ones compute products twice."""
     if element_size != 2:
         return (16, 4, 3) if width <= 64 else (16, 8, 2)
+    if width > 64 and capability == 0:
+        return (32, 4, 2) if biased else (32, 8, 1)
     if width > 64:
-        return (64 if capability >= 90 else 32), 8, 2
+        return (64 if capability >= 90 and not biased else 32), 8, 2
     if capability < 90:
         return 32, (4 if biased else 2), 2
     return 64, 4, (1 if biased and capability >= 100 else 2)
