@@ -17,6 +17,7 @@ from ds_distill.cli.loading import (
     phases_until,
     print_reading,
     quiet_libraries,
+    say_progress,
     text_output,
     write_json_output,
 )
@@ -286,6 +287,9 @@ def plan(
     figure: Annotated[
         Path | None, typer.Option(help="Draw memory and speed on up to 1,024 GPUs (.svg).")
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show every way of running a phase, not the recipe's own.")
+    ] = False,
 ) -> None:
     """Will it fit, how long will it take, does a cache pay? Loads no weights.
 
@@ -300,9 +304,10 @@ def plan(
     from ds_distill.planning.planner import Planner
     from ds_distill.planning.table import plan_text
 
+    say_progress("ds_distill.planning.cpu_speed")
     planner = Planner(loaded, find_device(gpu, gpus), gpus)
     made = planner.plan()
-    say(plan_text(made), end="")
+    say(plan_text(made, every), end="")
     if json is not None:
         write_json_output(json, made.to_json())
     if figure is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -121,6 +122,18 @@ def quiet_libraries() -> None:
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+
+
+class _Sayer(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage(), error=True)
+
+
+def say_progress(module: str) -> None:
+    """Say on standard error what a module of ds_distill logs of its progress."""
+    logger = logging.getLogger(module)
+    logger.setLevel(logging.INFO)
+    logger.handlers[:] = [_Sayer()]
 
 
 @contextmanager

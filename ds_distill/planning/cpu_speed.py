@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,9 @@ _LAYERS = 2, 5
 _EXAMPLES = 32
 """Of a larger micro-batch as many are run: each takes as long."""
 
+_OPERATIONS = 1e11
+"""Of a pass that is run, at most, unless one example has more: fewer examples of a large model."""
+
 _OTHER = 32_000_000
 """Elements, more than any cache holds."""
 
@@ -27,14 +31,29 @@ _WEIGHTS = 20_000_000
 _REPEATS, _SECONDS = 5, 1.0
 """At least so many passes, and for so long; the median counts."""
 
+_LONG = 3.0
+"""Seconds after which two passes are enough."""
 
-def measured_seconds(model: PlannedModel, of: Pass) -> float:
-    """Of a pass of all its layers, with random weights, on all threads of this process."""
+_TOO_LONG = 20.0
+"""Seconds of all passes that would be run, above which none is."""
+
+_log = logging.getLogger(__name__)
+
+
+def measured_seconds(model: PlannedModel, of: Pass, flops: float) -> float | None:
+    """Of a pass of all its layers, with random weights, on all threads of this process; None where
+    to measure it would take too long.
+
+    flops: about what this CPU computes in a second.
+    """
     total = model.config.num_hidden_layers
-    part = min(of.examples, _EXAMPLES)
+    fewer, more = _LAYERS
+    per_example = 2 * model.layer_numel() * min(total, more) * of.length * (3 if of.trains else 1)
+    part = min(of.examples, _EXAMPLES, max(1, int(_OPERATIONS / per_example)))
+    if 3 * part * per_example > flops * _TOO_LONG:
+        return None
     rows = None if of.rows is None else max(1, of.rows * part // of.examples)
     few, times = replace(of, examples=part, rows=rows), of.examples / part
-    fewer, more = _LAYERS
     if total <= more:
         return _seconds(model, (total,), few)[0] * times
     short, longer = _seconds(model, _LAYERS, few)
@@ -45,13 +64,18 @@ def measured_seconds(model: PlannedModel, of: Pass) -> float:
 @lru_cache(maxsize=256)
 def _seconds(model: PlannedModel, depths: tuple[int, ...], of: Pass) -> list[float]:
     """Of a pass of so many layers each; they take turns."""
+    kind = "a training step's pass" if of.trains else "a pass"
+    _log.info(
+        "Measuring %s of %s on this CPU (%d x %d tokens) ...",
+        kind, model.name, of.examples, of.length,
+    )  # fmt: skip
     view, other = view_of(of, "cpu"), torch.zeros(_OTHER)
     built = [prepared(model, layers, of, "cpu") for layers in depths]
     for one in built:
         run_pass(one, view, of)
     seconds: list[list[float]] = [[] for _ in depths]
-    ends = time.perf_counter() + _SECONDS
-    while len(seconds[0]) < _REPEATS or time.perf_counter() < ends:
+    began = time.perf_counter()
+    while not _enough(len(seconds[0]), time.perf_counter() - began):
         for one, taken in zip(built, seconds, strict=True):
             one.zero_grad()
             other.add_(1)  # what a training does in between leaves nothing in the caches
@@ -59,6 +83,10 @@ def _seconds(model: PlannedModel, depths: tuple[int, ...], of: Pass) -> list[flo
             run_pass(one, view, of)
             taken.append(time.perf_counter() - started)
     return [median(taken) for taken in seconds]
+
+
+def _enough(passes: int, seconds: float) -> bool:
+    return (passes >= _REPEATS and seconds >= _SECONDS) or (passes >= 2 and seconds >= _LONG)
 
 
 def measured_optimizer_seconds(numels: Sequence[int], dtype: torch.dtype) -> float:

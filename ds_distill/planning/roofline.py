@@ -1,6 +1,6 @@
 """Seconds of a step, from its operations and a device's speed: each kernel takes as long as its
 matrix product, its traffic to memory or its launch, whichever is longest. Nothing overlaps. On a
-CPU, which is at hand, models run some layers instead."""
+CPU, which is at hand, models run some layers instead, unless that would take too long."""
 
 from __future__ import annotations
 
@@ -44,9 +44,12 @@ def seconds(cost: Cost, device: Device, dtype: torch.dtype) -> float:
 
 def pass_seconds(model: PlannedModel, of: Pass, device: Device) -> float:
     """Of a model's pass."""
-    if device.is_gpu:
+    measured = None
+    if not device.is_gpu:  # whose figures are a rank's, and ranks share the cores
+        measured = measured_seconds(model, of, device.flops(of.dtype) * device.per_machine)
+    if measured is None:
         return seconds(cost(model, of), device, of.dtype)
-    return measured_seconds(model, of) * device.per_machine  # ranks share the cores
+    return measured * device.per_machine
 
 
 HOOK_SECONDS = 1.9e-3

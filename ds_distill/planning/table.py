@@ -25,13 +25,15 @@ _COLUMNS = (
 )
 
 
-def plan_text(plan: Plan) -> str:
-    """All that a plan says, memory in GiB per rank. `*` marks what the recipe has, `!` what does
-    not fit."""
-    return "\n".join(_lines(plan)) + "\n"
+def plan_text(plan: Plan, every: bool = False) -> str:
+    """What a plan says, memory in GiB per rank. `!` marks what does not fit.
+
+    every: all ways of running each phase, not only the recipe's, which `*` marks then.
+    """
+    return "\n".join(_lines(plan, every)) + "\n"
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _lines(plan: Plan, every: bool) -> Iterator[str]:
     device = plan.device
     yield from advice(plan)
     yield (
@@ -43,7 +45,10 @@ def _lines(plan: Plan) -> Iterator[str]:
         parts = ", ".join(f"{part} {count / 1e6:.1f}" for part, count in model.parts().items())
         yield f"  {model.name:<12} {model.parameters / 1e6:7.1f} M parameters ({parts})"
     for job in plan.jobs:
-        yield from _job(plan, job)
+        yield from _job(job, every)
+    if not every and any(len(job.others) > 1 for job in plan.jobs):
+        yield ""
+        yield "Other stages, teachers live or cached, activation checkpointing: --all."
     for cache in plan.caches:
         yield ""
         yield f"Phase {cache.phase}: {cache.memory / GIB:.2f} GiB per rank{_warning(cache.fits)}"
@@ -66,19 +71,22 @@ def _lines(plan: Plan) -> Iterator[str]:
         f"{device.link / 1e9:,.4g} GB/s between GPUs of a machine, and of {device.cards} x "
         f"{device.network / 1e9:,.4g} GB/s between machines of {device.per_machine}."
     )
+    if not device.is_gpu:
+        yield "Note: this is a plan for this machine's CPU; --gpu h100, or another, is for a GPU."
     for note in plan.notes:
         yield f"Note: {note}."
 
 
-def _job(plan: Plan, job: JobPlan) -> Iterator[str]:
+def _job(job: JobPlan, every: bool) -> Iterator[str]:
     steps = f" x {job.micro_steps}" if job.micro_steps > 1 else ""
     yield ""
     yield (
         f"Phase {job.phase}: {', '.join(job.models)}; micro-batch {job.micro_batch}{steps}, "
         f"{job.length} tokens{_warning(job.chosen.fits)}"
     )
-    shown = [job.chosen if other.choice == job.chosen.choice else other for other in job.others]
-    yield from table(_COLUMNS, [_row(one, one is job.chosen) for one in shown])
+    shown = [one for one in job.others if every or one.choice == job.chosen.choice]
+    rows = [_row(one, every and one.choice == job.chosen.choice) for one in shown]
+    yield from table(_COLUMNS, rows)
     chosen = job.chosen.step
     if job.steps is not None:
         total = chosen.total * job.steps * len(job.models)

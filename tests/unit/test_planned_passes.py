@@ -16,6 +16,7 @@ from transformers import BertConfig
 
 from ds_distill.models.load import checkpoint_activations
 from ds_distill.planning import cpu_speed as measured
+from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.models import (
     Pass,
     PlannedModel,
@@ -23,11 +24,14 @@ from ds_distill.planning.models import (
     planned_model,
     shipped_configs,
 )
+from ds_distill.planning.roofline import pass_seconds, seconds
 from ds_distill.planning.trace import Trace
 from ds_distill.recipe import builtin_recipes, load_recipe
 from ds_distill.views import PaddedView
 
 SHAPES = [(4, 32), (8, 64), (3, 128)]
+FAST = 5e10
+"""Operations a second."""
 
 
 def measured_peak(model: Any, view: PaddedView, trains: bool) -> int:
@@ -152,12 +156,33 @@ def test_a_cpu_runs_some_layers_and_a_part_of_the_batch(
 
     monkeypatch.setattr(measured, "_seconds", counted)
     six, one = model_of("bert"), of(100, 16, trains)
-    assert measured.measured_seconds(six, one) == pytest.approx((10 + 6) * 100)
+    assert measured.measured_seconds(six, one, FAST) == pytest.approx((10 + 6) * 100)
     deep = replace(six, config=BertConfig(**{**SIZE, "num_hidden_layers": 24}))
-    assert measured.measured_seconds(deep, replace(one, examples=7)) == pytest.approx(34 * 7)
+    assert measured.measured_seconds(deep, replace(one, examples=7), FAST) == pytest.approx(34 * 7)
     masked = replace(six, classes=None)
-    assert measured.measured_seconds(masked, replace(one, rows=240)) == pytest.approx(1600)
+    assert measured.measured_seconds(masked, replace(one, rows=240), FAST) == pytest.approx(1600)
 
 
 def test_a_measured_pass_is_run() -> None:
-    assert measured.measured_seconds(model_of("deberta"), of(2, 16, True)) > 0
+    taken = measured.measured_seconds(model_of("deberta"), of(2, 16, True), FAST)
+    assert taken is not None and taken > 0
+
+
+def test_what_a_cpu_would_take_long_to_run_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A laptop without a GPU plans 24 layers: their passes took ten minutes without a word."""
+    ran: list[Pass] = []
+
+    def counted(model: PlannedModel, depths: tuple[int, ...], one: Pass) -> list[float]:
+        ran.append(one)
+        return [1.0 for _ in depths]
+
+    monkeypatch.setattr(measured, "_seconds", counted)
+    large = planned_model(
+        "model", str(shipped_configs()["google-bert/bert-large-uncased"]), classes=2
+    )
+    assert measured.measured_seconds(large, of(32, 128, True), FAST) == 32 / 2
+    assert [one.examples for one in ran] == [2]  # 97 GFLOP of five layers
+    slow = replace(GPUS["l4"], name="cpu", half_flops=1e9, full_flops=1e9, per_machine=1)
+    one = of(4, 128, True)
+    assert pass_seconds(large, one, slow) == seconds(cost(large, one), slow, one.dtype)
+    assert len(ran) == 1

@@ -257,7 +257,10 @@ def test_the_command_shows_writes_and_draws(tmp_path: Path) -> None:
     told, drawn = tmp_path / "plan.json", tmp_path / "plan.svg"
     done = run(file, "--gpus", "2", "--gpu", "H100", "--json", str(told), "--figure", str(drawn))
     assert done.exit_code == 0, done.output
-    assert "2 x h100" in done.output and "* live stage 3" in done.output
+    assert "2 x h100" in done.output and "  live stage 3" in done.output
+    assert "cached stage 1" not in done.output and "--all" in done.output
+    whole = run(file, "--gpus", "2", "--gpu", "H100", "--all").output
+    assert "* live stage 3" in whole and "cached stage 1" in whole
     assert "Cache for distil: pays" in done.output
     plan = json.loads(told.read_text())
     [job] = plan["jobs"]
