@@ -360,7 +360,7 @@ def score_tile(
     spilling. Tiles of 64 rows on four warps are what the matrix units of sm_90 and sm_100 take;
     narrower ones compute products twice."""
     if element_size != 2:
-        return (16, 4, 3) if width <= 64 else (16, 8, 2)
+        return 16, (4 if width <= 64 else 8), 2
     if width > 64 and capability == 0:
         return (32, 4, 2) if biased else (32, 8, 1)
     if width > 64:
