@@ -137,6 +137,8 @@ def _run_phases(
     done = [folder.read_record(number, name) is not None for number, (_, name) in enumerate(phases)]
     folder_seen_by_all = next(iter(runs.values())).world.barrier
     folder_seen_by_all()  # a slow rank must not find what a fast one wrote in the meantime
+    if sum(not one for one in done) > 1:
+        log.info(f"Phases: {', '.join(recipe.phase_names())}.")
     for number, (phase, name) in enumerate(phases):
         title = f"[{number + 1}/{len(recipe.phases)}] {name}"
         if done[number]:

@@ -232,7 +232,12 @@ class _Training:
             about |= {"loss_scale": scale.value, "skipped": self.progress.skipped}
             about["schedule"] = "planned steps"  # skipped ones among them
         self.run.log.event("train", phase=self.job.name, step=step, learning_rate=rate, **about)
-        bar.advance(0, f"loss {values['loss']:.4f}, lr {rate:.2g}")
+        note = f"loss {values['loss']:.4f}, lr {rate:.2g}"
+        if speed := values.get("tokens_per_second"):
+            note += f", {speed:,.0f} tokens/s"
+        if self.run.world.device.type == "cuda":
+            note += f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+        bar.advance(0, note)
 
     def _astray(self, epoch: int, loss: float) -> UserError:
         """Why a loss is not finite: looks at the batches since the last one that was."""

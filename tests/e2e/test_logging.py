@@ -25,6 +25,14 @@ SETTINGS = [
     "phases.distil.losses.cross_entropy.weight=0.5",
 ]
 
+OFTEN = """
+import ds_distill.run.events
+from ds_distill.cli import main
+ds_distill.run.events.PLAIN_LINE_SECONDS = 0.0
+main()
+"""
+"""The command line, with a line of progress at every step."""
+
 CANARY = "c4n4ry" * 7
 """Stands in variables of the run's environment that hold secrets."""
 
@@ -39,10 +47,13 @@ def logged(
     recipe.write_text(json.dumps(toy_settings))  # JSON is YAML
     folder = tmp_path_factory.mktemp("runs") / "run"
     logs = ["logging.wandb=toys", "logging.tensorboard=true"]
-    done = ds_distill(
-        *("run", recipe, *SETTINGS, *logs, "--folder", folder),
+    done = subprocess.run(
+        [sys.executable, "-c", OFTEN, "run", recipe, *SETTINGS, *logs, "--folder", folder],
         cwd=here,
-        env={"WANDB_MODE": "offline", **dict.fromkeys(("WANDB_API_KEY", "DB_PASSWORD"), CANARY)},
+        env={**os.environ, "WANDB_MODE": "offline"}
+        | dict.fromkeys(("WANDB_API_KEY", "DB_PASSWORD"), CANARY),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return folder, here, done.stdout + done.stderr
@@ -63,6 +74,16 @@ def test_a_password_in_the_environment_is_in_no_file_and_no_output(logged):
     assert len(files) > 20
     assert not [file for file in files if CANARY.encode() in file.read_bytes()]
     assert CANARY not in output
+
+
+def test_a_log_without_a_terminal_says_what_comes_and_in_every_line_loss_rate_and_speed(logged):
+    lines = logged[2].splitlines()
+    assert "Phases: teach-first, teach-second, expertise, cache, distil, evaluate." in lines
+    progress = [re.fullmatch(r"  (\w+): (\d+)/(\d+)(.*) left", line) for line in lines]
+    steps = [(one[1], int(one[2]), one[4]) for one in progress if one and "loss" in one[4]]
+    assert {name for name, *_ in steps} == {"first", "second", "average", "expertise"}
+    later = [rest for _, step, rest in steps if step > 20]
+    assert later and all(re.search(r"loss \d\.\d+, lr \S+, [\d,]+ tokens/s", one) for one in later)
 
 
 def test_training_events_hold_losses_rate_and_speed(events):
@@ -136,8 +157,9 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f]")
 
 def test_without_a_terminal_there_are_plain_lines_only(logged):
     _, _, output = logged
-    ours = [line for line in output.splitlines() if not line.startswith("wandb:")]
-    assert not CONTROL.search("\n".join(ours))
+    lines = [line for line in output.splitlines() if not line.startswith("wandb:")]
+    ours = [line for line in lines if not line.endswith(" left")]
+    assert not CONTROL.search("\n".join(lines))
     assert "━" not in output
     assert len(ours) < 65, "\n".join(ours)
     for model in ("first", "second", "average", "expertise"):
