@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 
 from ds_distill.errors import UserError
 
@@ -47,7 +47,8 @@ class Variant:
 def variants(arguments: Sequence[str]) -> tuple[list[str], list[Variant]]:
     """(overrides that all runs have, the runs), the last key's values changing fastest.
 
-    arguments: KEY=A,B,C; a comma inside of brackets or quotes divides nothing.
+    arguments: KEY=A,B,C; a comma inside of brackets or quotes divides nothing. Of `losses.kl+cosine`
+        both have the same value in each run.
 
     Without a key of several values there is one run. Raises UserError where a key or value stands
     twice.
@@ -57,17 +58,19 @@ def variants(arguments: Sequence[str]) -> tuple[list[str], list[Variant]]:
         key, equals, text = argument.partition("=")
         if not equals:
             raise UserError(f"{argument}: write KEY=VALUE, or KEY=A,B,C for a run of each.")
-        if key in seen:
-            raise UserError(f"{key} is given twice. List its values once: {key}=A,B,C.")
-        seen.add(key)
+        keys = [".".join(parts) for parts in product(*(part.split("+") for part in key.split(".")))]
+        for one in keys:
+            if one in seen:
+                raise UserError(f"{one} is given twice. List its values once: {one}=A,B,C.")
+            seen.add(one)
         values = split(text)
         if len(values) == 1:
-            fixed.append(argument)
+            fixed += [f"{one}={text}" for one in keys]
             continue
         if len(set(values)) < len(values) or "" in values:
             raise UserError(f"{argument}: a value is empty or stands twice.")
-        swept.append([f"{key}={value}" for value in values])
-    return fixed, [Variant(chosen) for chosen in product(*swept)]
+        swept.append([[f"{one}={value}" for one in keys] for value in values])
+    return fixed, [Variant(tuple(chain(*chosen))) for chosen in product(*swept)]
 
 
 def split(text: str) -> list[str]:

@@ -96,7 +96,9 @@ def train(engine: Engine, steps: range) -> list[dict[str, float]]:
     return found
 
 
-@pytest.mark.parametrize(("config", "at"), [("zero1_bf16", 4), ("zero3_fp32", 8)])
+@pytest.mark.parametrize(
+    ("config", "at"), [("zero0_fp32", 4), ("zero1_bf16", 4), ("zero3_fp32", 8)]
+)
 def test_a_resume_after_attention_has_switched_is_bit_identical(
     world: World, config: str, at: int, tmp_path: Path
 ) -> None:

@@ -73,9 +73,19 @@ def test_every_combination_is_a_run_with_a_folder_of_its_own(values):
         assert len(variant.setting) == len(variant.overrides) - swept_seed
 
 
+def test_keys_with_a_plus_have_the_same_value_in_each_run():
+    fixed, found = variants(["seed=1,2", "a+b.rate=0,1", "c+d=x"])
+    assert fixed == ["c=x", "d=x"]
+    assert [variant.overrides for variant in found] == [
+        (f"seed={seed}", f"a.rate={rate}", f"b.rate={rate}") for seed in (1, 2) for rate in (0, 1)
+    ]
+    assert len({variant.name for variant in found}) == 4
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["seed=1", "seed+a=1"], "seed is given twice"),
         (["seed"], "KEY=VALUE"),
         (["seed=1,2", "seed=3,4"], "given twice"),
         (["seed=1,1"], "stands twice"),
