@@ -11,7 +11,7 @@ SEEN_FAMILIES = (
 )
 """Model types whose attention maps, computed again, were found equal to transformers'."""
 
-WIDEST_HEAD = 128
+WIDEST_HEAD = 256
 """Of ds_kernels' attention_kl and relation_kl, which hold a row of a head on chip."""
 
 _UNSEEN = {

@@ -361,6 +361,8 @@ def score_tile(
     narrower ones compute products twice."""
     if element_size != 2:
         return 16, (4 if width <= 64 else 8), 2
+    if width > 128:
+        return 16, 8, 2
     if width > 64 and capability == 0:
         return (32, 4, 2) if biased else (32, 8, 1)
     if width > 64:

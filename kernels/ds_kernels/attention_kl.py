@@ -20,7 +20,7 @@ from ._shared import (
     refuse_transforms,
 )
 
-MAX_WIDTH = 128  # a head's row is held whole on chip
+MAX_WIDTH = 256  # a head's row is held whole on chip
 
 
 def check_heads(op: str, named: dict[str, Tensor]) -> None:
@@ -223,7 +223,7 @@ def attention_kl(
         Loss in float32; gradients to student_query and student_key.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit, heads wider than 128, a
+        ValueError: shapes, dtypes or devices that do not fit, heads wider than 256, a
             student_bias that requires a gradient, lengths outside 0 to S (CPU), weight or
             tolerance below 0, an unknown reduction.
         RuntimeError: derivatives that `masked_kl` refuses, too.

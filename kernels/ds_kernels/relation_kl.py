@@ -129,7 +129,7 @@ def relation_kl(
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, widths that `heads` does not
-            divide, heads wider than 128, lengths outside 0 to S (CPU), weight or tolerance
+            divide, heads wider than 256, lengths outside 0 to S (CPU), weight or tolerance
             below 0, an unknown reduction.
         RuntimeError: derivatives that `masked_kl` refuses, too.
     """

@@ -276,9 +276,25 @@ def test_attention_refuses_a_trainable_bias() -> None:
         ds_kernels.attention_kl(q, q, q, q, student_bias=bias)
     with pytest.raises(ValueError, match="does not broadcast"):
         ds_kernels.attention_kl(q, q, q, q, teacher_bias=torch.zeros(3, 3))
-    with pytest.raises(ValueError, match="at most 128"):
-        wide = torch.randn(1, 2, 5, 130)
+    with pytest.raises(ValueError, match="at most 256"):
+        wide = torch.randn(1, 2, 5, 257)
         ds_kernels.attention_kl(q, q, wide, wide)
+
+
+def test_attention_of_heads_as_wide_as_those_of_an_ib_bert(device: torch.device) -> None:
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 2, 19, 32, device=device, requires_grad=True) for _ in range(2))
+    teacher = [torch.randn(1, 2, 19, 256, device=device) for _ in range(2)]
+    mask = torch.arange(19, device=device)[None] < 17
+    loss = ds_kernels.attention_kl(q, k, *teacher, mask)
+    log_q, log_p = (
+        (a[..., :17, :].double() @ b[..., :17, :].double().mT / a.shape[-1] ** 0.5).log_softmax(-1)
+        for a, b in ((q, k), teacher)
+    )
+    wanted = (log_p.exp() * (log_p - log_q)).sum(-1).mean()
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-4, atol=1e-6)
+    ours, exact = (torch.autograd.grad(each, (q, k)) for each in (loss, wanted))
+    torch.testing.assert_close(ours, exact, rtol=1e-3, atol=1e-6)
 
 
 def test_linear_refuses_other_vocabularies() -> None:

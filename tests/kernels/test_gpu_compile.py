@@ -129,11 +129,13 @@ def check_streams(found: list[Compiled]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize(("width", "teacher_width"), [(26, 64), (32, 64), (128, 128)])
+@pytest.mark.parametrize(
+    ("width", "teacher_width"), [(26, 64), (32, 64), (128, 128), (32, 256), (256, 256)]
+)
 def test_heads_of_other_widths(
     width: int, teacher_width: int, dtype: torch.dtype, target: str
 ) -> None:
-    if width == 128 and dtype == torch.float32:
+    if teacher_width > 64 and dtype == torch.float32:
         pytest.skip("spills, and runs slower")
     query = torch.zeros(1, 2, 512, width, dtype=dtype, requires_grad=True)
     teacher = torch.zeros(1, 2, 512, teacher_width, dtype=dtype)

@@ -118,6 +118,19 @@ def test_a_resume_after_attention_has_switched_is_bit_identical(
     resumed.close()
 
 
+@pytest.mark.parametrize("name", ALL)
+def test_each_term_alone_has_a_gradient_in_the_first_layer(world: World, name: str) -> None:
+    """Of biases, which decay does not move, and through an inner layer's states or attention."""
+    inner = {"layers": {1: 2}} if "layers" in ALL[name] else {}
+    engine = engine_of(world, {name: ALL[name] | inner}, "zero0_fp32")
+    before = {key: weight.clone() for key, weight in engine.student_weights().items()}
+    train(engine, range(2))  # the first one's rate is 0
+    weights = engine.student_weights().items()
+    moved = {key for key, weight in weights if not torch.equal(before[key], weight)}
+    engine.close()
+    assert any("layer.0" in key and key.endswith("bias") for key in moved), moved
+
+
 @pytest.mark.parametrize("config", ["zero0_fp32", "zero1_bf16", "zero3_fp32", "zero3_bf16"])
 def test_activations_computed_again_change_no_loss(world: World, config: str) -> None:
     found = []

@@ -97,7 +97,7 @@ def test_the_families_that_are_seen_were_compared() -> None:
         ("mpnet", {}, "relative positions"),
         ("modernbert", {}, "window"),
         ("squeezebert", {}, "not compared"),
-        ("bert", {"hidden_size": 1024}, "256 wide.*at most 128"),
+        ("bert", {"hidden_size": 2048}, "512 wide.*at most 256"),
     ],
 )
 def test_attention_that_the_kernel_cannot_see_is_refused(family: str, more, reason: str) -> None:
