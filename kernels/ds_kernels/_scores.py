@@ -143,7 +143,7 @@ def _forward_kernel(
             # rounded more than log p and log q are.
             apart = t - s
             d = tl.where(tl.abs(apart) < 1, apart - gap, log_p - log_q)
-            element = relative_entropy(exp2(log_p, PTX), exp2(log_q, PTX), d)
+            element = relative_entropy(exp2(log_p, PTX), exp2(log_q, PTX), d, PTX)
             value += tl.sum(tl.where(inside[None, :], element, 0.0), 1)
         loss = value * factor
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)

@@ -80,7 +80,7 @@ def _summand(p, q, d, PTX: tl.constexpr):
     price of an exponential, which columns of whole rows would not be worth."""
     x = d * -LN2
     value = p * ((exp2(-d, PTX) - 1) - x)
-    return tl.where((tl.abs(x) < 0.5) | (x > 1) | (p == 0), relative_entropy(p, q, d), value)
+    return tl.where((tl.abs(x) < 0.5) | (x > 1) | (p == 0), relative_entropy(p, q, d, PTX), value)
 
 
 @jit
