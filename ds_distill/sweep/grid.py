@@ -47,8 +47,8 @@ class Variant:
 def variants(arguments: Sequence[str]) -> tuple[list[str], list[Variant]]:
     """(overrides that all runs have, the runs), the last key's values changing fastest.
 
-    arguments: KEY=A,B,C; a comma inside of brackets or quotes divides nothing. Of `losses.kl+cosine`
-        both have the same value in each run.
+    arguments: KEY=A,B,C; a comma inside of brackets or quotes divides nothing. Of
+        `losses.kl+cosine` both have the same value in each run.
 
     Without a key of several values there is one run. Raises UserError where a key or value stands
     twice.

@@ -27,7 +27,7 @@ from ds_distill.run.events import Bar
 from ds_distill.run.not_finite import damaged_weights, find_in_batches, refusal, save_examples
 from ds_distill.run.run import Run
 from ds_distill.training.checkpoints import Checkpoints
-from ds_distill.training.meter import Meter
+from ds_distill.training.meter import Meter, progress_note
 from ds_distill.training.progress import Progress, choosing, mean_score
 from ds_distill.training.setup import Job, start_engine
 from ds_distill.types import Batch
@@ -232,12 +232,7 @@ class _Training:
             about |= {"loss_scale": scale.value, "skipped": self.progress.skipped}
             about["schedule"] = "planned steps"  # skipped ones among them
         self.run.log.event("train", phase=self.job.name, step=step, learning_rate=rate, **about)
-        note = f"loss {values['loss']:.4f}, lr {rate:.2g}"
-        if speed := values.get("tokens_per_second"):
-            note += f", {speed:,.0f} tokens/s"
-        if self.run.world.device.type == "cuda":
-            note += f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
-        bar.advance(0, note)
+        bar.advance(0, progress_note(values, rate))
 
     def _astray(self, epoch: int, loss: float) -> UserError:
         """Why a loss is not finite: looks at the batches since the last one that was."""

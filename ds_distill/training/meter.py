@@ -97,3 +97,16 @@ class Meter:
             if bad:
                 return number, [name for name in bad if name != "loss"] or bad
         return len(self._before) - 1, ["their sum"]
+
+
+def progress_note(values: dict[str, float], learning_rate: float) -> str:
+    """What stands beside a training's progress.
+
+    values: as `Meter.read` gives them.
+    """
+    note = f"loss {values['loss']:.4f}, lr {learning_rate:.2g}"
+    if speed := values.get("tokens_per_second"):
+        note += f", {speed:,.0f} tokens/s"
+    if torch.cuda.is_available():
+        note += f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+    return note
