@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from encoders_recipes import TASKS, TEXT_ALONE, TRIPLE
+from encoders_recipes import TASKS, TEXT_ALONE, TRIPLE, methods
 from pages import row
 
 from ds_distill.evaluation.seeds import mean_interval
@@ -56,7 +56,10 @@ def tables(found: dict[str, Any]) -> str:
     dates = sorted({where["dates"][-1].partition("T")[0] for where in places})
     days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     file = f"results/{RESULTS.name}"
-    return f"{text}\nFrom [{file}](../{file}): {machines}, {days}.\n"
+    number = len(found["runs"])
+    every = sum(len(one.seeds) for one in methods(1).values())
+    so_far = "" if number == every else f" {number} of {every} trainings so far."
+    return f"{text}\nFrom [{file}](../{file}): {machines}, {days}.{so_far}\n"
 
 
 def _values(by_seed: dict[int, Record]) -> list[str]:
