@@ -5,6 +5,7 @@ import html.parser
 import re
 import xml.etree.ElementTree
 
+import html5lib
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -136,10 +137,11 @@ def make_evaluation(models, labels, baseline, metric):
 
 
 class Page(html.parser.HTMLParser):
-    """Text and tags; every tag that is opened is closed."""
+    """Text and tags of valid HTML; every tag that is opened is closed."""
 
     def __init__(self, source):
         super().__init__()
+        html5lib.HTMLParser(strict=True).parse(source)
         self.tags, self.text, self._open = [], "", []
         self.feed(source)
         self.close()
