@@ -6,7 +6,8 @@ MiniLM is trained as a masked-LM once. Students that begin as three of its six l
 from it, or from the same text alone, for as many steps (encoders_recipes.py); each is judged as a
 masked-LM (encoders_judge.py) and, fine-tuned, on NCBI-disease and GAD. Each student is one
 `ds-distill run` in a folder of its own; when it is judged, its figures go to encoders.json in
-FOLDER. Start the study again after a stop: a student that was stopped continues, one of that file,
+FOLDER. Two processes may share a FOLDER, of unlike methods, once the teacher is trained.
+Start the study again after a stop: a student that was stopped continues, one of that file,
 or of docs/results/encoders.json where FOLDER is new, is not trained again. At its end, or by
 `--work FOLDER --show` before, the figures go to docs/results/encoders.json and the tables to
 docs/studies/encoders.md.
@@ -146,7 +147,10 @@ def main() -> None:
     began = time.monotonic()
     for number, (name, seed) in enumerate(left, start=1):
         method = methods(size.steps)[name]
-        runs.append(finish(name, method, seed, work, data, size, arguments.dirty))
+        one = finish(name, method, seed, work, data, size, arguments.dirty)
+        if own.is_file():  # another process may have added to it
+            runs = read_json(own)["runs"]
+        runs.append(one)
         runs.sort(key=lambda one: every.index((one["method"], one["seed"])))
         write_json(own, {"size": vars(size), "runs": runs})
         minutes = (time.monotonic() - began) / number * (len(left) - number) / 60
