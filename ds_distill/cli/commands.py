@@ -11,6 +11,7 @@ import typer
 from ds_distill import __version__
 from ds_distill.cli.cache import cache_app
 from ds_distill.cli.evaluate import evaluate
+from ds_distill.cli.export import export
 from ds_distill.cli.loading import (
     execute_recipe,
     import_without_torch,
@@ -221,6 +222,7 @@ app.command(
     epilog="Example: ds-distill evaluate runs/mine my.yaml --split test; "
     "ds-distill evaluate google-bert/bert-base-uncased my.yaml --task sentiment"
 )(evaluate)
+app.command(epilog="Example: ds-distill export runs/mine --onnx --int8")(with_options(export))
 app.command(epilog="Example: ds-distill report runs/first runs/second --output both.html")(report)
 
 

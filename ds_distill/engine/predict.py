@@ -1,8 +1,8 @@
-"""Predictions of an engine's models for every example of a split, on all ranks together."""
+"""Predictions of models for every example of a split, on all ranks together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from ds_distill.data.batches import Collator, Examples
 from ds_distill.data.hidden_words import HiddenWordsCollator
 from ds_distill.data.prefetch import prefetch
 from ds_distill.data.schedule import plan_once, split_batch
-from ds_distill.engine.engine import Engine
+from ds_distill.engine.world import World
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.types import Batch, Signals
 
@@ -25,8 +25,21 @@ class Bar(Protocol):
     def advance(self, steps: int) -> None: ...
 
 
+class ModelRunner(Protocol):
+    """What runs models on batches: an `Engine`, or an exported model's."""
+
+    @property
+    def world(self) -> World: ...
+
+    def predict(
+        self, batch: Batch, models: Iterable[str], layers: Iterable[int] = ()
+    ) -> dict[str, Signals]:
+        """See `Engine.predict`."""
+        ...
+
+
 def _batches(
-    engine: Engine,
+    runner: ModelRunner,
     collate: Collator,
     batch_size: int,
     bar: AbstractContextManager[Bar] | None,
@@ -35,7 +48,7 @@ def _batches(
 
     batch_size: examples per rank and forward pass.
     """
-    world = engine.world
+    world = runner.world
     batches = plan_once(collate.lengths, batch_size * world.size)
     shares = [split_batch(batch, 1, world.size, world.rank)[0] for batch in batches]
     with bar or nullcontext() as progress:
@@ -45,13 +58,13 @@ def _batches(
                 progress.advance(len(batch))
 
 
-def _of_all_ranks(engine: Engine, part: torch.Tensor) -> torch.Tensor:
+def _of_all_ranks(runner: ModelRunner, part: torch.Tensor) -> torch.Tensor:
     """The sum over the ranks, on the CPU: each example ran on one and is zero on the others."""
-    return engine.world.sum(part.to(engine.world.device)).cpu()
+    return runner.world.sum(part.to(runner.world.device)).cpu()
 
 
 def predict_all(
-    engine: Engine,
+    runner: ModelRunner,
     collate: Collator,
     examples: Examples,
     models: Sequence[str],
@@ -67,8 +80,8 @@ def predict_all(
     """
     outputs: dict[str, dict[Any, torch.Tensor]] = {name: {} for name in models}
     classes: dict[str, torch.Tensor] = {}  # of partial teachers
-    for mine, inputs in _batches(engine, collate, batch_size, bar):
-        for name, signals in engine.predict(inputs, models, layers).items():
+    for mine, inputs in _batches(runner, collate, batch_size, bar):
+        for name, signals in runner.predict(inputs, models, layers).items():
             if signals.classes is not None:
                 classes[name] = signals.classes.cpu()
             for what, values in [("logits", signals.logits), *signals.hidden.items()]:
@@ -80,13 +93,13 @@ def predict_all(
                     outputs[name][what][rows] = values.float().cpu()
     found = {}
     for name, parts in outputs.items():
-        whole = {what: _of_all_ranks(engine, part) for what, part in parts.items()}
+        whole = {what: _of_all_ranks(runner, part) for what, part in parts.items()}
         found[name] = Signals(whole.pop("logits"), whole, classes.get(name))
     return found
 
 
 def best_of_each(
-    engine: Engine,
+    runner: ModelRunner,
     collate: Collator,
     models: Sequence[str],
     batch_size: int,
@@ -100,18 +113,18 @@ def best_of_each(
         rank and forward pass.
     """
     found: dict[str, torch.Tensor] = {}
-    for mine, inputs in _batches(engine, collate, batch_size, bar):
-        for name, signals in engine.predict(inputs, models).items():
+    for mine, inputs in _batches(runner, collate, batch_size, bar):
+        for name, signals in runner.predict(inputs, models).items():
             values = best(signals.logits).cpu()
             if name not in found:
                 found[name] = torch.zeros(len(collate.lengths), *values.shape[1:])
             if len(mine):
                 found[name][torch.from_numpy(mine)] = values
-    return {name: _of_all_ranks(engine, part) for name, part in found.items()}
+    return {name: _of_all_ranks(runner, part) for name, part in found.items()}
 
 
 def score_tokens(
-    engine: Engine,
+    runner: ModelRunner,
     collate: Collator,
     models: Sequence[str],
     batch_size: int,
@@ -126,10 +139,10 @@ def score_tokens(
     """
     count = len(collate.lengths)
     sums = {name: torch.zeros(6, count, dtype=torch.float64) for name in models}
-    for mine, inputs in _batches(engine, collate, batch_size, bar):
+    for mine, inputs in _batches(runner, collate, batch_size, bar):
         known, masked = inputs.row_sets["all"], inputs.row_sets["labelled"]
         for name in models:
-            logits = engine.predict(inputs, [name])[name].logits
+            logits = runner.predict(inputs, [name])[name].logits
             own = masked[inputs.labels[masked] < logits.shape[1]]
             example, of_rows = _scores(logits, own, inputs, mine, name)
             by_all = torch.isin(own, known).cpu()
@@ -137,7 +150,7 @@ def score_tokens(
             sums[name][3:].index_add_(1, example, of_rows)
     found = {}
     for name, values in sums.items():
-        scores = _of_all_ranks(engine, values).numpy()
+        scores = _of_all_ranks(runner, values).numpy()
         knows_more = scores[5].sum() > scores[2].sum()
         found[name] = TokenScores(
             scores[0], scores[1], scores[2], scores[3:] if knows_more else None
@@ -146,7 +159,7 @@ def score_tokens(
 
 
 def score_words(
-    engine: Engine,
+    runner: ModelRunner,
     collators: Mapping[str, HiddenWordsCollator],
     batch_size: int,
 ) -> dict[str, np.ndarray]:
@@ -162,12 +175,12 @@ def score_words(
         sums = torch.zeros(3, len(collate.lengths), dtype=torch.float64)
         for piece in range(int(collate.words.pieces.max(initial=0))):
             asked = np.unique(collate.words.example[collate.words.pieces > piece])
-            for batch in plan_once(collate.lengths[asked], batch_size * engine.world.size):
-                [mine] = split_batch(asked[batch], 1, engine.world.size, engine.world.rank)
+            for batch in plan_once(collate.lengths[asked], batch_size * runner.world.size):
+                [mine] = split_batch(asked[batch], 1, runner.world.size, runner.world.rank)
                 inputs = collate(mine, piece, name)
-                logits = engine.predict(inputs, [name])[name].logits
+                logits = runner.predict(inputs, [name])[name].logits
                 sums.index_add_(1, *_scores(logits, inputs.row_sets["all"], inputs, mine, name))
-        found[name] = _of_all_ranks(engine, sums[0]).numpy()
+        found[name] = _of_all_ranks(runner, sums[0]).numpy()
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -58,6 +59,16 @@ def _head(model: PreTrainedModel, last: torch.Tensor, view: View) -> torch.Tenso
     if type(model).__name__.endswith("ForTokenClassification"):
         return token_logits(model, last[view.positions])
     return vocabulary_head(model, last[view.positions])
+
+
+def logits_at_rows(outputs: Mapping[str, torch.Tensor], view: PaddedView) -> torch.Tensor:
+    """What a model's forward gives for all tokens, by its names, at the rows of a view: [n, C]; see
+    `read_signals`. For a model that is run whole, as an exported one is."""
+    if view.candidates is not None:
+        both = torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
+        return _span_rows(both.flatten(0, 1), _first_tokens(view), view.candidates)
+    logits = outputs["logits"]
+    return logits if view.positions is None else logits.flatten(0, 1)[view.positions]
 
 
 def _first_tokens(view: View) -> torch.Tensor:

@@ -13,6 +13,7 @@ from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.by_class import by_class
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.curves import HEIGHT, WIDTH, Training
+from ds_distill.reporting.exported import export_table
 from ds_distill.reporting.routed import heat_maps
 from ds_distill.reporting.speeds import speeds_of
 from ds_distill.reporting.tables import environment
@@ -52,6 +53,7 @@ def render_report(
             nouns=NOUNS,
             expansions=[r for r in results["phases"] if PHASES[r["kind"]].makes == "start"],
             trainings=trainings,
+            exported=export_table(results["exported"]) if "exported" in results else None,
             loading=loading,
             recipe=recipe,
             width=WIDTH,

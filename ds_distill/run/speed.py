@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -120,8 +120,16 @@ def load_trained(recipe: Recipe, run: RunFolder, task: str, name: str) -> PreTra
     return load_model(head, reference, labels, new_head=False, revision=revision)
 
 
+class Timed(Protocol):
+    """A model that can be timed: transformers', or an exported one."""
+
+    config: Any
+
+    def __call__(self, *, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any: ...
+
+
 def measure(
-    models: Mapping[str, PreTrainedModel],
+    models: Mapping[str, Timed],
     batch: int,
     length: int,
     device: torch.device,
@@ -148,7 +156,7 @@ def _goes_on(repeats: int, ends: float) -> bool:
     return repeats < _FEWEST or (repeats < _MOST and time.perf_counter() < ends)
 
 
-def _seconds(model: PreTrainedModel, inputs: dict[str, Any], device: torch.device) -> float:
+def _seconds(model: Timed, inputs: dict[str, Any], device: torch.device) -> float:
     started = time.perf_counter()
     model(**inputs)
     if device.type == "cuda":
@@ -156,7 +164,7 @@ def _seconds(model: PreTrainedModel, inputs: dict[str, Any], device: torch.devic
     return time.perf_counter() - started
 
 
-def _peak(model: PreTrainedModel, inputs: dict[str, Any], device: torch.device) -> int | None:
+def _peak(model: Timed, inputs: dict[str, Any], device: torch.device) -> int | None:
     if device.type != "cuda":
         model(**inputs)
         return None
@@ -164,5 +172,5 @@ def _peak(model: PreTrainedModel, inputs: dict[str, Any], device: torch.device) 
     before = torch.cuda.memory_allocated()
     model(**inputs)
     torch.cuda.synchronize()
-    weights = sum(weight.nbytes for weight in model.parameters())
+    weights = sum(weight.nbytes for weight in cast(PreTrainedModel, model).parameters())
     return torch.cuda.max_memory_allocated() - before + weights

@@ -16,8 +16,7 @@ from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.question_windows import prepare
 from ds_distill.data.rows import span_rows
-from ds_distill.engine.engine import Engine
-from ds_distill.engine.predict import Bar, best_of_each
+from ds_distill.engine.predict import Bar, ModelRunner, best_of_each
 from ds_distill.evaluation.answers import (
     Answer,
     AnswerPredictions,
@@ -73,7 +72,7 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
 
     def predict(
         self,
-        engine: Engine,
+        runner: ModelRunner,
         collate: Collator,
         examples: Examples,
         models: Sequence[str],
@@ -84,7 +83,7 @@ class ExtractiveQAKind(TaskKind[ExtractiveQA, Answers]):
             return best_spans(logits, self.settings.max_answer_length)
 
         assert examples.windows is not None
-        found = best_of_each(engine, collate, models, batch_size, best, bar)
+        found = best_of_each(runner, collate, models, batch_size, best, bar)
         return {
             model: Answers(
                 ranked_answers(spans.numpy(), examples.windows),

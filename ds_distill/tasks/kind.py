@@ -16,8 +16,7 @@ from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.hidden_words import HiddenWordsCollator
 from ds_distill.data.tokenise import TokenTable
-from ds_distill.engine.engine import Engine
-from ds_distill.engine.predict import Bar
+from ds_distill.engine.predict import Bar, ModelRunner
 from ds_distill.evaluation.label_order import Doubt
 from ds_distill.evaluation.scores import build_metrics
 from ds_distill.models.labels import LabelMap
@@ -120,14 +119,14 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     @abstractmethod
     def predict(
         self,
-        engine: Engine,
+        runner: ModelRunner,
         collate: Collator,
         examples: Examples,
         models: Sequence[str],
         batch_size: int,
         bar: AbstractContextManager[Bar] | None = None,
     ) -> dict[str, Predictions]:
-        """Predictions of an engine's models for all examples, on every rank.
+        """Predictions of a runner's models for all examples, on every rank.
 
         batch_size: examples per rank and forward pass.
         """
@@ -150,7 +149,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
 
     def with_words(
         self,
-        engine: Engine,
+        runner: ModelRunner,
         words: Mapping[str, HiddenWordsCollator],
         predictions: Mapping[str, Predictions],
         batch_size: int,

@@ -21,8 +21,7 @@ from ds_distill.data.schedule import plan_once
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.windows import split_long
 from ds_distill.data.word_pieces import rules_of_word_pieces
-from ds_distill.engine.engine import Engine
-from ds_distill.engine.predict import Bar, score_tokens, score_words
+from ds_distill.engine.predict import Bar, ModelRunner, score_tokens, score_words
 from ds_distill.evaluation.baseline import Unigram
 from ds_distill.evaluation.predictions import TokenScores
 from ds_distill.evaluation.scores import masked_lm_report
@@ -80,7 +79,7 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
 
     def predict(
         self,
-        engine: Engine,
+        runner: ModelRunner,
         collate: Collator,
         examples: Examples,
         models: Sequence[str],
@@ -88,7 +87,7 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         bar: AbstractContextManager[Bar] | None = None,
     ) -> dict[str, TokenScores]:
         """On the first mask variant, the same masked tokens for all models."""
-        return score_tokens(engine, collate, models, batch_size, bar)
+        return score_tokens(runner, collate, models, batch_size, bar)
 
     def hidden_words(
         self,
@@ -118,12 +117,12 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
 
     def with_words(
         self,
-        engine: Engine,
+        runner: ModelRunner,
         words: Mapping[str, HiddenWordsCollator],
         predictions: Mapping[str, TokenScores],
         batch_size: int,
     ) -> dict[str, TokenScores]:
-        losses = score_words(engine, words, batch_size)
+        losses = score_words(runner, words, batch_size)
         return {
             name: replace(of_model, word_loss=losses[name], words=words[name].counts)
             if name in words

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.rows import text_rows
-from ds_distill.engine.engine import Engine
-from ds_distill.engine.predict import Bar, predict_all
+from ds_distill.engine.predict import Bar, ModelRunner, predict_all
 from ds_distill.tasks.data import TaskData
 from ds_distill.tasks.kind import Settings, TaskKind
 
@@ -28,14 +27,14 @@ class SequenceKind(TaskKind[Settings, np.ndarray]):
 
     def predict(
         self,
-        engine: Engine,
+        runner: ModelRunner,
         collate: Collator,
         examples: Examples,
         models: Sequence[str],
         batch_size: int,
         bar: AbstractContextManager[Bar] | None = None,
     ) -> dict[str, np.ndarray]:
-        outputs = predict_all(engine, collate, examples, models, batch_size, bar)
+        outputs = predict_all(runner, collate, examples, models, batch_size, bar)
         count = len(self.labels)
         return {model: signals.over_all(count).numpy() for model, signals in outputs.items()}
 

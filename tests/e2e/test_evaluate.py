@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+import torch
 import yaml
+from scipy.special import softmax
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner, Result
 
 from ds_distill.cli import app
@@ -20,6 +24,7 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.scores import build_metric
+from ds_distill.predictors.prediction import predict
 from ds_distill.recipe.metrics.classes import Accuracy
 
 
@@ -157,3 +162,63 @@ def test_runs_on_other_examples_are_set_apart(place: Path, tmp_path: Path) -> No
         ds_distill("report", other, other, "--output", page)
     with pytest.raises(UserError, match="no finished run"):
         ds_distill("report", tmp_path, "--output", page)
+
+
+def test_a_student_is_exported_where_int8_keeps_its_score(place: Path, tmp_path: Path) -> None:
+    run = tmp_path / "long"
+    shutil.copytree(place / "long", run)
+    done = ds_distill("export", run, "--onnx", "--int8", "--split", "test")
+    assert done.exit_code == 0, done.output
+    folder = run / "student" / "onnx"
+    found = json.loads((folder / "export.json").read_text())
+    score = evaluated(run)["models"]["student"]["accuracy"]
+    assert found["PyTorch"]["score"] == found["files"]["model.onnx"]["score"] == score
+    for name, one in found["files"].items():
+        assert one["bytes"] == (folder / name).stat().st_size and one["milliseconds"] > 0
+        assert one["logits"]["decisions"] == one["logits"]["texts"] == found["examples"]
+        low, high = one["interval"]
+        assert low <= one["difference"] <= high
+    assert found["files"]["model.onnx"]["logits"]["largest"] < 1e-4
+    assert found["files"]["model_int8.onnx"]["logits"]["largest"] > 1e-4
+    card = (run / "student" / "README.md").read_text()
+    for page in (card, (folder / "README.md").read_text(), (run / "report.html").read_text()):
+        assert "model_int8.onnx" in page
+    predicted, shares = answers_of(folder, "the cat saw a dog"), next(
+        predict(run, ["the cat saw a dog"])
+    )  # fmt: skip
+    assert predicted == pytest.approx(list(shares["probabilities"].values()), abs=1e-5)
+    with pytest.raises(UserError, match=r"--split tset: the data have"):
+        ds_distill("export", run / "student", "--onnx", "--split", "tset")
+    with pytest.raises(UserError, match="name the format"):
+        ds_distill("export", run)
+    with pytest.raises(UserError, match=r"no run's folder.*--recipe"):
+        ds_distill("export", folder, "--onnx")
+    with pytest.raises(UserError, match="is no export"):
+        ds_distill("export", run, "--onnx", "--output", tmp_path)
+
+
+def answers_of(folder: Path, text: str) -> list[float]:
+    """Probabilities, as the card says to compute them."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    inputs = tokenizer([text], padding=True, truncation=True, return_tensors="np")
+    [logits] = session.run(None, {one.name: inputs[one.name] for one in session.get_inputs()})
+    return list(softmax(logits[0]))
+
+
+def test_an_export_in_int8_that_loses_too_much_is_not_written(place: Path, tmp_path: Path) -> None:
+    """The student's logits get a large part that is the same for all classes: in fp32 it changes no
+    answer, and in int8 it leaves no steps for the rest."""
+    run = tmp_path / "long"
+    shutil.copytree(place / "long", run)
+    model = AutoModelForSequenceClassification.from_pretrained(run / "student")
+    with torch.no_grad():
+        model.bert.pooler.dense.bias[0] = 10.0  # tanh is 1
+        model.bert.pooler.dense.weight[0] = 0.0
+        model.classifier.weight[:, 0] = 1000.0
+    model.save_pretrained(run / "student")
+    before = sorted(path.relative_to(run) for path in run.rglob("*"))
+    message = r"model_int8.onnx: on test its accuracy differs by -\d.* more than 1 points"
+    with pytest.raises(UserError, match=message):
+        ds_distill("export", run, "--onnx", "--int8", "--split", "test")
+    assert sorted(path.relative_to(run) for path in run.rglob("*")) == before

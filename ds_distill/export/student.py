@@ -1,0 +1,213 @@
+"""Export a student: make the file, compare it with the model on real examples, write it if it
+predicts as well."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ds_distill.check.recipe import open_sources
+from ds_distill.errors import UserError
+from ds_distill.evaluation.scores import difference
+from ds_distill.export.comparison import (
+    BATCH,
+    Alone,
+    LogitDifference,
+    logit_difference,
+    loses,
+)
+from ds_distill.export.onnx_model import OnnxModel, make_program, quantised, save
+from ds_distill.files import new_folder, write_json, write_text
+from ds_distill.models.encoder import read_signals
+from ds_distill.models.load import MASKED_LM
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.metrics.metric import MetricClass
+from ds_distill.recipe.tasks import TASKS, metric_of
+from ds_distill.reporting.exported import PYTORCH, TITLE, card_section
+from ds_distill.routing.comparison import numbered
+from ds_distill.run.any_checkpoint import CHECKPOINT
+from ds_distill.run.environment import describe_environment
+from ds_distill.run.execute import execute
+from ds_distill.run.inference import inference_collator
+from ds_distill.run.run import Run
+from ds_distill.run.speed import measure
+from ds_distill.views import PaddedView
+
+FP32, INT8 = "model.onnx", "model_int8.onnx"
+RECORD = "export.json"
+"""In the exported folder: what was compared, and how it came out."""
+CARD = "README.md"
+_TOKENIZER = (
+    "tokenizer",
+    "vocab",
+    "merges",
+    "special_tokens_map",
+    "spiece",
+    "spm",
+    "sentencepiece",
+)
+"""How the names of a tokenizer's files begin."""
+
+TOLERANCE = 1e-3
+"""Between logits of PyTorch and of the fp32 file, as a part of the largest one, or of 1: rounding
+is a thousandth of that."""
+SECONDS = 1.0
+"""Of timing, for each model, about."""
+
+
+def export_student(
+    recipe: Recipe,
+    student: Path,
+    output: Path,
+    *,
+    split: str,
+    int8: bool,
+    max_loss: float,
+    scratch: Path,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Write a student's ONNX files, tokenizer and configuration to `output`. Returns what
+    `export.json` says there.
+
+    recipe: of `evaluation_recipe`; student: the model's folder; scratch: a folder for what is
+    read. max_loss: as of `loses`.
+
+    Raises UserError, and writes nothing, where a file predicts otherwise than it may.
+    """
+    [task] = recipe.tasks_by_name.values()
+    if TASKS[task.type].heads[0] == MASKED_LM:
+        raise UserError(
+            "export is for models that answer: labels, words, questions, numbers. A masked-LM is "
+            "fine-tuned on a task first."
+        )
+    [source] = open_sources(recipe).values()
+    if split not in source.splits:
+        known = ", ".join(sorted(source.splits))
+        raise UserError(f"--split {split}: the data have {known}. Name one of them.")
+    # The files run without packed views, and are compared on the same.
+    recipe = recipe.model_copy(update={"padding": "always"})
+    [run] = execute(recipe, scratch, first=0).values()
+    with new_folder(output) as temporary:
+        found = _compared(run, temporary, split, int8, max_loss, progress)
+        for file in student.iterdir():
+            if file.name == "config.json" or file.name.startswith(_TOKENIZER):
+                shutil.copy(file, temporary / file.name)
+        write_json(temporary / RECORD, found)
+        section = card_section(found)
+        write_text(temporary / CARD, section)
+    if output.parent.resolve() == student.resolve() and (student / CARD).is_file():
+        card, _, _ = (student / CARD).read_text(encoding="utf-8").partition(TITLE)
+        write_text(student / CARD, f"{card.rstrip()}\n\n{section}")
+    return found
+
+
+def _compared(
+    run: Run,
+    folder: Path,
+    split: str,
+    int8: bool,
+    max_loss: float,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Write the files, and judge them on a split."""
+    reference = run.reference(CHECKPOINT, 0)
+    examples = run.data.examples(split)
+    collate = inference_collator(run, examples, split, [reference], fp32=True)
+    model = run.model(reference).eval().float()
+    view = collate(np.arange(1)).views[CHECKPOINT]
+    assert isinstance(view, PaddedView)
+    progress(f"Exporting {type(model).__name__}: half a minute or so ...")
+    files = _make_files(model, list(view.model_inputs()), folder, int8, progress)
+    runners = {PYTORCH: Alone(run.world, lambda view: read_signals(model, view).logits.float())}
+    runners |= {name: Alone(run.world, one.logits) for name, one in files.items()}
+    scored = {}
+    for name, runner in runners.items():
+        bar = run.log.bar(f"{name} on {split}", len(collate.lengths))
+        found = run.kind.predict(runner, collate, examples, [CHECKPOINT], BATCH, bar)
+        scored[name] = run.kind.scored(found[CHECKPOINT], examples)
+    progress("Timing ...")
+    seconds = _seconds({PYTORCH: model, **files}, run.task.max_length)
+    metric, over, judge = metric_of(run.task), TASKS[run.task.type].over, run.kind.judge
+    scores = {name: run.kind.report(one)[metric.name] for name, one in scored.items()}
+    groups = numbered(examples.group_keys[torch.from_numpy(run.kind.counted(examples))])
+    compared = {}
+    for name in files:
+        logits = logit_difference(runners[PYTORCH], runners[name], collate, CHECKPOINT, over)
+        compared[name] = {
+            "score": scores[name],
+            "milliseconds": 1e3 * seconds[name],
+            "bytes": sum(file.stat().st_size for file in folder.glob(f"{name}*")),
+            **difference(scored[name], scored[PYTORCH], judge, groups),
+            "logits": asdict(logits),
+        }
+        _refuse(name, logits, compared[name], scores[PYTORCH], metric, split, max_loss)
+    return {
+        "split": split,
+        "examples": len(scored[PYTORCH]),
+        "metric": metric.name,
+        "over": over,
+        "length": run.task.max_length,
+        "threads": torch.get_num_threads(),
+        "max_loss": max_loss,
+        PYTORCH: {"score": scores[PYTORCH], "milliseconds": 1e3 * seconds[PYTORCH]},
+        "files": compared,
+        "environment": describe_environment(1, "cpu"),
+    }
+
+
+def _make_files(
+    model: PreTrainedModel,
+    inputs: list[str],
+    folder: Path,
+    int8: bool,
+    progress: Callable[[str], None],
+) -> dict[str, OnnxModel]:
+    """By name, in the folder. inputs: the arguments of the model's forward."""
+    program = make_program(model, inputs)
+    save(program, folder / FP32)
+    if int8:
+        progress("Quantising its weights to int8 ...")
+        save(quantised(program), folder / INT8)
+    names = (FP32, INT8) if int8 else (FP32,)
+    return {name: OnnxModel(folder / name, model.config) for name in names}
+
+
+def _seconds(models: dict[str, PreTrainedModel | OnnxModel], length: int) -> dict[str, float]:
+    """Median of one text, by model; they take turns."""
+    with torch.inference_mode():
+        cases = measure(models, 1, length, torch.device("cpu"), SECONDS)
+    return {name: case.median for name, case in cases.items()}
+
+
+def _refuse(
+    name: str,
+    logits: LogitDifference,
+    compared: dict[str, Any],
+    score: float | None,
+    metric: MetricClass,
+    split: str,
+    max_loss: float,
+) -> None:
+    """Raises UserError for a file that does not compute what the model does, or of int8 loses more
+    of its score than it may."""
+    if name == FP32:
+        most = TOLERANCE * max(1.0, logits.scale)
+        if not logits.largest <= most:
+            raise UserError(
+                f"{name}: its logits differ from PyTorch's by up to {logits.largest:.2g} on "
+                f"{logits.texts:,} texts of {split}, and rounding explains {most:.1g}. The "
+                "exporter does not know this model well; nothing was written."
+            )
+        return
+    if why := loses(compared["interval"], score or 0.0, metric, max_loss):
+        raise UserError(
+            f"{name}: on {split} {why} (--max-loss). Nothing was written: export without --int8, "
+            "or allow it more."
+        )

@@ -1,0 +1,78 @@
+"""An exported student beside the one that it was made of: in a report and a model card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.metric import MetricClass
+from ds_distill.reporting.tables import Cell, Table
+
+PYTORCH = "PyTorch"
+"""Beside the files' names."""
+NEAR_TIE = 0.1
+"""Two logits that differ by less: one class is at most 1.1 times as likely as the other."""
+TITLE = "## ONNX\n"
+"""Of the model card's section."""
+
+
+def export_table(found: dict[str, Any]) -> Table:
+    """The files beside PyTorch; found: `exported` of results.json, the content of export.json."""
+    metric = METRICS[found["over"]][found["metric"]]
+    first, split = found[PYTORCH], found["split"]
+    heads = ["", metric.title, "less PyTorch's", "MB", "ms a text", "largest logit difference"]
+    score, milliseconds = metric.shown_as(first["score"]), f"{first['milliseconds']:.3g}"
+    rows: list[list[str | Cell]] = [[PYTORCH, score, "", "", milliseconds, "", ""]]
+    for name, one in found["files"].items():
+        logits = one["logits"]
+        changed = f"{logits['changed']:,} of {logits['decisions']:,}; {logits['near_ties']:,}"
+        rows.append(
+            [
+                name,
+                metric.shown_as(one["score"]),
+                _outcome(one, metric),
+                f"{one['bytes'] / 1e6:.1f}",
+                f"{one['milliseconds']:.3g}",
+                f"{logits['largest']:.2g}",
+                changed if logits["decisions"] else "-",
+            ]
+        )
+    texts = next(iter(found["files"].values()))["logits"]["texts"]
+    note = (
+        f"On {found['examples']:,} examples of {split}, with 95% intervals. Time: the median for "
+        f"one text of {found['length']} tokens, {found['threads']} CPU thread(s). Logits on "
+        f"{texts:,} texts; changed: what is decided otherwise than in PyTorch, and how many of "
+        f"these PyTorch decides by less than {NEAR_TIE:g}."
+    )
+    return Table("", [*heads, "changed; near ties"], rows, [note])
+
+
+def card_section(found: dict[str, Any]) -> str:
+    """Of a model card, in Markdown: how the files compare, and how to run them."""
+    table = export_table(found)
+    smallest = list(found["files"])[-1]
+    lines = [TITLE, f"| {' | '.join(table.heads)} |", "|" + "---|" * len(table.heads)]
+    lines += [f"| {' | '.join(map(str, row))} |" for row in table.rows]
+    return "\n".join([*lines, "", *table.notes, "", _USAGE.format(file=smallest)])
+
+
+_USAGE = """Run in the folder of these files; PyTorch is not needed:
+
+```python
+import onnxruntime
+from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(".")
+session = onnxruntime.InferenceSession("{file}", providers=["CPUExecutionProvider"])
+inputs = tokenizer(["A text."], padding=True, truncation=True, return_tensors="np")
+outputs = session.run(None, {{one.name: inputs[one.name] for one in session.get_inputs()}})
+```
+"""
+
+
+def _outcome(difference: dict[str, Any], metric: MetricClass) -> str:
+    """`-0.3 (-0.9 to +0.2)`."""
+    if difference["interval"] is None:
+        return "undefined"
+    ends = " to ".join(map(metric.difference_as, difference["interval"]))
+    return f"{metric.difference_as(difference['difference'])} ({ends})"
