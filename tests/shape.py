@@ -19,19 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "ds_distill"
 
 ROOMS = (
-    *("__main__", "cli", "profiling", "export", "sweep", "__init__", "launch", "phases"),
-    *(
-        "caching",
-        "predictors",
-        "training",
-        "run",
-        "planning",
-        "reporting",
-        "tasks",
-        "check",
-        "engine",
-    ),
-    *("models", "losses", "routing", "evaluation", "data", "cache"),
+    *("__main__", "cli", "profiling", "export", "init", "sweep", "__init__", "launch", "phases"),
+    *("caching", "predictors", "training", "run", "planning", "reporting", "tasks", "check"),
+    *("engine", "models", "losses", "routing", "evaluation", "data", "cache"),
     *("types", "distributions", "reads", "views", "keys"),
     *("parts", "recipe", "process", "files", "errors"),
 )

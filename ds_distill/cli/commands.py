@@ -12,6 +12,7 @@ from ds_distill import __version__
 from ds_distill.cli.cache import cache_app
 from ds_distill.cli.evaluate import evaluate
 from ds_distill.cli.export import export
+from ds_distill.cli.init import init
 from ds_distill.cli.loading import (
     execute_recipe,
     import_without_torch,
@@ -106,6 +107,9 @@ def _run_seeds(given: Given, path: Path, how: HowToRun, resume: bool) -> None:
     run_settings(given, [Variant(())], path, how, resume)
 
 
+app.command(
+    epilog="Example: ds-distill init tickets --teacher models/bert --teacher models/roberta"
+)(init)
 app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")(quickstart)
 app.command(epilog="Example: ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")(
     with_options(sweep)

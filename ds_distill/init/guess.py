@@ -1,0 +1,303 @@
+"""What a folder or a file of examples seems to be: which task, which columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ds_distill.data.readers import Reader, open_file
+from ds_distill.data.splits import USUAL_NAMES, folder_splits
+from ds_distill.errors import UserError
+from ds_distill.recipe.data import Columns
+from ds_distill.recipe.tags import OUTSIDE
+from ds_distill.recipe.tasks import TASKS
+
+ROWS = 20_000
+"""Of the training split, that are looked at."""
+LENGTHS = 2000
+"""Of these, about so many say how long texts are."""
+MOST_CLASSES = 20
+"""Whole numbers with more values than that are taken for numbers, and not for classes."""
+
+Choose = Callable[[str, Sequence[str], str], str]
+"""(what, options, flag) -> one of the options: asks, or refuses and names the flag."""
+
+LABEL_NAMES = (
+    *("label", "labels", "class", "category", "categories", "target", "sentiment", "intent"),
+    *("emotion", "topic", "score", "rating", "stars", "y"),
+)
+TEXT_NAMES = ("text", "sentence", "content", "body", "message", "review", "tweet", "abstract")
+PAIRS = (
+    *(("text_a", "text_b"), ("sentence1", "sentence2"), ("premise", "hypothesis")),
+    *(("question1", "question2"), ("question", "sentence"), ("question", "passage")),
+    *(("query", "document"), ("query", "passage")),
+)
+_TAG = re.compile(rf"{OUTSIDE}|[BI]-.+")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user says of the data; None: to be guessed."""
+
+    task: str | None = None
+    text: Sequence[str] = ()
+    """One column, or two of a pair."""
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Guess:
+    task: str
+    columns: dict[str, str]
+    """Keys of `task.data.columns` that are not as by default."""
+    splits: dict[str, str]
+    """Split to its file's name; empty where the usual names are there."""
+    has: tuple[str, ...]
+    """The splits that there are."""
+    texts: list[list[str]]
+    """Of some examples, all that a model reads: one text, two, or words."""
+    said: list[str] = field(default_factory=list)
+    """Sentences on what was seen."""
+
+
+def guess(data: Path, asked: Asked, choose: Choose) -> Guess:
+    """Raises UserError for data that cannot be read, or are no examples of a known kind."""
+    splits, files = _splits(data)
+    reader = open_file(files["train"])
+    columns = reader.columns()
+    rows = [row for _, row in islice(reader.rows(columns), ROWS)]
+    if not rows:
+        raise UserError(f"{reader.name}: no rows. Put at least one example there.")
+    values = {name: [row[name] for row in rows if row.get(name) is not None] for name in columns}
+    shapes = {name: _shape(found, reader.numbers_are_text) for name, found in values.items()}
+    seen = ", ".join(f"{name} ({shapes[name]})" for name in columns)
+    said = [f"{files['train'].name} has the columns {seen}."]
+    given = _Given(reader, values, shapes, asked, choose)
+    task, named = _questions(given) or _words(given) or _spans(given) or _labelled(given)
+    usual = Columns().model_dump()
+    reads = [
+        name for key, name in named.items() if key not in ("label", "tags", "spans", "answers")
+    ]
+    some = rows[:: max(1, len(rows) // LENGTHS)]
+    texts = [_texts([row.get(name) for name in reads]) for row in some]
+    own = {key: name for key, name in named.items() if usual[key] != name}
+    if own == {"text": "text_a", "text_b": "text_b"}:
+        own = {}  # taken without naming them
+    return Guess(task, own, splits, tuple(files), texts, said)
+
+
+def _splits(data: Path) -> tuple[dict[str, str], dict[str, Path]]:
+    """(split to file's name, where they are not the usual ones; split to its file)."""
+    if not data.is_dir():
+        return {}, {"train": data}
+    task: Any = TASKS["single-label"].settings.model_validate({"data": {"path": str(data)}})
+    files = folder_splits(task, data)
+    if "train" in files:
+        return {}, files
+    trains = [name for name in files if re.search(r"(?<![a-z])train(?![a-z])", name.lower())]
+    if len(trains) != 1:
+        there = ", ".join(file.name for file in files.values())
+        raise UserError(
+            f"{data}: {'no' if not trains else 'more than one'} file for the split train (it has: "
+            f"{there}). Name one train.csv, or give one file in place of the folder."
+        )
+    [train] = trains  # own_train beside own_val
+    names = {"validation": "validation", "test": "test", **USUAL_NAMES}
+    found = {"train": files[train]}
+    for name, split in names.items():
+        other = re.sub("train", name, train, flags=re.IGNORECASE)
+        if other in files:
+            found.setdefault(split, files[other])
+    return {split: file.name for split, file in found.items()}, found
+
+
+def _shape(values: Sequence[Any], numbers_are_text: bool) -> str:
+    """What a column holds."""
+    filled = [value for value in values if value not in ("", [])]
+    if not filled:
+        return "empty"
+    if all(isinstance(value, list) for value in filled):
+        items = [item for value in filled for item in value]
+        if all(isinstance(item, str) for item in items):
+            return "lists of texts"
+        if all(isinstance(item, Mapping) for item in items):
+            keys = set.intersection(*(set(item) for item in items))
+            if {"start", "end", "type"} <= keys:
+                return "spans"
+            if {"text", "start"} <= keys or {"start", "end"} <= keys:
+                return "answers"
+        return "lists"
+    if all(isinstance(value, Mapping) for value in filled):
+        return "answers" if all("answer_start" in value for value in filled) else "objects"
+    if all(isinstance(value, bool) for value in filled):
+        return "texts"
+    if all(isinstance(value, int | float) for value in filled):
+        return _kind_of_numbers(filled)
+    if not all(isinstance(value, str) for value in filled):
+        return "mixed"
+    if numbers_are_text:
+        try:
+            return _kind_of_numbers([float(value) for value in filled])
+        except ValueError:
+            pass
+    return "texts"
+
+
+def _kind_of_numbers(values: Sequence[float]) -> str:
+    return "whole numbers" if all(float(value).is_integer() for value in values) else "numbers"
+
+
+def _texts(fields: Sequence[Any]) -> list[str]:
+    flat = [item for one in fields for item in (one if isinstance(one, list) else [one])]
+    return [str(item) for item in flat if item is not None]
+
+
+# ------------------------------------------------------------------------- one kind after another
+
+Found = tuple[str, dict[str, str]]
+"""The task, and its columns by their keys."""
+
+
+@dataclass(frozen=True)
+class _Given:
+    reader: Reader
+    values: Mapping[str, Sequence[Any]]
+    """By column, of the rows that have one."""
+    shapes: Mapping[str, str]
+    """By column, what these are; see `_shape`."""
+    asked: Asked
+    choose: Choose
+
+    def of_shape(self, *shapes: str) -> list[str]:
+        return [name for name, shape in self.shapes.items() if shape in shapes]
+
+    @property
+    def name(self) -> str:
+        return self.reader.name
+
+    @property
+    def columns(self) -> str:
+        return ", ".join(self.shapes)
+
+
+def _questions(given: _Given) -> Found | None:
+    answers = _named("answers", given.of_shape("answers"))
+    texts = given.of_shape("texts")
+    if answers is None or not {"question", "context"} <= set(texts):
+        return None
+    task = given.asked.task or "extractive-qa"
+    return task, {"question": "question", "context": "context", "answers": answers}
+
+
+def _words(given: _Given) -> Found | None:
+    lists = given.of_shape("lists of texts")
+    tags = [name for name in lists if all(_TAG.fullmatch(t) for v in given.values[name] for t in v)]
+    tag = given.asked.label if given.asked.label in tags else _named("tags", tags)
+    if tag is None:
+        return None
+    alike = [
+        name
+        for name in lists
+        if name != tag and [*map(len, given.values[name])] == [*map(len, given.values[tag])]
+    ]
+    if not alike:
+        raise UserError(
+            f"{given.name}: column {tag!r} has tags, and no column has as many words in each "
+            "row. Put the words of each text there as a list: `tokens`."
+        )
+    return "token-classification", {"tokens": _named("tokens", alike) or alike[0], "tags": tag}
+
+
+def _spans(given: _Given) -> Found | None:
+    spans = _named("spans", given.of_shape("spans"))
+    if spans is None:
+        return None
+    text = _text_columns(given, {spans})
+    return "token-classification", {"text": text[0], "spans": spans}
+
+
+def _labelled(given: _Given) -> Found:
+    if given.asked.task == "masked-lm":
+        return "masked-lm", _as_pair(_text_columns(given, set()))
+    label = _label_column(given)
+    task = given.asked.task or _task_of(given.values[label], given.shapes[label])
+    if task is None:
+        raise UserError(
+            f"{given.name}: column {label!r} holds {given.shapes[label]}, which are no labels. "
+            "Name another column: --label COLUMN."
+        )
+    texts = _text_columns(given, {label})
+    return task, {**_as_pair(texts), "label": label}
+
+
+def _task_of(labels: Sequence[Any], shape: str) -> str | None:
+    if shape == "lists of texts":
+        return "multi-label"
+    if shape == "numbers":
+        return "regression"
+    if shape == "whole numbers":
+        return "single-label" if len({*map(str, labels)}) <= MOST_CLASSES else "regression"
+    return "single-label" if shape == "texts" else None
+
+
+def _label_column(given: _Given) -> str:
+    if given.asked.label is not None:
+        if given.asked.label not in given.shapes:
+            raise UserError(
+                f"--label {given.asked.label}: {given.name} has the columns {given.columns}."
+            )
+        return given.asked.label
+    for name in ("label", "labels"):
+        if name in given.shapes:
+            return name
+    known = [column for column in given.shapes if column.lower() in LABEL_NAMES]
+    possible = known or [
+        name
+        for name, found in given.values.items()
+        if found and given.shapes[name] in ("texts", "whole numbers", "lists of texts")
+        if 1 < len({*map(str, found)}) <= max(2, min(100, len(found) // 5))
+    ]
+    if not possible:
+        raise UserError(
+            f"{given.name}: no column looks like labels (columns: {given.columns}). Name it: "
+            "--label COLUMN; or, for texts alone, --task masked-lm."
+        )
+    return given.choose("Which column has the labels?", possible, "--label")
+
+
+def _text_columns(given: _Given, taken: set[str]) -> list[str]:
+    """One column, or two of a pair."""
+    texts = [name for name in given.shapes if given.shapes[name] == "texts" and name not in taken]
+    if given.asked.text:
+        for name in given.asked.text:
+            if name not in given.shapes:
+                raise UserError(f"--text {name}: {given.name} has {given.columns}.")
+        return list(given.asked.text[:2])
+    for pair in PAIRS:
+        if {*pair} <= {*texts}:
+            return list(pair)
+    for name in TEXT_NAMES:
+        for column in texts:
+            if column.lower() == name:
+                return [column]
+    if not texts:
+        raise UserError(f"{given.name}: no column holds texts. Name it: --text COLUMN.")
+    # Ids and names are short; of columns with long texts one cannot know which is meant.
+    lengths = {name: fmean(map(len, given.values[name])) for name in texts}
+    longest = max(lengths.values())
+    possible = [name for name in texts if lengths[name] > longest / 3]
+    return [given.choose("Which column has the text?", possible, "--text")]
+
+
+def _as_pair(texts: Sequence[str]) -> dict[str, str]:
+    return dict(zip(("text", "text_b"), texts, strict=False))
+
+
+def _named(name: str, columns: Sequence[str]) -> str | None:
+    """The column of that name, else the first."""
+    return name if name in columns else next(iter(columns), None)

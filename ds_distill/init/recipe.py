@@ -1,0 +1,231 @@
+"""Write a first recipe: what was guessed stands in it, each guess with a comment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from transformers import PreTrainedConfig
+
+from ds_distill.data.sources import Source, open_files
+from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.errors import UserError
+from ds_distill.init.guess import Guess
+from ds_distill.models.configuration import check_head, load_config, usable_length
+from ds_distill.models.labels import are_generic, as_yaml, class_names
+from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.tasks import TASKS
+
+DEFAULT_TEACHER = "FacebookAI/roberta-large"
+"""Where no teacher is given: fine-tuned by the recipe."""
+
+TERMS = {"regression": "logit_mse: {}", "masked-lm": "kl: {temperature: 2.0}, cross_entropy: {}"}
+_KL = "kl: {temperature: 2.0}"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A teacher that the user names."""
+
+    name: str
+    model: str
+    config: PreTrainedConfig | None
+    """None of a model of the hub that cannot be read now."""
+    has_head: bool
+    labels: list[str] | None
+    """Of its head, in the order of its outputs; None where it has none, or they have no names."""
+
+
+def read_teachers(references: Sequence[str], task: str) -> list[Given]:
+    """Raises UserError for a folder that is no model."""
+    found = []
+    for number, reference in enumerate(references or [DEFAULT_TEACHER]):
+        name = f"teacher-{number + 1}" if len(references) > 1 else "teacher"
+        config = None
+        if references:
+            config = load_config(resolve_model(reference))
+        has_head = config is not None and _has_head(reference, config, task)
+        labels = None
+        if config is not None and has_head and task in _WITH_CLASSES:
+            names = class_names(config)
+            labels = None if are_generic(names) else names
+        found.append(Given(name, reference, config, has_head, labels))
+    return found
+
+
+_LONGEST = {"masked-lm": 128, "extractive-qa": 384, "character-spans": 384}
+"""Tokens, where longer texts are read in windows; all others are cut at 512."""
+_WITH_CLASSES = ("single-label", "multi-label", "token-classification")
+
+
+def _has_head(reference: str, config: PreTrainedConfig, task: str) -> bool:
+    if not getattr(config, "architectures", None):
+        return False
+    try:
+        check_head(reference, config, TASKS[task])
+    except UserError:
+        return False
+    return True
+
+
+def recipe_text(guess: Guess, data: str, references: Sequence[str], student: str | None) -> str:
+    """The recipe's YAML, with comments. data: its path, as it will stand there.
+
+    Raises UserError where teachers and data have other labels.
+    """
+    teachers = read_teachers(references, guess.task)
+    labels = _labels(guess, data, teachers)
+    length, why = _max_length(guess, teachers[0])
+    fresh = [one.name for one in teachers if not one.has_head]
+    lines = [
+        f"description: {Path(data).name}, by ds-distill init.",
+        "task:",
+        f"  type: {guess.task}  # guessed from the columns",
+        *_data_lines(guess, data),
+    ]
+    if labels:
+        source = (
+            "of the teachers, in their order" if any(t.labels for t in teachers) else "in train"
+        )
+        lines.append(f"  labels: {_flow(labels)}  # {source}")
+    lines += [f"  max_length: {length}  # {why}", *_long_line(guess)]
+    lines += ["teachers:", *(_teacher_line(one, labels) for one in teachers)]
+    lines += _student_lines(teachers[0], student)
+    if "validation" not in guess.has:
+        lines.append("training: {keep: last}  # no validation split chooses an epoch")
+    lines += ["phases:", *_phase_lines(guess, teachers, fresh)]
+    lines += [
+        "# Next: batch_size, epochs, learning_rate in `training` (docs/reference.md); the ZeRO",
+        "# stage and micro-batch for your GPUs, by ds-distill plan.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _data_lines(guess: Guess, data: str) -> list[str]:
+    lines = ["  data:", f"    path: {_flow(data)}"]
+    if guess.columns:
+        lines.append(f"    columns: {_flow(guess.columns)}  # guessed from names and content")
+    if guess.splits:
+        lines.append(f"    splits: {_flow(guess.splits)}")
+    if "test" not in guess.has and guess.task != "masked-lm":
+        lines.append("    folds: {number: 10, fold: 1}  # no test split: a tenth of train judges")
+    return lines
+
+
+def _long_line(guess: Guess) -> list[str]:
+    return ["  long: split  # texts are read in windows"] if guess.task == "masked-lm" else []
+
+
+def _labels(guess: Guess, data: str, teachers: Sequence[Given]) -> list[str]:
+    """The task's labels: the teachers', where they have names, else the data's."""
+    if guess.task not in _WITH_CLASSES:
+        return []
+    source = _source(guess, data)
+    labels = source.labels
+    for one in teachers:
+        if one.labels is None:
+            continue
+        if guess.task == "token-classification":
+            unknown = [label for label in labels if label not in one.labels]
+        else:
+            unknown = sorted({*labels} ^ {*one.labels})
+        if unknown:
+            raise UserError(
+                f"--teacher {one.model}: its labels are {', '.join(one.labels)}, and the data "
+                f"have {', '.join(labels)}: not in both are {', '.join(unknown)}. Rename them in "
+                "the data, or write the recipe by hand with teachers.NAME.labels."
+            )
+    ordered = next((one.labels for one in teachers if one.labels is not None), None)
+    return labels if ordered is None else ordered
+
+
+def _source(guess: Guess, data: str) -> Source:
+    settings: dict[str, Any] = {
+        "type": guess.task,
+        "data": {"path": data, "columns": guess.columns, "splits": guess.splits},
+    }
+    task: Any = TASKS[guess.task].settings.model_validate(settings)
+    return open_files(task, None, None)
+
+
+def _teacher_line(one: Given, labels: Sequence[str]) -> str:
+    line = f"  {one.name}: {{model: {_flow(one.model)}}}"
+    if one.has_head and one.labels is None and labels and one.config is not None:
+        names = class_names(one.config)
+        if len(names) == len(labels):
+            mapped = as_yaml(dict(zip(names, labels, strict=True)))
+            line = f"  {one.name}:\n    model: {_flow(one.model)}\n    labels: {mapped}"
+            return f"{line}  # guessed: its outputs have no names"
+    if not one.has_head:
+        line += "  # has no head of the task: the first phase fine-tunes it"
+    return line
+
+
+def _student_lines(teacher: Given, student: str | None) -> list[str]:
+    if student is not None:
+        return [f"student: {{model: {_flow(student)}}}"]
+    depth = 24 if teacher.config is None else int(teacher.config.num_hidden_layers)
+    kept = max(1, depth // 2 if depth <= 12 else depth // 4)
+    layers = [(number + 1) * depth // kept - 1 for number in range(kept)]
+    return [
+        "student:",
+        f"  model: {_flow(teacher.model)}",
+        f"  layers: {layers}  # {kept} of the {depth} of {teacher.name}",
+    ]
+
+
+def _phase_lines(guess: Guess, teachers: Sequence[Given], fresh: Sequence[str]) -> list[str]:
+    lines = []
+    if fresh:
+        lines.append(f"  - fine-tune: {{models: {_flow(list(fresh))}}}")
+    routed = len(teachers) > 1 and "validation" in guess.has and guess.task in _WITH_CLASSES
+    splits, hidden = ("[train, validation]", ", hidden: [-1]") if routed else ("train", "")
+    lines.append(f"  - cache: {{splits: {splits}{hidden}}}  # each teacher runs once")
+    routing = ""
+    if routed:
+        lines.append("  - expertise: {split: validation}  # which teacher knows what")
+        routing = ", routing: chosen"
+    elif len(teachers) > 1:
+        routing = ", routing: average"
+    terms = TERMS.get(guess.task, _KL)
+    lines.append(f"  - distil: {{teachers: cached{routing}, losses: {{{terms}}}}}")
+    if guess.task != "masked-lm":
+        lines.append("  # The same student on labels alone: what the teachers are worth.")
+        lines.append("  - fine-tune: {name: control, models: student, save_as: labels-only}")
+    return [*lines, "  - evaluate: {split: test}"]
+
+
+def _max_length(guess: Guess, teacher: Given) -> tuple[int, str]:
+    """In tokens, and where it comes from: the length that 99 of 100 examples do not exceed."""
+    most = None
+    try:
+        tokenizer = (
+            load_tokenizer(resolve_model(teacher.model)) if teacher.config is not None else None
+        )
+    except UserError:
+        tokenizer = None
+    if tokenizer is not None and teacher.config is not None:
+        texts = [" ".join(parts) for parts in guess.texts]
+        lengths = [len(ids) + 1 for ids in tokenizer(texts, truncation=False)["input_ids"]]
+        most, by = usable_length(teacher.config), f"tokens of {teacher.name}"
+    else:
+        lengths = [math.ceil(1.4 * len(" ".join(parts).split())) + 3 for parts in guess.texts]
+        by = "an estimate from the words"
+    wanted = int(np.quantile(lengths, 0.99))
+    rounded = min(_LONGEST.get(guess.task, 512), max(32, 8 * math.ceil(wanted / 8)))
+    if most is not None:
+        rounded = min(rounded, most)
+    return rounded, f"99% of {len(lengths):,} texts have at most {wanted}: {by}"
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    shown: str = yaml.safe_dump(
+        value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=1_000_000
+    )
+    return shown.removesuffix("\n...\n").strip()

