@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,7 @@ from ds_distill.cli.loading import (
 )
 from ds_distill.cli.options import FolderOption, Given, HowToRun, ResumeOption, with_options
 from ds_distill.cli.profile import profile
+from ds_distill.cli.push import push
 from ds_distill.cli.quickstart import quickstart
 from ds_distill.cli.report import report
 from ds_distill.cli.suite import suite
@@ -83,6 +85,10 @@ def run(
     resume: ResumeOption = False,
     until: UntilOption = None,
     keep: KeepSeedsOption = False,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(metavar="REPO", help="Push the finished run there, as `push` does."),
+    ] = None,
 ) -> None:
     """Run a recipe: all its phases, in this process (or as one rank of a launched run).
 
@@ -90,6 +96,11 @@ def run(
     """
     loaded = given.load()
     path = folder or Path("runs") / loaded.name
+    if push_to_hub is not None:
+        from ds_distill.export.hub import check_access
+
+        loaded.refuse_seeds("--push-to-hub")
+        check_access(push_to_hub)
     if loaded.seeds is not None and not is_rank():
         if until is not None:
             loaded.refuse_seeds(f"--until {until}")
@@ -97,6 +108,8 @@ def run(
         return
     first = None if until is None else phases_until(loaded, until)
     execute_recipe(loaded, path, resume=resume, first=first)
+    if push_to_hub is not None and first is None and os.environ.get("RANK", "0") == "0":
+        push(path, push_to_hub)
 
 
 def _run_seeds(given: Given, path: Path, how: HowToRun, resume: bool) -> None:
@@ -227,6 +240,7 @@ app.command(
     "ds-distill evaluate google-bert/bert-base-uncased my.yaml --task sentiment"
 )(evaluate)
 app.command(epilog="Example: ds-distill export runs/mine --onnx --int8")(with_options(export))
+app.command(epilog="Example: ds-distill push runs/mine me/tickets-student --dry-run")(push)
 app.command(epilog="Example: ds-distill report runs/first runs/second --output both.html")(report)
 
 

@@ -70,7 +70,7 @@ def logits() -> torch.Tensor:
 RUN_ELSEWHERE = {
     "README.md": "tests/unit/test_library_examples.py",
     "docs/library.md": "tests/unit/test_library_examples.py",
-    "docs/serving.md": "tests/e2e/test_evaluate.py",
+    "docs/serving.md": "tests/e2e/test_finished_runs.py",
 }
 """Documents whose Python needs more than names, and the test that runs it."""
 

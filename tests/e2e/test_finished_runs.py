@@ -1,15 +1,20 @@
-"""`ds-distill evaluate` and `report`: a checkpoint's score is that of the run that made it, and
-runs are compared example by example."""
+"""What is done with finished runs: a checkpoint's score is that of the run that made it, runs are
+compared example by example, students are exported and pushed."""
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 import re
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -226,3 +231,97 @@ def test_an_export_in_int8_that_loses_too_much_is_not_written(place: Path, tmp_p
     with pytest.raises(UserError, match=message):
         ds_distill("export", run, "--onnx", "--int8", "--split", "test")
     assert sorted(path.relative_to(run) for path in run.rglob("*")) == before
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The calls of the Hugging Face hub that a push makes; it keeps what it gets."""
+
+    asked: ClassVar[list[tuple[str, str, str]]] = []
+    """Method, path, and token of each call."""
+    created: ClassVar[dict[str, Any]] = {}
+    files: ClassVar[dict[str, bytes]] = {}
+
+    def do_GET(self) -> None:
+        self._answer({"name": "me", "type": "user", "orgs": []})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.endswith("/create"):
+            self.created.update(json.loads(body))
+            self._answer({"url": f"http://{self.headers['Host']}/me/student", "name": "me/student"})
+        elif self.path.endswith("/validate-yaml"):
+            self._answer({"errors": [], "warnings": []})
+        elif "/preupload/" in self.path:
+            names = [one["path"] for one in json.loads(body)["files"]]
+            modes = [
+                {"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names
+            ]
+            self._answer({"files": modes})
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    value = line["value"]
+                    self.files[value["path"]] = base64.b64decode(value["content"])
+            self._answer(
+                {
+                    "commitUrl": f"http://{self.headers['Host']}/me/student/commit/1",
+                    "commitOid": "1",
+                }
+            )
+        else:
+            self.send_error(404)
+
+    def _answer(self, content: Any) -> None:
+        self.asked.append((self.command, self.path, self.headers.get("Authorization", "")))
+        text = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+def test_a_student_is_pushed_to_a_private_repository(
+    place: Path, tmp_path: Path, command_environment: dict[str, str]
+) -> None:
+    done = ds_distill("push", place / "long", "me/student", "--dry-run")
+    assert done.exit_code == 0 and "Nothing was pushed" in done.output
+    with pytest.raises(UserError, match="is no run's folder"):
+        ds_distill("push", tmp_path, "me/student")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = {**command_environment, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
+    environment |= {"HF_TOKEN": "hf_secret", "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}
+    environment.pop("HF_HUB_OFFLINE", None)
+
+    def pushed(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ds_distill", "push", str(place / "long"), *words]
+        return subprocess.run(
+            command, env={**environment, **changes}, capture_output=True, text=True, timeout=120
+        )
+
+    result = pushed("me/student")
+    assert result.returncode == 0, result.stderr
+    assert Hub.created["name"] == "student"
+    assert Hub.created.get("visibility") == "private" or Hub.created.get("private") is True
+    tokens = {token for _, path, token in Hub.asked if not path.endswith("/validate-yaml")}
+    assert tokens == {"Bearer hf_secret"}
+    student = place / "long" / "student"
+    for name in ("config.json", "model.safetensors", "README.md", "tokenizer.json"):
+        assert Hub.files[name] == (student / name).read_bytes()
+    assert json.loads(Hub.files["results.json"])["student"] == "student"
+    listed = {line.split()[-1] for line in done.output.splitlines() if " MB " in line}
+    assert listed == {*Hub.files}, "the dry run lists what is pushed"
+    text = "".join([result.stdout, result.stderr, *map(str, Hub.files.values())])
+    assert "hf_secret" not in text
+    for changes, message in (
+        ({"HF_TOKEN": ""}, "Log in once"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "the hub cannot be reached"),
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+    ):
+        refused = pushed("me/student", **changes)
+        assert refused.returncode == 2 and message in refused.stderr, refused.stderr
+    server.shutdown()
