@@ -108,5 +108,5 @@ def _asked(ask: Callable[[], Any]) -> Any:
         raise UserError(f"the hub refused: {first_line(error)}") from error
     except ValueError as error:  # an invalid card, or an answer that is no JSON
         raise UserError(f"the hub does not take it: {first_line(error)}") from error
-    except OSError as error:  # of connections, by whatever library makes them
+    except Exception as error:  # of connections, by whatever library makes them
         raise UserError(f"the hub cannot be reached: {first_line(error)}") from error
