@@ -61,7 +61,13 @@ def planned(folder: Path, case: dict[str, Any], ranks: int) -> list[Sent]:
     return sent_in_training(trained, [], teachers, zero, case["micro_steps"], passes)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param(2, marks=pytest.mark.further),
+        pytest.param(4, marks=pytest.mark.slow),
+    ],
+)
 def test_planned_bytes_are_what_deepspeed_sends(ranks: int, tmp_path: Path) -> None:
     for model, size in (("student", STUDENT), ("teacher", TEACHER)):
         BertConfig(**SIZES, **size).save_pretrained(tmp_path / model)

@@ -215,6 +215,7 @@ def python_blocks(file: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", file.read_text(), re.DOTALL)
 
 
+@pytest.mark.further
 def test_an_export_in_int8_that_loses_too_much_is_not_written(place: Path, tmp_path: Path) -> None:
     """The student's logits get a large part that is the same for all classes: in fp32 it changes no
     answer, and in int8 it leaves no steps for the rest."""

