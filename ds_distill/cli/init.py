@@ -67,7 +67,7 @@ def init(
     if task is not None and task not in TASKS:
         raise UserError(f"--task {task}: choose one of {', '.join(TASKS)}.")
     found = guess(data, Asked(task, text or (), label), _choose)
-    for sentence in found.said:
+    for sentence in found.notes:
         say(sentence)
     made = recipe_text(found, str(data), teacher or [], student)
     write_text(target, made)

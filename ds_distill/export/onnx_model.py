@@ -70,8 +70,11 @@ def quantised(program: Any) -> Any:
     without VNNI add pairs of products in 16 bits, which overflow, and a model that was right on one
     machine would be wrong on another.
     """
-    from transformers.exporters import OnnxRuntimeDynamicConfig, OnnxRuntimeQuantizer
-    from transformers.exporters.configs import ExportFormat
+    from transformers.exporters import (
+        ExportFormat,
+        OnnxRuntimeDynamicConfig,
+        OnnxRuntimeQuantizer,
+    )
 
     config = OnnxRuntimeDynamicConfig(per_channel=True, reduce_range=True)
     with _quiet():

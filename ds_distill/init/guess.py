@@ -61,7 +61,7 @@ class Guess:
     """The splits that there are."""
     texts: list[list[str]]
     """Of some examples, all that a model reads: one text, two, or words."""
-    said: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     """Sentences on what was seen."""
 
 
@@ -76,7 +76,7 @@ def guess(data: Path, asked: Asked, choose: Choose) -> Guess:
     values = {name: [row[name] for row in rows if row.get(name) is not None] for name in columns}
     shapes = {name: _shape(found, reader.numbers_are_text) for name, found in values.items()}
     seen = ", ".join(f"{name} ({shapes[name]})" for name in columns)
-    said = [f"{files['train'].name} has the columns {seen}."]
+    notes = [f"{files['train'].name} has the columns {seen}."]
     given = _Given(reader, values, shapes, asked, choose)
     task, named = _questions(given) or _words(given) or _spans(given) or _labelled(given)
     usual = Columns().model_dump()
@@ -88,7 +88,7 @@ def guess(data: Path, asked: Asked, choose: Choose) -> Guess:
     own = {key: name for key, name in named.items() if usual[key] != name}
     if own == {"text": "text_a", "text_b": "text_b"}:
         own = {}  # taken without naming them
-    return Guess(task, own, splits, tuple(files), texts, said)
+    return Guess(task, own, splits, tuple(files), texts, notes)
 
 
 def _splits(data: Path) -> tuple[dict[str, str], dict[str, Path]]:

@@ -53,6 +53,7 @@ CASES = [
     ("bert", "TokenClassification"),
     pytest.param("roberta", "SequenceClassification", marks=further),
     pytest.param("electra", "TokenClassification", marks=further),
+    pytest.param("electra", "Regression", marks=further),
     pytest.param("distilbert", "QuestionAnswering", marks=further),
     pytest.param("deberta-v2", "QuestionAnswering", marks=further),
     pytest.param("deberta-v2", "SequenceClassification", marks=further),
@@ -75,8 +76,9 @@ numpy.save(sys.argv[3], logits)
 
 def small_model(kind: str, head: str) -> Any:
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **CONFIGS[kind], num_labels=2)
-    model = getattr(transformers, f"AutoModelFor{head}").from_config(config).eval()
+    config = AutoConfig.for_model(kind, **CONFIGS[kind], num_labels=1 + (head != "Regression"))
+    auto = "SequenceClassification" if head == "Regression" else head
+    model = getattr(transformers, f"AutoModelFor{auto}").from_config(config).eval()
     for weight in model.parameters():  # large enough that attention matters
         if weight.ndim == 2:
             weight.data.normal_(0, 0.2)

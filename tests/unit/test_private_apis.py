@@ -25,7 +25,13 @@ PUBLIC_MODULES = {
     "torch.distributed",
     *("torch.utils.tensorboard", "torch.optim", "torch.profiler", "torch.utils.data"),
     *("deepspeed.accelerator", "deepspeed.comm", "deepspeed.utils"),
-    *("tokenizers.models", "tokenizers.trainers", "transformers.integrations", "triton.language"),
+    *(
+        "tokenizers.models",
+        "tokenizers.trainers",
+        "transformers.exporters",
+        "transformers.integrations",
+    ),
+    "triton.language",
 }
 """Modules that the libraries' own documentation imports from."""
 
