@@ -31,6 +31,7 @@ from ds_distill.cli.quickstart import quickstart
 from ds_distill.cli.report import report
 from ds_distill.cli.suite import suite
 from ds_distill.cli.sweep import run_settings, sweep
+from ds_distill.errors import UserError
 from ds_distill.launch.options import LaunchOptions
 from ds_distill.process.activity import announced
 from ds_distill.process.signals import is_rank
@@ -100,6 +101,8 @@ def run(
         from ds_distill.export.hub import check_access
 
         loaded.refuse_seeds("--push-to-hub")
+        if until is not None:
+            raise UserError("--push-to-hub: with --until the run ends unfinished. Leave one out.")
         check_access(push_to_hub)
     if loaded.seeds is not None and not is_rank():
         if until is not None:
@@ -108,8 +111,12 @@ def run(
         return
     first = None if until is None else phases_until(loaded, until)
     execute_recipe(loaded, path, resume=resume, first=first)
-    if push_to_hub is not None and first is None and os.environ.get("RANK", "0") == "0":
-        push(path, push_to_hub)
+    if push_to_hub is not None and os.environ.get("RANK", "0") == "0":
+        try:
+            push(path, push_to_hub)
+        except UserError as error:
+            again = f"push it with: ds-distill push {path} {push_to_hub}"
+            raise UserError(f"{error} The run is finished; {again}") from error
 
 
 def _run_seeds(given: Given, path: Path, how: HowToRun, resume: bool) -> None:

@@ -60,13 +60,13 @@ def init(
     import_without_torch()
     quiet_libraries()
     from ds_distill.files import write_text
-    from ds_distill.init.guess import Asked, guess
+    from ds_distill.init.guess import DataOptions, guess
     from ds_distill.init.recipe import recipe_text
     from ds_distill.recipe.tasks import TASKS
 
     if task is not None and task not in TASKS:
         raise UserError(f"--task {task}: choose one of {', '.join(TASKS)}.")
-    found = guess(data, Asked(task, text or (), label), _choose)
+    found = guess(data, DataOptions(task, text or (), label), _choose)
     for sentence in found.notes:
         say(sentence)
     made = recipe_text(found, str(data), teacher or [], student)

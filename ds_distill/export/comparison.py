@@ -14,6 +14,7 @@ from ds_distill.engine.world import World
 from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.exported import NEAR_TIE
+from ds_distill.reporting.intervals import interval_as
 from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PaddedView
 
@@ -23,8 +24,8 @@ BATCH = 32
 
 
 @dataclass(frozen=True)
-class Alone:
-    """One model that runs without an engine, as a `ModelRunner`."""
+class LoneModel:
+    """A `ModelRunner` of one model, without an engine."""
 
     world: World
     logits: Callable[[PaddedView], torch.Tensor]
@@ -75,7 +76,7 @@ class LogitDifference:
 
 
 def logit_difference(
-    first: Alone, second: Alone, collate: Collator, model: str, over: Over
+    first: LoneModel, second: LoneModel, collate: Collator, model: str, over: Over
 ) -> LogitDifference:
     """Over the longest, shortest and all between of the first TEXTS examples."""
     found = LogitDifference()
@@ -103,6 +104,6 @@ def loses(
         return f"{metric.title} is not defined for what it predicts, so nothing says how good it is"
     low, high = interval
     if (high < -bound) if metric.higher_is_better else (low > bound):
-        ends = " to ".join(map(metric.difference_as, interval))
+        ends = interval_as(metric.difference_as, interval)
         return f"its {metric.title} differs by {ends}, beyond chance more than {shown}"
     return None

@@ -4,6 +4,7 @@ predicts as well."""
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,13 +19,13 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.scores import difference
 from ds_distill.export.comparison import (
     BATCH,
-    Alone,
     LogitDifference,
+    LoneModel,
     logit_difference,
     loses,
 )
 from ds_distill.export.onnx_model import OnnxModel, make_program, quantised, save
-from ds_distill.files import new_folder, write_json, write_text
+from ds_distill.files import new_folder, read_json, write_json, write_text
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import MASKED_LM
 from ds_distill.recipe import Recipe
@@ -32,10 +33,12 @@ from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.recipe.tasks import TASKS, metric_of
 from ds_distill.reporting.exported import PYTORCH, TITLE, card_section
 from ds_distill.routing.comparison import numbered
-from ds_distill.run.any_checkpoint import CHECKPOINT
+from ds_distill.run.any_checkpoint import CHECKPOINT, evaluation_recipe
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
+from ds_distill.run.folder import RunFolder
 from ds_distill.run.inference import inference_collator
+from ds_distill.run.publish import write_report
 from ds_distill.run.run import Run
 from ds_distill.run.speed import measure
 from ds_distill.views import PaddedView
@@ -63,24 +66,54 @@ SECONDS = 1.0
 
 
 def export_student(
-    recipe: Recipe,
     student: Path,
     output: Path,
+    recipe: Recipe,
+    task: str | None,
     *,
+    run: Path | None,
     split: str,
     int8: bool,
     max_loss: float,
-    scratch: Path,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Write a student's ONNX files, tokenizer and configuration to `output`. Returns what
     `export.json` says there.
 
-    recipe: of `evaluation_recipe`; student: the model's folder; scratch: a folder for what is
-    read. max_loss: as of `loses`.
+    student: the model's folder. recipe, task: whose data judge; task None: the run's, or the only
+        one. run: the student's; its results and report get the comparison. max_loss: as of
+        `loses`.
 
     Raises UserError, and writes nothing, where a file predicts otherwise than it may.
     """
+    if output.exists() and not (output / RECORD).is_file():
+        raise UserError(f"{output}: exists, and is no export. Name another folder: --output.")
+    results = read_json(RunFolder(run).results) if run is not None else {}
+    judging = evaluation_recipe(recipe, task or results.get("task"), str(student), split)
+    _check(judging, split)
+    # The files run without packed views, and are compared on the same.
+    judging = judging.model_copy(update={"padding": "always"})
+    with tempfile.TemporaryDirectory(prefix="ds-distill-") as scratch, new_folder(output) as made:
+        [read] = execute(judging, Path(scratch) / "run", first=0).values()
+        found = _compared(read, made, split, int8, max_loss, progress)
+        for file in student.iterdir():
+            if file.name == "config.json" or file.name.startswith(_TOKENIZER):
+                shutil.copy(file, made / file.name)
+        write_json(made / RECORD, found)
+        section = card_section(found)
+        write_text(made / CARD, section)
+    if output.parent.resolve() == student.resolve() and (student / CARD).is_file():
+        card, _, _ = (student / CARD).read_text(encoding="utf-8").partition(TITLE)
+        write_text(student / CARD, f"{card.rstrip()}\n\n{section}")
+    if run is not None:
+        results["exported"] = found
+        write_json(RunFolder(run).results, results)
+        write_report(recipe, RunFolder(run), results)
+    return found
+
+
+def _check(recipe: Recipe, split: str) -> None:
+    """Raises UserError for a task that no exported file answers, or a split that is not there."""
     [task] = recipe.tasks_by_name.values()
     if TASKS[task.type].heads[0] == MASKED_LM:
         raise UserError(
@@ -91,21 +124,6 @@ def export_student(
     if split not in source.splits:
         known = ", ".join(sorted(source.splits))
         raise UserError(f"--split {split}: the data have {known}. Name one of them.")
-    # The files run without packed views, and are compared on the same.
-    recipe = recipe.model_copy(update={"padding": "always"})
-    [run] = execute(recipe, scratch, first=0).values()
-    with new_folder(output) as temporary:
-        found = _compared(run, temporary, split, int8, max_loss, progress)
-        for file in student.iterdir():
-            if file.name == "config.json" or file.name.startswith(_TOKENIZER):
-                shutil.copy(file, temporary / file.name)
-        write_json(temporary / RECORD, found)
-        section = card_section(found)
-        write_text(temporary / CARD, section)
-    if output.parent.resolve() == student.resolve() and (student / CARD).is_file():
-        card, _, _ = (student / CARD).read_text(encoding="utf-8").partition(TITLE)
-        write_text(student / CARD, f"{card.rstrip()}\n\n{section}")
-    return found
 
 
 def _compared(
@@ -125,8 +143,8 @@ def _compared(
     assert isinstance(view, PaddedView)
     progress(f"Exporting {type(model).__name__}: half a minute or so ...")
     files = _make_files(model, list(view.model_inputs()), folder, int8, progress)
-    runners = {PYTORCH: Alone(run.world, lambda view: read_signals(model, view).logits.float())}
-    runners |= {name: Alone(run.world, one.logits) for name, one in files.items()}
+    runners = {PYTORCH: LoneModel(run.world, lambda view: read_signals(model, view).logits.float())}
+    runners |= {name: LoneModel(run.world, one.logits) for name, one in files.items()}
     scored = {}
     for name, runner in runners.items():
         bar = run.log.bar(f"{name} on {split}", len(collate.lengths))

@@ -41,7 +41,7 @@ _TAG = re.compile(rf"{OUTSIDE}|[BI]-.+")
 
 
 @dataclass(frozen=True)
-class Asked:
+class DataOptions:
     """What the user says of the data; None: to be guessed."""
 
     task: str | None = None
@@ -65,8 +65,9 @@ class Guess:
     """Sentences on what was seen."""
 
 
-def guess(data: Path, asked: Asked, choose: Choose) -> Guess:
-    """Raises UserError for data that cannot be read, or are no examples of a known kind."""
+def guess(data: Path, options: DataOptions, choose: Choose) -> Guess:
+    """Raises UserError for data that cannot be read, or are no examples of a known kind, or not of
+    the task that the options name."""
     splits, files = _splits(data)
     reader = open_file(files["train"])
     columns = reader.columns()
@@ -77,8 +78,7 @@ def guess(data: Path, asked: Asked, choose: Choose) -> Guess:
     shapes = {name: _shape(found, reader.numbers_are_text) for name, found in values.items()}
     seen = ", ".join(f"{name} ({shapes[name]})" for name in columns)
     notes = [f"{files['train'].name} has the columns {seen}."]
-    given = _Given(reader, values, shapes, asked, choose)
-    task, named = _questions(given) or _words(given) or _spans(given) or _labelled(given)
+    task, named = _task_and_columns(_Table(reader, values, shapes, options, choose))
     usual = Columns().model_dump()
     reads = [
         name for key, name in named.items() if key not in ("label", "tags", "spans", "answers")
@@ -164,13 +164,13 @@ Found = tuple[str, dict[str, str]]
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Table:
     reader: Reader
     values: Mapping[str, Sequence[Any]]
     """By column, of the rows that have one."""
     shapes: Mapping[str, str]
     """By column, what these are; see `_shape`."""
-    asked: Asked
+    options: DataOptions
     choose: Choose
 
     def of_shape(self, *shapes: str) -> list[str]:
@@ -185,54 +185,76 @@ class _Given:
         return ", ".join(self.shapes)
 
 
-def _questions(given: _Given) -> Found | None:
-    answers = _named("answers", given.of_shape("answers"))
-    texts = given.of_shape("texts")
+def _task_and_columns(table: _Table) -> Found:
+    asked = table.options.task
+    for find, tasks in _FINDERS:
+        if (asked is None or asked in tasks) and (found := find(table)) is not None:
+            return asked or found[0], found[1]
+    raise UserError(
+        f"{table.name}: no columns of the task {asked} (columns: {table.columns}). docs/data.md "
+        "says which it needs; init knows them by what they hold."
+    )
+
+
+def _questions(table: _Table) -> Found | None:
+    answers = _labels_among("answers", table.of_shape("answers"), table)
+    texts = table.of_shape("texts")
     if answers is None or not {"question", "context"} <= set(texts):
         return None
-    task = given.asked.task or "extractive-qa"
-    return task, {"question": "question", "context": "context", "answers": answers}
+    return "extractive-qa", {"question": "question", "context": "context", "answers": answers}
 
 
-def _words(given: _Given) -> Found | None:
-    lists = given.of_shape("lists of texts")
-    tags = [name for name in lists if all(_TAG.fullmatch(t) for v in given.values[name] for t in v)]
-    tag = given.asked.label if given.asked.label in tags else _named("tags", tags)
+def _words(table: _Table) -> Found | None:
+    lists = table.of_shape("lists of texts")
+    tags = [name for name in lists if all(_TAG.fullmatch(t) for v in table.values[name] for t in v)]
+    tag = _labels_among("tags", tags, table)
     if tag is None:
         return None
     alike = [
         name
         for name in lists
-        if name != tag and [*map(len, given.values[name])] == [*map(len, given.values[tag])]
+        if name != tag and [*map(len, table.values[name])] == [*map(len, table.values[tag])]
     ]
     if not alike:
         raise UserError(
-            f"{given.name}: column {tag!r} has tags, and no column has as many words in each "
+            f"{table.name}: column {tag!r} has tags, and no column has as many words in each "
             "row. Put the words of each text there as a list: `tokens`."
         )
     return "token-classification", {"tokens": _named("tokens", alike) or alike[0], "tags": tag}
 
 
-def _spans(given: _Given) -> Found | None:
-    spans = _named("spans", given.of_shape("spans"))
+def _spans(table: _Table) -> Found | None:
+    spans = _labels_among("spans", table.of_shape("spans"), table)
     if spans is None:
         return None
-    text = _text_columns(given, {spans})
+    text = _text_columns(table, {spans})
     return "token-classification", {"text": text[0], "spans": spans}
 
 
-def _labelled(given: _Given) -> Found:
-    if given.asked.task == "masked-lm":
-        return "masked-lm", _as_pair(_text_columns(given, set()))
-    label = _label_column(given)
-    task = given.asked.task or _task_of(given.values[label], given.shapes[label])
+def _labelled(table: _Table) -> Found:
+    label = _label_column(table)
+    task = table.options.task or _task_of(table.values[label], table.shapes[label])
     if task is None:
         raise UserError(
-            f"{given.name}: column {label!r} holds {given.shapes[label]}, which are no labels. "
+            f"{table.name}: column {label!r} holds {table.shapes[label]}, which are no labels. "
             "Name another column: --label COLUMN."
         )
-    texts = _text_columns(given, {label})
+    texts = _text_columns(table, {label})
     return task, {**_as_pair(texts), "label": label}
+
+
+def _texts_alone(table: _Table) -> Found:
+    return "masked-lm", _as_pair(_text_columns(table, set()))
+
+
+_FINDERS: tuple[tuple[Callable[[_Table], Found | None], tuple[str, ...]], ...] = (
+    (_questions, ("extractive-qa", "character-spans")),
+    (_words, ("token-classification",)),
+    (_spans, ("token-classification",)),
+    (_labelled, ("single-label", "multi-label", "regression")),
+    (_texts_alone, ("masked-lm",)),
+)
+"""In the order in which they are tried, with the tasks that each can find."""
 
 
 def _task_of(labels: Sequence[Any], shape: str) -> str | None:
@@ -245,39 +267,39 @@ def _task_of(labels: Sequence[Any], shape: str) -> str | None:
     return "single-label" if shape == "texts" else None
 
 
-def _label_column(given: _Given) -> str:
-    if given.asked.label is not None:
-        if given.asked.label not in given.shapes:
+def _label_column(table: _Table) -> str:
+    if table.options.label is not None:
+        if table.options.label not in table.shapes:
             raise UserError(
-                f"--label {given.asked.label}: {given.name} has the columns {given.columns}."
+                f"--label {table.options.label}: {table.name} has the columns {table.columns}."
             )
-        return given.asked.label
+        return table.options.label
     for name in ("label", "labels"):
-        if name in given.shapes:
+        if name in table.shapes:
             return name
-    known = [column for column in given.shapes if column.lower() in LABEL_NAMES]
+    known = [column for column in table.shapes if column.lower() in LABEL_NAMES]
     possible = known or [
         name
-        for name, found in given.values.items()
-        if found and given.shapes[name] in ("texts", "whole numbers", "lists of texts")
+        for name, found in table.values.items()
+        if found and table.shapes[name] in ("texts", "whole numbers", "lists of texts")
         if 1 < len({*map(str, found)}) <= max(2, min(100, len(found) // 5))
     ]
     if not possible:
         raise UserError(
-            f"{given.name}: no column looks like labels (columns: {given.columns}). Name it: "
+            f"{table.name}: no column looks like labels (columns: {table.columns}). Name it: "
             "--label COLUMN; or, for texts alone, --task masked-lm."
         )
-    return given.choose("Which column has the labels?", possible, "--label")
+    return table.choose("Which column has the labels?", possible, "--label")
 
 
-def _text_columns(given: _Given, taken: set[str]) -> list[str]:
+def _text_columns(table: _Table, taken: set[str]) -> list[str]:
     """One column, or two of a pair."""
-    texts = [name for name in given.shapes if given.shapes[name] == "texts" and name not in taken]
-    if given.asked.text:
-        for name in given.asked.text:
-            if name not in given.shapes:
-                raise UserError(f"--text {name}: {given.name} has {given.columns}.")
-        return list(given.asked.text[:2])
+    texts = [name for name in table.shapes if table.shapes[name] == "texts" and name not in taken]
+    if table.options.text:
+        for name in table.options.text:
+            if name not in table.shapes:
+                raise UserError(f"--text {name}: {table.name} has {table.columns}.")
+        return list(table.options.text[:2])
     for pair in PAIRS:
         if {*pair} <= {*texts}:
             return list(pair)
@@ -286,12 +308,12 @@ def _text_columns(given: _Given, taken: set[str]) -> list[str]:
             if column.lower() == name:
                 return [column]
     if not texts:
-        raise UserError(f"{given.name}: no column holds texts. Name it: --text COLUMN.")
+        raise UserError(f"{table.name}: no column holds texts. Name it: --text COLUMN.")
     # Ids and names are short; of columns with long texts one cannot know which is meant.
-    lengths = {name: fmean(map(len, given.values[name])) for name in texts}
+    lengths = {name: fmean(map(len, table.values[name])) for name in texts}
     longest = max(lengths.values())
     possible = [name for name in texts if lengths[name] > longest / 3]
-    return [given.choose("Which column has the text?", possible, "--text")]
+    return [table.choose("Which column has the text?", possible, "--text")]
 
 
 def _as_pair(texts: Sequence[str]) -> dict[str, str]:
@@ -301,3 +323,9 @@ def _as_pair(texts: Sequence[str]) -> dict[str, str]:
 def _named(name: str, columns: Sequence[str]) -> str | None:
     """The column of that name, else the first."""
     return name if name in columns else next(iter(columns), None)
+
+
+def _labels_among(name: str, columns: Sequence[str], table: _Table) -> str | None:
+    """The column that the user names, if it is one of these; else as `_named`."""
+    asked = table.options.label
+    return _named(name, columns if asked is None else [one for one in columns if one == asked])

@@ -29,19 +29,19 @@ _KL = "kl: {temperature: 2.0}"
 
 
 @dataclass(frozen=True)
-class Given:
+class TeacherFacts:
     """A teacher that the user names."""
 
     name: str
     model: str
     config: PreTrainedConfig | None
-    """None of a model of the hub that cannot be read now."""
+    """None of the default teacher, which is not read."""
     has_head: bool
     labels: list[str] | None
     """Of its head, in the order of its outputs; None where it has none, or they have no names."""
 
 
-def read_teachers(references: Sequence[str], task: str) -> list[Given]:
+def read_teachers(references: Sequence[str], task: str) -> list[TeacherFacts]:
     """Raises UserError for a folder that is no model."""
     found = []
     for number, reference in enumerate(references or [DEFAULT_TEACHER]):
@@ -54,7 +54,7 @@ def read_teachers(references: Sequence[str], task: str) -> list[Given]:
         if config is not None and has_head and task in _WITH_CLASSES:
             names = class_names(config)
             labels = None if are_generic(names) else names
-        found.append(Given(name, reference, config, has_head, labels))
+        found.append(TeacherFacts(name, reference, config, has_head, labels))
     return found
 
 
@@ -121,7 +121,7 @@ def _long_line(guess: Guess) -> list[str]:
     return ["  long: split  # texts are read in windows"] if guess.task == "masked-lm" else []
 
 
-def _labels(guess: Guess, data: str, teachers: Sequence[Given]) -> list[str]:
+def _labels(guess: Guess, data: str, teachers: Sequence[TeacherFacts]) -> list[str]:
     """The task's labels: the teachers', where they have names, else the data's."""
     if guess.task not in _WITH_CLASSES:
         return []
@@ -153,7 +153,7 @@ def _source(guess: Guess, data: str) -> Source:
     return open_files(task, None, None)
 
 
-def _teacher_line(one: Given, labels: Sequence[str]) -> str:
+def _teacher_line(one: TeacherFacts, labels: Sequence[str]) -> str:
     line = f"  {one.name}: {{model: {_flow(one.model)}}}"
     if one.has_head and one.labels is None and labels and one.config is not None:
         names = class_names(one.config)
@@ -166,7 +166,7 @@ def _teacher_line(one: Given, labels: Sequence[str]) -> str:
     return line
 
 
-def _student_lines(teacher: Given, student: str | None) -> list[str]:
+def _student_lines(teacher: TeacherFacts, student: str | None) -> list[str]:
     if student is not None:
         return [f"student: {{model: {_flow(student)}}}"]
     depth = 24 if teacher.config is None else int(teacher.config.num_hidden_layers)
@@ -179,28 +179,31 @@ def _student_lines(teacher: Given, student: str | None) -> list[str]:
     ]
 
 
-def _phase_lines(guess: Guess, teachers: Sequence[Given], fresh: Sequence[str]) -> list[str]:
+def _phase_lines(guess: Guess, teachers: Sequence[TeacherFacts], fresh: Sequence[str]) -> list[str]:
     lines = []
     if fresh:
         lines.append(f"  - fine-tune: {{models: {_flow(list(fresh))}}}")
     routed = len(teachers) > 1 and "validation" in guess.has and guess.task in _WITH_CLASSES
-    splits, hidden = ("[train, validation]", ", hidden: [-1]") if routed else ("train", "")
-    lines.append(f"  - cache: {{splits: {splits}{hidden}}}  # each teacher runs once")
+    # Masks change by the epoch, so that the teachers of a masked-LM run beside the student.
+    of = "" if guess.task == "masked-lm" else "teachers: cached, "
+    if of:
+        splits, hidden = ("[train, validation]", ", hidden: [-1]") if routed else ("train", "")
+        lines.append(f"  - cache: {{splits: {splits}{hidden}}}  # each teacher runs once")
     routing = ""
     if routed:
         lines.append("  - expertise: {split: validation}  # which teacher knows what")
-        routing = ", routing: chosen"
+        routing = "routing: chosen, "
     elif len(teachers) > 1:
-        routing = ", routing: average"
+        routing = "routing: average, "
     terms = TERMS.get(guess.task, _KL)
-    lines.append(f"  - distil: {{teachers: cached{routing}, losses: {{{terms}}}}}")
+    lines.append(f"  - distil: {{{of}{routing}losses: {{{terms}}}}}")
     if guess.task != "masked-lm":
         lines.append("  # The same student on labels alone: what the teachers are worth.")
         lines.append("  - fine-tune: {name: control, models: student, save_as: labels-only}")
     return [*lines, "  - evaluate: {split: test}"]
 
 
-def _max_length(guess: Guess, teacher: Given) -> tuple[int, str]:
+def _max_length(guess: Guess, teacher: TeacherFacts) -> tuple[int, str]:
     """In tokens, and where it comes from: the length that 99 of 100 examples do not exceed."""
     most = None
     try:

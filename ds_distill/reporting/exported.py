@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.recipe.metrics.metric import MetricClass
-from ds_distill.reporting.tables import Cell, Table
+from ds_distill.reporting.evaluated import difference_cell, wide_note
+from ds_distill.reporting.tables import Cell, Table, cell_text
 
 PYTORCH = "PyTorch"
 """Beside the files' names."""
@@ -30,7 +30,7 @@ def export_table(found: dict[str, Any]) -> Table:
             [
                 name,
                 metric.shown_as(one["score"]),
-                _outcome(one, metric),
+                difference_cell(metric, one, first["score"]),
                 f"{one['bytes'] / 1e6:.1f}",
                 f"{one['milliseconds']:.3g}",
                 f"{logits['largest']:.2g}",
@@ -39,12 +39,12 @@ def export_table(found: dict[str, Any]) -> Table:
         )
     texts = next(iter(found["files"].values()))["logits"]["texts"]
     note = (
-        f"On {found['examples']:,} examples of {split}, with 95% intervals. Time: the median for "
-        f"one text of {found['length']} tokens, {found['threads']} CPU thread(s). Logits on "
-        f"{texts:,} texts; changed: what is decided otherwise than in PyTorch, and how many of "
-        f"these PyTorch decides by less than {NEAR_TIE:g}."
+        f"On {found['examples']:,} examples of {split}, with 95% intervals; *: beyond chance. "
+        f"Time: the median for one text of {found['length']} tokens, {found['threads']} CPU "
+        f"thread(s). Logits on {texts:,} texts; changed: what is decided otherwise than in "
+        f"PyTorch, and how many of these PyTorch decides by less than {NEAR_TIE:g}."
     )
-    return Table("", [*heads, "changed; near ties"], rows, [note])
+    return Table("", [*heads, "changed; near ties"], rows, [note, *wide_note(metric, rows)])
 
 
 def card_section(found: dict[str, Any]) -> str:
@@ -52,7 +52,7 @@ def card_section(found: dict[str, Any]) -> str:
     table = export_table(found)
     smallest = list(found["files"])[-1]
     lines = [TITLE, f"| {' | '.join(table.heads)} |", "|" + "---|" * len(table.heads)]
-    lines += [f"| {' | '.join(map(str, row))} |" for row in table.rows]
+    lines += [f"| {' | '.join(map(cell_text, row))} |" for row in table.rows]
     return "\n".join([*lines, "", *table.notes, "", _USAGE.format(file=smallest)])
 
 
@@ -68,11 +68,3 @@ inputs = tokenizer(["A text."], padding=True, truncation=True, return_tensors="n
 outputs = session.run(None, {{one.name: inputs[one.name] for one in session.get_inputs()}})
 ```
 """
-
-
-def _outcome(difference: dict[str, Any], metric: MetricClass) -> str:
-    """`-0.3 (-0.9 to +0.2)`."""
-    if difference["interval"] is None:
-        return "undefined"
-    ends = " to ".join(map(metric.difference_as, difference["interval"]))
-    return f"{metric.difference_as(difference['difference'])} ({ends})"

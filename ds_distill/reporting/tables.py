@@ -57,7 +57,7 @@ def worst_and_best(values: Mapping[str, float | None]) -> tuple[list[str], list[
 def table_text(table: Table) -> str:
     """For a terminal: the columns as wide as they need; `*` stands behind differences beyond
     chance."""
-    lines = [table.heads, *([_text(cell) for cell in row] for row in table.rows)]
+    lines = [table.heads, *([cell_text(cell) for cell in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     text += [f"and {len(table.folded):,} more"] if table.folded else []
@@ -66,7 +66,8 @@ def table_text(table: Table) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def _text(cell: str | Cell) -> str:
+def cell_text(cell: str | Cell) -> str:
+    """As plain text: `*` stands behind a difference beyond chance."""
     return cell if isinstance(cell, str) else cell.text + ("*" if cell.outcome else "")
 
 

@@ -57,6 +57,14 @@ def _task_name(recipe: Recipe, task: str | None) -> str:
     return task or names[0]
 
 
+def run_of(student: Path) -> Path | None:
+    """The run whose student is meant: its folder, or student/ in it; None where it is no run's."""
+    for folder in (student, student.parent):
+        if (folder / "recipe.yaml").is_file() and student in (folder, folder / "student"):
+            return folder
+    return None
+
+
 def student_of(folder: str | Path) -> Path | None:
     """The student of a run's folder; None where it is none. Raises UserError for a run that has no
     student."""

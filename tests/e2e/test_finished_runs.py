@@ -241,6 +241,8 @@ class Hub(BaseHTTPRequestHandler):
     """Method, path, and token of each call."""
     created: ClassVar[dict[str, Any]] = {}
     files: ClassVar[dict[str, bytes]] = {}
+    full: ClassVar[list[str]] = []
+    """What it says to a commit, where it takes none."""
 
     def do_GET(self) -> None:
         self._answer({"name": "me", "type": "user", "orgs": []})
@@ -258,6 +260,8 @@ class Hub(BaseHTTPRequestHandler):
                 {"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names
             ]
             self._answer({"files": modes})
+        elif "/commit/" in self.path and self.full:
+            self._answer({}, 403, self.full[0])
         elif "/commit/" in self.path:
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
@@ -272,10 +276,11 @@ class Hub(BaseHTTPRequestHandler):
         else:
             self.send_error(404)
 
-    def _answer(self, content: Any) -> None:
+    def _answer(self, content: Any, status: int = 200, error: str = "") -> None:
         self.asked.append((self.command, self.path, self.headers.get("Authorization", "")))
         text = json.dumps(content).encode()
-        self.send_response(200)
+        self.send_response(status)
+        self.send_header("X-Error-Message", error)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -298,11 +303,14 @@ def test_a_student_is_pushed_to_a_private_repository(
     environment |= {"HF_TOKEN": "hf_secret", "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}
     environment.pop("HF_HUB_OFFLINE", None)
 
-    def pushed(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ds_distill", "push", str(place / "long"), *words]
+    def called(*words: str | Path, **changes: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ds_distill", *map(str, words)]
         return subprocess.run(
             command, env={**environment, **changes}, capture_output=True, text=True, timeout=120
         )
+
+    def pushed(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        return called("push", place / "long", *words, **changes)
 
     result = pushed("me/student")
     assert result.returncode == 0, result.stderr
@@ -326,4 +334,13 @@ def test_a_student_is_pushed_to_a_private_repository(
     ):
         refused = pushed("me/student", **changes)
         assert refused.returncode == 2 and message in refused.stderr, refused.stderr
+    run = ["run", place / "toy.yaml", "--folder", place / "long", "--resume"]
+    run += ["training.epochs=6", "training.keep=last", "--push-to-hub", "me/student"]
+    Hub.full.append("no space left")
+    refused = called(*run)
+    assert refused.returncode == 2, refused.stderr
+    again = f"no space left. The run is finished; push it with: ds-distill push {place / 'long'}"
+    assert again in refused.stderr, refused.stderr
+    with pytest.raises(UserError, match="--until the run ends unfinished"):
+        ds_distill(*run, "--until", "distil")
     server.shutdown()

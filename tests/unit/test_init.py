@@ -94,28 +94,37 @@ def spans(number: int, draw: random.Random) -> dict[str, Any]:
     }
 
 
-KINDS: dict[str, tuple[Row, str]] = {
-    "single-label": (ticket, "csv"),
+KINDS: dict[str, tuple[Row, str, list[str]]] = {
+    "single-label": (ticket, "csv", []),
     "multi-label": (
         lambda n, d: {"text": text(n, d), "labels": TOY_LABELS[: n % 4] if n % 3 else []},
         "jsonl",
+        [],
     ),
     "regression": (
         lambda n, d: {"sentence1": text(n, d), "sentence2": text(n, d), "score": n / 7},
         "csv",
+        [],
     ),
-    "token-classification": (tagged, "jsonl"),
-    "token-classification of spans": (spans, "jsonl"),
-    "extractive-qa": (question, "jsonl"),
+    "token-classification": (tagged, "jsonl", []),
+    "token-classification of spans": (spans, "jsonl", []),
+    "character-spans": (question, "jsonl", ["--task", "character-spans"]),
+    "extractive-qa": (question, "jsonl", []),
+    "single-label beside tags": (
+        lambda n, d: {**tagged(n, d), **ticket(n, d)},
+        "jsonl",
+        ["--label", "queue", "--text", "Body"],
+    ),
+    "masked-lm": (lambda n, d: {"text": text(n, d)}, "jsonl", ["--task", "masked-lm"]),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_guessed_and_check_passes(kind: str, models: Path, tmp_path: Path) -> None:
-    row, form = KINDS[kind]
+    row, form, options = KINDS[kind]
     data = write(tmp_path / "data", row, form)
     file = tmp_path / "made.yaml"
-    made = ds_distill("init", data, "--teacher", models / "encoder", "--output", file)
+    made = ds_distill("init", data, "--teacher", models / "encoder", "--output", file, *options)
     assert made.exit_code == 0 and str(file) in made.output
     recipe = yaml.safe_load(file.read_text())
     assert recipe["task"]["type"] == kind.split()[0]
@@ -192,6 +201,9 @@ def test_what_cannot_be_known_is_asked(models: Path, tmp_path: Path) -> None:
         lambda n, d: {"text": text(n, d), "label": "weather" if n % 2 else "plant"},
         "not in both are animal, food, plant",
     )
+    refused(
+        ticket, "no columns of the task extractive-qa .*ticket, Body", "--task", "extractive-qa"
+    )
     refused(two_texts, "--task sentences: choose one of", "--task", "sentences")
     refused(two_texts, "--text three: .* has one, two, label", "--text", "three")
     with pytest.raises(UserError, match="no such file"):
@@ -249,6 +261,7 @@ def test_real_data_sets_are_guessed_check_passes_and_they_train(
     splits = ["train", "test", *chooses]
     few = [f"task.data.limit.{split}=80" for split in splits]
     few += ["training.batch_size=8", "training.epochs=1", "deepspeed=zero0_fp32"]
+    few.append("teachers.teacher.below_majority=warn")  # ten steps teach it little
     done = ds_distill("run", file, *few, "--folder", tmp_path / "run")
     assert done.exit_code == 0, done.output
     results = json.loads((tmp_path / "run" / "results.json").read_text())
