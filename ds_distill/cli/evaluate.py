@@ -48,9 +48,10 @@ def evaluate(
         raise UserError(f"--output {output}: exists already. Name a new folder.")
     loaded = Given(task, overrides, small).load([checkpoint])
     quiet_libraries()
-    from ds_distill.run.any_checkpoint import evaluation_recipe, student_of
+    from ds_distill.run.any_checkpoint import evaluation_recipe
+    from ds_distill.run.folder import student_folder
 
-    model = str(student_of(checkpoint) or checkpoint)
+    model = str(student_folder(checkpoint) or checkpoint)
     recipe = evaluation_recipe(loaded, name, model, split)
     with tempfile.TemporaryDirectory(prefix="ds-distill-") as temporary:
         from ds_distill.files import read_json

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ds_distill.cli.loading import load, quiet_libraries
 from ds_distill.errors import UserError
 from ds_distill.process.terminal import say
+
+if TYPE_CHECKING:
+    from ds_distill.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -63,16 +66,7 @@ def export(
     """
     if not onnx:
         raise UserError("export: name the format, --onnx.")
-    from ds_distill.run.any_checkpoint import run_of, student_of
-
-    run = run_of(student)
-    if run is None and judged_on.recipe is None:
-        raise UserError(
-            f"{student}: is no run's folder, so nothing says on which data to compare the files. "
-            "Name a recipe with the model's task: --recipe FILE."
-        )
-    model = (student_of(run) if run is not None else None) or student
-    recipe = load(judged_on.recipe or f"{run}/recipe.yaml", [], False, [str(model)])
+    run, model, recipe = _read(student, judged_on)
     quiet_libraries()
     from ds_distill.export.onnx_model import check_installed
 
@@ -95,3 +89,18 @@ def export(
     )
     say("\n" + table_text(export_table(found)))
     say(f"\nFiles    {target}\nFigures  {target / RECORD}")
+
+
+def _read(student: Path, judged_on: JudgedOn) -> tuple[Path | None, Path, Recipe]:
+    """(the student's run, None where it is of none; its model's folder; the recipe that judges)."""
+    from ds_distill.run.folder import run_of, student_folder
+
+    run = run_of(student)
+    if run is None and judged_on.recipe is None:
+        raise UserError(
+            f"{student}: is no run's folder, so nothing says on which data to compare the files. "
+            "Name a recipe with the model's task: --recipe FILE."
+        )
+    model = (student_folder(run) if run is not None else None) or student
+    recipe = load(judged_on.recipe or f"{run}/recipe.yaml", [], False, [str(model)])
+    return run, model, recipe

@@ -27,7 +27,7 @@ from ds_distill.predictors.answering import Answerer
 from ds_distill.predictors.tagging import Tagger
 from ds_distill.process.terminal import escaped
 from ds_distill.recipe.references import resolve_model
-from ds_distill.run.any_checkpoint import student_of
+from ds_distill.run.folder import student_folder
 
 Text = str | tuple[str, str]
 """A text, or two."""
@@ -136,7 +136,7 @@ def load_predictor(model: str | Path) -> Predictor:
 
     Raises UserError when there is no model that predicts.
     """
-    reference = resolve_model(str(student_of(model) or model))
+    reference = resolve_model(str(student_folder(model) or model))
     config = load_config(reference)
     heads = [
         head

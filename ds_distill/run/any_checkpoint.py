@@ -1,8 +1,7 @@
-"""A checkpoint of any origin: which model it is, and the recipe that evaluates it on a task."""
+"""The recipe that evaluates a checkpoint of any origin on a task."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ds_distill.errors import UserError, did_you_mean
@@ -55,25 +54,3 @@ def _task_name(recipe: Recipe, task: str | None) -> str:
             f"has: {', '.join(names)}."
         )
     return task or names[0]
-
-
-def run_of(student: Path) -> Path | None:
-    """The run whose student is meant: its folder, or student/ in it; None where it is no run's."""
-    for folder in (student, student.parent):
-        if (folder / "recipe.yaml").is_file() and student in (folder, folder / "student"):
-            return folder
-    return None
-
-
-def student_of(folder: str | Path) -> Path | None:
-    """The student of a run's folder; None where it is none. Raises UserError for a run that has no
-    student."""
-    path = Path(folder).expanduser()
-    if not (path / "recipe.yaml").is_file() or (path / "config.json").is_file():
-        return None
-    if not (path / "student").is_dir():
-        raise UserError(
-            f"{folder}: this run has no student yet. Finish it (ds-distill run ... --resume), or "
-            "name a model's folder."
-        )
-    return path / "student"

@@ -309,3 +309,25 @@ class RunFolder:
         parent = self.path / "checkpoints"
         if parent.is_dir() and not any(parent.iterdir()):
             parent.rmdir()
+
+
+def run_of(student: Path) -> Path | None:
+    """The run whose student is meant: its folder, or student/ in it; None where it is no run's."""
+    for folder in (student, student.parent):
+        if (folder / "recipe.yaml").is_file() and student in (folder, folder / "student"):
+            return folder
+    return None
+
+
+def student_folder(folder: str | Path) -> Path | None:
+    """The student of a run's folder; None where it is none. Raises UserError for a run that has no
+    student."""
+    path = Path(folder).expanduser()
+    if not (path / "recipe.yaml").is_file() or (path / "config.json").is_file():
+        return None
+    if not (path / "student").is_dir():
+        raise UserError(
+            f"{folder}: this run has no student yet. Finish it (ds-distill run ... --resume), or "
+            "name a model's folder."
+        )
+    return path / "student"

@@ -12,8 +12,7 @@ from ds_distill.check.recipe import check_all, check_recipe
 from ds_distill.errors import UserError, refuse
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import validate
-from ds_distill.run.any_checkpoint import student_of
-from ds_distill.run.folder import RunFolder
+from ds_distill.run.folder import RunFolder, student_folder
 from ds_distill.sweep.grid import SEED, Variant
 from ds_distill.sweep.suite.schema import Suite
 from ds_distill.sweep.sweep import SweepRun
@@ -49,7 +48,7 @@ def checkpoints_of(given: Sequence[str]) -> list[Checkpoint]:
         names = [_name(one, parts) for one in given]
         if len(set(names)) == len(names):
             return [
-                Checkpoint(name, str(student_of(one) or one))
+                Checkpoint(name, str(student_folder(one) or one))
                 for name, one in zip(names, given, strict=True)
             ]
     raise UserError(
