@@ -45,6 +45,12 @@ def token_keys(examples: Iterable[np.ndarray]) -> np.ndarray:
     return _keys_of(xxhash.xxh3_128_digest(np.ascontiguousarray(ids).tobytes()) for ids in examples)
 
 
+def name_id(name: str) -> int:
+    """A positive 63-bit number that stands for a name: it does not depend on what others there
+    are."""
+    return xxhash.xxh3_64_intdigest(name.encode()) >> 1 or 1
+
+
 def _keys_of(digests: Iterable[bytes]) -> np.ndarray:
     keys = np.frombuffer(b"".join(digests), dtype=">u8").reshape(-1, 2)
     return keys.astype(np.uint64).view(np.int64)

@@ -12,7 +12,7 @@ see rows, so they are independent of the task.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from ds_distill.distributions import EncodedLogits, TopK, VocabularyHead
-from ds_distill.keys import token_keys
+from ds_distill.keys import name_id, token_keys
 from ds_distill.reads import AttentionInputs
 from ds_distill.views import PackedView, PaddedView, View
 
@@ -191,6 +191,9 @@ class Batch:
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
     """Number of rows of each set in the optimizer step, over all ranks and micro-steps: float
     scalars on the device, so that a division needs no sync."""
+    teacher_ids: torch.Tensor | None = None
+    """int64 [n]: the teacher that the data name for each row, which the policy `column` follows:
+    `name_id` of its name, 0 where they name none. None where nothing names teachers."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a row set that is not indices, such as a mask."""
@@ -212,6 +215,7 @@ class Batch:
         row_sets: Mapping[str, torch.Tensor] | None = None,
         epoch: int = 0,
         progress: float = 0.0,
+        teacher_names: Sequence[str | None] | None = None,
     ) -> Batch:
         """A batch of data of your own, on which `Bundle.forward` gives the mean loss of its rows.
 
@@ -219,13 +223,14 @@ class Batch:
             student's. What a tokenizer returns is a view: `PaddedView(**inputs)`.
         labels: int [n], the class or token id of each row; or int [n, L] of 0 and 1, of each label
             whether a row has it. Negative where unknown. Or float [n], numbers, NaN where unknown.
-            None: no row has a label, so a term or policy that needs labels raises ValueError.
+            None: no row has one; a term or policy that needs labels raises ValueError.
         keys: int64 [B, 2], as `content_keys` makes them of the texts. None: of the tokens.
         signals: cached teachers' signals by teacher, n rows each; without them teachers run.
         row_sets: int64 [k] by name, ascending indices of rows, for terms that count their own. Else
             `all` (which may be given, to leave rows out) has every row, `labelled` the labelled.
-        epoch: its number, on which random policies depend.
-        progress: share of the training that is done, for terms with `from` or `until`.
+        epoch, progress: the number that random policies depend on; the share of the training that
+            is done, for terms with `from` or `until`.
+        teacher_names: of each of B examples whom the policy `column` follows; None: all alike.
 
         The loss is divided by the rows of this batch: over several, replace `counts` by their sums.
 
@@ -235,9 +240,8 @@ class Batch:
         first = next(iter(views.values()))
         example = first.example_indices
         n, device = len(example), first.input_ids.device
-        if keys is None:
-            keys = token_keys(first.tokens())
-        keys = torch.as_tensor(keys).to(device)
+        found = token_keys(first.tokens()) if keys is None else keys
+        keys = torch.as_tensor(found).to(device)
         _check("keys", keys, torch.int64, (first.num_examples, 2))
         sets = {"all": torch.arange(n, device=device)}
         if labels is None:
@@ -245,9 +249,7 @@ class Batch:
         else:
             labels, sets["labelled"] = _checked_labels(labels, n)
         sets |= row_sets or {}
-        for name, outputs in (signals or {}).items():
-            if len(outputs) != n:
-                raise ValueError(f"signals[{name!r}] has {len(outputs)} rows, and the views {n}")
+        _check_signals(signals or {}, n)
         batch = Batch(
             keys=keys[example],
             views=dict(views),
@@ -256,6 +258,7 @@ class Batch:
             epoch=epoch,
             progress=progress,
             signals=dict(signals or {}),
+            teacher_ids=None if teacher_names is None else _teacher_ids(teacher_names, first),
             counts={
                 name: torch.tensor(float(len(rows)), device=device) for name, rows in sets.items()
             },
@@ -290,6 +293,7 @@ class Batch:
             labels=of(self.labels),
             row_sets={name: of(rows) for name, rows in self.row_sets.items()},
             signals={name: of_signals(signals) for name, signals in self.signals.items()},
+            teacher_ids=None if self.teacher_ids is None else of(self.teacher_ids),
             counts={name: of(count) for name, count in self.counts.items()},
         )
 
@@ -310,6 +314,21 @@ def _check_views(views: Mapping[str, View]) -> None:
             "all views must have the same examples and rows; they have "
             + ", ".join(f"{name}: {examples[name]} and {rows[name]}" for name in views)
         )
+
+
+def _check_signals(signals: Mapping[str, Signals], n: int) -> None:
+    """Raises ValueError unless each teacher's are of n rows."""
+    for name, outputs in signals.items():
+        if len(outputs) != n:
+            raise ValueError(f"signals[{name!r}] has {len(outputs)} rows, and the views {n}")
+
+
+def _teacher_ids(names: Sequence[str | None], view: View) -> torch.Tensor:
+    """See `Batch.teacher_ids`. Raises ValueError unless there is a name for each of B examples."""
+    device = view.input_ids.device
+    ids = torch.tensor([name_id(name) if name else 0 for name in names], device=device)
+    _check("teacher_names", ids, torch.int64, (view.num_examples,))
+    return ids[view.example_indices]
 
 
 def _checked_labels(labels: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:

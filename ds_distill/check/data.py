@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.check.classes import class_counts, class_notes, count_lines
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
+from ds_distill.check.named_teachers import named_teacher_mistakes
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.sources import Source, as_numpy, located
@@ -66,6 +67,7 @@ class Data:
         found += class_mistakes(self.recipe, self.task_name, labels)
         found += self._metric(labels)
         found += self._pairs()
+        found += named_teacher_mistakes(self.recipe, self.task_name, self.source, self._read)
         if not found and self.task.has_classes:
             found += self._parts()
         found += self._ready_teachers(labels, teachers)

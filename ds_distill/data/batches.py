@@ -12,6 +12,7 @@ import torch
 
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.labels import is_labelled
+from ds_distill.data.named_teachers import teacher_ids
 from ds_distill.data.question_windows import Windows
 from ds_distill.data.text_windows import TextWindows
 from ds_distill.data.tokenise import TokenTable
@@ -47,6 +48,8 @@ class Examples:
     """Where each example is a list of words."""
     windows: Windows | None = None
     """Where each example is a window of a question's context."""
+    teacher_ids: torch.Tensor | None = None
+    """int64 [N]: the teacher that the data name for each, see `teacher_ids`."""
 
     @staticmethod
     def of(split: datasets.Dataset) -> Examples:
@@ -60,7 +63,9 @@ class Examples:
         labels = columns["label"][:] if words is None else flat_lists(split, "label")[1]
         windows = Windows.of(split) if "begins" in split.column_names else None
         labels = labels if labels.dtype.kind == "f" else labels.astype(np.int64)
-        return Examples(keys, labels, marks, pairs, words, windows)
+        found = teacher_ids(split)
+        ids = None if found is None else torch.from_numpy(found)
+        return Examples(keys, labels, marks, pairs, words, windows, ids)
 
     @cached_property
     def groups(self) -> Groups:
@@ -118,15 +123,16 @@ class Examples:
         words = None if self.words is None else self.words.at(indices)
         windows = None if self.windows is None else self.windows.at(indices)
         labels = self.labels[self.rows_of(indices)]
-        return Examples(self.keys[chosen], labels, marks, self.pairs, words, windows)
+        ids = None if self.teacher_ids is None else self.teacher_ids[chosen]
+        return Examples(self.keys[chosen], labels, marks, self.pairs, words, windows, ids)
 
 
 @dataclass(frozen=True)
 class Rows:
     """What n rows of B examples are."""
 
-    keys: torch.Tensor
-    """int64 [n, 2]: of each row's example."""
+    examples: torch.Tensor
+    """int64 [n]: the number of each row's example, from 0 to B - 1."""
     labels: torch.Tensor
     """[n], or [n, L]; see `Examples`. Below 0 where there is none."""
     sets: dict[str, torch.Tensor]
@@ -138,13 +144,14 @@ class Rows:
     cached: Callable[[Signals], Signals] = lambda signals: signals
     """Makes cached signals those of the batch."""
 
-    def dummy(self, key: torch.Tensor) -> Rows:
+    def dummy(self) -> Rows:
         """One row in place of none."""
         views = {
             table: replace(view, positions=torch.zeros(1, dtype=torch.int64))
             for table, view in self.views.items()
         }
-        return replace(self, keys=key[None], labels=torch.full((1,), -100), views=views)
+        first = torch.zeros(1, dtype=torch.int64)
+        return replace(self, examples=first, labels=torch.full((1,), -100), views=views)
 
 
 RowsOf = Callable[[Examples, np.ndarray, Mapping[TokenTable, PaddedView], int], Rows]
@@ -194,16 +201,17 @@ class Collator:
         cached = {name: rows.cached(of_model) for name, of_model in cached.items()}
         sets = rows.sets if len(indices) else {name: of[:0] for name, of in rows.sets.items()}
         if len(rows.labels) == 0:
-            rows = rows.dummy(examples.keys[0])
+            rows = rows.dummy()
             cached = {name: of_model.dummy() for name, of_model in cached.items()}
-        labels = rows.labels
+        labels, ids = rows.labels, examples.teacher_ids
         return Batch(
-            keys=rows.keys,
+            keys=examples.keys[rows.examples],
             views=views_by_model(self._tables, rows.views, self._packed),
             labels=labels if labels.is_floating_point() else labels.masked_fill(labels < 0, -100),
             row_sets=sets,
             epoch=epoch,
             signals=cached,
+            teacher_ids=None if ids is None else ids[rows.examples],
         )
 
 

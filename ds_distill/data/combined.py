@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from ds_distill.data import docstrings, questions
 from ds_distill.data.examples import keep_per_class
-from ds_distill.data.groups import MARKS, Groups, with_marks
+from ds_distill.data.groups import Groups, with_marks
 from ds_distill.data.labels import is_labelled, label_array
+from ds_distill.data.named_teachers import of_whole_example
 from ds_distill.data.randomise import randomised
 from ds_distill.data.sources import Source, has_labels, located
 from ds_distill.data.splits import in_order
@@ -378,7 +379,7 @@ def _without_answers(data: datasets.Dataset) -> datasets.Dataset:
     nothing = pa.nulls(len(data), questions.EXAMPLES.field("answers").type)
     data = data.remove_columns("answers").add_column("answers", nothing)
     data = _with_labels(data, np.full(len(data), -1, dtype=np.int64))
-    return data.select_columns([*questions.EXAMPLES.names, *MARKS])
+    return data.select_columns([*questions.EXAMPLES.names, *of_whole_example(data)])
 
 
 def _with_labels(data: datasets.Dataset, labels: np.ndarray) -> datasets.Dataset:

@@ -44,8 +44,9 @@ class DocstringSource(Source):
                 "or list the same names."
             )
         columns = data.columns
-        given = {"config": data.config, "columns.text_b": columns.text_b}
-        for key, value in {**given, "columns.group": columns.group}.items():
+        given = {"config": data.config}
+        given |= {f"columns.{key}": getattr(columns, key) for key in ("text_b", "group", "teacher")}
+        for key, value in given.items():
             if value is not None:
                 raise UserError(f"task.data.{key}={value}: docstrings have none. Take the key out.")
         self._packages = labels or packages

@@ -131,7 +131,7 @@ def masked_rows(
         if every_token:
             sets[TOKENS] = known.nonzero()[:, 0]
         return Rows(
-            keys=examples.keys[view.example_indices],
+            examples=view.example_indices,
             labels=labels,
             sets=sets,
             views={

@@ -16,7 +16,7 @@ import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ds_distill.data.cutting import column_of, cut, lists_of, token_columns
-from ds_distill.data.groups import MARKS
+from ds_distill.data.named_teachers import of_whole_example
 from ds_distill.data.tokenizer import tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.keys import content_keys
 from ds_distill.process.activity import mark
@@ -76,7 +76,7 @@ class Windows:
 
 _FEATURES = {
     **{name: datasets.Value("string") for name in ("text", "text_b")},
-    **{name: datasets.Value("int64") for name in ("key_hi", "key_lo", *MARKS, "question", "at")},
+    **{name: datasets.Value("int64") for name in ("key_hi", "key_lo", "question", "at")},
     **{name: datasets.Value("int16") for name in ("first", "tokens")},
     **lists_of({"label": "int16", "begins": "int32", "ends": "int32", "answers": "string"}),
 }
@@ -90,7 +90,7 @@ def prepare(
 ) -> datasets.Dataset:
     """Each question with each window of its context: at most `max_length` tokens together.
 
-    examples: columns as of `questions.EXAMPLES`, and `MARKS`.
+    examples: columns as of `questions.EXAMPLES`, and marks.
     overlap: tokens that windows share, at most.
 
     The result has `text`, `text_b`, keys and marks as any pairs, and `label`: the classes of the
@@ -104,6 +104,8 @@ def prepare(
     fingerprint = tokens_fingerprint(tokenizer)
     tokens = token_columns(fingerprint, of_words=False, pairs=True)
 
+    of_whole = of_whole_example(examples)
+
     def windows(batch: dict[str, list[Any]], numbers: list[int]) -> list[dict[str, Any]]:
         mark("cuts contexts into windows", done=len(numbers))
         found = cutter.windows(batch["text"], batch["text_b"])
@@ -116,7 +118,7 @@ def prepare(
                         "text": window.question,
                         "text_b": window.text,
                         "label": [-1, -1] if answers is None else window.label(answers),
-                        **{name: batch[name][at] for name in MARKS},
+                        **{name: batch[name][at] for name in of_whole},
                         "question": numbers[at],
                         "at": window.at,
                         "first": window.first,
@@ -133,7 +135,7 @@ def prepare(
         return rows
 
     state = [VERSION, max_length, overlap, tokenizer_fingerprint(tokenizer)]
-    return cut(examples, windows, {**_FEATURES, **lists_of(tokens)}, state, _AT_ONCE)
+    return cut(examples, windows, {**_FEATURES, **of_whole, **lists_of(tokens)}, state, _AT_ONCE)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def text_rows(examples: Examples, indices: np.ndarray, views: Views, epoch: int)
     """A row per example. See `RowsOf`."""
     known = torch.from_numpy(is_labelled(examples.labels)).nonzero()[:, 0]
     return Rows(
-        keys=examples.keys,
+        examples=torch.arange(len(indices)),
         labels=torch.from_numpy(examples.labels),
         sets={"all": torch.arange(len(indices)), "labelled": known},
         views=dict(views),
@@ -49,7 +49,7 @@ def word_rows(examples: Examples, indices: np.ndarray, views: Views, epoch: int)
         placed[table] = replace(view, positions=positions)
     labels, counts = torch.from_numpy(examples.labels), torch.from_numpy(counted)
     return Rows(
-        keys=examples.keys[of_row],
+        examples=of_row,
         labels=labels,
         sets={
             WORDS: torch.arange(len(labels)),
@@ -71,7 +71,7 @@ def word_token_rows(examples: Examples, indices: np.ndarray, views: Views, epoch
     labels = torch.from_numpy(examples.labels[word])
     positions = of_row * view.input_ids.shape[1] + torch.from_numpy(position)
     return Rows(
-        keys=examples.keys[of_row],
+        examples=of_row,
         labels=labels,
         sets={
             "all": counts.nonzero()[:, 0],
@@ -92,7 +92,7 @@ def span_rows(examples: Examples, indices: np.ndarray, views: Views, epoch: int)
     candidates = torch.from_numpy(examples.windows.candidates)
     labels = torch.from_numpy(examples.labels).flatten()
     return Rows(
-        keys=examples.keys.repeat_interleave(2, dim=0),
+        examples=torch.arange(len(indices)).repeat_interleave(2),
         labels=labels,
         sets={"all": torch.arange(len(labels)), "labelled": (labels >= 0).nonzero()[:, 0]},
         views={table: replace(view, candidates=candidates) for table, view in views.items()},

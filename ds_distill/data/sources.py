@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ds_distill.data import docstrings, questions, words
 from ds_distill.data.examples import build_once, convert, keep_per_class
 from ds_distill.data.groups import MARKS, with_marks, write_named
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
+from ds_distill.data.named_teachers import TEACHER, write_teachers
 from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.splits import folder_splits, hub_splits
 from ds_distill.data.words import WordColumns
@@ -140,7 +141,7 @@ class Source(ABC):
             keys = np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)
             one_class = np.zeros(len(data), dtype=np.int64)
             data = data.select(keep_per_class(one_class, keys, limit))
-        names = ("text", "text_b", "words", "answers", "label", "key_hi", "key_lo", *MARKS)
+        names = ("text", "text_b", "words", "answers", "label", "key_hi", "key_lo", *MARKS, TEACHER)
         return data.select_columns([name for name in names if name in data.column_names])
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
@@ -241,27 +242,32 @@ class ReaderSource(Source):
         return columns
 
     def _examples(self, split: str) -> datasets.Dataset:
-        reader, data = self._reader(split), self._converted(split)
-        column = self.task.data.columns.group
-        if column is None or not self._has_groups(reader, column):
-            return data
-        state = [VERSION, reader.fingerprint(), column, "groups"]
-        digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
-        path = build_once(
-            self.cache_folder / f"groups-{digest}.arrow",
-            lambda path: write_named(reader, column, path),
-        )
-        groups = datasets.Dataset.from_file(str(path))
-        return datasets.concatenate_datasets([data, groups], axis=1)
+        reader, parts = self._reader(split), [self._converted(split)]
+        columns = self.task.data.columns
+        for key, column, write in (
+            ("group", columns.group, write_named),
+            ("teacher", columns.teacher, write_teachers),
+        ):
+            if column is None or not self._has(reader, key, column):
+                continue
+            state = [VERSION, reader.fingerprint(), column, f"{key}s"]
+            digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
+            path = build_once(
+                self.cache_folder / f"{key}s-{digest}.arrow",
+                partial(write, reader, column),
+            )
+            parts.append(datasets.Dataset.from_file(str(path)))
+        return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts, axis=1)
 
-    def _has_groups(self, reader: Reader, column: str) -> bool:
-        """Whether the rows of a split name their groups: one without labels need not, where another
-        does. Raises UserError for one that must."""
+    def _has(self, reader: Reader, key: str, column: str) -> bool:
+        """Whether the rows of a split name their groups, or teachers: it need not, where another
+        does; groups only without labels. Raises UserError for one that must."""
         if column in reader.columns():
             return True
         elsewhere = any(column in self._reader(split).columns() for split in self.splits)
-        if not elsewhere or self._label_column(reader) in reader.columns():
-            raise _missing_column(reader, "group", column)
+        must = key == "group" and self._label_column(reader) in reader.columns()
+        if must or not elsewhere:
+            raise _missing_column(reader, key, column)
         return False
 
     def _converted(self, split: str) -> datasets.Dataset:
@@ -362,7 +368,7 @@ class ReaderSource(Source):
 
 def _named(columns: Columns) -> dict[str, Any]:
     """The columns that converted files depend on."""
-    return columns.model_dump(exclude={"group"})
+    return columns.model_dump(exclude={"group", "teacher"})
 
 
 def _missing_column(reader: Reader, key: str, name: str) -> UserError:

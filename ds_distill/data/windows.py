@@ -16,8 +16,8 @@ import numpy as np
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.groups import MARKS
 from ds_distill.data.lengths import token_lengths
+from ds_distill.data.named_teachers import of_whole_example
 from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.keys import content_keys
 from ds_distill.process.activity import mark
@@ -47,6 +47,7 @@ def split_long(
     if "text_b" in examples.column_names:
         raise ValueError("pairs of texts cannot be cut into windows")
     splitter = _Splitter(tokenizers, max_length)
+    of_whole = of_whole_example(examples)
 
     def windows(batch: dict[str, list[Any]]) -> dict[str, Any]:
         mark("splits long texts", done=len(batch["text"]))
@@ -54,10 +55,8 @@ def split_long(
         texts = [t[a:b] for t, found in zip(batch["text"], ranges, strict=True) for a, b in found]
         numbers = np.repeat(np.arange(len(ranges)), [len(found) for found in ranges])
         keys = content_keys(texts)
-        names = ("label", *MARKS)
-        labels, *marks = (np.array(batch[name], dtype=np.int64)[numbers] for name in names)
-        columns = (texts, labels, keys[:, 0], keys[:, 1], *marks)
-        return dict(zip(_FEATURES, columns, strict=True))
+        kept = {name: [batch[name][n] for n in numbers] for name in ("label", *of_whole)}
+        return {"text": texts, "key_hi": keys[:, 0], "key_lo": keys[:, 1], **kept}
 
     state = [VERSION, max_length, examples._fingerprint, *map(tokenizer_fingerprint, tokenizers)]
     return examples.map(
@@ -65,17 +64,15 @@ def split_long(
         batched=True,
         batch_size=BATCH,
         remove_columns=examples.column_names,
-        features=_FEATURES,
+        features=datasets.Features({**_FEATURES, **of_whole}),
         new_fingerprint=xxhash.xxh3_64_hexdigest(str(state).encode()),
     )
 
 
-_FEATURES = datasets.Features(
-    {
-        "text": datasets.Value("string"),
-        **{name: datasets.Value("int64") for name in ("label", "key_hi", "key_lo", *MARKS)},
-    }
-)
+_FEATURES = {
+    "text": datasets.Value("string"),
+    **{name: datasets.Value("int64") for name in ("label", "key_hi", "key_lo")},
+}
 
 
 def _last_characters(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.ndarray]:

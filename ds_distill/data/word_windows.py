@@ -19,7 +19,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.cutting import cut, lists_of
-from ds_distill.data.groups import MARKS
+from ds_distill.data.named_teachers import of_whole_example
 from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.data.word_tokens import WindowViews
 from ds_distill.data.words import Words, flat_lists, word_keys, words_of
@@ -115,7 +115,7 @@ def prepare(
     """Each question with each window of its context: at most `max_length` tokens together in every
     model's view. A question that is longer than half of that in some view is cut.
 
-    examples: columns as of `questions.EXAMPLES`, and `MARKS`.
+    examples: columns as of `questions.EXAMPLES`, and marks.
 
     The result has `question` and `words`, lists of words; keys of both, and marks; `label`: of
     each word whether one of its characters is in an answer (the class ids of `SPAN_TAGS`), -1 where
@@ -125,6 +125,8 @@ def prepare(
     tokenizer's tokens, see `cutting`.
     """
     cutter = WindowViews(tokenizers, max_length, pairs=True)
+
+    of_whole = of_whole_example(examples)
 
     def windows(batch: dict[str, list[Any]], numbers: list[int]) -> list[dict[str, Any]]:
         mark("cuts contexts into windows", done=len(numbers))
@@ -141,7 +143,7 @@ def prepare(
                 row = {
                     **{name: values[first:end] for name, values in context.items()},
                     **cutter.columns(views),
-                    **{name: batch[name][at] for name in MARKS},
+                    **{name: batch[name][at] for name in of_whole},
                     "question": asked[at][:kept],
                     "words": words[at][first:end],
                     "number": numbers[at],
@@ -155,13 +157,13 @@ def prepare(
         return rows
 
     state = [VERSION, max_length, *map(tokenizer_fingerprint, tokenizers)]
-    return cut(examples, windows, {**_FEATURES, **cutter.features}, state, _AT_ONCE)
+    return cut(examples, windows, {**_FEATURES, **of_whole, **cutter.features}, state, _AT_ONCE)
 
 
 _FEATURES = {
     **lists_of(dict.fromkeys(("question", "words"), "string")),
     **lists_of({"label": "int16"}),
-    **{name: datasets.Value("int64") for name in ("key_hi", "key_lo", *MARKS, "number")},
+    **{name: datasets.Value("int64") for name in ("key_hi", "key_lo", "number")},
     "first": datasets.Value("int32"),
     **lists_of(dict.fromkeys(("starts", "ends", "answer_starts", "answer_ends"), "int32")),
 }

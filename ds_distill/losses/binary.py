@@ -62,5 +62,6 @@ def rows_of_labels(
             name: (rows[:, None] * many + each).flatten() for name, rows in batch.row_sets.items()
         },
         counts={name: count * many for name, count in batch.counts.items()},
+        teacher_ids=None,  # the target is made
     )
     return signals(student), {name: signals(of) for name, of in teachers.items()}, target, rows

@@ -42,6 +42,9 @@ class Columns(Section):
     null for one that is alone. Examples of one group are on one side of every split that is made
     here, and intervals resample groups. Near-copies of a text, contexts and files of docstrings are
     groups without it. May be absent in unlabelled splits."""
+    teacher: str | None = None
+    """The teacher that an example follows, for the routing policy `column`: its name in the recipe,
+    null where none is meant. May be absent in splits from which no student learns that way."""
 
 
 class Randomise(Section):

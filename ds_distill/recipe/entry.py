@@ -58,6 +58,8 @@ class Needs:
     gate does). Without it `PolicyInputs.states` is empty."""
     logits: bool = False
     """The teachers' logits themselves, where some codecs keep the distributions alone."""
+    teacher_ids: bool = False
+    """Of a policy: data that name the teacher that an example follows (`columns.teacher`)."""
     live_teachers: bool = False
     """What a teacher computes and a cache does not keep."""
     same_tokens: bool = False

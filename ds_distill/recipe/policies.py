@@ -91,6 +91,14 @@ class Random(Weighted):
     policy: Literal["random"] = "random"
 
 
+class ByColumn(Weighted):
+    """The teacher that the data name for an example, in the column `columns.teacher` of its task;
+    where they name none, all alike, as with the policy average. With `mix: losses` a teacher may
+    know some of the classes."""
+
+    policy: Literal["column"] = "column"
+
+
 class Chosen(Routing):
     """What the expertise phase found best on its split."""
 
@@ -225,6 +233,15 @@ POLICIES: dict[str, PolicyEntry] = {
             keeps_lone_teacher=True,
             takes_partial="losses",
             candidates=(Candidate("random", Random(), "a random teacher for each example"),),
+        ),
+        PolicyEntry(
+            name="column",
+            settings=ByColumn,
+            implementation=f"{_MODULE}:column",
+            needs=Needs(teacher_ids=True),
+            mistakes=_mix_mistakes,
+            keeps_lone_teacher=True,
+            takes_partial="losses",
         ),
         PolicyEntry(
             name="chosen",

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 import xxhash
 
-from ds_distill.keys import uniform
+from ds_distill.keys import name_id, uniform
 from ds_distill.recipe.policies import ByExpertise, Mix, Routing, Weighted, not_fitted
 from ds_distill.routing.calibration import FLOOR, log_probabilities
 from ds_distill.routing.fitting import Fitted
@@ -44,6 +44,8 @@ class PolicyInputs:
     """Of the KL term: probabilities are mixed at it."""
     seed: int = 0
     epoch: int = 0
+    teacher_ids: torch.Tensor | None = None
+    """int64 [n]: see `Batch.teacher_ids`. Only a policy whose entry needs it gets it."""
     classes: Classes = field(default_factory=dict)
     """Of partial teachers. Only a policy whose entry takes them gets any."""
 
@@ -140,6 +142,14 @@ def random(inputs: PolicyInputs, routing: Weighted) -> Target:
     )
     choice = numbers.argmax(dim=0)
     return mixed(inputs, _one_hot(choice, len(inputs.logits)), routing.mix or "logits")
+
+
+def column(inputs: PolicyInputs, routing: Weighted) -> Target:
+    """The teacher that the data name for each row; where they name none, all alike."""
+    assert inputs.teacher_ids is not None, "the policy needs what the data name"
+    named = torch.stack([inputs.teacher_ids == name_id(name) for name in inputs.logits])
+    weights = torch.where(named.any(dim=0), named.float(), _alike(inputs))
+    return mixed(inputs, weights, routing.mix or "logits")
 
 
 def expertise(inputs: PolicyInputs, routing: ByExpertise) -> Target:

@@ -72,7 +72,8 @@ class Router:
 
         teachers: by name, with logits [n, C], or [n, K] of a partial teacher.
 
-        Raises ValueError when the policy needs labels and the batch was made without, when it
+        Raises ValueError when the policy needs labels, or teachers that the data name, and the
+        batch was made without, when it
         does not take partial teachers and one is, or when `fitted` is of other teachers.
         """
         partial = classes_of(teachers)
@@ -85,6 +86,11 @@ class Router:
             raise ValueError(
                 f"the policy {self._routing.policy} weighs the teachers by the labels, and the "
                 "batch was made without labels: give labels, or take another policy"
+            )
+        if self._entry.needs.teacher_ids and batch.teacher_ids is None:
+            raise ValueError(
+                f"the policy {self._routing.policy} follows the teacher that the data name, and "
+                "the batch names none: give `teacher_names`, or take another policy"
             )
         if self._fitted is not None and set(self._fitted.teachers) != set(teachers):
             raise ValueError(
@@ -140,6 +146,7 @@ class Router:
             self._temperature,
             self._seed,
             batch.epoch,
+            batch.teacher_ids if self._entry.needs.teacher_ids else None,
             classes_of(teachers),
         )
         return self._policy(inputs, self._routing)

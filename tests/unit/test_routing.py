@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ds_distill.errors import UserError
-from ds_distill.keys import content_keys, uniform
+from ds_distill.keys import content_keys, name_id, uniform
 from ds_distill.losses import KL
 from ds_distill.recipe.policies import POLICIES, routing_of
 from ds_distill.recipe.terms import KLLoss
@@ -31,7 +31,7 @@ from ds_distill.routing.policies import Target
 from ds_distill.types import Batch, Signals
 
 NAMES = ("ann", "bob", "eve", "zoe")
-NORMALISED = ("average", "best", "random", "expertise", "calibrated", "ca-mkd")
+NORMALISED = ("average", "best", "random", "column", "expertise", "calibrated", "ca-mkd")
 TEMPERATURES = {"ann": 0.7, "bob": 1.9, "eve": 1.0, "zoe": 3.1, "only": 1.0}
 
 
@@ -79,7 +79,13 @@ def make_batch(labels, keys=None, epoch=0):
     labels = torch.as_tensor(labels)
     keys = make_keys(len(labels)) if keys is None else keys
     row_sets = {"all": torch.arange(len(labels)), "labelled": (labels >= 0).nonzero()[:, 0]}
-    return Batch(keys, {}, labels, row_sets, epoch)
+    ids = torch.tensor([name_id(name) if name else 0 for name in named(keys)])
+    return Batch(keys, {}, labels, row_sets, epoch, teacher_ids=ids)
+
+
+def named(keys):
+    """The teacher that the data name for each row; some none."""
+    return [[*NAMES, None][high % (len(NAMES) + 1)] for high in keys[:, 0].tolist()]
 
 
 def route(routing, logits, labels=None, table=None, *, temperature=1.0, epoch=0, keys=None, seed=0):
@@ -144,10 +150,13 @@ def mt_bert_by_hand(scores, label):
     return {name: 1 / (1 + error) for name, error in errors.items()}
 
 
-def weights_by_hand(routing, scores, label, correct, total):
-    """One example's weights by teacher; random excepted."""
+def weights_by_hand(routing, scores, label, correct, total, teacher):
+    """One example's weights by teacher; random excepted. teacher: what the data name."""
     if routing.policy in ("average", "calibrated"):
         return dict.fromkeys(scores, 1 / len(scores))
+    if routing.policy == "column":
+        known = teacher in scores
+        return {name: float(name == teacher) if known else 1 / len(scores) for name in scores}
     if routing.policy == "ca-mkd":
         return ca_mkd_by_hand(scores, label)
     if routing.policy == "mt-bert":
@@ -186,6 +195,7 @@ ROUTINGS = [
     routing_of(policy="average"),
     routing_of(policy="best"),
     routing_of(policy="random"),
+    routing_of(policy="column"),
     routing_of(policy="expertise", conflict="best-teacher"),
     routing_of(policy="expertise", conflict="best-expert"),
     routing_of(policy="calibrated"),
@@ -210,9 +220,10 @@ def test_weights_and_targets_are_what_the_rules_say(routing, case, mix, temperat
     routed = route(
         routing.model_copy(update={"mix": mix}), logits, labels, table, temperature=temperature
     )
+    teachers = named(make_keys(len(labels)))
     for row, label in enumerate(labels):
         scores = {name: values[row].tolist() for name, values in logits.items()}
-        wanted = weights_by_hand(routing, scores, label, correct, total)
+        wanted = weights_by_hand(routing, scores, label, correct, total, teachers[row])
         if routing.policy == "calibrated":
             scores = {name: [x / TEMPERATURES[name] for x in scores[name]] for name in scores}
         assert routed.weights[:, row].tolist() == pytest.approx(list(wanted.values()), abs=1e-5)

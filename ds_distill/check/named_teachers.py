@@ -1,0 +1,63 @@
+"""What is wrong with the teachers that data name for the routing policy `column`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import datasets
+
+from ds_distill.data.named_teachers import teacher_names
+from ds_distill.data.sources import Source
+from ds_distill.errors import did_you_mean
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.lineage import steps
+from ds_distill.recipe.phases.base import TrainingPhase
+
+
+def named_teacher_mistakes(
+    recipe: Recipe, task_name: str, source: Source, read: Mapping[str, datasets.Dataset]
+) -> Iterator[str]:
+    """Of each phase of a task that follows the teachers that its examples name: that they name
+    none, or one that the phase has not.
+
+    read: the splits that could be read.
+    """
+    for step in steps(recipe):
+        phase = step.phase
+        if step.task_name != task_name or not isinstance(phase, TrainingPhase):
+            continue
+        for key, entry, settings in phase.parts():
+            if entry.needs_of(settings).teacher_ids and phase.split in read:
+                location = f"phases.{step.name}.{key}: {entry.name}"
+                yield from _of_split(location, phase.split, step.teachers, source, read)
+
+
+def _of_split(
+    location: str,
+    split: str,
+    teachers: Sequence[str],
+    source: Source,
+    read: Mapping[str, datasets.Dataset],
+) -> Iterator[str]:
+    data, key = read[split], f"{source.task.location}.data.columns.teacher"
+    found = teacher_names(data)
+    if found is None:
+        yield (
+            f"{location} follows the teacher that each example names, and those of split {split!r} "
+            f"name none. Set {key} to the column that has the names."
+        )
+        return
+    names, numbers = found
+    for number, name in enumerate(names):
+        if name in teachers:
+            continue
+        rows = (numbers == number).nonzero()[0]
+        first = data[int(rows[0])]
+        at = first["key_hi"], first["key_lo"]
+        where = source.locations(split, {at}).get(at, f"split {split!r}")
+        more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
+        yield (
+            f"{location}: {where}{more}: {name!r} is no teacher of this phase, which has "
+            f"{', '.join(teachers)}.{did_you_mean(name, teachers)} Correct the name, or leave it "
+            "out: such an example follows all teachers alike."
+        )

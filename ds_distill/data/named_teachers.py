@@ -1,0 +1,74 @@
+"""The teacher that the data name for an example, which the routing policy `column` follows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ds_distill.data.groups import MARKS
+from ds_distill.data.readers import BATCH, Reader, kind_of
+from ds_distill.errors import UserError
+from ds_distill.keys import name_id
+from ds_distill.process.activity import mark
+
+TEACHER = "teacher"
+"""Column of a split, str: the teacher's name; null where none is named."""
+
+_SCHEMA = pa.schema([(TEACHER, pa.string())])
+
+
+def write_teachers(reader: Reader, column: str, path: Path) -> None:
+    """Write the names in a column of a reader's rows to an Arrow stream file with one column,
+    `TEACHER`.
+
+    Raises UserError with the location of a row that holds something else than a name.
+    """
+
+    def names() -> Iterator[str | None]:
+        for location, row in reader.rows([column]):
+            value = row.get(column)
+            if not (value is None or type(value) in (str, int)):
+                raise UserError(
+                    f"{location}: the teacher (column {column!r}) must be a name, got "
+                    f"{kind_of(value)}. Write null where an example follows none."
+                )
+            yield None if value in (None, "") else str(value)
+
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
+        mark("reads the teachers' names")
+        table = pa.table([pa.array(names(), pa.string())], schema=_SCHEMA)
+        writer.write_table(table, max_chunksize=BATCH)
+
+
+def teacher_names(split: datasets.Dataset) -> tuple[list[str], np.ndarray] | None:
+    """The names that stand in a split, and of each of its N examples the number of its name, int64
+    [N], -1 where none is named. None where the split has no such column."""
+    if TEACHER not in split.column_names:
+        return None
+    column = split.select_columns([TEACHER]).with_format("arrow")[:][TEACHER]
+    encoded = pc.dictionary_encode(column.combine_chunks())
+    numbers = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return encoded.dictionary.to_pylist(), numbers.astype(np.int64)
+
+
+def teacher_ids(split: datasets.Dataset) -> np.ndarray | None:
+    """The `name_id` of the teacher of each example, 0 where none is named: int64 [N]. None where
+    the split has no such column."""
+    found = teacher_names(split)
+    if found is None:
+        return None
+    names, numbers = found
+    return np.array([*map(name_id, names), 0], dtype=np.int64)[numbers]
+
+
+def of_whole_example(split: datasets.Dataset) -> dict[str, datasets.Value]:
+    """The columns that a window has as the whole example has them, with their types."""
+    types = {**dict.fromkeys(MARKS, "int64"), TEACHER: "string"}
+    return {
+        name: datasets.Value(kind) for name, kind in types.items() if name in split.column_names
+    }

@@ -1,0 +1,187 @@
+"""The policy `column`: data name the teacher that an example follows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from toys import make_tiny_bert, toy_vocabulary
+from typer.testing import CliRunner
+
+from ds_distill import Batch, PaddedView, Router
+from ds_distill.cli import app
+from ds_distill.data.batches import Examples
+from ds_distill.data.combined import open_source
+from ds_distill.data.named_teachers import teacher_ids
+from ds_distill.data.question_windows import prepare as question_windows
+from ds_distill.data.text_windows import prepare as text_windows
+from ds_distill.data.tokenizer import load_tokenizer
+from ds_distill.data.windows import split_long
+from ds_distill.data.word_windows import prepare as word_windows
+from ds_distill.errors import UserError
+from ds_distill.keys import name_id
+from ds_distill.recipe.tasks import TASKS
+from ds_distill.types import Signals
+
+NAMES = ["first", None, "second", "first"]
+
+
+def written(folder: Path, rows: list[dict[str, Any]], split: str = "train") -> Path:
+    folder.mkdir(exist_ok=True)
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+    return folder
+
+
+def read(folder: Path, kind: str = "single-label", split: str = "train", **data: Any) -> Any:
+    settings = {"type": kind, "data": {"path": str(folder), **data}}
+    task = TASKS[kind].settings.model_validate(settings)
+    return open_source(task, folder.with_suffix(".cache")).read(split)
+
+
+def ids(names: list[str | None]) -> list[int]:
+    return [name_id(name) if name else 0 for name in names]
+
+
+def test_names_are_read_from_any_file(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "label": "ab"[n % 2], "who": name}
+            for n, name in enumerate(NAMES)]  # fmt: skip
+    folder = written(tmp_path / "data", rows)
+    written(folder, [{"text": "other", "label": "a"}], "test")
+    columns = {"columns": {"teacher": "who"}}
+    assert teacher_ids(read(folder, **columns)).tolist() == ids(NAMES)
+    assert teacher_ids(read(folder)) is None
+    assert teacher_ids(read(folder, split="test", **columns)) is None
+    few = read(folder, limit={"train": 2}, **columns)
+    assert teacher_ids(few).tolist() == ids([NAMES[int(text[-1])] for text in few["text"]])
+    lines = "".join(f"text {n},{'ab'[n % 2]},{name or ''}\n" for n, name in enumerate(NAMES))
+    (tmp_path / "one.csv").write_text("text,label,who\n" + lines)
+    assert teacher_ids(read(tmp_path / "one.csv", **columns)).tolist() == ids(NAMES)
+    other = {"splits": {"more": {"path": str(folder), "columns": {"teacher": "who"}}}}
+    assert teacher_ids(read(folder, split="more", **other)).tolist() == ids(NAMES)
+    with pytest.raises(UserError, match=r"'hwo' \(task.data.columns.teacher\).*who"):
+        read(folder, columns={"teacher": "hwo"})
+    written(folder, [*rows, {"text": "odd", "label": "a", "who": ["first"]}])
+    with pytest.raises(
+        UserError, match=r"train.jsonl:5: the teacher .* must be a name, got a list"
+    ):
+        read(folder, **columns)
+
+
+def test_windows_follow_the_teacher_of_the_whole(tmp_path: Path) -> None:
+    make_tiny_bert(tmp_path / "model", toy_vocabulary())
+    tokenizer = load_tokenizer(str(tmp_path / "model"), None)
+    of_words = load_tokenizer(str(tmp_path / "model"), None, of_words=True)
+    texts = [" ".join([word] * length) for word, length in zip("abcd", (3, 40, 90, 5), strict=True)]
+    columns = {"columns": {"teacher": "who"}}
+    plain = [{"text": text, "who": name} for text, name in zip(texts, NAMES, strict=True)]
+    folder = written(tmp_path / "texts", plain)
+    asked = [
+        {
+            "question": "a",
+            "context": row["text"],
+            "answers": [{"text": row["text"][:1], "start": 0}],
+            "who": row["who"],
+        }
+        for row in plain
+    ]
+    questions = written(tmp_path / "questions", asked)
+    tagged = [
+        {"tokens": row["text"].split(), "tags": ["O"] * len(row["text"].split()), "who": row["who"]}
+        for row in plain
+    ]
+    tagged[0]["tags"][0] = "B-x"
+    words = written(tmp_path / "words", tagged)
+    made = {
+        "masked-lm": split_long(read(folder, "masked-lm", **columns), [tokenizer], 16),
+        "questions": question_windows(
+            read(questions, "extractive-qa", **columns), tokenizer, 16, 4
+        ),
+        "characters": word_windows(read(questions, "character-spans", **columns), [of_words], 16),
+        "words": text_windows(read(words, "token-classification", **columns), [of_words], 16),
+    }
+    for kind, windows in made.items():
+        assert len(windows) > 8, kind
+        first = windows["words"] if "words" in windows.column_names else windows["text"]
+        if kind == "questions":
+            first = windows["text_b"]
+        letters = [of_one[0][0] for of_one in first]
+        wanted = ids([NAMES["abcd".index(letter)] for letter in letters])
+        examples = Examples.of(windows)
+        assert examples.teacher_ids is not None
+        assert examples.teacher_ids.tolist() == wanted, kind
+        some = np.array([3, 1])
+        assert examples.at(some).teacher_ids.tolist() == [wanted[3], wanted[1]]  # type: ignore[union-attr]
+
+
+def test_a_batch_of_ones_own_names_teachers() -> None:
+    view = PaddedView(torch.ones(3, 2, dtype=torch.int64), torch.ones(3, 2, dtype=torch.int64))
+    signals = {name: Signals(torch.randn(3, 2)) for name in ("first", "second")}
+    batch = Batch.from_views({"student": view}, teacher_names=["second", None, "first"])
+    target = Router("column")(signals, batch.to("cpu"))
+    assert target.weights.tolist() == [[0, 0.5, 1], [1, 0.5, 0]]
+    assert target.logits is not None and torch.equal(target.logits[0], signals["second"].logits[0])
+    with pytest.raises(ValueError, match="the batch names none: give `teacher_names`"):
+        Router("column")(signals, Batch.from_views({"student": view}))
+    with pytest.raises(ValueError, match=r"teacher_names must be torch.int64 \[3\]"):
+        Batch.from_views({"student": view}, teacher_names=["first"])
+
+
+def test_a_run_follows_the_column(
+    toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of examples that all name `first` the student learns what that teacher alone teaches it, bit
+    for bit; a name that is no teacher's is refused where it stands."""
+    toy = Path(toy_settings["task"]["data"]["path"])
+    folder = tmp_path / "data"
+    for split in ("train", "validation", "test"):
+        lines = (toy / f"{split}.jsonl").read_text().splitlines()
+        written(folder, [json.loads(line) for line in lines], split)
+    rows = [json.loads(line) for line in (toy / "transfer.jsonl").read_text().splitlines()]
+
+    def name(names: dict[str, str | None]) -> None:
+        written(folder, [{**row, "who": names.get(row["text"][0])} for row in rows], "transfer")
+
+    def recipe(**routings: Any) -> Path:
+        how = {"split": "transfer", "teachers": "cached", "losses": {"kl": {"temperature": 2.0}}}
+        distil = [
+            {"distil": {**how, "name": name, "save_as": name, **routing}}
+            for name, routing in routings.items()
+        ]
+        settings = {**toy_settings, "training": {**toy_settings["training"], "epochs": 1}}
+        data = {"path": str(folder), "columns": {"teacher": "who"}}
+        settings["task"] = {**settings["task"], "data": data}
+        phases = [phase for phase in settings["phases"] if "fine-tune" in phase or "cache" in phase]
+        settings |= {"phases": [*phases, *distil], "deepspeed": "zero0_fp32"}
+        (tmp_path / "toy.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+        return tmp_path / "toy.yaml"
+
+    def student(of: str) -> dict[str, torch.Tensor]:
+        [found] = (tmp_path / "run").rglob(f"*{of}/model.safetensors")
+        return load_file(found)
+
+    both = {"named": {"routing": "column"}, "lone": {"follow": ["first"]}}
+    everything = {letter: "first" for row in rows for letter in row["text"][0]}
+    name(everything)
+    done = CliRunner().invoke(app, ["run", str(recipe(**both)), "--folder", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    named, lone = student("named"), student("lone")
+    assert named.keys() == lone.keys()
+    assert all(torch.equal(named[key], lone[key]) for key in named)
+
+    def check(message: str, **routings: Any) -> None:
+        with pytest.raises(UserError, match=message):
+            CliRunner().invoke(app, ["check", str(recipe(**routings))], catch_exceptions=False)
+
+    letter = rows[4]["text"][0]
+    name({**everything, letter: "frist"})
+    check(r"phases.named.routing: column: .*transfer.jsonl:\d+.*'frist' is no teacher of this "
+          r"phase, which has first, second. Did you mean `first`", **both)  # fmt: skip
+    check(r"column: .*'first' is no teacher of this phase, which has second",
+          one={"routing": "column", "follow": ["second"]})  # fmt: skip
+    written(folder, rows, "transfer")
+    check(r"columns.teacher", **both)
