@@ -129,7 +129,7 @@ def _run_seeds(given: Given, path: Path, how: HowToRun, resume: bool) -> None:
 
 app.command(
     epilog="Example: ds-distill init tickets --teacher models/bert --teacher models/roberta"
-)(init)
+)(with_options(init))
 app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")(quickstart)
 app.command(epilog="Example: ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")(
     with_options(sweep)

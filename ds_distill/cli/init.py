@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,33 @@ import typer
 
 from ds_distill.cli.loading import go_offline, import_without_torch, quiet_libraries
 from ds_distill.errors import UserError
+from ds_distill.init import DEFAULT_TEACHER
 from ds_distill.process.terminal import say
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What the data are, where it is not to be guessed."""
+
+    task: Annotated[
+        str | None, typer.Option(help="task.type.", show_default="guessed from the columns")
+    ] = None
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="The text's column; twice for pairs."),
+    ] = None
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The labels' column.")] = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the recipe will run on."""
+
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Kind of GPU, as of `plan`: it then chooses ZeRO stage and micro-batch."),
+    ] = None
+    gpus: Annotated[int, typer.Option(help="Number of these GPUs.")] = 1
 
 
 def init(
@@ -19,6 +46,8 @@ def init(
         Path,
         typer.Argument(help="A folder with a file per split, or one file: as task.data.path."),
     ],
+    examples: Examples,
+    machine: Machine,
     teacher: Annotated[
         list[str] | None,
         typer.Option(
@@ -32,14 +61,6 @@ def init(
             show_default="some of the first teacher's layers",
         ),
     ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="task.type.", show_default="guessed from the columns")
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="The text's column; twice for pairs."),
-    ] = None,
-    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="The labels' column.")] = None,
     output: Annotated[
         Path | None, typer.Option(help="The recipe to write.", show_default="DATA's name.yaml")
     ] = None,
@@ -47,33 +68,51 @@ def init(
 ) -> None:
     """Write a first recipe for your data and teachers, with a comment on each guess.
 
-    What the columns are is guessed from their names and content, the labels and their order come
-    from teachers and data, the length from the texts. What cannot be told is asked on a terminal;
-    elsewhere the message says which option decides. Nothing is trained.
+    What the columns are is guessed from their names and content, the labels come from teachers and
+    data, the length from the texts. What cannot be told is asked on a terminal; elsewhere the
+    message says which option decides. Nothing is trained.
     """
     target = output or Path(f"{data.resolve().name.split('.')[0]}.yaml")
     if target.exists() and not force:
         raise UserError(f"{target}: is there already. Name another file with --output, or --force.")
     if not data.exists():
         raise UserError(f"{data}: no such file or folder.")
-    go_offline([*(teacher or []), *([student] if student else [])], [], None)
-    import_without_torch()
+    teachers = teacher or []
+    go_offline([*(teachers or [DEFAULT_TEACHER]), *([student] if student else [])], [], None)
+    if machine.gpu is None:
+        import_without_torch()
     quiet_libraries()
     from ds_distill.files import write_text
-    from ds_distill.init.guess import DataOptions, guess
-    from ds_distill.init.recipe import recipe_text
-    from ds_distill.recipe.tasks import TASKS
 
-    if task is not None and task not in TASKS:
-        raise UserError(f"--task {task}: choose one of {', '.join(TASKS)}.")
-    found = guess(data, DataOptions(task, text or (), label), _choose)
-    for sentence in found.notes:
-        say(sentence)
-    made = recipe_text(found, str(data), teacher or [], student)
+    made = _recipe(data, examples, machine, teachers, student)
     write_text(target, made)
     say(f"\n{made}\nWritten to {target}. Next:")
     for command in ("check", "plan", "run"):
         say(f"  ds-distill {command} {target}")
+
+
+def _recipe(
+    data: Path, examples: Examples, machine: Machine, teachers: list[str], student: str | None
+) -> str:
+    from ds_distill.init.guess import DataOptions, guess
+    from ds_distill.init.recipe import recipe_text
+    from ds_distill.recipe.tasks import TASKS
+
+    if examples.task is not None and examples.task not in TASKS:
+        raise UserError(f"--task {examples.task}: choose one of {', '.join(TASKS)}.")
+    options = DataOptions(examples.task, examples.text or (), examples.label)
+    found = guess(data, options, _choose)
+    for sentence in found.notes:
+        say(sentence)
+    made = recipe_text(found, str(data), teachers, student)
+    if machine.gpu is None:
+        return made
+    from ds_distill.init.planned import planned
+
+    say(f"Plans it for {machine.gpus} {machine.gpu}: half a minute or so ...")
+    return recipe_text(
+        found, str(data), teachers, student, planned(made, machine.gpu, machine.gpus)
+    )
 
 
 def _choose(what: str, options: Sequence[str], flag: str) -> str:

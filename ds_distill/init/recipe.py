@@ -15,14 +15,13 @@ from transformers import PreTrainedConfig
 from ds_distill.data.sources import Source, open_files
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.errors import UserError
+from ds_distill.init import DEFAULT_TEACHER
 from ds_distill.init.guess import Guess
+from ds_distill.init.planned import Planned
 from ds_distill.models.configuration import check_head, load_config, usable_length
 from ds_distill.models.labels import are_generic, as_yaml, class_names
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tasks import TASKS
-
-DEFAULT_TEACHER = "FacebookAI/roberta-large"
-"""Where no teacher is given: fine-tuned by the recipe."""
 
 TERMS = {"regression": "logit_mse: {}", "masked-lm": "kl: {temperature: 2.0}, cross_entropy: {}"}
 _KL = "kl: {temperature: 2.0}"
@@ -73,7 +72,13 @@ def _has_head(reference: str, config: PreTrainedConfig, task: str) -> bool:
     return True
 
 
-def recipe_text(guess: Guess, data: str, references: Sequence[str], student: str | None) -> str:
+def recipe_text(
+    guess: Guess,
+    data: str,
+    references: Sequence[str],
+    student: str | None,
+    planned: Planned | None = None,
+) -> str:
     """The recipe's YAML, with comments. data: its path, as it will stand there.
 
     Raises UserError where teachers and data have other labels.
@@ -96,13 +101,9 @@ def recipe_text(guess: Guess, data: str, references: Sequence[str], student: str
     lines += [f"  max_length: {length}  # {why}", *_long_line(guess)]
     lines += ["teachers:", *(_teacher_line(one, labels) for one in teachers)]
     lines += _student_lines(teachers[0], student)
-    if "validation" not in guess.has:
-        lines.append("training: {keep: last}  # no validation split chooses an epoch")
+    lines += _training_lines(guess, planned)
     lines += ["phases:", *_phase_lines(guess, teachers, fresh)]
-    lines += [
-        "# Next: batch_size, epochs, learning_rate in `training` (docs/reference.md); the ZeRO",
-        "# stage and micro-batch for your GPUs, by ds-distill plan.",
-    ]
+    lines.append("# Next: batch_size, epochs, learning_rate in `training` (docs/reference.md).")
     return "\n".join(lines) + "\n"
 
 
@@ -177,6 +178,21 @@ def _student_lines(teacher: TeacherFacts, student: str | None) -> list[str]:
         f"  model: {_flow(teacher.model)}",
         f"  layers: {layers}  # {kept} of the {depth} of {teacher.name}",
     ]
+
+
+def _training_lines(guess: Guess, planned: Planned | None) -> list[str]:
+    lines = []
+    if "validation" not in guess.has:
+        lines.append("  keep: last  # no validation split chooses an epoch")
+    if planned is not None and planned.micro_batch_size is not None:
+        lines.append(f"  micro_batch_size: {planned.micro_batch_size}  # {planned.why}")
+    lines = ["training:", *lines] if lines else []
+    if planned is None:
+        return [
+            *lines,
+            "# deepspeed, micro_batch_size for your GPUs: ds-distill plan, or init --gpu",
+        ]
+    return [*lines, f"deepspeed: {planned.deepspeed}  # {planned.why}"]
 
 
 def _phase_lines(guess: Guess, teachers: Sequence[TeacherFacts], fresh: Sequence[str]) -> list[str]:

@@ -214,6 +214,30 @@ def test_what_cannot_be_known_is_asked(models: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "made.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("machine", "batch", "wanted"),
+    [
+        (["--gpu", "h100", "--gpus", "8"], None, {"deepspeed": "zero1_auto"}),
+        (["--gpu", "t4"], 32, {"deepspeed": "zero1_fp16"}),
+    ],
+)
+def test_the_plan_for_a_gpu_gives_stage_and_micro_batch(
+    machine: list[str], batch: int | None, wanted: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without a teacher it is RoBERTa-large, whose configuration comes with the package."""
+    long = {"text": "word " * 400, "label": "a"}
+    data = write(tmp_path / "data", lambda n, d: {**long, "label": "ab"[n % 2]})
+    file = tmp_path / "made.yaml"
+    made = ds_distill("init", data, "--output", file, *machine)
+    assert made.exit_code == 0, made.output
+    recipe = yaml.safe_load(file.read_text())
+    assert {key: recipe[key] for key in wanted} == wanted
+    micro = recipe.get("training", {}).get("micro_batch_size")
+    assert micro is None if batch is None else 0 < micro < batch and batch % micro == 0
+    with pytest.raises(UserError, match="--gpu h1000: not a GPU that is known here"):
+        ds_distill("init", data, "--output", file, "--force", "--gpu", "h1000")
+
+
 def test_numbers_are_classes_or_numbers(models: Path, tmp_path: Path) -> None:
     for most, options, task in (
         (5, [], "single-label"),
