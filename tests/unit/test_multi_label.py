@@ -255,7 +255,10 @@ def test_the_target_of_a_label_does_not_depend_on_the_others() -> None:
         for outputs in both.values():
             outputs.logits[:, 1:] *= -1
         needs = fitted if entry.needs.expertise else None
-        batch = Batch.from_views({"student": view}, torch.from_numpy(truth), keys=keys)
+        named = [[*signals, None][row % (len(signals) + 1)] for row in range(100)]
+        batch = Batch.from_views(
+            {"student": view}, torch.from_numpy(truth), keys=keys, teacher_names=named
+        )
         one, other = (Router(routing_of(name), fitted=needs)(s, batch) for s in (signals, both))
         assert torch.equal(one.weights[:, :, 0], other.weights[:, :, 0]), name
         if one.logits is not None and other.logits is not None:

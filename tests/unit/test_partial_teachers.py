@@ -47,6 +47,7 @@ def batch_of(rows: int = ROWS, labels: torch.Tensor | None = None) -> Batch:
         views={},
         labels=torch.zeros(rows, dtype=torch.int64) if labels is None else labels,
         row_sets={"all": every, "labelled": every},
+        teacher_ids=torch.zeros_like(every),
     )
 
 
@@ -308,7 +309,12 @@ def test_policies_that_would_mix_unlike_distributions_are_refused() -> None:
                 continue
             with pytest.raises(ValueError, match=r"cannot be routed by .*gate"):
                 router(signals, batch_of(60))
-    assert allowed == [("average", "losses"), ("gate", None), ("random", "losses")]
+    assert allowed == [
+        ("average", "losses"),
+        ("gate", None),
+        ("random", "losses"),
+        ("column", "losses"),
+    ]
 
 
 # -------------------------------------------------------------------------------- doubt
