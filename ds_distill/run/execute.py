@@ -160,6 +160,7 @@ def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
             "this run. Sums are taken in another order then, so results differ by rounding."
         )
     started = time.perf_counter()
+    run.peak_memory.begin_phase()
     try:
         score_teachers(number, name, run)
         record = PHASES[phase.kind].load()(phase, number, name, run)
@@ -171,6 +172,7 @@ def _run_phase(phase: PhaseSettings, number: int, name: str, run: Run) -> None:
     run.log.event("phase", phase=name, kind=phase.kind, seconds=seconds)
     if run.world.is_main:
         about = {"phase": name, "kind": phase.kind, "task": run.task_name, "seconds": seconds}
+        about["peak_bytes"] = run.peak_memory.of_phase()
         write_json(run.folder.record(number, name), {**about, **record})
         run.folder.unfinished(number, name).unlink(missing_ok=True)
     run.world.barrier()

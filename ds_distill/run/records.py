@@ -94,6 +94,7 @@ class Record(_Part):
     kind: str
     task: str
     seconds: Number
+    peak_bytes: Count | None = None
     trained: list[Trained] = []
     warnings: list[str] = []
 

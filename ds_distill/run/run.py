@@ -19,6 +19,7 @@ from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.models.reference import ModelReference
 from ds_distill.models.student import student_config
+from ds_distill.process.peak_memory import PeakMemory
 from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.lineage import model_at
 from ds_distill.recipe.phases import Training
@@ -49,6 +50,7 @@ class Run:
         """source: of the task's data. profiler: observes the trainings."""
         self.recipe, self.folder, self.world, self.log = recipe, folder, world, log
         self.profiler = profiler
+        self.peak_memory = PeakMemory(world.device)
         self.task_name, self.task = task_name, recipe.tasks_by_name[task_name]
         self.labels: list[str] = source.labels
         self.kind: TaskKind[Any, Any] = TASKS[self.task.type].load()(self.task, self.labels)

@@ -87,8 +87,7 @@ class _Training:
         """Continues from the last whole checkpoint, where there is one."""
         settings = job.settings
         self.job, self.run = job, run
-        if run.world.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        run.peak_memory.begin_training()
         self.steps_per_epoch = -(-len(job.examples) // settings.batch_size)
         self.total_steps = settings.steps or self.steps_per_epoch * settings.epochs
         _, self._micro_steps = batch_shape(settings, run.world.size)
@@ -362,7 +361,7 @@ class _Training:
         """The most bytes that torch had allocated on the GPU of this rank, since it began."""
         if self.run.world.device.type != "cuda":
             return {}
-        return {"peak_bytes": torch.cuda.max_memory_allocated()}
+        return {"peak_bytes": self.run.peak_memory.of_training() or 0}
 
     def finish(self) -> list[dict[str, Any]]:
         """Publish the trained models and close the engine. Returns the phase's record of each."""

@@ -728,6 +728,15 @@ def test_a_page_says_what_the_cache_saved_and_how_to_load():
     assert "How to load the student" in text and "from transformers import pipeline" in text
 
 
+def test_a_page_says_what_memory_each_phase_took():
+    results = make_results(ONE_OF_EACH)
+    assert "memory" not in Page(render_report(results)).text
+    first, last = results["phases"][0], results["phases"][-1]
+    first["peak_bytes"], last["peak_bytes"] = 5 << 29, None
+    text = Page(render_report(results)).text
+    assert "2.50 GiB" in text and "the most that rank 0 held in the phase" in text
+
+
 def test_what_phases_warn_of_is_on_the_page():
     results = make_results(ONE_OF_EACH)
     results["phases"][-1]["warnings"] = ["teacher first: accuracy 16.5% <on> test"]

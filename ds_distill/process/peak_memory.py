@@ -1,0 +1,50 @@
+"""The most memory that this process has held since a phase, or a training in it, began."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class PeakMemory:
+    """On a GPU the bytes that torch has allocated there, elsewhere those of the process that are in
+    memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._before = 0
+        """Within the phase, until its last training began."""
+
+    def begin_phase(self) -> None:
+        self._reset()
+        self._before = 0
+
+    def begin_training(self) -> None:
+        self._before = self.of_phase() or 0
+        self._reset()
+
+    def of_training(self) -> int | None:
+        """Bytes; None where the system does not say."""
+        if self._on_gpu:
+            return torch.cuda.max_memory_allocated()
+        with suppress(OSError):  # Linux alone has it
+            if found := re.search(r"^VmHWM:\s*(\d+) kB", _STATUS.read_text(), re.MULTILINE):
+                return int(found[1]) * 1024
+        return None
+
+    def of_phase(self) -> int | None:
+        """Likewise."""
+        now = self.of_training()
+        return None if now is None else max(now, self._before)
+
+    def _reset(self) -> None:
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            return
+        with suppress(OSError):
+            _CLEAR.write_text("5")  # resets VmHWM alone

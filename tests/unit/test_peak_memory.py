@@ -1,0 +1,41 @@
+"""The most memory of a phase, which a training in it measures anew."""
+
+import numpy as np
+import pytest
+import torch
+
+from ds_distill.process import peak_memory
+from ds_distill.process.peak_memory import PeakMemory
+
+MIB = 2**20
+
+
+def held(mebibytes: int) -> None:
+    np.ones(mebibytes * MIB, dtype=np.uint8).sum()  # given back at once
+
+
+def test_a_training_does_not_hide_what_the_phase_held_before() -> None:
+    peak = PeakMemory(torch.device("cpu"))
+    peak.begin_phase()
+    start = peak.of_phase()
+    if start is None:
+        pytest.skip("this system does not say what a process holds")
+    held(400)
+    before = peak.of_phase()
+    assert before is not None and before > start + 300 * MIB
+    peak.begin_training()
+    held(100)
+    of_training, of_phase = peak.of_training(), peak.of_phase()
+    assert of_training is not None and of_training < before - 200 * MIB
+    assert of_phase == before
+    peak.begin_phase()
+    assert (peak.of_phase() or 0) < before - 300 * MIB
+
+
+def test_where_a_system_does_not_say_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_STATUS", "_CLEAR"):
+        monkeypatch.setattr(peak_memory, name, peak_memory.Path("/nowhere"))
+    peak = PeakMemory(torch.device("cpu"))
+    peak.begin_phase()
+    peak.begin_training()
+    assert peak.of_phase() is None
