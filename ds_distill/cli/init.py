@@ -17,7 +17,7 @@ from ds_distill.process.terminal import say
 
 
 @dataclass(frozen=True)
-class Examples:
+class AboutData:
     """What the data are, where it is not to be guessed."""
 
     task: Annotated[
@@ -46,7 +46,7 @@ def init(
         Path,
         typer.Argument(help="A folder with a file per split, or one file: as task.data.path."),
     ],
-    examples: Examples,
+    about: AboutData,
     machine: Machine,
     teacher: Annotated[
         list[str] | None,
@@ -84,7 +84,7 @@ def init(
     quiet_libraries()
     from ds_distill.files import write_text
 
-    made = _recipe(data, examples, machine, teachers, student)
+    made = _recipe(data, about, machine, teachers, student)
     write_text(target, made)
     say(f"\n{made}\nWritten to {target}. Next:")
     for command in ("check", "plan", "run"):
@@ -92,15 +92,15 @@ def init(
 
 
 def _recipe(
-    data: Path, examples: Examples, machine: Machine, teachers: list[str], student: str | None
+    data: Path, about: AboutData, machine: Machine, teachers: list[str], student: str | None
 ) -> str:
     from ds_distill.init.guess import DataOptions, guess
     from ds_distill.init.recipe import recipe_text
     from ds_distill.recipe.tasks import TASKS
 
-    if examples.task is not None and examples.task not in TASKS:
-        raise UserError(f"--task {examples.task}: choose one of {', '.join(TASKS)}.")
-    options = DataOptions(examples.task, examples.text or (), examples.label)
+    if about.task is not None and about.task not in TASKS:
+        raise UserError(f"--task {about.task}: choose one of {', '.join(TASKS)}.")
+    options = DataOptions(about.task, about.text or (), about.label)
     found = guess(data, options, _choose)
     for sentence in found.notes:
         say(sentence)

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from ds_distill.data import docstrings, questions
+from ds_distill.data.cutting import of_whole_example
 from ds_distill.data.examples import keep_per_class
 from ds_distill.data.groups import Groups, with_marks
 from ds_distill.data.labels import is_labelled, label_array
-from ds_distill.data.named_teachers import of_whole_example
 from ds_distill.data.randomise import randomised
 from ds_distill.data.sources import Source, has_labels, located
 from ds_distill.data.splits import in_order

@@ -10,6 +10,8 @@ import datasets
 import pyarrow as pa
 import xxhash
 
+from ds_distill.data.groups import MARKS
+from ds_distill.data.named_teachers import TEACHER
 from ds_distill.files import new_file
 
 _MARK = ":"
@@ -33,6 +35,13 @@ def column_of(name: str) -> str:
 def lists_of(kinds: Mapping[str, str]) -> dict[str, Any]:
     """Features of columns of lists."""
     return {name: datasets.List(datasets.Value(kind)) for name, kind in kinds.items()}
+
+
+def of_whole_example(examples: datasets.Dataset) -> dict[str, datasets.Value]:
+    """The columns that a window has as its whole example has them, with their types."""
+    types = {**dict.fromkeys(MARKS, "int64"), TEACHER: "string"}
+    there = {*examples.column_names}
+    return {name: datasets.Value(kind) for name, kind in types.items() if name in there}
 
 
 def cut(

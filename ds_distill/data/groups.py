@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,8 +25,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from ds_distill.data.examples import build_once
-from ds_distill.data.readers import BATCH, Reader, kind_of
-from ds_distill.errors import UserError
+from ds_distill.data.readers import BATCH, Reader, names_in
 from ds_distill.keys import content_keys, distinct_keys, hash_keys, numbered_keys
 from ds_distill.process.activity import mark
 
@@ -175,19 +174,9 @@ def write_named(reader: Reader, column: str, path: Path) -> None:
     """
     schema = pa.schema([("group", pa.int64())])
 
-    def names() -> Iterator[str | None]:
-        for location, row in reader.rows([column]):
-            value = row.get(column)
-            if not (value is None or type(value) in (str, int)):
-                raise UserError(
-                    f"{location}: the group (column {column!r}) must be a name or a whole number, "
-                    f"got {kind_of(value)}. Write null where an example is in none."
-                )
-            yield None if value in (None, "") else str(value)
-
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
         mark("reads groups")
-        given = list(names())
+        given = list(names_in(reader, column, "group"))
         hashes = hash_keys(content_keys([name or "" for name in given]), _MARK)
         none = np.array([name is None for name in given], dtype=bool)
         writer.write_table(

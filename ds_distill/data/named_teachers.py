@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
@@ -10,9 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ds_distill.data.groups import MARKS
-from ds_distill.data.readers import BATCH, Reader, kind_of
-from ds_distill.errors import UserError
+from ds_distill.data.readers import BATCH, Reader, names_in
 from ds_distill.keys import name_id
 from ds_distill.process.activity import mark
 
@@ -26,22 +23,12 @@ def write_teachers(reader: Reader, column: str, path: Path) -> None:
     """Write the names in a column of a reader's rows to an Arrow stream file with one column,
     `TEACHER`.
 
-    Raises UserError with the location of a row that holds something else than a name.
+    Raises as `names_in`.
     """
-
-    def names() -> Iterator[str | None]:
-        for location, row in reader.rows([column]):
-            value = row.get(column)
-            if not (value is None or type(value) in (str, int)):
-                raise UserError(
-                    f"{location}: the teacher (column {column!r}) must be a name, got "
-                    f"{kind_of(value)}. Write null where an example follows none."
-                )
-            yield None if value in (None, "") else str(value)
 
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, _SCHEMA) as writer:
         mark("reads the teachers' names")
-        table = pa.table([pa.array(names(), pa.string())], schema=_SCHEMA)
+        table = pa.table([pa.array(names_in(reader, column, TEACHER), pa.string())], schema=_SCHEMA)
         writer.write_table(table, max_chunksize=BATCH)
 
 
@@ -64,11 +51,3 @@ def teacher_ids(split: datasets.Dataset) -> np.ndarray | None:
         return None
     names, numbers = found
     return np.array([*map(name_id, names), 0], dtype=np.int64)[numbers]
-
-
-def of_whole_example(split: datasets.Dataset) -> dict[str, datasets.Value]:
-    """The columns that a window has as the whole example has them, with their types."""
-    types = {**dict.fromkeys(MARKS, "int64"), TEACHER: "string"}
-    return {
-        name: datasets.Value(kind) for name, kind in types.items() if name in split.column_names
-    }

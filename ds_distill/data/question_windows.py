@@ -15,8 +15,7 @@ import datasets
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from ds_distill.data.cutting import column_of, cut, lists_of, token_columns
-from ds_distill.data.named_teachers import of_whole_example
+from ds_distill.data.cutting import column_of, cut, lists_of, of_whole_example, token_columns
 from ds_distill.data.tokenizer import tokenizer_fingerprint, tokens_fingerprint
 from ds_distill.keys import content_keys
 from ds_distill.process.activity import mark

@@ -16,8 +16,8 @@ import numpy as np
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
+from ds_distill.data.cutting import of_whole_example
 from ds_distill.data.lengths import token_lengths
-from ds_distill.data.named_teachers import of_whole_example
 from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.keys import content_keys
 from ds_distill.process.activity import mark

@@ -18,8 +18,7 @@ import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from ds_distill.data.cutting import cut, lists_of
-from ds_distill.data.named_teachers import of_whole_example
+from ds_distill.data.cutting import cut, lists_of, of_whole_example
 from ds_distill.data.tokenizer import tokenizer_fingerprint
 from ds_distill.data.word_tokens import WindowViews
 from ds_distill.data.words import Words, flat_lists, word_keys, words_of

@@ -88,14 +88,15 @@ def export_student(
     """
     if output.exists() and not (output / RECORD).is_file():
         raise UserError(f"{output}: exists, and is no export. Name another folder: --output.")
-    results = read_json(RunFolder(run).results) if run is not None else {}
+    folder = RunFolder(run) if run is not None and RunFolder(run).results.is_file() else None
+    results = read_json(folder.results) if folder is not None else {}
     judging = evaluation_recipe(recipe, task or results.get("task"), str(student), split)
     _check(judging, split)
     # The files run without packed views, and are compared on the same.
     judging = judging.model_copy(update={"padding": "always"})
     with tempfile.TemporaryDirectory(prefix="ds-distill-") as scratch, new_folder(output) as made:
-        [read] = execute(judging, Path(scratch) / "run", first=0).values()
-        found = _compared(read, made, split, int8, max_loss, progress)
+        [judged] = execute(judging, Path(scratch) / "run", first=0).values()
+        found = _compared(judged, made, split, int8, max_loss, progress)
         for file in student.iterdir():
             if file.name == "config.json" or file.name.startswith(_TOKENIZER):
                 shutil.copy(file, made / file.name)
@@ -105,10 +106,10 @@ def export_student(
     if output.parent.resolve() == student.resolve() and (student / CARD).is_file():
         card, _, _ = (student / CARD).read_text(encoding="utf-8").partition(TITLE)
         write_text(student / CARD, f"{card.rstrip()}\n\n{section}")
-    if run is not None:
+    if folder is not None:
         results["exported"] = found
-        write_json(RunFolder(run).results, results)
-        write_report(recipe, RunFolder(run), results)
+        write_json(folder.results, results)
+        write_report(recipe, folder, results)
     return found
 
 

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import yaml
 
 from ds_distill.errors import UserError
+from ds_distill.init.recipe import Planned
 from ds_distill.planning.gpus import GIB, find_device
 from ds_distill.planning.plan import JobPlan, Placement
 from ds_distill.planning.planner import Planner
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import validate
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What a recipe says of the GPUs that it is for."""
-
-    deepspeed: str
-    micro_batch_size: int | None
-    """None where a step's examples fit at once."""
-    why: str
 
 
 def planned(recipe: str, gpu: str | None, gpus: int) -> Planned:

@@ -17,7 +17,6 @@ from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.errors import UserError
 from ds_distill.init import DEFAULT_TEACHER
 from ds_distill.init.guess import Guess
-from ds_distill.init.planned import Planned
 from ds_distill.models.configuration import check_head, load_config, usable_length
 from ds_distill.models.labels import are_generic, as_yaml, class_names
 from ds_distill.recipe.references import resolve_model
@@ -70,6 +69,16 @@ def _has_head(reference: str, config: PreTrainedConfig, task: str) -> bool:
     except UserError:
         return False
     return True
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a recipe says of the GPUs that it is for."""
+
+    deepspeed: str
+    micro_batch_size: int | None
+    """None where a step's examples fit at once."""
+    why: str
 
 
 def recipe_text(

@@ -6,6 +6,8 @@ from __future__ import annotations
 import csv
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,20 @@ def test_each_kind_is_guessed_and_check_passes(kind: str, models: Path, tmp_path
     if kind == "regression":
         columns = {"text": "sentence1", "text_b": "sentence2", "label": "score"}
         assert recipe["task"]["data"]["columns"] == columns
+
+
+def test_it_starts_without_torch(models: Path, tmp_path: Path) -> None:
+    """In a process of its own: here torch is imported already."""
+    data, file = write(tmp_path / "data", ticket, "csv"), tmp_path / "made.yaml"
+    program = (
+        "import sys; from ds_distill.cli import app; app(sys.argv[1:], standalone_mode=False); "
+        "assert 'torch' not in sys.modules"
+    )
+    words = ["init", data, "--teacher", models / "encoder", "--output", file]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, words)], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and file.is_file(), done.stderr
 
 
 def test_trained_teachers_give_the_order_of_labels_and_are_routed(

@@ -67,7 +67,8 @@ def test_names_are_read_from_any_file(tmp_path: Path) -> None:
         read(folder, columns={"teacher": "hwo"})
     written(folder, [*rows, {"text": "odd", "label": "a", "who": ["first"]}])
     with pytest.raises(
-        UserError, match=r"train.jsonl:5: the teacher .* must be a name, got a list"
+        UserError,
+        match=r"train.jsonl:5: the teacher .* must be a name or a whole number, got a list",
     ):
         read(folder, **columns)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ds_distill.data.readers.base import BATCH, Reader, check_text, kind_of
+from ds_distill.data.readers.base import BATCH, Reader, check_text, kind_of, names_in
 from ds_distill.data.readers.tables import HubSplit, Parquet
 from ds_distill.data.readers.text import Csv, JsonLines, TextLines, Tsv
 from ds_distill.errors import UserError
@@ -18,6 +18,7 @@ __all__ = [
     "check_text",
     "file_suffix",
     "kind_of",
+    "names_in",
     "open_file",
 ]
 

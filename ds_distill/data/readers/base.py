@@ -97,6 +97,24 @@ def kind_of(value: object) -> str:
     return f"{str(value)[:40]!r} ({type(value).__name__})"
 
 
+def names_in(reader: Reader, column: str, what: str) -> Iterator[str | None]:
+    """Of each row the name in a column, as text; None where it has none. what: the names are of.
+
+    Raises UserError with the location of a row that has something else there.
+    """
+    for location, row in reader.rows([column]):
+        value = row.get(column)
+        if not (value is None or type(value) in (str, int)):
+            raise UserError(
+                f"{location}: the {what} (column {column!r}) must be a name or a whole number, got "
+                f"{kind_of(value)}. Write null where there is none."
+            )
+        name = None if value in (None, "") else str(value)
+        if name is not None:
+            check_text(name, f"{location}: the {what} (column {column!r})")
+        yield name
+
+
 def check_text(text: object, what: str) -> None:
     """Raises UserError for what is no text that can be encoded. what: it is, at the start of a
     message."""
