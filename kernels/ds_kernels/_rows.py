@@ -57,6 +57,34 @@ def _pair(
 
 
 @jit
+def _log_sums(
+    student, teacher, bias_s, bias_t, shift, end, limit, c,
+    BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr, BIAS_S: tl.constexpr,
+    BIAS_T: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Largest exponent of 2 and log2 of the sum less that, of the student's row and the teacher's,
+    both found online in one walk."""
+    tile = tl.arange(0, BLOCK)
+    LANES: tl.constexpr = BLOCK // GRANULE
+    max_s = tl.full([LANES], -1e38, ACC)
+    max_t = tl.full([LANES], -1e38, ACC)
+    sum_s = tl.zeros([LANES], ACC)
+    sum_t = tl.zeros([LANES], ACC)
+    for part in tl.static_range(3):
+        begin, behind = tiles(part, end, BLOCK, SHIFTED)
+        for number in range(begin, behind):
+            s, t = _pair(
+                student, teacher, bias_s, bias_t, number * BLOCK + tile, shift, end, limit,
+                part != 1, BIAS_S, BIAS_T, ACC,
+            )  # fmt: skip
+            max_s, sum_s = online(s, c, max_s, sum_s, LANES, GRANULE, PTX)
+            max_t, sum_t = online(t, c, max_t, sum_t, LANES, GRANULE, PTX)
+    top_s, rest_s = log2_sum(max_s, sum_s, c, PTX)
+    top_t, rest_t = log2_sum(max_t, sum_t, c, PTX)
+    return top_s, rest_s, top_t, rest_t
+
+
+@jit
 def _forward_kernel(
     student, teacher, bias_s, bias_t, counted, losses, stats, unit_gradient,
     stride_s, stride_t, stride_g, num_rows, c, factor, tolerance,
@@ -80,23 +108,11 @@ def _forward_kernel(
         teacher += granules(row, stride_t, GRANULE)
         unit_gradient += granules(row, stride_g, GRANULE)
         tile = tl.arange(0, BLOCK)
-        LANES: tl.constexpr = BLOCK // GRANULE
         if DIVERGENCE != 4:
-            max_s = tl.full([LANES], -1e38, ACC)
-            max_t = tl.full([LANES], -1e38, ACC)
-            sum_s = tl.zeros([LANES], ACC)
-            sum_t = tl.zeros([LANES], ACC)
-            for part in tl.static_range(3):
-                begin, behind = tiles(part, end, BLOCK, SHIFTED)
-                for number in range(begin, behind):
-                    s, t = _pair(
-                        student, teacher, bias_s, bias_t, number * BLOCK + tile, shift, end, limit,
-                        part != 1, BIAS_S, BIAS_T, ACC,
-                    )  # fmt: skip
-                    max_s, sum_s = online(s, c, max_s, sum_s, LANES, GRANULE, PTX)
-                    max_t, sum_t = online(t, c, max_t, sum_t, LANES, GRANULE, PTX)
-            top_s, rest_s = log2_sum(max_s, sum_s, c, PTX)
-            top_t, rest_t = log2_sum(max_t, sum_t, c, PTX)
+            top_s, rest_s, top_t, rest_t = _log_sums(
+                student, teacher, bias_s, bias_t, shift, end, limit, c,
+                BLOCK, GRANULE, SHIFTED, BIAS_S, BIAS_T, ACC, PTX,
+            )  # fmt: skip
         value = tl.zeros([BLOCK], ACC)
         slopes = tl.zeros([BLOCK], ACC)
         # Last tile first: it is the one still in the cache.

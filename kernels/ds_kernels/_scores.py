@@ -75,6 +75,45 @@ def _online_rows(x, largest, total, PTX: tl.constexpr):
 
 
 @jit
+def _place(blocks, heads, BLOCK: tl.constexpr):
+    """Which map of the B * A this program reads, its batch and head, and its block of positions."""
+    pair = (tl.program_id(0) // blocks).to(tl.int64)
+    first = (tl.program_id(0) % blocks) * BLOCK
+    return pair, pair // heads, pair % heads, first, first + tl.arange(0, BLOCK)
+
+
+@jit
+def _log_sums(
+    xs, xt, key_s, key_t, bias_s, bias_t, valid, own, end, length,
+    stride_ks, stride_kt, stride_bs, stride_bt, scale_s, scale_t,
+    DS: tl.constexpr, DSP: tl.constexpr, DT: tl.constexpr, DTP: tl.constexpr,
+    BLOCK: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
+    UPCAST: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """log2 of the sums over the keys, the student's and the teacher's, of a block of queries."""
+    max_s = tl.full([BLOCK], -1e38, ACC)  # finite: a row of -inf gives 0, not NaN
+    max_t = tl.full([BLOCK], -1e38, ACC)
+    sum_s = tl.zeros([BLOCK], ACC)
+    sum_t = tl.zeros([BLOCK], ACC)
+    for start in range(0, end, BLOCK):
+        other = start + tl.arange(0, BLOCK)
+        inside = tl.load(valid + other, mask=other < length, other=0) != 0
+        ys = _rows(key_s, other, inside, stride_ks[2], DS, DSP, UPCAST, ACC)
+        s = _scores(
+            xs, ys, bias_s, own, other, length, scale_s, stride_bs[2], stride_bs[3], BIAS_S, ACC
+        )
+        s = tl.where(inside[None, :], s, -float("inf"))
+        max_s, sum_s = _online_rows(s, max_s, sum_s, PTX)
+        yt = _rows(key_t, other, inside, stride_kt[2], DT, DTP, UPCAST, ACC)
+        t = _scores(
+            xt, yt, bias_t, own, other, length, scale_t, stride_bt[2], stride_bt[3], BIAS_T, ACC
+        )
+        t = tl.where(inside[None, :], t, -float("inf"))
+        max_t, sum_t = _online_rows(t, max_t, sum_t, PTX)
+    return max_s + tl.log2(sum_s), max_t + tl.log2(sum_t)
+
+
+@jit
 def _forward_kernel(
     query_s, key_s, query_t, key_t, bias_s, bias_t, valid, ends, losses, stats,
     stride_qs, stride_ks, stride_qt, stride_kt, stride_bs, stride_bt,
@@ -83,11 +122,7 @@ def _forward_kernel(
     BLOCK: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
     UPCAST: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    pair = (tl.program_id(0) // blocks).to(tl.int64)
-    batch = pair // heads
-    head = pair % heads
-    first = (tl.program_id(0) % blocks) * BLOCK
-    own = first + tl.arange(0, BLOCK)
+    pair, batch, head, first, own = _place(blocks, heads, BLOCK)
     end = tl.load(ends + batch)
     loss = tl.zeros([BLOCK], ACC)
     lse_s = tl.zeros([BLOCK], ACC)
@@ -103,27 +138,11 @@ def _forward_kernel(
         bias_t += batch * stride_bt[0] + head * stride_bt[1]
         xs = _rows(query_s, own, counted, stride_qs[2], DS, DSP, UPCAST, ACC)
         xt = _rows(query_t, own, counted, stride_qt[2], DT, DTP, UPCAST, ACC)
-        max_s = tl.full([BLOCK], -1e38, ACC)  # finite: a row of -inf gives 0, not NaN
-        max_t = tl.full([BLOCK], -1e38, ACC)
-        sum_s = tl.zeros([BLOCK], ACC)
-        sum_t = tl.zeros([BLOCK], ACC)
-        for start in range(0, end, BLOCK):
-            other = start + tl.arange(0, BLOCK)
-            inside = tl.load(valid + other, mask=other < length, other=0) != 0
-            ys = _rows(key_s, other, inside, stride_ks[2], DS, DSP, UPCAST, ACC)
-            s = _scores(
-                xs, ys, bias_s, own, other, length, scale_s, stride_bs[2], stride_bs[3], BIAS_S, ACC
-            )
-            s = tl.where(inside[None, :], s, -float("inf"))
-            max_s, sum_s = _online_rows(s, max_s, sum_s, PTX)
-            yt = _rows(key_t, other, inside, stride_kt[2], DT, DTP, UPCAST, ACC)
-            t = _scores(
-                xt, yt, bias_t, own, other, length, scale_t, stride_bt[2], stride_bt[3], BIAS_T, ACC
-            )
-            t = tl.where(inside[None, :], t, -float("inf"))
-            max_t, sum_t = _online_rows(t, max_t, sum_t, PTX)
-        lse_s = max_s + tl.log2(sum_s)
-        lse_t = max_t + tl.log2(sum_t)
+        lse_s, lse_t = _log_sums(
+            xs, xt, key_s, key_t, bias_s, bias_t, valid, own, end, length,
+            stride_ks, stride_kt, stride_bs, stride_bt, scale_s, scale_t,
+            DS, DSP, DT, DTP, BLOCK, BIAS_S, BIAS_T, UPCAST, ACC, PTX,
+        )  # fmt: skip
         gap = (lse_t - lse_s)[:, None]
         value = tl.zeros([BLOCK], ACC)
         for start in range(0, end, BLOCK):
@@ -163,11 +182,7 @@ def _backward_kernel(
     BLOCK: tl.constexpr, MODE: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
     UPCAST: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    pair = (tl.program_id(0) // blocks).to(tl.int64)
-    batch = pair // heads
-    head = pair % heads
-    first = (tl.program_id(0) % blocks) * BLOCK
-    own = first + tl.arange(0, BLOCK)
+    pair, batch, head, first, own = _place(blocks, heads, BLOCK)
     end = tl.load(ends + batch)
     gradient += batch * stride_g[0] + head * stride_g[1]
     total = tl.zeros([BLOCK, DSP], ACC)

@@ -84,6 +84,42 @@ def _summand(p, q, d, PTX: tl.constexpr):
 
 
 @jit
+def _tail_sum(
+    student, columns, ids, row, shift, end, limit, c,
+    V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
+    K: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
+):  # fmt: skip
+    """Of the student's columns that are not among the K: the largest and the sum less that; whether
+    each of the K is a column and stands there once."""
+    tile = tl.arange(0, BLOCK)
+    LANES: tl.constexpr = BLOCK // GRANULE
+    largest = tl.full([LANES], -1e38, ACC)
+    total = tl.zeros([LANES], ACC)
+    found = tl.zeros([], tl.int32)
+    # The ids are in ascending order, padding (-1) first.
+    given = tl.sum((columns < 2147483647).to(tl.int32), 0)
+    ids += row * K
+    entry = K - given
+    before = tl.full([], -1, tl.int64)
+    column = tl.load(ids + entry, mask=entry < K, other=2147483647).to(tl.int64)
+    for part in tl.static_range(3):
+        begin, behind = tiles(part, end, BLOCK, SHIFTED)
+        for number in range(begin, behind):
+            at = number * BLOCK + tile
+            x = load(student, at, shift, end, limit, part != 1, ACC)
+            # The K columns leave the tail, each in the tile that holds it.
+            while column < tl.minimum((number + 1) * BLOCK - shift, V):
+                x = tl.where(at - shift == column, -float("inf"), x)
+                found += (column != before).to(tl.int32)
+                before = column
+                entry += 1
+                column = tl.load(ids + entry, mask=entry < K, other=2147483647).to(tl.int64)
+            largest, total = online(x, c, largest, total, LANES, GRANULE, PTX)
+    most, in_rest = lanes_sum(largest, total, c, PTX)
+    return most, in_rest, found == given
+
+
+@jit
 def _forward_kernel(
     student, log_probs, ids, tail, counted, losses, stats,
     stride, num_rows, c, factor, tolerance,
@@ -106,31 +142,10 @@ def _forward_kernel(
             student + row * stride + columns, mask=columns < V, other=-float("inf")
         ).to(ACC)  # fmt: skip
         student += base
-        tile = tl.arange(0, BLOCK)
-        LANES: tl.constexpr = BLOCK // GRANULE
-        largest = tl.full([LANES], -1e38, ACC)
-        total = tl.zeros([LANES], ACC)
-        found = tl.zeros([], tl.int32)
-        # The ids are in ascending order, padding (-1) first.
-        given = tl.sum((columns < 2147483647).to(tl.int32), 0)
-        ids += row * K
-        entry = K - given
-        before = tl.full([], -1, tl.int64)
-        column = tl.load(ids + entry, mask=entry < K, other=2147483647).to(tl.int64)
-        for part in tl.static_range(3):
-            begin, behind = tiles(part, end, BLOCK, SHIFTED)
-            for number in range(begin, behind):
-                at = number * BLOCK + tile
-                x = load(student, at, shift, end, limit, part != 1, ACC)
-                # The K columns leave the tail, each in the tile that holds it.
-                while column < tl.minimum((number + 1) * BLOCK - shift, V):
-                    x = tl.where(at - shift == column, -float("inf"), x)
-                    found += (column != before).to(tl.int32)
-                    before = column
-                    entry += 1
-                    column = tl.load(ids + entry, mask=entry < K, other=2147483647).to(tl.int64)
-                largest, total = online(x, c, largest, total, LANES, GRANULE, PTX)
-        most, in_rest = lanes_sum(largest, total, c, PTX)
+        most, in_rest, once = _tail_sum(
+            student, columns, ids, row, shift, end, limit, c,
+            V, BLOCK, GRANULE, SHIFTED, K, ACC, PTX,
+        )  # fmt: skip
         top = tl.maximum(tl.max(own, 0), most)
         own -= top
         rest_top = (most - top) * c
@@ -149,7 +164,7 @@ def _forward_kernel(
         loss += _summand(exp2(rest, PTX), exp2(log_rest, PTX), rest - log_rest, PTX)
         loss *= factor
         # An id outside the row was not found, one that stands twice was found once.
-        loss = tl.where(found == given, loss, float("inf"))
+        loss = tl.where(once, loss, float("inf"))
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
     tl.store(losses + row, loss)
     tl.store(stats + row, top)

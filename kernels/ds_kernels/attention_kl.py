@@ -212,8 +212,7 @@ def attention_kl(
         mask: bool [B, S], True = real token, or int64 lengths [B]; None: all are. Positions
             outside take part neither as query nor as key, and may hold anything.
         student_bias, teacher_bias: broadcastable to [B, A, S, S], added to the scaled scores
-            (relative positions, such as both of DeBERTa's relative terms); no gradient, so a
-            student_bias that requires one is refused.
+            (relative positions, such as both of DeBERTa's relative terms); no gradient.
         student_scale, teacher_scale: factor of the scores, 1 / sqrt(width) by default.
         reduction: "none" gives [B, A, S] with 0 outside the mask; "sum"; "mean" is over heads
             and real tokens.
