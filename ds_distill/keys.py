@@ -110,6 +110,37 @@ def among_keys(keys: np.ndarray, others: np.ndarray) -> np.ndarray:
     return there[numbers[len(others) :]]
 
 
+def find_keys(high: np.ndarray, low: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Where keys, int64 [B, 2], stand among N distinct ones that are sorted, by their halves, int64
+    [N]: int64 [B], -1 of one that is not there."""
+    if len(keys) > _LARGE_LOOKUP:
+        order = np.lexsort((keys[:, 1], keys[:, 0]))
+        positions = np.empty(len(keys), dtype=np.int64)
+        positions[order] = _find_keys(high, low, keys[order])
+        return positions
+    return _find_keys(high, low, keys)
+
+
+_LARGE_LOOKUP = 10_000
+"""Number of keys from which sorting them first is faster: neighbours are then near in memory."""
+
+
+def _find_keys(high: np.ndarray, low: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    position = np.searchsorted(high, keys[:, 0])
+    last = len(high) - 1
+    if last < 0:
+        return np.full(len(keys), -1, dtype=np.int64)
+    while True:  # continues only where two keys share their first 64 bits
+        near = np.minimum(position, last)
+        high_fits = (position <= last) & (high[near] == keys[:, 0])
+        found = high_fits & (low[near] == keys[:, 1])
+        advance = high_fits & ~found
+        if not advance.any():
+            break
+        position = position + advance
+    return np.where(found, near, -1)
+
+
 def uniform(keys: torch.Tensor, *stream: int | torch.Tensor) -> torch.Tensor:
     """Uniform numbers in [0, 1) from keys and a stream: float64 [...], exact on any device."""
     top_53_bits = (hash_keys(keys, *stream) >> 11) & (2**53 - 1)

@@ -10,6 +10,10 @@ import torch
 TOKENS = "tokens"
 """The row set of every real token of a masked-LM's texts, special ones too."""
 
+TAUGHT = "taught"
+"""The row set of the rows that count and of which a teacher says something, where there may be
+others."""
+
 
 @dataclass(frozen=True)
 class Reads:

@@ -51,6 +51,9 @@ class Signals:
     of the task's, in their order."""
     attention: Mapping[int, AttentionInputs] = field(default_factory=dict)
     """Layer -> the inputs of its attention, of every token of the batch's examples."""
+    given: torch.Tensor | None = None
+    """bool [n]: the rows of which it says something, of a teacher whose predictions are in a file
+    that may lack some. None: all."""
 
     def __post_init__(self) -> None:
         output, classes = self.output, self.classes
@@ -121,6 +124,9 @@ class Signals:
         states = {layer: state.index_select(0, rows) for layer, state in self.hidden.items()}
         if self.output is None:
             return replace(self, hidden=states)
+        if self.given is not None:
+            logits, given = self.logits.index_select(0, rows), self.given.index_select(0, rows)
+            return replace(self, output=logits, hidden=states, given=given)
         if self.top is not None:
             return replace(self, output=self.top.at(rows), hidden=states)
         if self.head is not None and not self.has_made_logits:
@@ -148,6 +154,7 @@ class Signals:
             output=of(self.output) if isinstance(self.output, torch.Tensor) else self.output,
             hidden={layer: of(state) for layer, state in self.hidden.items()},
             classes=None if self.classes is None else of(self.classes),
+            given=None if self.given is None else of(self.given),
         )
 
     def dummy(self) -> Signals:
@@ -158,7 +165,8 @@ class Signals:
         }
         if decoded.top is None:
             zeros = decoded.logits.new_zeros(1, decoded.logits.shape[1])
-            return replace(decoded, output=zeros, hidden=states)
+            given = None if decoded.given is None else torch.zeros(1, dtype=torch.bool)
+            return replace(decoded, output=zeros, hidden=states, given=given)
         ids = torch.arange(decoded.top.ids.shape[1])[None]
         even = torch.full(ids.shape, -math.log(ids.numel()))
         top = TopK(even, ids, torch.full((1,), -math.inf))

@@ -12,11 +12,9 @@ import torch
 from ds_distill.cache.format import damaged, file_checksum
 from ds_distill.errors import UserError
 from ds_distill.files import new_file
+from ds_distill.keys import find_keys
 
 SCHEMA = pa.schema([("key_hi", pa.int64()), ("key_lo", pa.int64()), ("row", pa.uint32())])
-
-_LARGE_LOOKUP = 10_000
-"""Number of keys from which sorting them first is faster: neighbours are then near in memory."""
 
 
 def write_index(file: Path, keys: np.ndarray, indices: np.ndarray) -> None:
@@ -72,28 +70,10 @@ class KeyIndex:
 
     def find(self, keys: np.ndarray) -> np.ndarray:
         """Record indices of keys, -1 where a key is missing: int64 [B, 2] -> int64 [B]."""
-        if len(keys) > _LARGE_LOOKUP:
-            order = np.lexsort((keys[:, 1], keys[:, 0]))
-            indices = np.empty(len(keys), dtype=np.int64)
-            indices[order] = self._find(keys[order])
-            return indices
-        return self._find(keys)
-
-    def _find(self, keys: np.ndarray) -> np.ndarray:
-        hi, lo = keys[:, 0], keys[:, 1]
-        position = np.searchsorted(self._hi, hi)
-        last = len(self._hi) - 1
-        if last < 0:
-            return np.full(len(keys), -1, dtype=np.int64)
-        while True:  # continues only where two keys share their first 64 bits
-            near = np.minimum(position, last)
-            hi_fits = (position <= last) & (self._hi[near] == hi)
-            found = hi_fits & (self._lo[near] == lo)
-            advance = hi_fits & ~found
-            if not advance.any():
-                break
-            position = position + advance
-        return np.where(found, self._indices[near].astype(np.int64), -1)
+        positions = find_keys(self._hi, self._lo, keys)
+        if not len(self):
+            return positions
+        return np.where(positions < 0, -1, self._indices[positions].astype(np.int64))
 
     def indices(self, keys: torch.Tensor) -> np.ndarray:
         """Record indices of keys: int64 [B, 2] -> int64 [B].

@@ -75,6 +75,8 @@ class SignalSchema(BaseModel):
     """The temperature of the codec's distributions."""
     hidden: dict[int, Width] = {}
     """Layer -> width of its states, for the stored layers (see `Signals.hidden`)."""
+    lacks_rows: bool = False
+    """Whether there may be rows of which the teacher says nothing: a column `given` says which."""
     mask_variants: Width | None = None
     """Mask variants of each example; None for a sequence-level teacher."""
 
@@ -111,9 +113,9 @@ class SignalSchema(BaseModel):
 
     @property
     def _widths(self) -> dict[str, int]:
-        return {"logits": self.classes} | {
-            f"hidden{layer}": width for layer, width in self.hidden.items()
-        }
+        given = {"given": 1} if self.lacks_rows else {}
+        states = {f"hidden{layer}": width for layer, width in self.hidden.items()}
+        return {"logits": self.classes, **states, **given}
 
     def arrow_schema(self) -> pa.Schema:
         """A list of numbers or a codec's bytes per row; with `mask_variants`, lists of rows."""
@@ -138,6 +140,9 @@ class SignalSchema(BaseModel):
             columns["logits"] = self._codec.encode(torch.where(model_finite[:, None], scaled, 0.0))
         else:
             values = {"logits": logits, **values}
+        if self.lacks_rows:
+            assert signals.given is not None
+            values["given"] = signals.given[:, None].float()
         for name, numbers in values.items():
             stored = numbers.to(self._torch_dtype)
             if self.ragged and name == "logits":
@@ -190,7 +195,8 @@ class SignalSchema(BaseModel):
         hidden = {layer: self._numbers(columns[f"hidden{layer}"]) for layer in self.hidden}
         if self._codec is None:
             classes = None if self.known is None else torch.tensor(self.known)
-            return Signals(self._logits(columns["logits"]), hidden, classes)
+            given = self._numbers(columns["given"])[:, 0] > 0 if self.lacks_rows else None
+            return Signals(self._logits(columns["logits"]), hidden, classes, given=given)
         assert self.temperature is not None
         return Signals(StoredLogits(columns["logits"], self._codec, self.temperature), hidden)
 

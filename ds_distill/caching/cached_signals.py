@@ -9,6 +9,7 @@ import numpy as np
 from ds_distill.cache.format import Fingerprint, weights_fingerprint
 from ds_distill.cache.reader import CacheReader
 from ds_distill.data.batches import CachedSignals, Examples
+from ds_distill.data.predictions import fingerprint as predictions_fingerprint
 from ds_distill.engine.precision import dtype_name
 from ds_distill.models.configuration import load_config, pools_all_tokens
 from ds_distill.models.reference import ModelReference
@@ -27,6 +28,9 @@ def cache_folder(run: Run, phase: Cache, number: int) -> Path:
 def fingerprint(run: Run, reference: ModelReference) -> Fingerprint:
     """Everything that a teacher's cached signals depend on, except the attention implementation,
     which a build adds."""
+    if reference.predictions is not None:
+        weights = f"predictions {predictions_fingerprint(reference.predictions)}"
+        return {"weights": weights, **run.kind.fingerprint(None)}
     config = load_config(reference.model, reference.revision)
     commit = getattr(config, "_commit_hash", None)
     # Not in all: caches of other teachers are as they were before states were pooled.

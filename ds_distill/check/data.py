@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ds_distill.check.classes import class_counts, class_notes, count_lines
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
 from ds_distill.check.named_teachers import named_teacher_mistakes
+from ds_distill.check.predictions import Predictions
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.sources import Source, as_numpy, located
@@ -71,7 +72,7 @@ class Data:
         if not found and self.task.has_classes:
             found += self._parts()
         found += self._ready_teachers(labels, teachers)
-        return found
+        return [*found, *self._predictions.mistakes()]
 
     def notes(self, teachers: dict[str, PreTrainedConfig]) -> list[str]:
         """What is no mistake, and better known before a run.
@@ -83,7 +84,12 @@ class Data:
             *self._class_notes(),
             *self._empty_texts(),
             *self._shared_examples(),
+            *self._predictions.notes(),
         ]
+
+    @property
+    def _predictions(self) -> Predictions:
+        return Predictions(self.recipe, self.task_name, self.source, self._read)
 
     def class_lines(self) -> Iterator[str]:
         """How many examples, or words, each class has in each labelled split."""
@@ -106,7 +112,8 @@ class Data:
         """Of the labels of teachers that run without training. Reads no split."""
         if not self.task.has_classes:
             return []
-        ready = {name: teachers[name] for name in untrained_teachers(self.recipe, self.task_name)}
+        untrained = untrained_teachers(self.recipe, self.task_name)
+        ready = {name: teachers[name] for name in untrained if name in self.recipe.encoders}
         return label_notes(self.recipe, self.task_name, self.source.labels, ready)
 
     def _splits(self) -> Iterator[str]:
@@ -208,7 +215,7 @@ class Data:
         for name, first in untrained_teachers(recipe, self.task_name).items():
             if name not in configs:
                 continue
-            reference = resolve_model(recipe.teachers[name].model, recipe.models_folder)
+            reference = resolve_model(recipe.encoders[name], recipe.models_folder)
             try:
                 check_head(reference, configs[name], TASKS[self.task.type])
                 if self.task.has_classes:

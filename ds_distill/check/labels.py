@@ -100,14 +100,13 @@ def label_notes(
     many = recipe.tasks_by_name[task].predicts == "labels"
     for name, config in configs.items():
         names, teacher = class_names(config), recipe.teachers[name]
-        maps[name] = found = label_map(
-            teacher.model, config, labels, teacher.labels, many_labels=many
-        )
+        model = recipe.encoders[name]
+        maps[name] = found = label_map(model, config, labels, teacher.labels, many_labels=many)
         used = len(names) if found is None else sum(map(len, found.outputs))
         if teacher.labels is None and are_generic(names):
             pairs = as_yaml(dict(zip(names, labels, strict=True)))
             notes.append(
-                f"teachers.{name}: {teacher.model} does not name its classes, and they are taken "
+                f"teachers.{name}: {model} does not name its classes, and they are taken "
                 f"in the task's order: {pairs}. If that is not so, set teachers.{name}.labels."
             )
         elif used < len(names):

@@ -47,7 +47,7 @@ class Models:
     def mistakes(self) -> list[str]:
         """One for each rule and model; of several models with the same mistake, one for all."""
         given: dict[str, Teacher | Student] = {
-            **{f"teachers.{name}": teacher for name, teacher in self.recipe.teachers.items()},
+            **{f"teachers.{name}": self.recipe.teachers[name] for name in self.recipe.encoders},
             "student": self.recipe.student,
         }
         locations: dict[str, list[str]] = {}  # what is wrong -> where
@@ -83,6 +83,7 @@ class Models:
         return found and found[0]
 
     def _of_model(self, location: str, model: Teacher | Student) -> Iterator[str]:
+        assert model.model is not None
         reference = resolve_model(model.model, self.recipe.models_folder)
         config = load_config(reference, model.revision)
         check_encoder(reference, config)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
+from ds_distill.check.predictions import file_mistakes
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.context import Context
@@ -43,6 +44,7 @@ def _mistakes_of(phase: PhaseSettings, here: Context) -> Iterator[str]:
     yield from unmet
     if not unmet:
         yield from _part_mistakes(phase, here)
+    yield from file_mistakes(phase, here)
     yield from _other_heads(phase, here)
 
 

@@ -151,7 +151,7 @@ def trained_on_what_chooses(recipe: Recipe) -> list[str]:
 
 
 def _configurations(recipe: Recipe) -> dict[str, PreTrainedConfig]:
-    return {name: config_of(recipe, name) for name in recipe.teachers}
+    return {name: config_of(recipe, name) for name in recipe.encoders}
 
 
 def _refuse(recipe: Recipe, mistakes: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from itertools import islice
@@ -233,13 +233,7 @@ class ReaderSource(Source):
         return self._readers[split]
 
     def _columns(self, reader: Reader) -> Columns:
-        """The columns of one file: those of the recipe, or text_a and text_b where it names none
-        and the file has no column `text`."""
-        columns, present = self.task.data.columns, reader.columns()
-        by_default = (columns.text, columns.text_b) == ("text", None)
-        if by_default and "text" not in present and {"text_a", "text_b"} <= set(present):
-            return columns.model_copy(update={"text": "text_a", "text_b": "text_b"})
-        return columns
+        return text_columns(self.task.data.columns, reader.columns())
 
     def _examples(self, split: str) -> datasets.Dataset:
         reader, parts = self._reader(split), [self._converted(split)]
@@ -364,6 +358,18 @@ class ReaderSource(Source):
             f"{reader.name}: split {split!r} has no labels (column {column!r} is empty), and "
             "they are needed here. Choose a split with labels, or fill the column."
         )
+
+
+def text_columns(columns: Columns, present: Collection[str]) -> Columns:
+    """The columns of one file: those of the recipe, or text_a and text_b where it names none and
+    the file has no column `text`.
+
+    present: those of the file.
+    """
+    by_default = (columns.text, columns.text_b) == ("text", None)
+    if by_default and "text" not in present and {"text_a", "text_b"} <= set(present):
+        return columns.model_copy(update={"text": "text_a", "text_b": "text_b"})
+    return columns
 
 
 def _named(columns: Columns) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import ds_distill.engine.accelerator  # noqa: F401  # isort: skip  (before deepspeed)
 import torch
@@ -48,7 +48,8 @@ def stage3_config(
 
     trains: with an optimizer; without one all weights are sharded.
     """
-    teachers = [cast(PreTrainedModel, teacher) for teacher in bundle.teachers.values()]
+    given = bundle.teachers.values()
+    teachers = [teacher for teacher in given if isinstance(teacher, PreTrainedModel)]
     config = gather_by_layer(config, teachers)
     if trains and student_resident:
         return keep_resident(config, bundle.trained)

@@ -45,7 +45,8 @@ def rows_of_labels(
                 "a teacher of some of the labels needs examples with one label each, and here "
                 "each has any number of labels"
             )
-        return replace(of, output=rows_of(of.logits), hidden={})
+        given = None if of.given is None else of.given.repeat_interleave(many)
+        return replace(of, output=rows_of(of.logits), hidden={}, given=given)
 
     if target is not None:
         weights = target.weights  # [T, n], or [T, n, L] where each label has its own

@@ -169,8 +169,8 @@ class MSE(Term):
 
 class TeacherCrossEntropy(Term):
     """mean over teachers t of -log softmax(z_t)[label] on labelled rows; of teachers that know some
-    of the classes, over those that know the label. Without a gradient, because teachers are frozen
-    (A. B. Hossain's thesis, 4.11, experiment 3)."""
+    of the classes, or say nothing of some rows, over those that know the label. Without a gradient,
+    because teachers are frozen (A. B. Hossain's thesis, 4.11, experiment 3)."""
 
     rows = "labelled"
     reads = Reads(logits=False)
@@ -198,6 +198,8 @@ class TeacherCrossEntropy(Term):
             else:
                 is_label = teacher.classes == labels[:, None]
                 columns, knows = is_label.int().argmax(dim=1), is_label.any(dim=1)
+            if teacher.given is not None:
+                knows = knows & teacher.given
             own = F.cross_entropy(teacher.logits.float(), columns, reduction="none")
             losses.append(torch.where(knows, own, 0.0))
             known.append(knows)

@@ -14,9 +14,10 @@ from ds_distill.losses import Term
 from ds_distill.losses.binary import rows_of_labels
 from ds_distill.losses.named import NamedModules
 from ds_distill.models.encoder import read_signals, read_weights
+from ds_distill.models.given import GivenTeacher
 from ds_distill.models.labels import LabelMap
 from ds_distill.process.timers import timed
-from ds_distill.reads import TOKENS, Reads
+from ds_distill.reads import TAUGHT, TOKENS, Reads
 from ds_distill.routing import Router, Target
 from ds_distill.types import Batch, Signals
 from ds_distill.views import View, join
@@ -36,7 +37,7 @@ class Bundle(nn.Module):
     def __init__(
         self,
         student: PreTrainedModel | None,
-        teachers: Mapping[str, PreTrainedModel],
+        teachers: Mapping[str, PreTrainedModel | GivenTeacher],
         terms: Mapping[str, Term] | None = None,
         router: Router | None = None,
         *,
@@ -46,8 +47,8 @@ class Bundle(nn.Module):
         """
         student: the model to train, of transformers with a head for sequence classification or
             masked-LM; None only to run teachers.
-        teachers: by name, likewise; frozen here. They run in this order on every rank. Empty
-            where the batches bring cached signals.
+        teachers: by name, likewise, or what is in files; frozen here. They run in this order on
+            every rank. Empty where the batches bring cached signals.
         terms: by name; the loss is their sum.
         router: turns several teachers into one target. None with one teacher, whose outputs are
             the target then, or without teachers.
@@ -134,7 +135,7 @@ class Bundle(nn.Module):
             return self._signals_of_each(batch)
         if predict is not None:
             answers = {
-                name: self._signals_of(name, view_of(name, batch), Reads(layers))
+                name: self._signals_of(name, view_of(name, batch), batch.keys, Reads(layers))
                 for name in predict
             }
             return {
@@ -165,10 +166,11 @@ class Bundle(nn.Module):
 
     def _signals_of_each(self, batches: list[Batch]) -> list[dict[str, Signals]]:
         found: list[dict[str, Signals]] = [{} for _ in batches]
+        keys = torch.cat([batch.keys for batch in batches])
         for name in self.teachers:
             views = [view_of(name, batch) for batch in batches]
             with timed(f"teacher {name}"):
-                outputs = self._signals_of(name, join(views), self._teacher_reads[name])
+                outputs = self._signals_of(name, join(views), keys, self._teacher_reads[name])
             counts = [len(view.example_indices) for view in views]
             rows = torch.arange(sum(counts), device=views[0].input_ids.device).split(counts)
             start = 0
@@ -195,12 +197,12 @@ class Bundle(nn.Module):
         batch: Batch,
     ) -> dict[str, torch.Tensor]:
         """The sum of the active terms, their shares and what they measure; see `forward`."""
-        of_examples = student, teachers, target, batch
         parts, measured = {}, {}
         # Backward passes run in the opposite order. Those over a teacher's head and the student's
         # need most memory, and come before there are gradients of others; that of labels adds to
         # their gradient of the student's head.
         for name, term in sorted(active.items(), key=_position):
+            of_examples = student, teachers, target, _counted_by(term, batch)
             own, others, its_target, rows = of_examples
             if batch.labels.ndim > 1 and term.label_rows is not None:
                 # Each label is a row of a loss on logits; states have one row for each example.
@@ -227,20 +229,23 @@ class Bundle(nn.Module):
         terms = [cast(Term, term) for term in self.terms.values()]
         return any(term.needs_teachers and term.is_active(progress) for term in terms)
 
-    def _signals_of(self, name: str, view: View, reads: Reads) -> Signals:
+    def _signals_of(self, name: str, view: View, keys: torch.Tensor, reads: Reads) -> Signals:
         # Without a student to train, a trained student may stand among the models to run.
         if name == "student" and self.student is not None:
             return read_signals(self.student, view, reads)
         if name not in self.teachers:
             names = [*(["student"] if self.student is not None else []), *self.teachers]
             raise ValueError(f"the bundle has no model {name!r}: it has {', '.join(names)}")
+        teacher = self.teachers[name]
+        if isinstance(teacher, GivenTeacher):
+            return cast(Signals, teacher(keys))
         # Not inference_mode: ZeRO-3 may prefetch a student's weight inside this block, and a
         # tensor made in inference mode cannot be part of the backward pass.
         with (
             torch.no_grad(),
             torch.autocast(view.input_ids.device.type, torch.bfloat16, self._teacher_autocast),
         ):
-            outputs = read_signals(self.teachers[name], view, reads)
+            outputs = read_signals(teacher, view, reads)
             numbers: torch.Tensor | None = getattr(self, _outputs_of(name), None)
             if numbers is None or not reads.logits:
                 return outputs
@@ -271,6 +276,18 @@ def _check_rows(name: str, term: Term, batch: Batch) -> None:
             f"the batch does not say how many rows {term.rows!r} has in the whole optimizer step "
             "(`counts`), by which the loss is divided: Batch.from_views does"
         )
+
+
+def _counted_by(term: Term, batch: Batch) -> Batch:
+    """The batch with the rows that a term counts: of one that compares with the teachers those of
+    which one says something."""
+    if not term.needs_teachers or TAUGHT not in batch.row_sets:
+        return batch
+    return replace(
+        batch,
+        row_sets={**batch.row_sets, "all": batch.row_sets[TAUGHT]},
+        counts={**batch.counts, "all": batch.counts[TAUGHT]},
+    )
 
 
 def _position(named: tuple[str, Term]) -> tuple[bool, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers import PreTrainedConfig
 
@@ -26,6 +27,9 @@ class ModelReference:
     label_map: LabelMap | None = None
     """Its outputs that are the task's labels, where they are not all, in the same order."""
 
+    predictions: Path | None = None
+    """The file of what a teacher predicts that is no model. `model` is the student's then, as whose
+    tokens its batches come."""
     new_head: bool = False
     """Whether it may get a new head, though it will not be trained."""
 

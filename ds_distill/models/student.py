@@ -27,11 +27,12 @@ _OTHERWISE = {("distilbert", "intermediate_size"): "hidden_dim"}
 
 
 def config_of(recipe: Recipe, name: str) -> PreTrainedConfig:
-    """The configuration of `student` or of a teacher. Raises as `student_config`."""
-    if name == "student":
+    """The configuration of `student` or of a teacher; of one whose predictions are in a file the
+    student's, as whose tokens its batches come. Raises as `student_config`."""
+    model = recipe.encoders.get(name)
+    if model is None:
         return student_config(recipe)
-    teacher = recipe.teachers[name]
-    return load_config(resolve_model(teacher.model, recipe.models_folder), teacher.revision)
+    return load_config(resolve_model(model, recipe.models_folder), recipe.teachers[name].revision)
 
 
 def student_config(recipe: Recipe) -> PreTrainedConfig:

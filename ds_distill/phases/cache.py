@@ -65,6 +65,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         splits.append((examples, inference_collator(run, examples, split, references)))
     rows = len(distinct_keys(np.concatenate([some.keys.numpy() for some, _ in splits])))
     record = {"splits": phase.splits, "folder": _recorded(path, run), "examples": rows}
+    record |= _not_given(run, references, [examples for examples, _ in splits])
     notes = run.folder.unfinished(number, name)
     noted = read_as(notes, Noted) if notes.is_file() else None
     world.barrier()  # before the main process writes them
@@ -100,6 +101,21 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
             _say_fidelity(run, path, teacher, build.teachers[teacher][1], measured)
             near[teacher] = measured.to_json()
     return {**record, "added": noted["added"], "fidelity": near}
+
+
+def _not_given(
+    run: Run, references: list[ModelReference], splits: list[Examples]
+) -> dict[str, dict[str, int]]:
+    """By teacher from a file: of how many examples it says nothing, where it does not of all."""
+    found = {}
+    for reference in references:
+        if reference.predictions is not None:
+            file = run.data.predictions(reference.predictions)
+            keys = np.concatenate([examples.keys.numpy() for examples in splits])
+            if lacks := int((file.find(keys) < 0).sum()):
+                found[reference.name] = lacks
+                run.log.info(f"  {reference.name} says nothing of {lacks:,} of {len(keys):,} texts")
+    return {"not_given": found} if found else {}
 
 
 @dataclass(frozen=True)
@@ -234,8 +250,9 @@ def _schema(
     def codec(entries: int) -> dict[str, Any] | None:
         return codec_json(run, reference, phase, entries, stored)
 
-    config = load_config(reference.model, reference.revision)
-    return run.kind.signal_schema(phase, config, codec, reference.label_map)
+    config = reference.config or load_config(reference.model, reference.revision)
+    schema = run.kind.signal_schema(phase, config, codec, reference.label_map)
+    return schema.model_copy(update={"lacks_rows": reference.predictions is not None})
 
 
 def _run_teacher(

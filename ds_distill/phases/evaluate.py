@@ -63,7 +63,7 @@ def _with_head(run: Run, reference: ModelReference) -> bool:
     if reference.head not in (None, run.task_name):
         known = range(len(run.labels)) if reference.label_map is None else reference.label_map.known
         return any(run.labels[number] != OUTSIDE for number in known)
-    if reference.trained or len(run.recipe.tasks_by_name) == 1:
+    if reference.trained or reference.predictions is not None or len(run.recipe.tasks_by_name) == 1:
         return True
     config = load_config(reference.model, reference.revision)
     try:
@@ -85,12 +85,14 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     """
     roles = models_to_evaluate(run.recipe, number)
     references = [run.reference(model, number) for model in roles]
-    references = [reference for reference in references if _with_head(run, reference)]
+    examples, kind = run.data.examples(phase.split), run.kind
+    references = [
+        each for each in references if run.knows(each, examples) and _with_head(run, each)
+    ]
     if phase.start:
         references.append(replace(run.reference("student", 0), name=START, new_head=True))
         roles[START] = START
     roles = {reference.name: roles[reference.name] for reference in references}
-    examples, kind = run.data.examples(phase.split), run.kind
     predictions, sizes = predictions_of(run, references, phase.split, phase.batch_size)
     of_baseline, baseline = kind.baseline(run.data, phase.split, examples, references)
     if not run.world.is_main:

@@ -115,6 +115,7 @@ class Planner:
         if key not in self._models:
             student = self.recipe.student if origin == "student" else None
             given = student or self.recipe.teachers[origin]
+            assert given.model is not None
             classes = len(self.labels(number)) if task.has_classes else TASKS[task.type].outputs
             self._models[key] = planned_model(
                 origin,
@@ -168,8 +169,7 @@ class Planner:
         """Of trainings that differ in what they learn from alone. starts: of the models of each."""
         recipe, task = self.recipe, self.recipe.task_of(phase)
         students = [self.model(start, number) for start in starts]
-        names = recipe.teachers_of(phase) if isinstance(phase, Distil) else []
-        teachers = {name: self.model(name, number) for name in names}
+        teachers = self._teachers(number, phase) if isinstance(phase, Distil) else {}
         config = deepspeed_config(self._deepspeed, phase, self.ranks)
         micro_batch, micro_steps = batch_shape(phase, self.ranks)
         split = self.split(number, phase.split)
@@ -222,9 +222,14 @@ class Planner:
             others,
         )
 
+    def _teachers(self, number: int, phase: Cache | Distil) -> dict[str, PlannedModel]:
+        """Those of a phase that are models: what is in files is looked up."""
+        names = self.recipe.teachers_of(phase)
+        return {n: self.model(n, number) for n in names if n not in self.recipe.from_files}
+
     def _cache(self, number: int, phase: Cache) -> CachePlan:
         task = self.recipe.task_of(phase)
-        teachers = {name: self.model(name, number) for name in self.recipe.teachers_of(phase)}
+        teachers = self._teachers(number, phase)
         config = deepspeed_config(self._deepspeed, None, self.ranks)
         dtype = model_dtype(config)
         batch = phase.batch_size or PADDED_BATCH

@@ -82,7 +82,7 @@ def profile_models(folder: Path, progress: Callable[[str], None]) -> list[Profil
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded: dict[str, PreTrainedModel] = {}
     for name in record["models"]:
-        if name != START:
+        if name != START and name not in recipe.from_files:
             progress(f"Loading {name} ...")
             loaded[name] = load_trained(recipe, run, record["task"], name).eval().to(device)
     task = recipe.tasks_by_name[record["task"]]

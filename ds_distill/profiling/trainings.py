@@ -196,6 +196,7 @@ def _model_flops(
         for name, output in zip(names, outputs, strict=True)
     }
     if isinstance(phase, Distil) and phase.teachers == "live":
-        for name in planner.recipe.teachers_of(phase):
+        recipe = planner.recipe
+        for name in (n for n in recipe.teachers_of(phase) if n not in recipe.from_files):
             found[name] = ModelFlops.of(planner.model(name, number), trains=False)
     return found

@@ -18,7 +18,7 @@ SECONDS = 5.0
 
 def models_and_data(recipe: Recipe) -> tuple[list[str], list[str]]:
     """What a recipe names: folders and hub ids of models, and paths of data."""
-    models = [recipe.student.model, *(teacher.model for teacher in recipe.teachers.values())]
+    models = [recipe.student.model, *recipe.encoders.values()]
     return models, [task.data.path for task in recipe.tasks_by_name.values()]
 
 

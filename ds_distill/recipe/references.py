@@ -46,8 +46,9 @@ def resolve_model(reference: str, models_folder: str | None = None) -> str:
     return reference
 
 
-def resolve_data(path: str, data_folder: str | None = None) -> str:
-    """A path of data, with `data:NAME` as the folder or file NAME in `data_folder`.
+def resolve_data(path: str, data_folder: str | None = None, key: str = "task.data.path") -> str:
+    """A path of data, with `data:NAME` as the folder or file NAME in `data_folder`. key: the
+    recipe's, for messages.
 
     Raises UserError when there is no `data_folder`, or NAME is not in it.
     """
@@ -56,7 +57,7 @@ def resolve_data(path: str, data_folder: str | None = None) -> str:
     name = path.removeprefix(DATA_FOLDER)
     if data_folder is None:
         raise UserError(
-            f"task.data.path={path}: this is the folder {name!r} in data_folder, which is not set. "
+            f"{key}={path}: this is the folder {name!r} in data_folder, which is not set. "
             "Set it to the folder that holds your data sets: data_folder=DIR."
         )
     root = Path(data_folder).expanduser()
@@ -68,10 +69,16 @@ def resolve_data(path: str, data_folder: str | None = None) -> str:
     shown = ", ".join(there[:20]) + (", ..." if len(there) > 20 else "")
     holds = f"it holds: {shown or 'nothing'}" if is_folder else "there is no such folder"
     raise UserError(
-        f"task.data.path={path}: not in data_folder={data_folder} ({holds})."
+        f"{key}={path}: not in data_folder={data_folder} ({holds})."
         f"{did_you_mean(name, there)} Put the data there, or choose another folder with "
         "data_folder=DIR."
     )
+
+
+def predictions_file(teacher: str, path: str, data_folder: str | None) -> Path:
+    """The file of a teacher's predictions. Raises as `resolve_data`."""
+    resolved = resolve_data(path, data_folder, f"teachers.{teacher}.predictions")
+    return Path(resolved).expanduser()
 
 
 def _package_folder(reference: str) -> Path:

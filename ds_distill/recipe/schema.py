@@ -28,11 +28,16 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class Teacher(Section):
-    """A frozen encoder."""
+    """A frozen encoder, or a file of what anything else has predicted."""
 
-    model: str
+    model: str | None = None
     """Hub id, local folder, or `pkg:PACKAGE/FOLDER` (a folder inside an installed
     package). Weights must be safetensors."""
+    predictions: str | None = None
+    """In place of `model`: a file of what an LLM, an ensemble, a rule or a person predicted of the
+    task's texts, jsonl, csv, tsv or parquet, with the text's columns and `predicted`,
+    `probabilities` or `logits` (docs/own-data.md). `data:NAME` is the file in `data_folder`. Of
+    texts with labels or a number."""
     revision: str | None = None
     """Commit of a hub model."""
     labels: dict[str, str | None] | None = None
@@ -46,6 +51,18 @@ class Teacher(Section):
     labels. One that is right there less often, beyond chance, than always answering the commonest
     label, such as a classifier whose classes are in another order, ends the run, or is warned
     of."""
+
+    @classmethod
+    def key_rules(cls, data: dict[Any, Any]) -> Iterator[Mistake]:
+        given = [key for key in ("model", "predictions") if data.get(key) is not None]
+        if not given:
+            yield ("model",), "is required and missing: name a model, or a file of `predictions`"
+        elif len(given) > 1:
+            yield ("predictions",), "stands beside `model`: keep one of them"
+        for key in ("revision", "labels") if given == ["predictions"] else ():
+            if data.get(key) is not None:
+                why = "is of a `model`, and this teacher is a file of predictions: take it out"
+                yield (key,), why
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -271,6 +288,17 @@ class Recipe(Section):
     def teachers_of(self, phase: PhaseSettings) -> list[str]:
         """Names of the models that teach in a phase."""
         return list(self.teachers) if phase.followed is None else phase.followed
+
+    @property
+    def encoders(self) -> dict[str, str]:
+        """The teachers that are models, as the recipe names these; what the others predict is in
+        files."""
+        return {name: t.model for name, t in self.teachers.items() if t.model is not None}
+
+    @property
+    def from_files(self) -> dict[str, str]:
+        """The other teachers: the path of each one's file."""
+        return {n: t.predictions for n, t in self.teachers.items() if t.predictions is not None}
 
     @property
     def followed(self) -> set[str]:

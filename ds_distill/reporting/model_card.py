@@ -62,7 +62,9 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         f"{_start(student)}; data: {_data(task)}.",
     ]
     if recipe.teachers:
-        teachers = ", ".join(f"{name} ({_model(t.model)})" for name, t in recipe.teachers.items())
+        what = {name: _model(model) for name, model in recipe.encoders.items()}
+        what |= {n: f"predictions in {_code(Path(f).name)}" for n, f in recipe.from_files.items()}
+        teachers = ", ".join(f"{name} ({what[name]})" for name in recipe.teachers)
         lines += ["", f"Teachers: {teachers}."]
         for teacher, why in left_out(results).items():
             lines += ["", f"Left out: {teacher}, which {_escaped(why)}."]

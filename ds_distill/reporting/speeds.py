@@ -28,6 +28,8 @@ def speeds_of(evaluation: Mapping[str, Any], measured: Mapping[str, Any] | None)
     largest = max((sizes[name] for name in teachers), default=0)
 
     def size(name: str) -> str:
+        if not sizes[name]:
+            return "-"
         shown = f"{sizes[name] / 1e6:.1f} M" if sizes[name] >= 1e5 else f"{sizes[name]:,}"
         part = f" ({sizes[name] / largest:.0%})" if largest and name not in teachers else ""
         return shown + part

@@ -205,10 +205,14 @@ def posterior(inputs: PolicyInputs, routing: Routing) -> Target:
 
 def gate(inputs: PolicyInputs, routing: Routing) -> Target:
     """The learned gate's target; see `ds_distill.routing.gate`. It is no mixture of the
-    teachers; see `_followed` for its weights. Raises ValueError where none was fitted."""
+    teachers; see `_followed` for its weights. It reads all teachers: rows of which one says nothing
+    have the mean of the others' calibrated probabilities. Raises ValueError where none was
+    fitted."""
     fitted = _fitted(inputs)
     if fitted.gate is None:
         raise ValueError(f"no gate: {not_fitted(len(fitted.table.labels))['gate']}")
+    if len(inputs.logits) < len(fitted.table.teachers):
+        return mixed(inputs, _alike(inputs), "probabilities", fitted.temperatures)
     target = fitted.gate.logits(inputs.logits, inputs.states, fitted.temperatures, inputs.classes)
     return Target(target, _followed(inputs, target))
 
@@ -279,10 +283,12 @@ def _label_errors(inputs: PolicyInputs) -> torch.Tensor:
 
 
 def _table_order(inputs: PolicyInputs, what: str) -> list[int]:
-    """The table's `ranking` or `experts` as numbers of the inputs' teachers."""
+    """The table's `ranking` or `experts` as numbers of the inputs' teachers. Of one that says
+    nothing of these rows a ranking has no number, and experts have -1."""
     table = _fitted(inputs).table
     position = {name: number for number, name in enumerate(inputs.logits)}
-    return [position[table.teachers[t]] for t in getattr(table, what)]
+    found = [position.get(table.teachers[t], -1) for t in getattr(table, what)]
+    return found if what == "experts" else [number for number in found if number >= 0]
 
 
 def _one_hot(choice: torch.Tensor, count: int) -> torch.Tensor:

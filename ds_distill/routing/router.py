@@ -12,6 +12,7 @@ from ds_distill.errors import did_you_mean
 from ds_distill.recipe.outside import load_outside
 from ds_distill.recipe.policies import POLICIES, Routing, that_take_partial
 from ds_distill.routing.fitting import STATES, Fitted, states_of
+from ds_distill.routing.lacking import among_given, given_rows
 from ds_distill.routing.multi_label import FittedByLabel, joined, load_fitted, of_label
 from ds_distill.routing.partial_teachers import Classes, classes_of
 from ds_distill.routing.policies import Policy, PolicyInputs, Target
@@ -149,7 +150,10 @@ class Router:
             batch.teacher_ids if self._entry.needs.teacher_ids else None,
             classes_of(teachers),
         )
-        return self._policy(inputs, self._routing)
+        given = given_rows(teachers)
+        if given is None:
+            return self._policy(inputs, self._routing)
+        return among_given(self._policy, inputs, self._routing, given)
 
 
 def _settings(given: Routing | str | Mapping[str, Any]) -> Routing:

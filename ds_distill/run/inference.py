@@ -15,6 +15,7 @@ from ds_distill.engine.placement import numel_of, sharded_loading
 from ds_distill.engine.precision import in_fp32, is_half
 from ds_distill.engine.predict import predict_all
 from ds_distill.models.bundle import Bundle
+from ds_distill.models.given import GivenTeacher
 from ds_distill.models.reference import ModelReference, label_maps_of
 from ds_distill.run.not_finite import check_finite
 from ds_distill.run.run import Run
@@ -65,7 +66,9 @@ def predictions_of(
         predictions = run.kind.predict(engine, collate, examples, names, batch_size, bar)
         predictions = run.kind.with_words(engine, words, predictions, batch_size)
         parameters = {
-            name: sum(numel_of(parameter) for parameter in model.parameters())
+            name: 0
+            if isinstance(model, GivenTeacher)
+            else sum(numel_of(parameter) for parameter in model.parameters())
             for name, model in engine.bundle.teachers.items()
         }
     for name, of_model in predictions.items() if finite else ():

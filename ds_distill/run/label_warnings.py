@@ -100,6 +100,12 @@ def doubt_text(
         return fact
     if found.order is None:
         return f"{fact} No other order of its labels would be better than that."
+    if reference.predictions is not None:
+        meant = dict(zip(run.labels, (run.labels[label] for label in found.order), strict=True))
+        return (
+            f"{fact} With its labels in another order it would be {found.accuracy_in_order:.1%}: "
+            f"if {reference.predictions} has them so, correct it: {as_yaml(meant)}."
+        )
     names = class_names(load_config(reference.model, reference.revision))
     if len(set(names)) < len(names):
         names = [str(number) for number in range(len(names))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
 from ds_distill.models.configuration import load_config
+from ds_distill.models.given import GivenTeacher
 from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.models.reference import ModelReference
@@ -23,7 +25,7 @@ from ds_distill.process.peak_memory import PeakMemory
 from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.lineage import model_at
 from ds_distill.recipe.phases import Training
-from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.references import predictions_file, resolve_model
 from ds_distill.recipe.schema import Teacher
 from ds_distill.recipe.tasks import TASKS
 from ds_distill.run.events import RunLog
@@ -130,7 +132,11 @@ class Run:
             model = str(self.folder.model(made.made_by, name))
             tags = self._tags_of(model, made.head)
             return ModelReference(name, model, head=made.head, label_map=tags)
+        if (path := self.recipe.from_files.get(name)) is not None:
+            file = predictions_file(name, path, self.recipe.data_folder)
+            return replace(self.reference("student", 0), name=name, predictions=file)
         given = self.recipe.student if name == "student" else self.recipe.teachers[name]
+        assert given.model is not None
         model = resolve_model(given.model, self.recipe.models_folder)
         if not isinstance(given, Teacher):
             config = student_config(self.recipe) if given.config is not None else None
@@ -141,6 +147,13 @@ class Run:
             many = self.task.predicts == "labels"
             found = label_map(model, config, self.labels, given.labels, many_labels=many)
         return ModelReference(name, model, given.revision, label_map=found)
+
+    def knows(self, teacher: ModelReference, examples: Examples) -> bool:
+        """Whether a teacher can be asked of all these examples: one from a file says something of
+        those that stand there."""
+        if teacher.predictions is None:
+            return True
+        return self.data.predictions(teacher.predictions).has_all(examples.keys.numpy())
 
     def _tags_of(self, model: str, head: str) -> LabelMap | None:
         """Which tags of a model that was trained on another task of words are this task's."""
@@ -155,6 +168,8 @@ class Run:
 
         half: whether the model computes in bf16 or fp16.
         """
+        if reference.predictions is not None:
+            return None
         by_default = half and self.world.device.type == "cuda"
         padding = self.recipe.padding
         if padding == "always" or (padding is None and not by_default):
@@ -163,12 +178,14 @@ class Run:
 
     def model(
         self, reference: ModelReference, *, new_head: bool = False, packed: bool = False
-    ) -> PreTrainedModel:
-        """Load a model with the task's head; see `TaskKind.load`.
+    ) -> PreTrainedModel | GivenTeacher:
+        """Load a model with the task's head, see `TaskKind.load`; or a teacher's predictions.
 
         new_head: the model will be trained; if it has no head of the task, it gets a new one.
         packed: the model will take packed views.
         """
+        if reference.predictions is not None:
+            return GivenTeacher(self.data.predictions(reference.predictions))
         # On CPU the backward pass of torch's fused attention takes twice as long as the plain
         # one's (bf16, MiniLM at 40 tokens: 348 against 200 ms a step). A model that only runs
         # forward has the attention that transformers chooses, as when its user loads it.

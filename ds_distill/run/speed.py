@@ -85,7 +85,7 @@ def quick_speed(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     seconds: dict[str, float] = {}
     for name in record["models"]:
-        if name == START:
+        if name == START or name in recipe.from_files:
             continue
         mark_phase(f"publish: times {name}")
         try:
@@ -112,8 +112,8 @@ def load_trained(recipe: Recipe, run: RunFolder, task: str, name: str) -> PreTra
     if made_by is not None:
         reference, revision = str(run.model(made_by, name)), None
     else:
-        given = recipe.teachers[name]
-        reference, revision = resolve_model(given.model, recipe.models_folder), given.revision
+        reference = resolve_model(recipe.encoders[name], recipe.models_folder)
+        revision = recipe.teachers[name].revision
     head = TASKS[recipe.tasks_by_name[task].type].heads[0]
     classifies = head in (CLASSIFIER, TAGGER)
     labels = class_names(load_config(reference, revision)) if classifies else None

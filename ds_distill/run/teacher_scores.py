@@ -36,7 +36,8 @@ def score_teachers(number: int, name: str, run: Run) -> None:
     new = [one for one in references if _score_of(run, one) is None]
     if new:
         examples = run.data.examples(CHOOSING_SPLIT)
-        if not run.kind.counted(examples).any():
+        new = [one for one in new if run.knows(one, examples)]
+        if not new or not run.kind.counted(examples).any():
             return
         predictions, _ = predictions_of(run, new, CHOOSING_SPLIT, BATCH, finite=False)
         _keep(number, name, run, CHOOSING_SPLIT, new, predictions, examples)
@@ -106,6 +107,8 @@ def _score_of(run: Run, reference: ModelReference) -> dict[str, Any] | None:
 
 
 def _files_of(reference: ModelReference) -> list[str | None]:
+    if reference.predictions is not None:
+        return [str(reference.predictions), None]
     return [reference.model, reference.revision]
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ds_distill.data.batches import Examples
 from ds_distill.data.cutting import without_tokens, write_tokens
 from ds_distill.data.groups import MARKS
+from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer, tokenizer_fingerprint, tokens_fingerprint
@@ -57,6 +58,7 @@ class TaskData:
         trainings = (phase for phase in recipe.phases_of(task_name) if phase.outputs)
         self.training_split = next((one for phase in trainings for one in phase.learns_from), None)
         """The first that a training of the task learns from; None where none does."""
+        self._predictions: dict[Path, FilePredictions] = {}
         self._tables: dict[tuple[str, str], TokenTable] = {}
         self._tokenizers: dict[tuple[str, str | None], tuple[PreTrainedTokenizerBase, str]] = {}
 
@@ -138,6 +140,12 @@ class TaskData:
                 self._tables[split, fingerprint] = TokenTable(file, tokenizer)
             tables[reference.name] = self._tables[split, fingerprint]
         return tables
+
+    def predictions(self, path: Path) -> FilePredictions:
+        """What a teacher's file has of the task's texts. Raises as `open_predictions`."""
+        if path not in self._predictions:
+            self._predictions[path] = open_predictions(path, self.source)
+        return self._predictions[path]
 
     # ------------------------------------------------------------------- tokenizers
 

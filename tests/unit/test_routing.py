@@ -27,7 +27,7 @@ from ds_distill.routing.multi_label import (
     fit_by_label,
     load_fitted,
 )
-from ds_distill.routing.policies import Target
+from ds_distill.routing.policies import PolicyInputs, Target
 from ds_distill.types import Batch, Signals
 
 NAMES = ("ann", "bob", "eve", "zoe")
@@ -832,3 +832,46 @@ def test_a_policy_that_was_fitted_on_other_classes_is_refused():
     }
     with pytest.raises(ValueError, match="fit the policy on the same teachers"):
         router(teachers, make_batch([0, 1]))
+
+
+# ------------------------------------------------------------- rows that a teacher says nothing of
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12))
+@settings(max_examples=30, deadline=None)
+def test_a_row_follows_those_that_say_something_of_it(seed, count):
+    """Against asking each policy about each row alone, with the teachers of that row."""
+    draw = torch.Generator().manual_seed(seed)
+    names, classes, keys = NAMES[:3], 3, make_keys(count)
+    logits = {name: torch.randn(count, classes, generator=draw) for name in names}
+    says = torch.rand(3, count, generator=draw) < 0.6
+    labels = torch.randint(-1, classes, (count,), generator=draw)
+    correct = {name: torch.randint(0, 9, (classes,), generator=draw).tolist() for name in names}
+    fitted = make_fitted(make_table(correct, [10] * classes, names))
+    signals = {
+        name: Signals(of.masked_fill(~says[at, :, None], torch.nan), given=says[at])
+        for at, (name, of) in enumerate(logits.items())
+    }
+    batch = make_batch(labels.where(labels >= 0, -100), keys)
+    for name in POLICIES.keys() - {"chosen"}:
+        router = Router(name, fitted=fitted, seed=3)
+        target = router(signals, batch)
+        assert not target.weights[~says].any(), name
+        for row in range(count):
+            present = [other for at, other in enumerate(names) if says[at, row]]
+            if not present:
+                continue
+            # The gate reads all teachers.
+            settled = "calibrated" if name == "gate" and len(present) < 3 else name
+            entry, here = POLICIES[settled], slice(row, row + 1)
+            inputs = PolicyInputs(
+                {other: logits[other][here] for other in present}, batch.labels[here], keys[here],
+                fitted=fitted, seed=3, teacher_ids=batch.teacher_ids[here],
+            )  # fmt: skip
+            alone = entry.load()(inputs, routing_of(settled))
+            own = target.weights[:, row][says[:, row]]
+            torch.testing.assert_close(own, alone.weights[:, 0], msg=name)
+            if alone.logits is not None:
+                torch.testing.assert_close(target.logits[row], alone.logits[0], msg=name)
+            else:
+                assert target.logits is None

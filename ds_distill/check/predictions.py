@@ -1,0 +1,161 @@
+"""Mistakes in and about teachers' files of predictions, and what is worth a note."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import datasets
+import numpy as np
+
+from ds_distill.data.predictions import FilePredictions, open_predictions
+from ds_distill.data.sources import Source, as_numpy
+from ds_distill.data.validation_split import CHOOSING_SPLIT
+from ds_distill.errors import UserError
+from ds_distill.keys import among_keys
+from ds_distill.recipe import Recipe
+from ds_distill.recipe.context import Context
+from ds_distill.recipe.lineage import steps
+from ds_distill.recipe.phases import PHASES, Cache, Distil, Expertise, PhaseSettings
+from ds_distill.recipe.references import predictions_file
+
+SHOWN = 3
+"""Examples without an entry that a message names."""
+
+
+def file_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
+    """Phases that train such a teacher, read its states or attention, or have a task of which it
+    can say nothing."""
+    files = context.recipe.from_files
+    for name in phase.starts:
+        if name in files:
+            yield (
+                f"{context.location}: trains {name!r}, of which there is a file of predictions and "
+                "no model. Name a teacher with a model, or the student."
+            )
+    asked = [name for name in context.teachers if name in files] if phase.runs_teachers else []
+    if not asked:
+        return
+    whose = f"teacher {asked[0]!r} is a file of predictions"
+    task = context.task
+    if len(context.recipe.tasks_by_name) > 1:
+        yield f"teachers.{asked[0]}.predictions: a file is of one task, and the recipe has several."
+    if task.rows != "text" or not task.has_labels:
+        yield (
+            f"teachers.{asked[0]}.predictions: phase {context.step.name!r} is of "
+            f"{task.location}.type={task.type}, and a file is read for texts with labels or a "
+            "number. Give a model."
+        )
+        return
+    if isinstance(phase, Expertise) and phase.states:
+        yield (
+            f"{context.location}.states: lets the gate read the teachers' states, and {whose}, "
+            f"which has none. Set {context.location}.states=false."
+        )
+    if isinstance(phase, Cache) and phase.hidden:
+        yield (
+            f"{context.location}.hidden: keeps the teachers' states, and {whose}, which has none. "
+            f"Take hidden out, or leave the teacher out with {context.location}.follow=[NAME]."
+        )
+    for key, entry, settings in phase.parts():
+        needs = entry.needs_of(settings)
+        if needs.states or needs.live_teachers:
+            yield (
+                f"{context.location}.{key}: reads the teachers' states or attention, and {whose}, "
+                f"which has none. Take {entry.name} out, or leave the teacher out with "
+                f"{context.location}.follow=[NAME]."
+            )
+
+
+class Predictions:
+    """The files of the teachers that a task's phases run."""
+
+    def __init__(
+        self, recipe: Recipe, task: str, source: Source, read: Mapping[str, datasets.Dataset]
+    ) -> None:
+        """read: the splits that phases use."""
+        self._recipe, self._source, self._read = recipe, source, read
+        of_task = (step for step in steps(recipe) if step.task_name == task)
+        self._steps = [step for step in of_task if step.phase.runs_teachers]
+        asked = dict.fromkeys(teacher for step in self._steps for teacher in step.teachers)
+        self._teachers = [teacher for teacher in asked if teacher in recipe.from_files]
+
+    def mistakes(self) -> Iterator[str]:
+        """Files that cannot be read, and splits of which they lack examples that must be there.
+        What is cached for a student may lack some, and an evaluation leaves out a teacher whose
+        file lacks any."""
+        for teacher in self._teachers:
+            at = f"teachers.{teacher}.predictions"
+            try:
+                file = self._file(teacher)
+            except UserError as error:
+                yield f"{at}: {str(error).removeprefix(f'{at}=')}"
+                continue
+            lacking = {split: keys for split in self._read if len(keys := self._lacks(split, file))}
+            for step in self._steps:
+                phase, all_of = step.phase, isinstance(step.phase, Expertise)
+                live = isinstance(phase, Distil) and phase.teachers == "live"
+                for split, _ in phase.reads if teacher in step.teachers else ():
+                    nothing = len(lacking.get(split, ())) == len(self._read.get(split, ()))
+                    cached = isinstance(phase, Cache) and nothing
+                    if split in lacking and (all_of or live or cached):
+                        yield (
+                            f"{at}: {self._lack(split, lacking.pop(split))}, and phase "
+                            f"{step.name!r} asks for them. {_REMEDY[live]}"
+                        )
+
+    def notes(self) -> Iterator[str]:
+        """Of files without mistakes: what they lack, and what they have that is of no example."""
+        for teacher in self._teachers:
+            at, file = f"teachers.{teacher}.predictions", self._file(teacher)
+            of_file = np.stack([file.high, file.low], axis=1)
+            used = np.concatenate([_keys(data) for data in self._read.values()])
+            if unknown := int((~among_keys(of_file, used)).sum()):
+                yield (
+                    f"{at}: {unknown:,} of its {len(file):,} texts are in no split that is used "
+                    "here."
+                )
+            of_teacher = [step.phase for step in self._steps if teacher in step.teachers]
+            evaluated = {CHOOSING_SPLIT}
+            for phase in of_teacher:
+                if PHASES[phase.kind].makes == "evaluation":
+                    evaluated |= {split for split, _ in phase.reads}
+            asked = {split for phase in of_teacher for split, _ in phase.reads} | evaluated
+            for split in (split for split in self._read if split in asked):
+                if len(missing := self._lacks(split, file)):
+                    judged = split in evaluated
+                    then = "it is not judged there" if judged else "nobody follows it on these"
+                    yield f"{at}: {self._lack(split, missing)}: {then}."
+
+    def _file(self, teacher: str) -> FilePredictions:
+        path = self._recipe.from_files[teacher]
+        return open_predictions(
+            predictions_file(teacher, path, self._recipe.data_folder), self._source
+        )
+
+    def _lacks(self, split: str, file: FilePredictions) -> np.ndarray:
+        """Content keys, int64 [M, 2], of the examples of a split that a file lacks."""
+        keys = _keys(self._read[split])
+        return keys[file.find(keys) < 0]
+
+    def _lack(self, split: str, missing: np.ndarray) -> str:
+        """What a file lacks of a split, in words."""
+        keys = {(hi, lo) for hi, lo in missing[:SHOWN].tolist()}
+        places = sorted(self._source.locations(split, keys).values())
+        more = " ..." if len(missing) > SHOWN else ""
+        shown = f" ({', '.join(places)}{more})" if places else ""
+        return (
+            f"has nothing of {len(missing):,} of {len(self._read[split]):,} examples of split "
+            f"{split!r}{shown}"
+        )
+
+
+_REMEDY = {
+    False: "Add them, with the texts as they are in the data, or take them out of the data.",
+    True: "Add them, with the texts as they are in the data, or cache that split and set "
+    "teachers=cached: a cache may lack some.",
+}
+"""By whether a live teacher is asked."""
+
+
+def _keys(data: datasets.Dataset) -> np.ndarray:
+    return np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)

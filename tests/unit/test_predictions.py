@@ -1,0 +1,382 @@
+"""Teachers whose predictions are in a file."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transformers as tr
+import yaml
+from runs import (
+    alone_and_on_two_ranks,
+    check_same_losses_on_two_ranks,
+    digests,
+    evaluation,
+    run_here,
+)
+from toys import TOY_WORDS, make_tiny_bert, toy_vocabulary
+from typer.testing import CliRunner
+
+from ds_distill import Batch, Bundle, PaddedView, Router, load_recipe, run_recipe
+from ds_distill.cache.reader import CacheReader
+from ds_distill.check.recipe import check_all
+from ds_distill.cli import app
+from ds_distill.data.combined import open_source
+from ds_distill.data.predictions import LEAST, FilePredictions, open_predictions
+from ds_distill.errors import UserError
+from ds_distill.files import read_json
+from ds_distill.keys import content_keys
+from ds_distill.losses import KL, CrossEntropy
+from ds_distill.reads import TAUGHT
+from ds_distill.recipe.tasks import TASKS
+from ds_distill.types import Signals
+
+LABELS = ["no", "yes", "so"]
+TEXTS = ["first text", "second, with a comma", "third text", "fourth text"]
+
+
+def opened(
+    file: Path, kind: str = "single-label", texts: Any = "text", **columns: str
+) -> FilePredictions:
+    """A file's predictions of a task whose data lie beside it."""
+    data = file.parent / f"{file.name}.data"
+    data.mkdir(exist_ok=True)
+    label = {"multi-label": ["yes"], "regression": 1.5}.get(kind, "yes")
+    row = {"text": "a", "text_b": "b"} if "text_b" in columns else {"text": "a"}
+    rows = [{**row, "label": label}, {**row, "label": label}]
+    (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings: dict[str, Any] = {"type": kind, "data": {"path": str(data), "columns": columns}}
+    if kind != "regression":
+        settings["labels"] = LABELS
+    task = TASKS[kind].settings.model_validate(settings)
+    return open_predictions(file, open_source(task, file.parent / "converted"))
+
+
+def written(file: Path, rows: list[dict[str, Any]]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def logits_of(file: FilePredictions, *texts: str) -> list[Any]:
+    """In the order of the texts; None of one that is not there."""
+    found = file.find(content_keys(list(texts)))
+    return [None if at < 0 else file.logits[at].tolist() for at in found]
+
+
+# ----------------------------------------------------------------------------------- what is read
+
+
+def test_each_form_is_read_whatever_the_order(tmp_path: Path) -> None:
+    """Logits as they are, probabilities as their logarithms, a label with its confidence as the
+    probabilities that this leaves to the others."""
+    least, others = math.log(LEAST), math.log(0.1)
+    forms: dict[str, tuple[list[Any], list[Any]]] = {
+        "logits": (
+            [[0.1, -3.0, 2.5], {"so": 1.0, "no": 2.0, "yes": 3.0}, None, [1e-3, 7, 0]],
+            [[0.1, -3.0, 2.5], [2.0, 3.0, 1.0], None, [1e-3, 7.0, 0.0]],
+        ),
+        "probabilities": (
+            [{"yes": 0.75, "no": 0.25}, [0.2, 0.3, 0.5], None, {"so": 1}],
+            [
+                [math.log(0.25), math.log(0.75), least],
+                [math.log(0.2), math.log(0.3), math.log(0.5)],
+                None,
+                [least, least, 0.0],
+            ],
+        ),
+    }
+    for form, (given, wanted) in forms.items():
+        rows = [{"text": t, form: g} for t, g in zip(TEXTS, given, strict=True)]
+        for seed in range(3):
+            random.Random(seed).shuffle(rows)
+            file = opened(written(tmp_path / f"{form}{seed}.jsonl", rows))
+            assert len(file) == 3
+            for ours, theirs in zip(logits_of(file, *TEXTS), wanted, strict=True):
+                assert ours == (None if theirs is None else pytest.approx(theirs, rel=1e-6)), form
+    sure = [{"text": TEXTS[0], "predicted": "so", "confidence": 0.8},
+            {"text": TEXTS[1], "predicted": "no"}]  # fmt: skip
+    for file in (
+        opened(written(tmp_path / "sure.jsonl", sure)),
+        opened(_csv(tmp_path, f'{TEXTS[0]},so,0.8\n"{TEXTS[1]}",no,\n{TEXTS[2]},,\n')),
+    ):
+        first, second, third = logits_of(file, *TEXTS[:3])
+        assert first == pytest.approx([others, others, math.log(0.8)], rel=1e-6)
+        assert second == pytest.approx([0.0, least, least], rel=1e-6) and third is None
+
+
+def _csv(folder: Path, lines: str) -> Path:
+    (folder / "sure.csv").write_text("text,predicted,confidence\n" + lines, encoding="utf-8")
+    return folder / "sure.csv"
+
+
+def test_other_tasks_pairs_and_formats(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"text": "a", "probabilities": {"yes": 0.9, "so": 0.25}},
+        {"text": "b", "probabilities": [1.0, 0.5, 0.0]},
+    ]
+    file = opened(written(tmp_path / "many.jsonl", rows), "multi-label")
+    sure = math.log(LEAST) - math.log1p(-LEAST)
+    wanted = [[sure, math.log(9), math.log(1 / 3)], [-sure, 0.0, sure]]
+    assert np.allclose(logits_of(file, "a", "b"), wanted, rtol=1e-5)
+    lists = [
+        {"text": "a", "predicted": ["yes"], "confidence": 0.75},
+        {"text": "b", "predicted": []},
+    ]
+    file = opened(written(tmp_path / "lists.jsonl", lists), "multi-label")
+    third = math.log(3)
+    assert np.allclose(logits_of(file, "a", "b"), [[-third, third, -third], [sure] * 3], rtol=1e-5)
+    numbers = [{"text": "a", "predicted": 3}, {"text": "b", "predicted": -0.5}]
+    file = opened(written(tmp_path / "numbers.jsonl", numbers), "regression")
+    assert logits_of(file, "a", "b", "c") == [[3.0], [-0.5], None]
+    # As parquet has objects, with null where one has no such key.
+    objects = [{"no": 0.5, "yes": 0.5}, {"no": None, "yes": 1}]
+    table = pa.table({"text": ["a", "b"], "probabilities": objects})
+    pq.write_table(table, tmp_path / "two.parquet")
+    file = opened(tmp_path / "two.parquet")
+    assert np.allclose(np.exp(logits_of(file, "a", "b")), [[0.5, 0.5, 0], [0, 1, 0]], atol=1e-5)
+    pairs = [{"text": "a", "text_b": "b", "logits": [1, 2, 3]}]
+    file = opened(written(tmp_path / "pairs.jsonl", pairs), text="text", text_b="text_b")
+    assert len(file) == 1 and file.find(content_keys(["a"], ["b"])).tolist() == [0]
+    assert file.find(content_keys(["b"], ["a"])).tolist() == [-1]
+    again = [*rows, rows[0]]
+    assert len(opened(written(tmp_path / "again.jsonl", again), "multi-label")) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "a", "label": "yes"}], "no column 'logits' or 'probabilities' or 'predicted'"),
+        ([{"texts": "a", "predicted": "yes"}], "no column 'text', in which the task's texts are"),
+        ([{"text": 3, "predicted": "yes"}], "1: 'text' must be a text, got the number 3"),
+        ([{"text": "a", "predicted": "yse"}], "1: label 'yse' .*Did you mean `yes`"),
+        ([{"text": "a", "predicted": "yes", "confidence": 0.2}], "1: 'confidence' is the prob"),
+        ([{"text": "a", "predicted": "yes", "confidence": "high"}], "above 0.333 and at most 1"),
+        ([{"text": "a", "predicted": "yes", "confidence": float("nan")}], "'confidence' is the"),
+        ([{"text": "a", "probabilities": {"yes": 0.6}}], "sum to 0.6, and one label is right"),
+        ([{"text": "a", "probabilities": {"yes": 1.4}}], "1: 'probabilities' must be from 0 to 1"),
+        ([{"text": "a", "probabilities": {"yse": 1}}], "has 'yse', .*no, yes, so.*`yes`"),
+        ([{"text": "a", "probabilities": [0.5, 0.5]}], "a list of 3 numbers in the labels' order"),
+        ([{"text": "a", "probabilities": {"yes": "all"}}], "holds 'all'.*Write numbers"),
+        ([{"text": "a", "probabilities": [float("nan"), 1, 0]}], "no finite number"),
+        ([{"text": "a", "logits": {"yes": 1.0, "so": 2.0}}], "'logits' lacks no. Name all labels"),
+        ([{"text": "a", "logits": [float("nan"), 0, 0]}], "1: 'logits' holds what is no finite"),
+        ([{"text": "a", "logits": [1e39, 0, 0]}], "1: 'logits' holds what is no finite"),
+        ([{"text": "a", "logits": [10**400, 0, 0]}], "1: 'logits' holds what is no finite"),
+        (
+            [{"text": t, "logits": [n, 0, 0]} for n, t in enumerate(["b", "a", "c", "a"])],
+            "jsonl:2 and 4: the same text, and other predictions",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_no_prediction_is_refused_where_it_stands(
+    tmp_path: Path, rows: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        opened(written(tmp_path / "wrong.jsonl", rows))
+
+
+@pytest.mark.further
+def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
+    count, draw = 200_000, random.Random(0)
+    with (tmp_path / "large.jsonl").open("w") as file:
+        for number in range(count):
+            p = round(draw.random(), 6)
+            row = {"text": f"text number {number}", "probabilities": [p, 1 - p, 0]}
+            file.write(json.dumps(row) + "\n")
+    tracemalloc.start()
+    found = opened(tmp_path / "large.jsonl")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == count
+    # 16 bytes of a key and 12 of logits, a few times; the file is 12 MB.
+    assert most < 80e6
+    [logits] = logits_of(found, f"text number {count - 1}")
+    assert np.exp(logits)[0] == pytest.approx(p, abs=1e-5)
+
+
+# ------------------------------------------------------------------------------------------- runs
+
+SPLITS = ["transfer", "validation", "test"]
+
+
+def texts_of(settings: dict[str, Any], split: str) -> list[str]:
+    file = Path(settings["task"]["data"]["path"]) / f"{split}.jsonl"
+    return [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def of_cached_teachers(settings: dict[str, Any], dtype: str = "float32") -> dict[str, Any]:
+    """The toy recipe, whose phases after the teachers' training read them in one cache."""
+    made = copy.deepcopy(settings)
+    first, second, *_, distil, evaluate = made["phases"]
+    cache = {"cache": {"splits": SPLITS, "dtype": dtype}}
+    expertise = {"expertise": {"split": "validation", "states": False}}
+    made["phases"] = [first, second, cache, expertise, distil, evaluate]
+    return made
+
+
+def run_of(settings: dict[str, Any], folder: Path, *overrides: str) -> Path:
+    folder.mkdir()
+    return run_here(settings, folder, *overrides)
+
+
+def answers(settings: dict[str, Any], file: Path, lacks: dict[str, int] | None = None) -> Path:
+    """A file of what a careful person would say of the toy's texts, without the first so many of
+    some splits."""
+    rows: list[dict[str, Any]] = []
+    for split in SPLITS:
+        for text in texts_of(settings, split)[(lacks or {}).get(split, 0) :]:
+            said = next((c for c, words in TOY_WORDS.items() if {*words.split()} & {*text.split()}))
+            rows.append({"text": text, "predicted": said, "confidence": 0.9})
+    return written(file, rows)
+
+
+def students(run: Path) -> dict[str, str]:
+    """The digest of each student, by name."""
+    found = {name.split("/")[1].partition("-")[2]: of for name, of in digests(run).items()
+             if name.startswith("models/")}  # fmt: skip
+    return {name: found[name] for name in ("average", "expertise")}
+
+
+def test_a_file_of_a_models_logits_teaches_what_the_model_does(
+    toy_settings: dict[str, Any], tmp_path: Path, in_this_process: None
+) -> None:
+    """Two teachers, of which one is a model in one run, and in the other the file of its logits."""
+    settings = of_cached_teachers(toy_settings)
+    run = run_of(settings, tmp_path / "models")
+    reader, rows = CacheReader(run / "cache" / "02-cache"), {}
+    for split in SPLITS:
+        texts = texts_of(settings, split)
+        indices = reader.indices(torch.from_numpy(content_keys(texts)))
+        rows |= dict(zip(texts, reader.read("first", indices).logits.tolist(), strict=True))
+    lines = [{"text": text, "logits": logits} for text, logits in sorted(rows.items())]
+    file = written(tmp_path / "answers.jsonl", lines)
+    settings["teachers"]["first"] = {"predictions": str(file)}
+    del settings["phases"][0]
+    other = run_of(settings, tmp_path / "file")
+    assert students(run) == students(other)
+    ours, theirs = (evaluation(each) for each in (run, other))
+    assert ours["comparisons"] == theirs["comparisons"]
+    compared = [read_json(each / "routing.json") for each in (run, other)]
+    assert compared[0] == compared[1]
+    assert theirs["models"]["first"]["parameters"] == 0
+    card = (other / "student" / "README.md").read_text()
+    assert "first (predictions in `answers.jsonl`)" in card
+
+
+def with_answers(settings: dict[str, Any], folder: Path, **lacks: int) -> dict[str, Any]:
+    """The toy recipe, whose first teacher is a file, which lacks some texts."""
+    made = of_cached_teachers(settings, "float16")
+    file = answers(settings, folder / "answers.jsonl", lacks)
+    made["teachers"]["first"] = {"predictions": str(file)}
+    del made["phases"][0]
+    return made
+
+
+def test_a_run_whose_file_lacks_texts(
+    toy_settings: dict[str, Any], tmp_path: Path, in_this_process: None
+) -> None:
+    """Told, kept in the cache as what it is, followed by nobody there, judged on what it has; and a
+    run that stopped behind the cache goes on to the same students."""
+    settings = with_answers(toy_settings, tmp_path, transfer=37, test=5)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
+    notes = [note for note in check_all(load_recipe(recipe)) if "predictions" in note]
+    count = len(texts_of(settings, "transfer"))
+    assert [note.partition(" (")[0] for note in notes] == [
+        f"teachers.first.predictions: has nothing of 37 of {count} examples of split 'transfer'",
+        "teachers.first.predictions: has nothing of 5 of 60 examples of split 'test'",
+    ]
+    assert "transfer.jsonl:1, " in notes[0] and notes[0].endswith("nobody follows it on these.")
+    assert notes[1].endswith("it is not judged there.")
+    run = run_of(settings, tmp_path / "whole")
+    record = read_json(run / "phases" / "01-cache.json")
+    assert record["not_given"] == {"first": 42}
+    reader = CacheReader(run / "cache" / "01-cache")
+    keys = torch.from_numpy(content_keys(texts_of(settings, "transfer")))
+    given = reader.read("first", reader.indices(keys)).given
+    assert given is not None and given.tolist() == [False] * 37 + [True] * (count - 37)
+    assert reader.read("second", reader.indices(keys)).given is None
+    assert evaluation(run)["models"].keys() == {"second", "average", "expertise"}
+    parts = ["run", str(recipe), "--folder", str(tmp_path / "parts")]
+    for more in (["--until", "cache"], ["--resume"]):
+        done = CliRunner().invoke(app, [*parts, *more])
+        assert done.exit_code == 0, done.output
+    assert students(tmp_path / "parts") == students(run)
+    # Another file is another teacher.
+    answers(settings, tmp_path / "answers.jsonl", {"transfer": 3})
+    settings["phases"][1]["cache"]["folder"] = str(run / "cache" / "01-cache")
+    recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
+    with pytest.raises(UserError, match=r"cache .*first.*weights"):
+        run_recipe(load_recipe(recipe), tmp_path / "third")
+
+
+@pytest.mark.further
+def test_on_two_ranks_rows_that_a_file_lacks_count_alike(
+    toy_settings: dict[str, Any], ds_distill: Any, tmp_path: Path, in_this_process: None
+) -> None:
+    """At stage 0 on one rank and at stage 3 on two, with a model and a file, and a lone file."""
+    settings = {**with_answers(toy_settings, tmp_path, transfer=37), "logging": {"every": 1}}
+    settings["training"] = {**settings["training"], "dropout": 0.0}
+    (tmp_path / "both").mkdir()
+    folders = alone_and_on_two_ranks(settings, ds_distill, tmp_path / "both")
+    for student in ("average", "expertise"):
+        check_same_losses_on_two_ranks(folders, student)
+    del settings["teachers"]["second"], settings["phases"][0], settings["phases"][1]
+    settings["phases"][1]["distil"]["routing"] = "average"
+    (tmp_path / "alone").mkdir()
+    folders = alone_and_on_two_ranks(settings, ds_distill, tmp_path / "alone")
+    check_same_losses_on_two_ranks(folders, "student")
+
+
+@pytest.mark.parametrize("mix", ["logits", "probabilities", "losses"])
+@pytest.mark.parametrize("kind", ["lone", "two"])
+def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, kind: str) -> None:
+    """A student's loss where teachers say nothing of some rows, and none of the last: of these the
+    labels count, and nothing else."""
+    make_tiny_bert(tmp_path / "model", toy_vocabulary())
+    model = tr.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=3)
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 60, (6, 7), generator=draw)
+    view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
+    says = torch.tensor([[1, 0, 1, 1, 0, 0], [1, 1, 0, 1, 1, 0]], dtype=torch.bool)
+    logits = torch.randn(2, 6, 3, generator=draw)
+    signals = {name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), given=says[at])
+               for at, name in enumerate(("first", "second"))}  # fmt: skip
+    if kind == "lone":
+        del signals["second"]
+        says[1] = False
+    labels = torch.tensor([0, 1, 2, -100, 1, 0])
+    taught = says.any(dim=0).nonzero()[:, 0]
+    batch = Batch.from_views({"student": view}, labels, signals=signals, row_sets={TAUGHT: taught})
+    terms = {"kl": KL({"temperature": 2.0, "weight": 0.7}), "ce": CrossEntropy({"weight": 0.3})}
+    router = Router({"policy": "average", "mix": mix}, temperature=2.0)
+    bundle = Bundle(model, {}, terms, router if kind == "two" else None).eval()
+    found = bundle(batch)
+    own = model(**view.model_inputs()).logits.double()
+    kl = ce = 0.0
+    for row in range(6):
+        there = [at for at in range(2) if says[at, row]]
+        student = torch.log_softmax(own[row] / 2, dim=0)
+        if there and mix == "losses":
+            of_each = [torch.softmax(logits[at, row].double() / 2, dim=0) for at in there]
+            kl += sum(4 * (p * (p.log() - student)).sum() for p in of_each) / len(there)
+        elif there:
+            of_all = logits[there, row].double()
+            p = torch.softmax(of_all.mean(dim=0) / 2, dim=0)
+            if mix == "probabilities":
+                p = torch.softmax(of_all / 2, dim=1).mean(dim=0)
+            kl += 4 * (p * (p.log() - student)).sum()
+        if labels[row] >= 0:
+            ce -= torch.log_softmax(own[row], dim=0)[labels[row]]
+    assert found["kl"].item() == pytest.approx(0.7 * float(kl) / len(taught), rel=1e-5)
+    assert found["ce"].item() == pytest.approx(0.3 * float(ce) / 5, rel=1e-5)
