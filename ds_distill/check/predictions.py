@@ -88,7 +88,7 @@ class Predictions:
             try:
                 file = self._file(teacher)
             except UserError as error:
-                yield f"{at}: {str(error).removeprefix(f'{at}=')}"
+                yield str(error) if str(error).startswith(at) else f"{at}: {error}"
                 continue
             lacking = {split: keys for split in self._read if len(keys := self._lacks(split, file))}
             for step in self._steps:

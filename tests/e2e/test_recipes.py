@@ -74,7 +74,10 @@ class Toys:
         if any(phase.get("shared_head") for phase in phases):
             self.widths = WIDTHS[:1]
         for model in [settings["student"], *settings["teachers"].values()]:
-            model |= {"model": str(self.model(model["model"])), "revision": None}
+            if model.get("predictions") is None:
+                model |= {"model": str(self.model(model["model"])), "revision": None}
+            else:
+                model["predictions"] = str(self.folder / "answers.jsonl")
         if settings["student"]["layers"] is not None:
             settings["student"]["layers"] = [0]
         if settings["student"].get("config") is not None:
@@ -86,6 +89,7 @@ class Toys:
             asks = task["type"] in ("character-spans", "extractive-qa")
             task["max_length"] = 32 if asks else 24
             self.replace_data(name, task, phases)
+        self.answer()
         settings |= {"deepspeed": "zero0_fp32", "models_folder": None, "logging": {"every": 1}}
         path = self.folder / f"{whole.name}.yaml"
         path.write_text(yaml.safe_dump(settings, sort_keys=False))
@@ -125,6 +129,16 @@ class Toys:
                 names = list(mapped) if isinstance(mapped, dict) else labels
                 self.write(there / "train.jsonl", section["columns"], names, kind)
                 section |= {"path": str(there), "config": None, "split": "train", "limit": None}
+
+    def answer(self) -> None:
+        """A file of what a teacher that is no model says of all texts."""
+        found = {}
+        for file in self.folder.glob("data-*/*.jsonl"):
+            for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+                if {"text", "label"} <= row.keys():
+                    found[row["text"]] = {"text": row["text"], "predicted": row["label"]}
+        lines = "".join(json.dumps(row) + "\n" for row in found.values())
+        (self.folder / "answers.jsonl").write_text(lines, encoding="utf-8")
 
     def write(self, file: Path, columns: Section, labels: list[Any], kind: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers as tr
 import yaml
+from processes import events
 from runs import (
     alone_and_on_two_ranks,
     check_same_losses_on_two_ranks,
@@ -380,3 +381,67 @@ def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, kind: str) -> N
             ce -= torch.log_softmax(own[row], dim=0)[labels[row]]
     assert found["kl"].item() == pytest.approx(0.7 * float(kl) / len(taught), rel=1e-5)
     assert found["ce"].item() == pytest.approx(0.3 * float(ce) / 5, rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------ what is wrong
+
+
+def test_what_asks_more_of_a_file_than_it_has_is_refused(
+    toy_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    made = with_answers(toy_settings, tmp_path, transfer=2)
+    recipe = tmp_path / "recipe.yaml"
+
+    def mistakes(*overrides: str) -> str:
+        recipe.write_text(yaml.safe_dump(made, sort_keys=False))
+        done = CliRunner().invoke(app, ["check", str(recipe), *overrides])
+        told = f"{done.output} {done.exception or ''}"
+        return f"{done.exit_code} {' '.join(told.split())}"
+
+    assert mistakes().startswith("0 ")  # 1 where a mistake is raised: main() makes 2 of it
+    for overrides, message in {
+        "phases.expertise.states=true": "phases.expertise.states: lets the gate read the teachers'",
+        "phases.cache.hidden=[-1]": "phases.cache.hidden: keeps the teachers' states, and teacher",
+        "phases.distil.losses.hidden_mse={}": "phases.distil.losses.hidden_mse: reads the",
+        "phases.teach-second.models=first": "trains 'first', of which there is a file of predict",
+        "phases.distil.start=first": "trains 'first', of which there is a file of predictions",
+        "teachers.first.model=x/y": "teachers.first.predictions: stands beside `model`: keep one",
+        "teachers.first.predictions=null": "teachers.first.model: is required and missing: name a",
+        "teachers.first.labels={a: food}": "teachers.first.labels: is of a `model`, and this",
+        "teachers.first.predictions=no.jsonl": "teachers.first.predictions: no.jsonl: cannot be",
+        "teachers.first.predictions=data:no.jsonl": "first.predictions=data:no.jsonl: this is the",
+        "phases.distil.teachers=live": "teachers.first.predictions: has nothing of 2 of 200 ex",
+    }.items():
+        found = mistakes(overrides)
+        assert found.startswith("1 ") and message in found, (overrides, found)
+    answers(made, tmp_path / "answers.jsonl", {"validation": 3})
+    found = mistakes()
+    assert "has nothing of 3 of 60 examples of split 'validation'" in found
+    assert "phase 'expertise' asks for them. Add them" in found and found.startswith("1 ")
+    answers(made, tmp_path / "answers.jsonl", {"transfer": 200})
+    assert "has nothing of 200 of 200 examples of split 'transfer'" in mistakes()
+    assert "and phase 'cache' asks for them" in mistakes()
+    for other in ({"type": "masked-lm"}, {"type": "token-classification"}):
+        made["task"] = {**made["task"], **other}
+        assert "and a file is read for texts with labels or a number" in mistakes()
+
+
+@pytest.mark.further
+def test_a_live_file_teaches_what_a_cached_one_does(
+    toy_settings: dict[str, Any], tmp_path: Path, in_this_process: None
+) -> None:
+    """Alone in the engine beside the student, under the stage that looks a whole step's up at
+    once."""
+    settings = with_answers(toy_settings, tmp_path)
+    del settings["teachers"]["second"], settings["phases"][0]
+    settings["phases"][0]["cache"]["dtype"] = "float32"
+    settings["phases"][2]["distil"] |= {"routing": "average", "micro_batch_size": 8, "epochs": 1}
+    cached = run_of(settings, tmp_path / "cached", "deepspeed=zero3_fp32")
+    live = run_of(
+        settings, tmp_path / "live", "deepspeed=zero3_fp32", "phases.distil.teachers=live"
+    )
+    of_cached, of_live = (
+        [event["loss"] for event in events(run) if event["event"] == "train"]
+        for run in (cached, live)
+    )
+    assert of_cached == of_live and len(of_live) > 1

@@ -66,6 +66,7 @@ def test_every_small_form_is_of_a_recipe() -> None:
 MADE: dict[str, tuple[str, dict[str, Any]]] = {
     "similarity": ("docstring_pairs", {"text": "text", "text_b": "a text", "label": 0.5}),
     "clinical-notes": ("span_questions", {"question": "a", "context": "text", "answers": []}),
+    "llm-and-encoder": ("docstrings", {"text": "text", "label": "torch"}),
 }
 """Recipes whose data a script of tests/studies makes: the folder, and a row."""
 
@@ -81,6 +82,8 @@ def test_a_small_form_fits_its_data_and_models(
         for split in ("train", "validation", "test", "abstracts"):
             of_split = {key: f"{split} {v}" if v == "text" else v for key, v in row.items()}
             (tmp_path / made / f"{split}.jsonl").write_text(json.dumps(of_split) + "\n")
+            with (tmp_path / "answers.jsonl").open("a") as answers:  # of what is no model
+                answers.write(json.dumps({**of_split, "predicted": "torch"}) + "\n")
     small = load_recipe(name, [f"data_folder={shared_data}"], small=True)
     check_all(small)
     assert losses_of(small) == losses_of(load_recipe(name)), "the method is the same"
