@@ -128,8 +128,8 @@ class _Rows:
             self._predicted = (LabelSets if self._many else LabelIds)(labels, reader, form)
 
     def __iter__(self) -> Iterator[tuple[str, list[str], np.ndarray]]:
-        """(place, texts, logits float32 [C]) of each row that says something. Raises UserError for
-        the first that says something wrong."""
+        """(location, texts, logits float32 [C]) of each row that says something. Raises UserError
+        for the first that says something wrong."""
         for location, row in self._reader.rows([*self._names, self._form, "confidence"]):
             texts = [row.get(name) for name in self._names]
             for name, text in zip(self._names, texts, strict=True):
@@ -262,7 +262,7 @@ def _write(rows: _Rows, path: Path) -> None:
 
 def _refuse_disagreement(rows: _Rows, *numbers: int) -> None:
     """Raises UserError. numbers: of two rows that say unlike things of one text."""
-    here = [place for number, (place, _, _) in enumerate(rows) if number in numbers]
+    here = [location for number, (location, _, _) in enumerate(rows) if number in numbers]
     raise UserError(
         f"{here[0]} and {here[1].rpartition(':')[2]}: the same text, and other predictions. Keep "
         "one of them, or give their mean as 'probabilities'."

@@ -195,7 +195,8 @@ def _teachers(
             known[1] if known is not None and {**known[0], **its_fingerprint} == known[0] else None
         )
         schema = _schema(phase, run, reference, same)
-        teachers[reference.name] = {**its_fingerprint, ATTENTION: packed or "padded"}, schema
+        computed = {} if reference.predictions is not None else {ATTENTION: packed or "padded"}
+        teachers[reference.name] = {**its_fingerprint, **computed}, schema
         if packed is not None:
             run.log.info(f"  {reference.name} runs without padding (attention: {packed})")
     return teachers

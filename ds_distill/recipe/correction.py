@@ -75,7 +75,7 @@ def _correct(data: Keys, at: KeyPath, error: Any) -> None:
         section = section[step]
     if isinstance(section, Items):
         section.drop(int(key))
-    elif error["type"] == "missing" and key == at[-1]:
+    elif key not in section and key == at[-1]:
         section[key] = "missing"  # a model, or a path; else the next round finds it wrong
     elif at[0] == "phases" and at[3:] == ("task",) and data.get("tasks"):
         section[key] = next(iter(data["tasks"]))

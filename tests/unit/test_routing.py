@@ -870,6 +870,11 @@ def test_a_row_follows_those_that_say_something_of_it(seed, count):
             )  # fmt: skip
             alone = entry.load()(inputs, routing_of(settled))
             own = target.weights[:, row][says[:, row]]
+            if name in NORMALISED and name != "column":
+                assert own.sum().item() == pytest.approx(1, abs=1e-5), name
+            if name == "best":
+                wanted = best_of(present, {n: correct[n] for n in present}, [10] * classes)
+                assert present[int(own.argmax())] == wanted
             torch.testing.assert_close(own, alone.weights[:, 0], msg=name)
             if alone.logits is not None:
                 torch.testing.assert_close(target.logits[row], alone.logits[0], msg=name)
