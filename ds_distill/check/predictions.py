@@ -17,6 +17,7 @@ from ds_distill.recipe.context import Context
 from ds_distill.recipe.lineage import steps
 from ds_distill.recipe.phases import PHASES, Cache, Distil, Expertise, PhaseSettings
 from ds_distill.recipe.references import predictions_file
+from ds_distill.recipe.tasks import TaskSettings
 
 SHOWN = 3
 """Examples without an entry that a message names."""
@@ -39,7 +40,7 @@ def file_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
     task = context.task
     if len(context.recipe.tasks_by_name) > 1:
         yield f"teachers.{asked[0]}.predictions: a file is of one task, and the recipe has several."
-    if task.rows != "text" or not task.has_labels:
+    if not has_files(task):
         yield (
             f"teachers.{asked[0]}.predictions: phase {context.step.name!r} is of "
             f"{task.location}.type={task.type}, and a file is read for texts with labels or a "
@@ -66,6 +67,11 @@ def file_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
             )
 
 
+def has_files(task: TaskSettings) -> bool:
+    """Whether files are read for such tasks."""
+    return task.rows == "text" and task.has_labels
+
+
 class Predictions:
     """The files of the teachers that a task's phases run."""
 
@@ -77,7 +83,8 @@ class Predictions:
         of_task = (step for step in steps(recipe) if step.task_name == task)
         self._steps = [step for step in of_task if step.phase.runs_teachers]
         asked = dict.fromkeys(teacher for step in self._steps for teacher in step.teachers)
-        self._teachers = [teacher for teacher in asked if teacher in recipe.from_files]
+        known = has_files(recipe.tasks_by_name[task])
+        self._teachers = [teacher for teacher in asked if known and teacher in recipe.from_files]
 
     def mistakes(self) -> Iterator[str]:
         """Files that cannot be read, and splits of which they lack examples that must be there.

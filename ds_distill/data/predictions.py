@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -144,13 +145,11 @@ class _Rows:
             yield location, [str(text) for text in texts], logits
 
     def _logits(self, row: Mapping[str, Any], value: Any, location: str) -> Any:
+        if self._reader.numbers_are_text and (self._many or self._form != "predicted"):
+            with suppress(ValueError):  # in CSV, the JSON of it
+                value = json.loads(value)
         if self._form == "predicted":
             return self._of_predicted(value, row.get("confidence"), location)
-        if self._reader.numbers_are_text:  # in CSV, the JSON of it
-            try:
-                value = json.loads(value)
-            except ValueError:
-                value = str(value)
         numbers = self._by_label(value, location)
         if self._form == "logits":
             return numbers

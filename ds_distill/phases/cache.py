@@ -112,6 +112,7 @@ def _not_given(
         if reference.predictions is not None:
             file = run.data.predictions(reference.predictions)
             keys = np.concatenate([examples.keys.numpy() for examples in splits])
+            keys = keys[distinct_keys(keys)]
             if lacks := int((file.find(keys) < 0).sum()):
                 found[reference.name] = lacks
                 run.log.info(f"  {reference.name} says nothing of {lacks:,} of {len(keys):,} texts")

@@ -136,6 +136,13 @@ def test_other_tasks_pairs_and_formats(tmp_path: Path) -> None:
     file = opened(written(tmp_path / "lists.jsonl", lists), "multi-label")
     third = math.log(3)
     assert np.allclose(logits_of(file, "a", "b"), [[-third, third, -third], [sure] * 3], rtol=1e-5)
+    (tmp_path / "lists.csv").write_text('text,predicted,confidence\na,"[""yes""]",0.75\nb,[],\n')
+    again = opened(tmp_path / "lists.csv", "multi-label")
+    assert logits_of(again, "a", "b") == logits_of(file, "a", "b")
+    (tmp_path / "shares.csv").write_text('text,probabilities\na,"{""yes"": 1}"\nb,\n')
+    assert logits_of(opened(tmp_path / "shares.csv"), "a", "b")[1] is None
+    nothing = opened(written(tmp_path / "nothing.jsonl", [{"text": "a", "predicted": None}]))
+    assert len(nothing) == 0 and logits_of(nothing, "a") == [None]
     numbers = [{"text": "a", "predicted": 3}, {"text": "b", "predicted": -0.5}]
     file = opened(written(tmp_path / "numbers.jsonl", numbers), "regression")
     assert logits_of(file, "a", "b", "c") == [[3.0], [-0.5], None]
@@ -302,6 +309,8 @@ def test_a_run_whose_file_lacks_texts(
     run = run_of(settings, tmp_path / "whole")
     record = read_json(run / "phases" / "01-cache.json")
     assert record["not_given"] == {"first": 42}
+    report = (run / "report.html").read_text(encoding="utf-8")
+    assert "Of 42 of the 320 texts of cache the file of first says nothing" in report
     reader = CacheReader(run / "cache" / "01-cache")
     keys = torch.from_numpy(content_keys(texts_of(settings, "transfer")))
     given = reader.read("first", reader.indices(keys)).given
