@@ -131,7 +131,7 @@ NAMED: list[tuple[str, str, str]] = [
     (_DIVERGENCES, "tl.abs(apart) < 1, close", "tl.abs(apart) < 1000, close"),
     (_DIVERGENCES, "torch.where(x < 1,", "torch.where(x < 100,"),
     (_DIVERGENCES, "tl.where(tl.abs(x) < 0.5, p", "tl.where(tl.abs(x) < 50.0, p"),
-    (_TOPK, 'tl.where(found == given, loss, float("inf"))', "loss"),
+    (_TOPK, 'tl.where(once, loss, float("inf"))', "loss"),
 ]
 """File, old text, new text."""
 

@@ -128,7 +128,7 @@ def test_shipped_configurations_have_the_published_sizes(name: str) -> None:
 def test_the_models_of_all_recipes_have_a_configuration() -> None:
     named = set()
     for recipe in map(load_recipe, builtin_recipes()):
-        named |= {recipe.student.model, *(teacher.model for teacher in recipe.teachers.values())}
+        named |= {recipe.student.model, *recipe.encoders.values()}
     of_the_hub = {name for name in named if "/" in name and not name.startswith("pkg:")}
     assert of_the_hub <= set(shipped_configs())
 

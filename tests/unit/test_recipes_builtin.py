@@ -79,7 +79,7 @@ def test_a_small_form_fits_its_data_and_models(
     if name in MADE:
         shared_data, (made, row) = tmp_path, MADE[name]
         (tmp_path / made).mkdir()
-        for split in ("train", "validation", "test", "abstracts"):
+        for split in ("train", "transfer", "validation", "test", "abstracts"):
             of_split = {key: f"{split} {v}" if v == "text" else v for key, v in row.items()}
             (tmp_path / made / f"{split}.jsonl").write_text(json.dumps(of_split) + "\n")
             with (tmp_path / "answers.jsonl").open("a") as answers:  # of what is no model
