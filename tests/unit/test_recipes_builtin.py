@@ -80,10 +80,14 @@ def test_a_small_form_fits_its_data_and_models(
         shared_data, (made, row) = tmp_path, MADE[name]
         (tmp_path / made).mkdir()
         for split in ("train", "transfer", "validation", "test", "abstracts"):
-            of_split = {key: f"{split} {v}" if v == "text" else v for key, v in row.items()}
-            (tmp_path / made / f"{split}.jsonl").write_text(json.dumps(of_split) + "\n")
+            rows = [
+                {key: f"{split} {v} {n}" if v == "text" else v for key, v in row.items()}
+                for n in range(50)
+            ]
+            lines = "".join(json.dumps(of_split) + "\n" for of_split in rows)
+            (tmp_path / made / f"{split}.jsonl").write_text(lines)
             with (tmp_path / "answers.jsonl").open("a") as answers:  # of what is no model
-                answers.write(json.dumps({**of_split, "predicted": "torch"}) + "\n")
+                answers.writelines(json.dumps({**r, "predicted": "torch"}) + "\n" for r in rows)
     small = load_recipe(name, [f"data_folder={shared_data}"], small=True)
     check_all(small)
     assert losses_of(small) == losses_of(load_recipe(name)), "the method is the same"
