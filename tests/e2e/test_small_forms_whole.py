@@ -27,6 +27,8 @@ def test_a_small_form_runs_whole(
     data = tmp_path / "data"  # what is not among the shared data is written there
     if name == "similarity":
         subprocess.run([sys.executable, STUDIES / "docstring_pairs.py", data], check=True)
+    if name == "llm-and-encoder":
+        subprocess.run([sys.executable, STUDIES / "stand_in_answers.py", data], check=True)
     if name == "clinical-notes":
         writer = STUDIES / "span_questions.py"
         subprocess.run([sys.executable, writer, shared_data, data], check=True)
