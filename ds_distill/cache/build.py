@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from ds_distill.cache.build_plan import (
     BUILDING,
@@ -31,6 +32,7 @@ from ds_distill.cache.format import (
     Fingerprint,
     Index,
     Manifest,
+    Shard,
     Teacher,
     file_checksum,
 )
@@ -118,10 +120,28 @@ def _finish(cache: Path, plan: Plan, teachers: Teachers, worker: Worker, lock: F
             lock.check_held()
             shards.append(close_shard(cache / name / file, blocks, schema, in_use=file in in_use))
         sync(cache / name)
-        before = old.teachers[name].shards if old else []
-        entries[name] = Teacher(fingerprint=fingerprint, signals=schema, shards=before + shards)
+        before = old.teachers[name] if old else None
+        lacks = _not_given(cache / name, shards) if schema.lacks_rows else None
+        if lacks is not None and before is not None:
+            lacks += before.not_given or 0
+        entries[name] = Teacher(
+            fingerprint=fingerprint,
+            signals=schema,
+            shards=[*(before.shards if before else []), *shards],
+            not_given=lacks,
+        )
     _manifest(cache, plan, old, entries).write(cache, worker.folder)
     _discard_build(cache, lock)
+
+
+def _not_given(folder: Path, shards: list[Shard]) -> int:
+    """Rows of closed shards of which their teacher says nothing."""
+    count = 0
+    for shard in shards:
+        with pa.memory_map(str(folder / shard.file)) as source:
+            for batch in pa.ipc.open_stream(source):
+                count += int(np.count_nonzero(batch.column("given").values.to_numpy() == 0))
+    return count
 
 
 def _manifest(

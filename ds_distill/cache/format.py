@@ -82,6 +82,8 @@ class Teacher(_Part):
     fingerprint: Fingerprint
     signals: SignalSchema
     shards: list[Shard]
+    not_given: Annotated[int, Field(ge=0, strict=True)] | None = None
+    """Examples of which it says nothing, of a teacher whose predictions are in a file."""
 
 
 class Index(_Part):

@@ -42,6 +42,7 @@ def describe(cache: Path) -> str:
             f"    stores      {stored}",
             f"    files       {len(teacher.shards)} shards, {size / 2**20:,.1f} MiB, "
             f"{size / max(manifest.examples, 1):,.1f} bytes per example",
+            *([f"    not given   {teacher.not_given:,} examples"] if teacher.not_given else []),
             *(f"    {what:<11} {value}" for what, value in teacher.fingerprint.items()),
         ]
     return "\n".join(lines)

@@ -29,6 +29,7 @@ from toys import TOY_WORDS, make_tiny_bert, toy_vocabulary
 from typer.testing import CliRunner
 
 from ds_distill import Batch, Bundle, PaddedView, Router, load_recipe, run_recipe
+from ds_distill.cache.inspect import describe
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
 from ds_distill.cli import app
@@ -316,6 +317,19 @@ def test_a_run_whose_file_lacks_texts(
     given = reader.read("first", reader.indices(keys)).given
     assert given is not None and given.tolist() == [False] * 37 + [True] * (count - 37)
     assert reader.read("second", reader.indices(keys)).given is None
+    entries = reader.manifest.teachers
+    assert (entries["first"].not_given, entries["second"].not_given) == (42, None)
+    assert "    not given   42 examples\n" in describe(run / "cache" / "01-cache")
+    grown = {**settings, "phases": copy.deepcopy(settings["phases"])}
+    folder = tmp_path / "grown"
+    for splits in (["transfer", "validation"], SPLITS):  # the same cache, by two builds
+        grown["phases"][1]["cache"] |= {"splits": splits, "folder": str(folder)}
+        recipe.write_text(yaml.safe_dump(grown, sort_keys=False))
+        parts = ["run", str(recipe), "--folder", str(tmp_path / splits[-1]), "--until", "cache"]
+        assert CliRunner().invoke(app, parts).exit_code == 0
+        lacks = CacheReader(folder).manifest.teachers["first"].not_given
+        assert lacks == (37 if len(splits) == 2 else 42)
+    recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
     assert evaluation(run)["models"].keys() == {"second", "average", "expertise"}
     parts = ["run", str(recipe), "--folder", str(tmp_path / "parts")]
     for more in (["--until", "cache"], ["--resume"]):
