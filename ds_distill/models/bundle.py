@@ -14,7 +14,7 @@ from ds_distill.losses import Term
 from ds_distill.losses.binary import rows_of_labels
 from ds_distill.losses.named import NamedModules
 from ds_distill.models.encoder import read_signals, read_weights
-from ds_distill.models.given import GivenTeacher
+from ds_distill.models.file_teacher import FileTeacher
 from ds_distill.models.labels import LabelMap
 from ds_distill.process.timers import timed
 from ds_distill.reads import TAUGHT, TOKENS, Reads
@@ -37,7 +37,7 @@ class Bundle(nn.Module):
     def __init__(
         self,
         student: PreTrainedModel | None,
-        teachers: Mapping[str, PreTrainedModel | GivenTeacher],
+        teachers: Mapping[str, PreTrainedModel | FileTeacher],
         terms: Mapping[str, Term] | None = None,
         router: Router | None = None,
         *,
@@ -237,7 +237,7 @@ class Bundle(nn.Module):
             names = [*(["student"] if self.student is not None else []), *self.teachers]
             raise ValueError(f"the bundle has no model {name!r}: it has {', '.join(names)}")
         teacher = self.teachers[name]
-        if isinstance(teacher, GivenTeacher):
+        if isinstance(teacher, FileTeacher):
             return cast(Signals, teacher(keys))
         # Not inference_mode: ZeRO-3 may prefetch a student's weight inside this block, and a
         # tensor made in inference mode cannot be part of the backward pass.

@@ -252,7 +252,7 @@ def _schema(
     def codec(entries: int) -> dict[str, Any] | None:
         return codec_json(run, reference, phase, entries, stored)
 
-    config = reference.config or load_config(reference.model, reference.revision)
+    config = load_config(reference.model, reference.revision)
     schema = run.kind.signal_schema(phase, config, codec, reference.label_map)
     return schema.model_copy(update={"lacks_rows": reference.predictions is not None})
 

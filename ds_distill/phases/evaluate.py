@@ -63,7 +63,7 @@ def _with_head(run: Run, reference: ModelReference) -> bool:
     if reference.head not in (None, run.task_name):
         known = range(len(run.labels)) if reference.label_map is None else reference.label_map.known
         return any(run.labels[number] != OUTSIDE for number in known)
-    if reference.trained or reference.predictions is not None or len(run.recipe.tasks_by_name) == 1:
+    if reference.trained or len(run.recipe.tasks_by_name) == 1:
         return True
     config = load_config(reference.model, reference.revision)
     try:

@@ -12,7 +12,7 @@ from ds_distill.errors import did_you_mean
 from ds_distill.recipe.outside import load_outside
 from ds_distill.recipe.policies import POLICIES, Routing, that_take_partial
 from ds_distill.routing.fitting import STATES, Fitted, states_of
-from ds_distill.routing.lacking import among_given, given_rows
+from ds_distill.routing.missing_rows import among_given, given_rows
 from ds_distill.routing.multi_label import FittedByLabel, joined, load_fitted, of_label
 from ds_distill.routing.partial_teachers import Classes, classes_of
 from ds_distill.routing.policies import Policy, PolicyInputs, Target

@@ -15,7 +15,7 @@ from ds_distill.engine.placement import numel_of, sharded_loading
 from ds_distill.engine.precision import in_fp32, is_half
 from ds_distill.engine.predict import predict_all
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.given import GivenTeacher
+from ds_distill.models.file_teacher import FileTeacher
 from ds_distill.models.reference import ModelReference, label_maps_of
 from ds_distill.run.not_finite import check_finite
 from ds_distill.run.run import Run
@@ -67,7 +67,7 @@ def predictions_of(
         predictions = run.kind.with_words(engine, words, predictions, batch_size)
         parameters = {
             name: 0
-            if isinstance(model, GivenTeacher)
+            if isinstance(model, FileTeacher)
             else sum(numel_of(parameter) for parameter in model.parameters())
             for name, model in engine.bundle.teachers.items()
         }

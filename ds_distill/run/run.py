@@ -16,7 +16,7 @@ from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.world import World
 from ds_distill.models.configuration import load_config
-from ds_distill.models.given import GivenTeacher
+from ds_distill.models.file_teacher import FileTeacher
 from ds_distill.models.labels import LabelMap, class_names, label_map, tag_map
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.models.reference import ModelReference
@@ -178,14 +178,14 @@ class Run:
 
     def model(
         self, reference: ModelReference, *, new_head: bool = False, packed: bool = False
-    ) -> PreTrainedModel | GivenTeacher:
+    ) -> PreTrainedModel | FileTeacher:
         """Load a model with the task's head, see `TaskKind.load`; or a teacher's predictions.
 
         new_head: the model will be trained; if it has no head of the task, it gets a new one.
         packed: the model will take packed views.
         """
         if reference.predictions is not None:
-            return GivenTeacher(self.data.predictions(reference.predictions))
+            return FileTeacher(self.data.predictions(reference.predictions))
         # On CPU the backward pass of torch's fused attention takes twice as long as the plain
         # one's (bf16, MiniLM at 40 tokens: 348 against 200 ms a step). A model that only runs
         # forward has the attention that transformers chooses, as when its user loads it.

@@ -38,7 +38,7 @@ from ds_distill.data.predictions import LEAST, FilePredictions, open_predictions
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.keys import content_keys
-from ds_distill.losses import KL, CrossEntropy
+from ds_distill.losses import KL, CrossEntropy, TeacherCrossEntropy
 from ds_distill.reads import TAUGHT
 from ds_distill.recipe.tasks import TASKS
 from ds_distill.types import Signals
@@ -382,12 +382,13 @@ def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, kind: str) -> N
     labels = torch.tensor([0, 1, 2, -100, 1, 0])
     taught = says.any(dim=0).nonzero()[:, 0]
     batch = Batch.from_views({"student": view}, labels, signals=signals, row_sets={TAUGHT: taught})
-    terms = {"kl": KL({"temperature": 2.0, "weight": 0.7}), "ce": CrossEntropy({"weight": 0.3})}
+    terms = {"kl": KL({"temperature": 2.0, "weight": 0.7}), "ce": CrossEntropy({"weight": 0.3}),
+             "of_teachers": TeacherCrossEntropy({})}  # fmt: skip
     router = Router({"policy": "average", "mix": mix}, temperature=2.0)
     bundle = Bundle(model, {}, terms, router if kind == "two" else None).eval()
     found = bundle(batch)
     own = model(**view.model_inputs()).logits.double()
-    kl = ce = 0.0
+    kl = ce = of_teachers = 0.0
     for row in range(6):
         there = [at for at in range(2) if says[at, row]]
         student = torch.log_softmax(own[row] / 2, dim=0)
@@ -400,10 +401,41 @@ def test_the_loss_against_a_plain_loop(tmp_path: Path, mix: str, kind: str) -> N
             if mix == "probabilities":
                 p = torch.softmax(of_all / 2, dim=1).mean(dim=0)
             kl += 4 * (p * (p.log() - student)).sum()
+        if labels[row] >= 0 and there:
+            said = torch.log_softmax(logits[there, row].double(), dim=1)[:, labels[row]]
+            of_teachers -= float(said.mean())
         if labels[row] >= 0:
             ce -= torch.log_softmax(own[row], dim=0)[labels[row]]
     assert found["kl"].item() == pytest.approx(0.7 * float(kl) / len(taught), rel=1e-5)
+    assert found["of_teachers"].item() == pytest.approx(of_teachers / 5, rel=1e-5)
     assert found["ce"].item() == pytest.approx(0.3 * float(ce) / 5, rel=1e-5)
+
+
+def test_each_label_of_a_text_follows_those_that_say_something_of_the_text(tmp_path: Path) -> None:
+    """Any number of labels: each label is a row, of the same teachers as its text."""
+    make_tiny_bert(tmp_path / "model", toy_vocabulary())
+    model = tr.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=3)
+    draw = torch.Generator().manual_seed(1)
+    ids = torch.randint(5, 60, (4, 7), generator=draw)
+    view = PaddedView(ids, torch.ones_like(ids), torch.zeros_like(ids))
+    says = torch.tensor([[1, 0, 1, 0], [1, 1, 0, 0]], dtype=torch.bool)
+    logits, labels = torch.randn(2, 4, 3, generator=draw), torch.randint(0, 2, (4, 3))
+    signals = {name: Signals(logits[at].masked_fill(~says[at, :, None], 0.0), given=says[at])
+               for at, name in enumerate(("first", "second"))}  # fmt: skip
+    taught = says.any(dim=0).nonzero()[:, 0]
+    batch = Batch.from_views({"student": view}, labels, signals=signals, row_sets={TAUGHT: taught})
+    terms = {"kl": KL({}), "of_teachers": TeacherCrossEntropy({})}
+    found = Bundle(model, {}, terms, Router("average")).eval()(batch)
+    own, kl, of_teachers = torch.sigmoid(model(**view.model_inputs()).logits.double()), 0.0, 0.0
+    for row in taught.tolist():
+        there = [at for at in range(2) if says[at, row]]
+        p = torch.sigmoid(logits[there, row].double().mean(dim=0))
+        for one, other in ((p, own[row]), (1 - p, 1 - own[row])):
+            kl += float((one * (one / other).log()).sum())
+        right = torch.where(labels[row] == 1, 1, -1) * logits[there, row].double()
+        of_teachers -= float(torch.sigmoid(right).log().mean(dim=0).sum())
+    assert found["kl"].item() == pytest.approx(kl / (3 * len(taught)), rel=1e-5)
+    assert found["of_teachers"].item() == pytest.approx(of_teachers / 12, rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------ what is wrong

@@ -10,7 +10,7 @@ from ds_distill.data.predictions import FilePredictions
 from ds_distill.types import Signals
 
 
-class GivenTeacher(nn.Module):
+class FileTeacher(nn.Module):
     """In place of a model: what it says of a text is looked up."""
 
     def __init__(self, predictions: FilePredictions) -> None:
