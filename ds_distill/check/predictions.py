@@ -147,7 +147,7 @@ class Predictions:
     def _lack(self, split: str, missing: np.ndarray) -> str:
         """What a file lacks of a split, in words."""
         keys = {(hi, lo) for hi, lo in missing[:SHOWN].tolist()}
-        places = sorted(self._source.locations(split, keys).values())
+        places = list(self._source.locations(split, keys).values())
         more = " ..." if len(missing) > SHOWN else ""
         shown = f" ({', '.join(places)}{more})" if places else ""
         return (
