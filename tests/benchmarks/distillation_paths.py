@@ -167,9 +167,10 @@ def prepare(setting: Setting, folder: Path, world: World) -> dict[str, Any]:
     if setting.task == "masked-lm":
         kind = AutoModelForMaskedLM
     torch.manual_seed(0)
-    made = {"student": kind.from_config(setting.student)}
-    for name, config in setting.teachers.items():
-        made[name] = kind.from_config(config, dtype=setting.dtype)
+    with torch.device(world.device):  # on a CPU a billion random numbers take half a minute
+        made = {"student": kind.from_config(setting.student)}
+        for name, config in setting.teachers.items():
+            made[name] = kind.from_config(config, dtype=setting.dtype)
     for name, model in made.items():
         model.save_pretrained(folder / name)
     parameters = {name: model.num_parameters() for name, model in made.items()}

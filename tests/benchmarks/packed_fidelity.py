@@ -42,9 +42,10 @@ def logits_of(
     packed: bool,
 ) -> torch.Tensor:
     """float32 [N, C] on the CPU."""
-    model = AutoModelForSequenceClassification.from_config(
-        config, attn_implementation=packed_attention(config) if packed else None
-    )
+    with torch.device(world.device):
+        model = AutoModelForSequenceClassification.from_config(
+            config, attn_implementation=packed_attention(config) if packed else None
+        )
     model.load_state_dict(weights)
     name = "zero0_bf16" if bf16 else "zero0_fp32"
     engine = Engine(Bundle(None, {"teacher": model}), deepspeed_config(name, None, 1), world)
@@ -54,7 +55,8 @@ def logits_of(
 def compare(config: PreTrainedConfig, ids: list[np.ndarray], world: World) -> dict[str, Any]:
     """Of one teacher: KL per text, and how often the likeliest class is another."""
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(config)
+    with torch.device(world.device):
+        model = AutoModelForSequenceClassification.from_config(config)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     del model
 

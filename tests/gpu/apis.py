@@ -22,6 +22,8 @@ FILES = (
     "ds_distill/**/*.py", "kernels/ds_kernels/*.py", "kernels/benchmarks/**/*.py",
     "tests/benchmarks/*.py", "tests/gpu/*.py", "tests/kernels/*.py",
 )  # fmt: skip
+EXPORT = ROOT / "ds_distill" / "export"
+"""Not on a GPU, and its transformers is newer."""
 PACKAGES = (
     "torch", "triton", "deepspeed", "transformers", "liger_kernel", "textbrewer", "flashdeberta",
 )  # fmt: skip
@@ -138,7 +140,8 @@ def listed() -> list[str]:
 
 
 def from_source() -> list[str]:
-    return lines(used(file for pattern in FILES for file in sorted(ROOT.glob(pattern))))
+    files = [file for pattern in FILES for file in sorted(ROOT.glob(pattern))]
+    return lines(used(file for file in files if EXPORT not in file.parents))
 
 
 if __name__ == "__main__":

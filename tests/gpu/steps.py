@@ -23,7 +23,7 @@ SHARE_OF_CORES = 4
 """Cores for each of pytest's processes, which wait for Triton's compiler most of the time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Step:
     name: str
     limit: int
@@ -36,6 +36,8 @@ class Step:
     """Arguments of Python."""
     check: Callable[[Path], str] = lambda folder: ""
     """Of the results folder: a line for the summary. Raises ValueError where it is not good."""
+    timed: bool = True
+    """Whether it measures a time: nothing runs beside it."""
 
 
 def steps(
@@ -72,7 +74,7 @@ def _kernel_steps(folder: Path, toy: bool) -> list[Step]:
         _tests(folder, f"tests-{op}", 150, 60, device, chosen.format(device))
         for op, chosen in TESTS.items()
     ]
-    # Three vocabularies, at each two rivals to compile and some 20 measurements of 0.3 s.
+    # Three vocabularies, at each a rival to compile and some 15 measurements of 0.15 s.
     for op in TESTS:
         made.append(_benchmark(folder, f"benchmark-{op}", 200, op, toy))
     return made
@@ -93,7 +95,7 @@ def _tests(
     def check(folder: Path) -> str:
         return all_passed_on(device, folder / f"{name}.xml")
 
-    return Step(name, limit, least, f"{name}.xml", command, check)
+    return Step(name, limit, least, f"{name}.xml", command, check, timed=False)
 
 
 def all_passed_on(device: str, file: Path) -> str:
@@ -114,7 +116,7 @@ def all_passed_on(device: str, file: Path) -> str:
 def _benchmark(folder: Path, name: str, limit: int, op: str, toy: bool) -> Step:
     """In bf16: the others are a step of their own, the last."""
     command = [BENCHMARK, "--resume", "--out", str(folder / f"{name}.csv"), "--seconds"]
-    command += ["0.01", "--toy"] if toy else ["0.3"]
+    command += ["0.01", "--toy"] if toy else ["0.15"]
     if op:
         command += ["--only", op, "--dtype", "float32" if toy else "bfloat16"]
     file = folder / f"{name}.csv"
@@ -243,10 +245,10 @@ def _remaining_steps(folder: Path, texts: Path, tokenizer: str, toy: bool) -> li
     few = ["--examples", "8", "--length", "32", "--layers", "1"] if toy else []
     done = " or ".join(f"({chosen})" for chosen in TESTS.values()).format(device)
     packed = "tests/unit/test_packed.py" if toy else "tests/gpu/test_packed_on_gpu.py"
-    text = ["--examples", "24", "--length", "32", "--layers", "1"] if toy else ["--copies", "17"]
+    text = ["--examples", "24", "--length", "32", "--layers", "1"] if toy else ["--copies", "7"]
     made = [
-        # 17 times the kit's texts are 100 MB: some minute to ask, and as long to build.
-        Step("cache-build", 480, 240, "cache-build.json",
+        # 7 times the kit's texts are 40 MB: half a minute to ask, and as long to build.
+        Step("cache-build", 300, 110, "cache-build.json",
              [f"{MODELS}/build_speed.py", *read, *text,
               "--output", str(folder / "cache-build.json")]),
         replace(
@@ -263,7 +265,7 @@ def _remaining_steps(folder: Path, texts: Path, tokenizer: str, toy: bool) -> li
         # Per teacher five models of 24 layers, two of them asked in fp32.
         Step("packed-fidelity", 300, 90, "packed-fidelity.json",
              [f"{MODELS}/packed_fidelity.py", "--resume", *read, *few,
-              "--output", str(folder / "packed-fidelity.json")]),
+              "--output", str(folder / "packed-fidelity.json")], timed=False),
         _tests(folder, "tests-others", 200, 60, device, f"{device} and not ({done})"),
     ]  # fmt: skip
     for op in ("masked_cosine", "attention_kl", "relation_kl"):

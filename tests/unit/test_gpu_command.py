@@ -222,6 +222,25 @@ def test_a_step_ends_with_all_its_processes(tmp_path):
         assert not is_running(int(pid.read_text()))
 
 
+def test_only_what_measures_no_time_runs_beside_others(tmp_path):
+    """Each step waits for another's file, or finds that none is there."""
+    place = str(tmp_path / "work")
+    waits = (
+        f"import os, time; end = time.time() + 30\n"
+        f"while not os.path.exists({place!r} + '/{{}}.txt') and time.time() < end: time.sleep(.01)"
+        f"\nassert time.time() < end"
+    )
+    alone = f"import os; assert not os.path.exists({place!r} + '/other.txt')"
+    chosen = [
+        writes(tmp_path, "measured", alone),
+        writes(tmp_path, "one", waits.format("two"), timed=False),
+        writes(tmp_path, "other"),
+        writes(tmp_path, "two", waits.format("one"), timed=False),
+    ]
+    record = record_in(tmp_path, [step.name for step in chosen])
+    assert set(done(record, chosen).values()) == {"done"}
+
+
 # --------------------------------------------------------- killed, continued, signalled
 
 DRIVER = """
