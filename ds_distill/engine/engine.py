@@ -92,6 +92,8 @@ class Engine:
             config = stage3_config(
                 config, bundle, trains=optimizer is not None, student_resident=student_resident
             )
+            for buffer in bundle.buffers():  # DeepSpeed moves none beside sharded weights
+                buffer.data = buffer.data.to(world.device)
         if optimizer is not None:
             self._prepare(config)
         self._trained = [p for p in bundle.parameters() if p.requires_grad]

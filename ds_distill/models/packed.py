@@ -33,6 +33,8 @@ from ds_distill.views import PackedView
 
 ATTENTION = "ds_distill_packed"
 """The `attn_implementation` name of `attend`, which takes packed and padded views."""
+FLASHDEBERTA_WIDTHS = (16, 32, 64, 128)
+"""Of a head: powers of two that a GPU's matrix units take."""
 
 
 def packed_backend(config: PreTrainedConfig, device: torch.device) -> str | None:
@@ -42,8 +44,9 @@ def packed_backend(config: PreTrainedConfig, device: torch.device) -> str | None
     if not takes_packed(config):
         return None
     if config.model_type == "deberta-v2" and cuda:
-        found = find_spec("flashdeberta") is not None
-        return f"flashdeberta {version('flashdeberta')}" if found else None
+        width = config.hidden_size // config.num_attention_heads
+        takes = find_spec("flashdeberta") is not None and width in FLASHDEBERTA_WIDTHS
+        return f"flashdeberta {version('flashdeberta')}" if takes else None
     return f"varlen_attn of torch {version('torch')}" if cuda else "example by example"
 
 

@@ -263,7 +263,7 @@ def _linear(
         rows = row_indices(rows, lead.numel(), rows.device)
     num_counted = lead.numel() if rows is None else rows.shape[0]
     differentiable = [t for t in student if t is not None and t.requires_grad]
-    needs = torch.is_grad_enabled() and bool(differentiable)
+    needs = torch.is_grad_enabled() and len(differentiable) > 0  # torch.compile traces no bool()
     keep = needs and keeps(num_counted, compared, own[0])
     options = (temperature, weight, tolerance, divergence)
     losses, _ = _forward_op(*parts, rows, slot, compared, *options, keep)

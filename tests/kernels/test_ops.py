@@ -187,7 +187,10 @@ def test_strides(case: Case, device: torch.device) -> None:
         torch.testing.assert_close(again, losses)
         upstream = torch.ones((), device=device).expand(again.shape)
         for ours, exact in zip(gradients(again, changed, upstream), wanted, strict=True):
-            torch.testing.assert_close(ours, exact)
+            # A product of another layout sums in another order, and what cancels keeps the
+            # rounding of what it is made of.
+            atol = 1e-5 * max(1.0, float(exact.abs().max()))
+            torch.testing.assert_close(ours, exact, rtol=1.3e-6, atol=atol)
     expanded = [x[:1].detach().expand(x.shape) if x.dim() > 2 else x.detach() for x in student]
     copied = [x.contiguous() for x in expanded]
     torch.testing.assert_close(case.op(expanded, teacher), case.op(copied, teacher))

@@ -28,9 +28,12 @@ SIZES = {
     "intermediate_size": 32, "vocab_size": VOCABULARY, "max_position_embeddings": POSITIONS,
     "initializer_range": 0.3, "num_labels": 3,
 }  # fmt: skip
-DEBERTA = {**SIZES, "relative_attention": True, "position_buckets": 8, "pos_att_type": "p2c|c2p"}
+DEBERTA = {  # heads of 16, the narrowest that flashdeberta takes
+    **SIZES, "hidden_size": 32, "relative_attention": True, "position_buckets": 8,
+    "pos_att_type": "p2c|c2p",
+}  # fmt: skip
 V3 = {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
-      "type_vocab_size": 0, "pooler_hidden_size": 16}  # fmt: skip
+      "type_vocab_size": 0, "pooler_hidden_size": 32}  # fmt: skip
 CONFIGS = {
     "bert": tr.BertConfig(**SIZES),
     "roberta": tr.RobertaConfig(**SIZES),
@@ -41,9 +44,9 @@ CONFIGS = {
         dim=16, n_layers=LAYERS, n_heads=2, hidden_dim=32, vocab_size=VOCABULARY,
         max_position_embeddings=POSITIONS, initializer_range=0.3, num_labels=3,
     ),
-    "deberta-v2": tr.DebertaV2Config(**DEBERTA, pooler_hidden_size=16),
+    "deberta-v2": tr.DebertaV2Config(**DEBERTA, pooler_hidden_size=32),
     "deberta-v2 without buckets": tr.DebertaV2Config(
-        **{**DEBERTA, "position_buckets": -1, "pos_att_type": "c2p"}, pooler_hidden_size=16
+        **{**DEBERTA, "position_buckets": -1, "pos_att_type": "c2p"}, pooler_hidden_size=32
     ),
     "deberta-v3": tr.DebertaV2Config(**{**DEBERTA, **V3}),
 }  # fmt: skip
@@ -193,7 +196,7 @@ def test_a_model_for_packed_views_takes_padded_ones_too(family):
             copy.deepcopy(CONFIGS["bert"]), attn_implementation="sdpa"
         ),
         tr.AutoModelForSequenceClassification.from_config(
-            tr.DebertaV2Config(**DEBERTA, pooler_hidden_size=16, conv_kernel_size=3)
+            tr.DebertaV2Config(**DEBERTA, pooler_hidden_size=32, conv_kernel_size=3)
         ),
         tr.AutoModelForSequenceClassification.from_config(tr.AlbertConfig(**SIZES)),
     ],
@@ -227,6 +230,8 @@ def test_backends():
     there = find_spec("flashdeberta") is not None
     found = packed_backend(CONFIGS["deberta-v3"], gpu)
     assert (found is not None and found.startswith("flashdeberta ")) == there
+    narrow = tr.DebertaV2Config(**{**DEBERTA, "num_attention_heads": 4})
+    assert packed_backend(narrow, gpu) is None and packed_backend(narrow, CPU) is not None
     assert packed_attention(CONFIGS["bert"]) == ATTENTION
     assert packed_attention(CONFIGS["deberta-v3"]) is None
 
