@@ -18,7 +18,7 @@ from transformers import get_linear_schedule_with_warmup
 
 from ds_distill.engine.config import micro_batches_together, zero_stage
 from ds_distill.engine.placement import Traces, forget, stage3_config
-from ds_distill.engine.precision import is_half, model_dtype
+from ds_distill.engine.precision import is_half, model_dtype, trust_the_norm
 from ds_distill.engine.training_state import (
     random_state,
     read_training_state,
@@ -110,6 +110,8 @@ class Engine:
         if self._stage == 3:
             offload = getattr(self._engine.optimizer, "parameter_offload", self._engine.optimizer)
             self._traces = Traces(offload.get_param_coordinator())
+        if optimizer is not None:
+            trust_the_norm(self._engine.optimizer)
         # At stage 0 DeepSpeed copies all gradients into one tensor and back, for an all-reduce that
         # changes nothing where this rank is alone: 8% of a short step (docs/profiling.md).
         self._reduces = self._stage != 0 or world.size > 1

@@ -72,3 +72,13 @@ def check_device(reference: str, config: dict[str, Any]) -> None:
             f"deepspeed: {reference} computes in fp16, which this machine's "
             f"{get_accelerator().device_name()} does not. Use a config of bf16 or fp32."
         )
+
+
+def trust_the_norm(optimizer: Any) -> None:
+    """Stages 0 to 2, bf16 and fp16: the norm of all gradients alone tells whether one of them is
+    not finite. DeepSpeed skips the step for that too, but looks at each gradient by itself before,
+    with eight launches, which is a third to a half of a short step on a GPU."""
+    if getattr(optimizer, "compute_grad_norm", False) and hasattr(optimizer, "averaged_gradients"):
+        optimizer.check_overflow = lambda partition_gradients=True: None
+    elif hasattr(optimizer, "overflow_checker"):
+        optimizer.overflow_checker.check = lambda: False

@@ -81,7 +81,7 @@ def calls() -> Iterator[Call]:
 def _masked(op: Callable[..., torch.Tensor], width: int) -> Callable[[torch.dtype], torch.Tensor]:
     def run(dtype: torch.dtype) -> torch.Tensor:
         student = torch.zeros(2, width, dtype=dtype, requires_grad=True)
-        return op(student, student.detach(), torch.ones(2, dtype=torch.bool))
+        return op(student, student.detach(), torch.arange(2))
 
     return run
 
@@ -89,8 +89,8 @@ def _masked(op: Callable[..., torch.Tensor], width: int) -> Callable[[torch.dtyp
 def _topk(width: int) -> Callable[[torch.dtype], torch.Tensor]:
     def run(dtype: torch.dtype) -> torch.Tensor:
         student = torch.zeros(2, width, dtype=dtype, requires_grad=True)
-        ids, mask = torch.arange(64).expand(2, -1), torch.ones(2, dtype=torch.bool)
-        return ds_kernels.topk_kl(student, torch.zeros(2, 64), ids, torch.zeros(2), mask)
+        ids, rows = torch.arange(64).expand(2, -1), torch.arange(2)
+        return ds_kernels.topk_kl(student, torch.zeros(2, 64), ids, torch.zeros(2), rows)
 
     return run
 

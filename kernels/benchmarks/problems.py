@@ -153,7 +153,7 @@ def linear_kl(
     if gpu and (jsd := _liger("transformers.fused_linear_jsd.LigerFusedLinearJSD")) is not None:
         fused = jsd(jsd_beta=0.0)  # KL(teacher || student)
         paths["liger_compact"] = lambda leaves, fixed: fused(
-            leaves[0][chosen], leaves[1], fixed[0][chosen], fixed[1]
+            leaves[0][chosen], leaves[1], fixed[0][chosen], fixed[1], None
         )
     if (chunked := _liger("chunked_loss.LigerFusedLinearJSDLoss")) is not None:
         loss = chunked(weight_hard_loss=0.0, weight_soft_loss=1.0, beta=0.0, compiled=gpu)

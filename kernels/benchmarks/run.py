@@ -194,7 +194,7 @@ def measure_path(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="one op")
+    parser.add_argument("--only", nargs="+", default=[], help="ops; all if not given")
     parser.add_argument("--dtype", default="", help="one dtype, as torch calls it")
     parser.add_argument(
         "--out", type=Path, help="CSV to write; results/DATE-DEVICE.csv if not given"
@@ -222,10 +222,12 @@ def main() -> None:
     chosen = [
         (op, dtype, make)
         for op, dtype, make in problems(device, arguments.toy)
-        if arguments.only in ("", op) and arguments.dtype in ("", _name(dtype))
+        if op in (arguments.only or [op]) and arguments.dtype in ("", _name(dtype))
     ]
     if not chosen:
-        parser.error(f"--only {arguments.only} --dtype {arguments.dtype}: there is no such problem")
+        parser.error(
+            f"--only {' '.join(arguments.only)} --dtype {arguments.dtype}: there is no such problem"
+        )
     rows = read(path)
     if not arguments.resume:
         again = {(op, _name(dtype)) for op, dtype, _ in chosen}

@@ -21,25 +21,32 @@ from ._divergences import (
     elements,
     log2_sum,
     online,
-    reference_elements,
-    reference_softmax,
 )
+from ._rows_reference import reference_backward, reference_forward
 from ._shared import (
-    above_tolerance,
     accumulator,
-    hinge,
     jit,
     on_its_device,
     register_limit,
-    row_mask,
     target_options,
     tl,
     use_triton,
     warp_lanes,
 )
-from ._tiles import granule, granules, load, row_tile, span, store, store_zeros, tiles, walk
-
-_REFERENCE_ELEMENTS = 1 << 19  # logits of one model at a time; smaller: threads wait for each other
+from ._tiles import (
+    LISTED,
+    counted_row,
+    granule,
+    granules,
+    load,
+    programs,
+    row_tile,
+    span,
+    store,
+    store_zeros,
+    tiles,
+    walk,
+)
 
 
 @jit
@@ -90,18 +97,15 @@ def _forward_kernel(
     stride_s, stride_t, stride_g, num_rows, c, factor, tolerance,
     V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
     DIVERGENCE: tl.constexpr, EXACT: tl.constexpr, BIAS_S: tl.constexpr, BIAS_T: tl.constexpr,
-    MASKED: tl.constexpr, GRADIENT: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
+    ROWS: tl.constexpr, GRADIENT: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)  # row * stride passes 2^31
+    row, keep = counted_row(counted, num_rows, ROWS)
     top_s = tl.zeros([], ACC)
     top_t = tl.zeros([], ACC)
     rest_s = tl.zeros([], ACC)
     rest_t = tl.zeros([], ACC)
     loss = tl.zeros([], ACC)
     slope = tl.zeros([], ACC)
-    keep = True
-    if MASKED:
-        keep = tl.load(counted + row) != 0
     if keep:
         base, shift, end, limit = span(row, stride_s, V, GRANULE, SHIFTED)
         student += base
@@ -135,31 +139,36 @@ def _forward_kernel(
                 if (DIVERGENCE != 0) & (DIVERGENCE != 4):
                     slopes += tl.where(q != 0, q * derivative, 0.0)
                 if GRADIENT:
-                    store(unit_gradient, at, derivative, shift, end, part != 1)
+                    store(unit_gradient, at, derivative, shift, end, part != 1, GRANULE)
         loss = tl.sum(value, 0) * factor
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
         slope = tl.sum(slopes, 0)
-    tl.store(losses + row, loss)
-    tl.store(stats + row, top_s)
-    tl.store(stats + num_rows + row, top_t)
-    tl.store(stats + 2 * num_rows + row, rest_s)
-    tl.store(stats + 3 * num_rows + row, rest_t)
-    tl.store(stats + 4 * num_rows + row, slope)
+    inside = keep | (ROWS != LISTED)
+    tl.store(losses + row, loss, mask=inside)
+    tl.store(stats + row, top_s, mask=inside)
+    tl.store(stats + num_rows + row, top_t, mask=inside)
+    tl.store(stats + 2 * num_rows + row, rest_s, mask=inside)
+    tl.store(stats + 3 * num_rows + row, rest_t, mask=inside)
+    tl.store(stats + 4 * num_rows + row, slope, mask=inside)
 
 
 @jit
 def _backward_kernel(
-    upstream, student, teacher, losses, stats, gradient,
+    upstream, student, teacher, counted, losses, stats, gradient,
     stride_s, stride_t, num_rows, c, factor,
     V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
-    DIVERGENCE: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
+    DIVERGENCE: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row, keep = counted_row(counted, num_rows, ROWS)
+    if keep:
+        keep = not tl.load(losses + row) <= 0
     base, shift, end, limit = span(row, stride_s, V, GRANULE, SHIFTED)
     gradient += granules(row, V, GRANULE)
     tile = tl.arange(0, BLOCK)
-    if tl.load(losses + row) <= 0:
-        store_zeros(gradient, shift, end, BLOCK, SHIFTED, ACC)
+    if not keep:
+        if ROWS != LISTED:  # where all is zero that is not written
+            store_zeros(gradient, shift, end, BLOCK, GRANULE, SHIFTED, ACC)
     else:
         student += base
         teacher += granules(row, stride_t, GRANULE)
@@ -180,110 +189,7 @@ def _backward_kernel(
                 )
                 if (DIVERGENCE != 0) & (DIVERGENCE != 4):
                     derivative = tl.where(q != 0, q * (derivative - slope), 0.0)
-                store(gradient, at, derivative * scale, shift, end, part != 1)
-
-
-def _reference_rows(
-    student: Tensor,
-    teacher: Tensor,
-    inverse_t: float,
-    factor: float,
-    tolerance: float,
-    divergence: int,
-    bias_s: Tensor | None,
-    bias_t: Tensor | None,
-    acc: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses [n], stats [5, n] and derivatives [n, V] of these rows."""
-    s, t = _tempered(student, bias_s, inverse_t, acc), _tempered(teacher, bias_t, inverse_t, acc)
-    if divergence == MSE:
-        gap = s - t
-        losses = hinge(gap.square().sum(-1).mul_(factor), tolerance)
-        return losses, losses.new_zeros(5, len(losses)), gap.mul_(2)
-    (q, lse_s), (p, lse_t) = reference_softmax(s), reference_softmax(t)
-    value, derivative = reference_elements(s, t, lse_s, lse_t, p, q, divergence)
-    losses = hinge(value.sum(-1).mul_(factor), tolerance)
-    if divergence == KL:
-        slope = torch.zeros_like(losses)
-    else:
-        slope = torch.where(q != 0, q * derivative, 0.0).sum(-1)
-    nothing = torch.zeros_like(losses)
-    stats = torch.stack((lse_s[:, 0], lse_t[:, 0], nothing, nothing, slope))
-    return losses, stats, derivative
-
-
-def _tempered(x: Tensor, bias: Tensor | None, inverse_t: float, acc: torch.dtype) -> Tensor:
-    x = x.to(acc)
-    x = x if bias is None else x + bias
-    return x if inverse_t == 1.0 else x * inverse_t
-
-
-def _reference_forward(
-    student: Tensor,
-    teacher: Tensor,
-    rows: Tensor | None,
-    inverse_t: float,
-    factor: float,
-    tolerance: float,
-    divergence: int,
-    bias_s: Tensor | None,
-    bias_t: Tensor | None,
-    unit_gradient: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    acc = accumulator(student, teacher)
-    num_rows, width = student.shape
-    options = (inverse_t, factor, tolerance, divergence, bias_s, bias_t, acc)
-    size = max(1, _REFERENCE_ELEMENTS // width)
-    if rows is None and unit_gradient is None and num_rows <= size:
-        return _reference_rows(student, teacher, *options)[:2]
-    losses = torch.zeros(num_rows, dtype=acc, device=student.device)
-    stats = torch.zeros(5, num_rows, dtype=acc, device=student.device)
-    if rows is not None and rows.dtype == torch.bool:
-        rows = rows.nonzero().squeeze(1)
-    chunks = (
-        [slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size)]
-        if rows is None
-        else rows.split(size)
-    )
-    for chunk in chunks:
-        losses[chunk], stats[:, chunk], derivative = _reference_rows(
-            student[chunk], teacher[chunk], *options
-        )
-        if unit_gradient is not None:
-            unit_gradient[chunk] = derivative.to(unit_gradient.dtype)
-    return losses, stats
-
-
-def _reference_backward(
-    upstream: Tensor,
-    student: Tensor,
-    teacher: Tensor,
-    losses: Tensor,
-    stats: Tensor,
-    inverse_t: float,
-    factor: float,
-    divergence: int,
-) -> Tensor:
-    num_rows, width = student.shape
-    gate, size = above_tolerance(losses), max(1, _REFERENCE_ELEMENTS // width)
-    whole = num_rows <= size and bool(gate.all())
-    if not whole:
-        gradient = torch.zeros(student.shape, dtype=student.dtype, device=student.device)
-    for chunk in [slice(None)] if whole else gate.nonzero().squeeze(1).split(size):
-        s = _tempered(student[chunk], None, inverse_t, losses.dtype)
-        t = _tempered(teacher[chunk], None, inverse_t, losses.dtype)
-        lse_s, lse_t, _, _, slope = stats[:, chunk, None]
-        p, q = (t - lse_t).exp_(), (s - lse_s).exp_()
-        if divergence == KL:
-            derivative = q.sub_(p)
-        else:
-            _, derivative = reference_elements(s, t, lse_s, lse_t, p, q, divergence)
-            derivative = torch.where(q != 0, q * (derivative - slope), 0.0)
-        derivative.mul_((upstream[chunk] * factor)[:, None])
-        if whole:
-            return derivative.to(student.dtype)
-        gradient[chunk] = derivative.to(student.dtype)
-    return gradient
+                store(gradient, at, derivative * scale, shift, end, part != 1, GRANULE)
 
 
 def loss_factor(temperature: float, weight: float, divergence: int) -> float:
@@ -317,24 +223,24 @@ def forward_rows(
     """
     inverse_t, factor = 1.0 / temperature, loss_factor(temperature, weight, divergence)
     if not use_triton(student):
-        return _reference_forward(
+        return reference_forward(
             student, teacher, rows, inverse_t, factor, tolerance, divergence,
             bias_s, bias_t, unit_gradient,
         )  # fmt: skip
     acc = accumulator(student, teacher)
     num_rows, width = student.shape
-    losses = torch.empty(num_rows, dtype=acc, device=student.device)
+    losses = torch.zeros(num_rows, dtype=acc, device=student.device)
     stats = torch.empty(5, num_rows, dtype=acc, device=student.device)
-    counted = row_mask(rows, num_rows)
+    number, kind = programs(rows, num_rows)
     columns = granule(student, teacher, *([] if unit_gradient is None else [unit_gradient]))
     block, warps = row_tile(width, columns, warp_lanes(student.device))
     # Two programs of 16 warps at a time, where nothing spills then: not in float64.
     plain = divergence == KL and bias_s is None and bias_t is None and columns > 2
-    if num_rows:
-        _forward_kernel[(num_rows,)](
+    if number:
+        _forward_kernel[(number,)](
             student, teacher,
             losses if bias_s is None else bias_s, losses if bias_t is None else bias_t,
-            losses if counted is None else counted, losses, stats,
+            losses if rows is None else rows, losses, stats,
             losses if unit_gradient is None else unit_gradient,
             student.stride(0), teacher.stride(0),
             0 if unit_gradient is None else unit_gradient.stride(0),
@@ -342,7 +248,7 @@ def forward_rows(
             V=width, **walk(student, columns, block), DIVERGENCE=divergence,
             EXACT=student.element_size() > 2,
             BIAS_S=bias_s is not None, BIAS_T=bias_t is not None,
-            MASKED=counted is not None, GRADIENT=unit_gradient is not None,
+            ROWS=kind, GRADIENT=unit_gradient is not None,
             num_warps=warps, **target_options(acc), **register_limit(64 if plain else 128),
         )  # fmt: skip
     return losses, stats
@@ -355,25 +261,34 @@ def backward_rows(
     teacher: Tensor,
     losses: Tensor,
     stats: Tensor,
+    rows: Tensor | None,
     temperature: float,
     weight: float,
     divergence: int,
 ) -> Tensor:
-    """The gradient [N, V] of the student logits. losses and stats: as `forward_rows` gave them."""
+    """The gradient [N, V] of the student logits. losses and stats: as `forward_rows` gave them for
+    these rows."""
     inverse_t, factor = 1.0 / temperature, gradient_factor(temperature, weight, divergence)
     if not use_triton(student):
-        return _reference_backward(
+        return reference_backward(
             upstream, student, teacher, losses, stats, inverse_t, factor, divergence
         )
     num_rows, width = student.shape
-    gradient = torch.empty((num_rows, width), dtype=student.dtype, device=student.device)
+    # A mask is in the losses: those of rows that do not count are 0.
+    listed = rows if rows is not None and rows.dtype != torch.bool else None
+    number, kind = programs(listed, num_rows)
+    # One fill of all is faster than a program for each row that does not count.
+    made = torch.empty if listed is None else torch.zeros
+    gradient = made((num_rows, width), dtype=student.dtype, device=student.device)
     columns = granule(student, teacher, gradient)
     block, warps = row_tile(width, columns, warp_lanes(student.device))
-    if num_rows:
-        _backward_kernel[(num_rows,)](
-            upstream.contiguous(), student, teacher, losses, stats, gradient,
+    if number:
+        _backward_kernel[(number,)](
+            upstream.contiguous(), student, teacher, losses if listed is None else listed,
+            losses, stats, gradient,
             student.stride(0), teacher.stride(0), num_rows, inverse_t * math.log2(math.e), factor,
             V=width, **walk(student, columns, block), DIVERGENCE=divergence,
-            EXACT=student.element_size() > 2, num_warps=warps, **target_options(losses.dtype),
+            EXACT=student.element_size() > 2, ROWS=kind,
+            num_warps=warps, **target_options(losses.dtype),
         )  # fmt: skip
     return gradient

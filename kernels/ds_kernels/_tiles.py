@@ -9,9 +9,10 @@ tile have columns of others, and masks. Shapes: N rows, V columns.
 # mypy: disallow-untyped-defs=False
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ._shared import jit, tl
+from ._shared import constant, jit, tl
 
 
 @jit
@@ -60,22 +61,50 @@ def load(
 
 
 @jit
-def store(pointer, at, values, shift, end, EDGE: tl.constexpr):
+def store(pointer, at, values, shift, end, EDGE: tl.constexpr, GRANULE: tl.constexpr):
+    """A tile of a row; of an edge the granules that are all in the row at once, and only of the
+    two at its ends column by column."""
     values = values.to(pointer.dtype.element_ty)
     if EDGE:
-        tl.store(pointer + at, values, mask=(at >= shift) & (at < end))
+        first = at // GRANULE * GRANULE
+        whole = (first >= shift) & (first + GRANULE <= end)
+        tl.store(pointer + at, values, mask=whole)
+        if GRANULE > 1:
+            tl.store(pointer + at, values, mask=(at >= shift) & (at < end) & (whole == 0))
     else:
         tl.store(pointer + at, values)
 
 
 @jit
-def store_zeros(pointer, shift, end, BLOCK: tl.constexpr, SHIFTED: tl.constexpr, ACC: tl.constexpr):
+def store_zeros(
+    pointer, shift, end, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
     """The gradient of a row that does not count, or is below the tolerance: nothing is read."""
     tile = tl.arange(0, BLOCK)
+    zeros = tl.zeros([BLOCK], ACC)
     for part in tl.static_range(3):
         begin, behind = tiles(part, end, BLOCK, SHIFTED)
         for number in range(begin, behind):
-            store(pointer, number * BLOCK + tile, tl.zeros([BLOCK], ACC), shift, end, part != 1)
+            store(pointer, number * BLOCK + tile, zeros, shift, end, part != 1, GRANULE)
+
+
+EVERY, MASKED, LISTED = constant(0), constant(1), constant(2)
+"""Which rows count: every one, those of a bool mask [N], those of a list of indices [n]."""
+
+
+@jit
+def counted_row(counted, num_rows, ROWS: tl.constexpr):
+    """This program's row, and whether it counts. There is one for each row, or each of a list."""
+    number = tl.program_id(0).to(tl.int64)  # row * stride passes 2^31
+    if ROWS == LISTED:
+        row = tl.load(counted + number)
+        # What is outside is asserted by the op that takes the losses of the list.
+        return row, (row >= 0) & (row < num_rows)
+    elif ROWS == MASKED:
+        return number, tl.load(counted + number) != 0
+    else:
+        return number, number < num_rows
 
 
 def granule(*tensors: Tensor) -> int:
@@ -88,6 +117,13 @@ def granule(*tensors: Tensor) -> int:
         for tensor in tensors
     )
     return columns if alike else 1
+
+
+def programs(rows: Tensor | None, num_rows: int) -> tuple[int, int]:
+    """How many programs there are for rows as `flat_rows` gives them, and ROWS of `counted_row`."""
+    if rows is None:
+        return num_rows, 0
+    return (num_rows, 1) if rows.dtype == torch.bool else (len(rows), 2)
 
 
 def row_tile(length: int, columns: int, lanes: int, threads: int = 512) -> tuple[int, int]:

@@ -21,24 +21,32 @@ from ._divergences import (
     exp2,
     lanes_sum,
     online,
-    reference_relative_entropy,
     relative_entropy,
 )
 from ._shared import (
-    above_tolerance,
     accumulator,
-    hinge,
     jit,
     on_its_device,
-    row_mask,
     target_options,
     tl,
     use_triton,
     warp_lanes,
 )
-from ._tiles import granule, granules, load, row_tile, span, store, store_zeros, tiles, walk
-
-_REFERENCE_ELEMENTS = 1 << 18
+from ._tiles import (
+    LISTED,
+    counted_row,
+    granule,
+    granules,
+    load,
+    programs,
+    row_tile,
+    span,
+    store,
+    store_zeros,
+    tiles,
+    walk,
+)
+from ._topk_reference import reference_backward, reference_forward
 
 
 @jit
@@ -64,6 +72,19 @@ def _teacher(
 
 
 @jit
+def _sort_kernel(
+    ids, counted, ordered, num_rows, K: tl.constexpr, KP: tl.constexpr, ROWS: tl.constexpr
+):
+    """The ids of counted rows in ascending order, padding (-1) first."""
+    row, keep = counted_row(counted, num_rows, ROWS)
+    if keep:
+        k = tl.arange(0, KP)
+        columns = tl.load(ids + row * K + k, mask=k < K, other=2147483647)
+        columns = tl.minimum(tl.maximum(columns, -1), 2147483647).to(tl.int32)
+        tl.store(ordered + row * K + k, tl.sort(columns), mask=k < K)
+
+
+@jit
 def _entries(entries, most, lse_t, own, c, larger, lse_s, PTX: tl.constexpr):
     """p, q and log2(p / q) of the K entries. Teacher: as from `_teacher`. Student: logits less the
     largest, what more its largest of K + 1 is, and log2 of its sum less that. Logarithms are near
@@ -85,7 +106,7 @@ def _summand(p, q, d, PTX: tl.constexpr):
 
 @jit
 def _tail_sum(
-    student, columns, ids, row, shift, end, limit, c,
+    student, columns, ordered, row, shift, end, limit, c,
     V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
     K: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
@@ -96,12 +117,11 @@ def _tail_sum(
     largest = tl.full([LANES], -1e38, ACC)
     total = tl.zeros([LANES], ACC)
     found = tl.zeros([], tl.int32)
-    # The ids are in ascending order, padding (-1) first.
     given = tl.sum((columns < 2147483647).to(tl.int32), 0)
-    ids += row * K
+    ordered += row * K
     entry = K - given
-    before = tl.full([], -1, tl.int64)
-    column = tl.load(ids + entry, mask=entry < K, other=2147483647).to(tl.int64)
+    before = tl.full([], -1, tl.int32)
+    column = tl.load(ordered + entry, mask=entry < K, other=2147483647)
     for part in tl.static_range(3):
         begin, behind = tiles(part, end, BLOCK, SHIFTED)
         for number in range(begin, behind):
@@ -113,7 +133,7 @@ def _tail_sum(
                 found += (column != before).to(tl.int32)
                 before = column
                 entry += 1
-                column = tl.load(ids + entry, mask=entry < K, other=2147483647).to(tl.int64)
+                column = tl.load(ordered + entry, mask=entry < K, other=2147483647)
             largest, total = online(x, c, largest, total, LANES, GRANULE, PTX)
     most, in_rest = lanes_sum(largest, total, c, PTX)
     return most, in_rest, found == given
@@ -121,20 +141,17 @@ def _tail_sum(
 
 @jit
 def _forward_kernel(
-    student, log_probs, ids, tail, counted, losses, stats,
+    student, log_probs, ids, ordered, tail, counted, losses, stats,
     stride, num_rows, c, factor, tolerance,
     V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
-    K: tl.constexpr, KP: tl.constexpr, MASKED: tl.constexpr, ACC: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row, keep = counted_row(counted, num_rows, ROWS)
     top = tl.zeros([], ACC)
     lse = tl.zeros([], ACC)
     log_rest = tl.zeros([], ACC)
     loss = tl.zeros([], ACC)
-    keep = True
-    if MASKED:
-        keep = tl.load(counted + row) != 0
     if keep:
         base, shift, end, limit = span(row, stride, V, GRANULE, SHIFTED)
         columns, entries, most_t, rest, lse_t = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
@@ -143,7 +160,7 @@ def _forward_kernel(
         ).to(ACC)  # fmt: skip
         student += base
         most, in_rest, once = _tail_sum(
-            student, columns, ids, row, shift, end, limit, c,
+            student, columns, ordered, row, shift, end, limit, c,
             V, BLOCK, GRANULE, SHIFTED, K, ACC, PTX,
         )  # fmt: skip
         top = tl.maximum(tl.max(own, 0), most)
@@ -166,26 +183,31 @@ def _forward_kernel(
         # An id outside the row was not found, one that stands twice was found once.
         loss = tl.where(once, loss, float("inf"))
         loss = tl.where(loss <= tolerance, 0.0, loss - tolerance)
-    tl.store(losses + row, loss)
-    tl.store(stats + row, top)
-    tl.store(stats + num_rows + row, lse)
-    tl.store(stats + 2 * num_rows + row, log_rest)
+    inside = keep | (ROWS != LISTED)
+    tl.store(losses + row, loss, mask=inside)
+    tl.store(stats + row, top, mask=inside)
+    tl.store(stats + num_rows + row, lse, mask=inside)
+    tl.store(stats + 2 * num_rows + row, log_rest, mask=inside)
 
 
 @jit
 def _tail_backward_kernel(
-    upstream, student, log_probs, ids, tail, losses, stats, gradient,
+    upstream, student, log_probs, ids, tail, counted, losses, stats, gradient,
     stride, num_rows, c, factor, width,
     V: tl.constexpr, BLOCK: tl.constexpr, GRANULE: tl.constexpr, SHIFTED: tl.constexpr,
-    K: tl.constexpr, KP: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
+    K: tl.constexpr, KP: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row, keep = counted_row(counted, num_rows, ROWS)
+    if keep:
+        keep = not tl.load(losses + row) <= 0
     # Not V: Triton 3.6 would write each tile of a row whose number of tiles it knows.
     base, shift, end, limit = span(row, stride, width, GRANULE, SHIFTED)
     gradient += granules(row, V, GRANULE)
     tile = tl.arange(0, BLOCK)
-    if tl.load(losses + row) <= 0:
-        store_zeros(gradient, shift, end, BLOCK, SHIFTED, ACC)
+    if not keep:
+        if ROWS != LISTED:  # where all is zero that is not written
+            store_zeros(gradient, shift, end, BLOCK, GRANULE, SHIFTED, ACC)
     else:
         student += base
         _, _, _, rest, lse_t = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
@@ -205,18 +227,21 @@ def _tail_backward_kernel(
                 at = number * BLOCK + tile
                 x = load(student, at, shift, end, limit, part != 1, ACC)
                 q = exp2(tl.fma(x, c, -least), PTX)
-                store(gradient, at, q * common, shift, end, part != 1)
+                store(gradient, at, q * common, shift, end, part != 1, GRANULE)
 
 
 @jit
 def _entries_backward_kernel(
-    upstream, student, log_probs, ids, tail, losses, stats, gradient,
+    upstream, student, log_probs, ids, tail, counted, losses, stats, gradient,
     stride, num_rows, c, factor,
-    V: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, ACC: tl.constexpr, PTX: tl.constexpr,
+    V: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, ROWS: tl.constexpr, ACC: tl.constexpr,
+    PTX: tl.constexpr,
 ):  # fmt: skip
     # A launch of its own: it overwrites columns that other threads of the tail kernel wrote.
-    row = tl.program_id(0).to(tl.int64)
-    if not tl.load(losses + row) <= 0:
+    row, keep = counted_row(counted, num_rows, ROWS)
+    if keep:
+        keep = not tl.load(losses + row) <= 0
+    if keep:
         columns, entries, most, _, lse_t = _teacher(log_probs, ids, tail, row, K, KP, ACC, PTX)
         inside = columns < V
         own = tl.load(student + row * stride + columns, mask=inside, other=-float("inf")).to(ACC)
@@ -227,92 +252,6 @@ def _entries_backward_kernel(
         slope = slope * (tl.load(upstream + row).to(ACC) * factor)
         target = gradient + row * V + columns
         tl.store(target, slope.to(gradient.dtype.element_ty), mask=inside)
-
-
-def _reference_teacher(
-    log_probs: Tensor, ids: Tensor, tail: Tensor, acc: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    entries = log_probs.to(acc).masked_fill(ids < 0, -float("inf"))
-    both = torch.cat((entries, tail.to(acc)[:, None]), 1)
-    both = both - torch.logsumexp(both, 1, keepdim=True)
-    return both[:, :-1], both[:, -1:]
-
-
-def _check_distinct(columns: Tensor, rows: Tensor) -> None:
-    """columns: ids [n, K] of these rows [n]."""
-    ordered = columns.sort(1).values
-    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-    if twice.any():
-        row, entry = twice.nonzero()[0].tolist()
-        raise ValueError(
-            f"topk_kl: id {ordered[row, entry]} stands twice in row {rows[row]} of teacher_ids; "
-            "distinct columns, or -1 for padding, wanted"
-        )
-
-
-def _reference_forward(
-    student: Tensor,
-    log_probs: Tensor,
-    ids: Tensor,
-    tail: Tensor,
-    rows: Tensor | None,
-    inverse_t: float,
-    factor: float,
-    tolerance: float,
-) -> tuple[Tensor, Tensor]:
-    acc = accumulator(student, log_probs)
-    num_rows, width = student.shape
-    losses = torch.zeros(num_rows, dtype=acc, device=student.device)
-    stats = torch.zeros(3, num_rows, dtype=acc, device=student.device)
-    if rows is None:
-        rows = torch.arange(num_rows, device=student.device)
-    elif rows.dtype == torch.bool:
-        rows = rows.nonzero().squeeze(1)
-    for chunk in rows.split(max(1, _REFERENCE_ELEMENTS // width)):
-        x = student[chunk].to(acc) * inverse_t
-        columns = ids[chunk].long()
-        _check_distinct(columns, chunk)
-        entries, rest = _reference_teacher(log_probs[chunk], columns, tail[chunk], acc)
-        own = x.gather(1, columns.clamp(min=0)).masked_fill(columns < 0, -float("inf"))
-        # Absent entries point at one extra column.
-        x = torch.cat((x, x[:, :1]), 1)
-        x.scatter_(1, torch.where(columns < 0, width, columns), -float("inf"))
-        lse_rest = torch.logsumexp(x[:, :-1], 1, keepdim=True)
-        lse = torch.logsumexp(torch.cat((own, lse_rest), 1), 1, keepdim=True)
-        log_p, log_q = torch.cat((entries, rest), 1), torch.cat((own, lse_rest), 1) - lse
-        value = reference_relative_entropy(log_p.exp(), log_q.exp(), log_p - log_q)
-        losses[chunk] = hinge(value.sum(1).mul_(factor), tolerance)
-        stats[1:, chunk] = torch.stack((lse[:, 0], lse_rest[:, 0]))
-    return losses, stats
-
-
-def _reference_backward(
-    upstream: Tensor,
-    student: Tensor,
-    log_probs: Tensor,
-    ids: Tensor,
-    tail: Tensor,
-    losses: Tensor,
-    stats: Tensor,
-    inverse_t: float,
-    factor: float,
-) -> Tensor:
-    width = student.shape[1]
-    gradient = torch.zeros(student.shape, dtype=student.dtype, device=student.device)
-    size = max(1, _REFERENCE_ELEMENTS // width)
-    for chunk in above_tolerance(losses).nonzero().squeeze(1).split(size):
-        x = student[chunk].to(losses.dtype) * inverse_t
-        columns = ids[chunk].long()
-        entries, rest = _reference_teacher(log_probs[chunk], columns, tail[chunk], losses.dtype)
-        lse, lse_rest = stats[1:, chunk, None]
-        q = torch.exp(x - lse)
-        slope = q - torch.exp(rest + (x - lse_rest))
-        inside = q.gather(1, columns.clamp(min=0)) - entries.exp()
-        slope = torch.cat((slope, slope[:, :1]), 1)
-        slope.scatter_(1, torch.where(columns < 0, width, columns), inside)
-        scale = upstream[chunk, None] * factor
-        gradient[chunk] = slope[:, :-1].mul_(scale).to(student.dtype)
-    return gradient
 
 
 @on_its_device
@@ -331,22 +270,23 @@ def forward_topk(
     zeros and both log-sum-exps there."""
     inverse_t, factor = 1.0 / temperature, weight * temperature * temperature
     if not use_triton(student):
-        return _reference_forward(student, log_probs, ids, tail, rows, inverse_t, factor, tolerance)
+        return reference_forward(student, log_probs, ids, tail, rows, inverse_t, factor, tolerance)
     acc = accumulator(student, log_probs)
     num_rows, width = student.shape
-    losses = torch.empty(num_rows, dtype=acc, device=student.device)
+    losses = torch.zeros(num_rows, dtype=acc, device=student.device)
     stats = torch.empty(3, num_rows, dtype=acc, device=student.device)
-    counted = row_mask(rows, num_rows)
+    number, kind = programs(rows, num_rows)
     columns = granule(student)
     block, warps = row_tile(width, columns, warp_lanes(student.device))
-    ids, order = ids.sort(1)
-    log_probs = log_probs.gather(1, order)
-    if num_rows:
-        _forward_kernel[(num_rows,)](
-            student, log_probs, ids, tail, losses if counted is None else counted, losses, stats,
+    ordered = torch.empty(ids.shape, dtype=torch.int32, device=ids.device)
+    counted = losses if rows is None else rows
+    sizes = {"K": ids.shape[1], "KP": _padded(ids.shape[1]), "ROWS": kind}
+    if number:
+        _sort_kernel[(number,)](ids, counted, ordered, num_rows, **sizes, num_warps=1)
+        _forward_kernel[(number,)](
+            student, log_probs, ids, ordered, tail, counted, losses, stats,
             student.stride(0), num_rows, inverse_t * math.log2(math.e), factor, tolerance,
-            V=width, **walk(student, columns, block), K=ids.shape[1], KP=_padded(ids.shape[1]),
-            MASKED=counted is not None,
+            V=width, **walk(student, columns, block), **sizes,
             num_warps=warps, **target_options(acc),
         )  # fmt: skip
     return losses, stats
@@ -361,30 +301,36 @@ def backward_topk(
     tail: Tensor,
     losses: Tensor,
     stats: Tensor,
+    rows: Tensor | None,
     temperature: float,
     weight: float,
 ) -> Tensor:
-    """The gradient [N, V] of the student logits. losses and stats: as `forward_topk` gave them."""
+    """The gradient [N, V] of the student logits. losses and stats: as `forward_topk` gave them for
+    these rows."""
     inverse_t, factor = 1.0 / temperature, weight * temperature
     if not use_triton(student):
-        return _reference_backward(
+        return reference_backward(
             upstream, student, log_probs, ids, tail, losses, stats, inverse_t, factor
         )
     num_rows, width = student.shape
-    gradient = torch.empty((num_rows, width), dtype=student.dtype, device=student.device)
+    listed = rows if rows is not None and rows.dtype != torch.bool else None
+    number, kind = programs(listed, num_rows)
+    made = torch.empty if listed is None else torch.zeros  # as in `backward_rows`
+    gradient = made((num_rows, width), dtype=student.dtype, device=student.device)
     columns = granule(student, gradient)
     block, warps = row_tile(width, columns, warp_lanes(student.device))
-    if num_rows:
+    if number:
         shared = (
-            upstream.contiguous(), student, log_probs, ids, tail, losses, stats, gradient,
+            upstream.contiguous(), student, log_probs, ids, tail,
+            losses if listed is None else listed, losses, stats, gradient,
             student.stride(0), num_rows, inverse_t * math.log2(math.e), factor,
         )  # fmt: skip
-        sizes = {"V": width, "K": ids.shape[1], "KP": _padded(ids.shape[1])}
+        sizes = {"V": width, "K": ids.shape[1], "KP": _padded(ids.shape[1]), "ROWS": kind}
         sizes |= target_options(losses.dtype)
-        _tail_backward_kernel[(num_rows,)](
+        _tail_backward_kernel[(number,)](
             *shared, width, **sizes, **walk(student, columns, block), num_warps=warps
         )
-        _entries_backward_kernel[(num_rows,)](*shared, **sizes, num_warps=1)
+        _entries_backward_kernel[(number,)](*shared, **sizes, num_warps=1)
     return gradient
 
 

@@ -13,16 +13,28 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ._projections import cast_of, checked_model, chunks, mm, parted, refuse_released, unscaled
+from ._projections import (
+    buffer,
+    cast_of,
+    checked_model,
+    chunks,
+    hidden_gradient,
+    logits,
+    mm,
+    parted,
+    refuse_released,
+    unscaled,
+    weight_gradient,
+)
 from ._shared import accumulator, check_range, refuse_transforms
 
 
 def _below_largest(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Logits [n, V] less the largest of their row."""
-    logits = mm(hidden, weight.t())
+    found = logits(hidden, weight)
     if bias is not None:
-        logits.add_(bias)
-    return logits.sub_(logits.amax(dim=1, keepdim=True))
+        found.add_(bias)
+    return found.sub_(found.amax(dim=1, keepdim=True))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -36,9 +48,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         losses = hidden.new_empty(len(labels), dtype=accumulator(hidden))
         with torch.autocast(hidden.device.type, enabled=False):
             for start, end in chunks(len(labels), len(weight), hidden.device):
-                logits = _below_largest(hidden[start:end], weight, bias)
-                of_labels = logits.gather(1, labels[start:end, None])[:, 0]
-                losses[start:end] = logits.exp_().sum(dim=1).log_().sub_(of_labels)
+                found = _below_largest(hidden[start:end], weight, bias)
+                of_labels = found.gather(1, labels[start:end, None])[:, 0]
+                losses[start:end] = found.exp_().sum(dim=1).log_().sub_(of_labels)
         return losses, weight.new_zeros(()).expand_as(weight)
 
     @staticmethod
@@ -50,34 +62,35 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden, weight, bias, labels = ctx.saved_tensors
         refuse_released("linear_cross_entropy", student=weight)
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
-        dtype, device = hidden.dtype, hidden.device
+        dtype, device, acc = hidden.dtype, hidden.device, upstream.dtype
         ratio, largest = parted(upstream, dtype)
         grad_hidden = torch.empty_like(hidden) if of_hidden else None
         sum_bias = upstream.new_zeros(len(weight)) if of_bias else None
         sum_weight = None
         if of_weight:
-            if total is not None and largest is None:
+            if total is not None and total.dtype == acc:
                 sum_weight = total.contiguous()  # an expanded one cannot be written over
             else:
-                sum_weight = torch.zeros_like(weight, dtype=upstream.dtype)
+                sum_weight = torch.zeros_like(weight, dtype=acc)
         with torch.autocast(device.type, enabled=False):
             for start, end in chunks(len(labels), len(weight), device):
                 part = _below_largest(hidden[start:end], weight, bias).exp_()
                 part.div_(part.sum(dim=1, keepdim=True))
                 own = labels[start:end, None]
-                part = part.scatter_(1, own, part.gather(1, own) - 1).to(dtype)
+                part.scatter_(1, own, part.gather(1, own) - 1)
+                if dtype != acc:
+                    part = buffer(hidden, *part.shape)[:, : len(weight)].copy_(part)
                 if grad_hidden is not None:
-                    grad_hidden[start:end] = mm(part, weight).mul_(upstream[start:end, None])
+                    product = hidden_gradient(part, weight)
+                    grad_hidden[start:end] = product.mul_(upstream[start:end, None])
                 if sum_weight is not None:
                     scaled = (hidden[start:end] * ratio[start:end]).to(dtype)
-                    if largest is None:  # no product [V, D] beside the sum
-                        sum_weight.addmm_(part.t(), scaled)
-                    else:
-                        mm(part.t(), scaled, sum_weight)
+                    weight_gradient(part, scaled, sum_weight, acc)
                 if sum_bias is not None:
                     sum_bias.add_(mm(part.t(), ratio[start:end].to(dtype))[:, 0])
-        if sum_weight is not None and largest is not None:
-            sum_weight.mul_(largest)
+        if sum_weight is not None and dtype != acc:
+            if largest is not None:
+                sum_weight.mul_(largest)
             sum_weight = (
                 sum_weight.to(dtype) if total is None else total.contiguous().add_(sum_weight)
             )

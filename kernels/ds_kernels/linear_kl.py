@@ -24,6 +24,7 @@ from ._projections import (
     cast_of,
     checked_model,
     chunks,
+    hidden_gradient,
     keeps,
     logits,
     mm,
@@ -31,6 +32,7 @@ from ._projections import (
     refuse_released,
     take,
     unscaled,
+    weight_gradient,
 )
 from ._rows import forward_rows, gradient_factor
 from ._shared import (
@@ -135,14 +137,14 @@ def _backward(
                     (temperature, weight, 0.0, divergence), part,
                 )  # fmt: skip
             if wanted[0]:
-                product = mm(part, student_weight[:entries]).mul_(scale[start:end, None]).to(dtype)
+                product = hidden_gradient(part, student_weight[:entries])
+                product = product.mul_(scale[start:end, None]).to(dtype)
                 add_rows(grad_hidden, rows, start, end, product)
             if wanted[1]:
                 scaled = (hidden * ratio[start:end]).to(dtype)
-                if len(spans) == 1 and device.type == "cuda":  # summed and rounded in one go
-                    sum_weight = torch.mm(part.t(), scaled)
-                else:
-                    sum_weight = mm(part.t(), scaled, sum_weight)
+                # On a GPU one product is summed and rounded in one go.
+                once = len(spans) == 1 and device.type == "cuda"
+                sum_weight = weight_gradient(part, scaled, sum_weight, dtype if once else acc)
             if sum_bias is not None:
                 sum_bias.add_(mm(part.t(), ratio[start:end].to(dtype))[:, 0])
         if wanted[1]:

@@ -117,7 +117,7 @@ def _backward_kernel(
     row += layer * num_rows
     total = num_rows * LAYERS
     if tl.load(losses + row) <= 0:
-        store_zeros(gradient, shift, end, BLOCK, SHIFTED, ACC)
+        store_zeros(gradient, shift, end, BLOCK, GRANULE, SHIFTED, ACC)
     else:
         scale_s = tl.load(stats + row)
         scale_t = tl.load(stats + total + row)
@@ -131,7 +131,7 @@ def _backward_kernel(
                 s = load(student, at, shift, end, limit, part != 1, ACC, 0.0) * scale_s
                 t = load(teacher, at, shift, end, limit, part != 1, ACC, 0.0) * scale_t
                 slope = factor * ((s - t) - distance * s)
-                store(gradient, at, slope, shift, end, part != 1)
+                store(gradient, at, slope, shift, end, part != 1, GRANULE)
 
 
 def _reference_forward(

@@ -49,7 +49,7 @@ _backward_op = torch.library.custom_op(
     backward_rows,
     mutates_args=(),
     schema="(Tensor upstream, Tensor student, Tensor teacher, Tensor losses, Tensor stats, "
-    "float temperature, float weight, int divergence) -> Tensor",
+    "Tensor? rows, float temperature, float weight, int divergence) -> Tensor",
 )
 
 
@@ -65,8 +65,8 @@ def _(upstream: Tensor, student: Tensor, *args: Any) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    student, teacher, _, temperature, weight, _, divergence = inputs
-    ctx.save_for_backward(student, teacher, *output)
+    student, teacher, rows, temperature, weight, _, divergence = inputs
+    ctx.save_for_backward(student, teacher, *output, rows)
     ctx.options = (temperature, weight, divergence)
     ctx.mark_non_differentiable(output[1])
 

@@ -33,7 +33,7 @@ _backward_op = torch.library.custom_op(
     backward_topk,
     mutates_args=(),
     schema="(Tensor upstream, Tensor student, Tensor log_probs, Tensor ids, Tensor tail, "
-    "Tensor losses, Tensor stats, float temperature, float weight) -> Tensor",
+    "Tensor losses, Tensor stats, Tensor? rows, float temperature, float weight) -> Tensor",
 )
 
 
@@ -49,8 +49,8 @@ def _(upstream: Tensor, student: Tensor, *args: Any) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    student, log_probs, ids, tail, _, temperature, weight, _ = inputs
-    ctx.save_for_backward(student, log_probs, ids, tail, *output)
+    student, log_probs, ids, tail, rows, temperature, weight, _ = inputs
+    ctx.save_for_backward(student, log_probs, ids, tail, *output, rows)
     ctx.options = (temperature, weight)
     ctx.mark_non_differentiable(output[1])
 

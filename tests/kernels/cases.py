@@ -21,7 +21,8 @@ MODULES = {
     name: importlib.import_module(f"ds_kernels.{name}")
     for name in (
         "_shared", "masked_kl", "masked_cosine", "linear_kl", "topk_kl", "attention_kl",
-        "relation_kl", "_rows", "_topk", "_scores", "_scores_reference", "_projections",
+        "relation_kl", "_rows", "_rows_reference", "_topk", "_topk_reference", "_scores",
+        "_scores_reference", "_projections",
         "_divergences",
     )
 }  # fmt: skip

@@ -14,7 +14,7 @@ from ds_distill.losses import KL, Cosine, CrossEntropy, Term
 from ds_distill.losses import logits as logits_of
 from ds_distill.models.bundle import Bundle
 from ds_distill.types import Batch, Signals
-from ds_kernels import _projections, _rows
+from ds_kernels import _projections, _rows_reference
 
 ROWS, LABELLED, VOCABULARY, KNOWN, WIDTH = 1400, 350, 6000, 3052, 77
 
@@ -56,7 +56,7 @@ def test_labels_cost_little_beside_a_teachers_head(
     for name in ("_LOGIT_BYTES", "_KEEP_BYTES"):
         budgets = getattr(_projections, name)
         monkeypatch.setattr(_projections, name, {"cpu": budgets["cpu"] // 100})
-    for module in (_rows, sys.modules["ds_kernels.masked_cosine"]):  # small as they are
+    for module in (_rows_reference, sys.modules["ds_kernels.masked_cosine"]):  # small as they are
         monkeypatch.setattr(module, "_REFERENCE_ELEMENTS", module._REFERENCE_ELEMENTS // 10)
     cross_entropy: dict[str, Term] = {"cross_entropy": CrossEntropy()}
     kl: dict[str, Term] = {"kl": KL({"rows": "tokens", "temperature": 2.0})}

@@ -1,0 +1,114 @@
+"""`_rows` in plain PyTorch, a bounded number of rows at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._divergences import KL, MSE, reference_elements, reference_softmax
+from ._shared import above_tolerance, accumulator, hinge
+
+_REFERENCE_ELEMENTS = 1 << 19  # logits of one model at a time; smaller: threads wait for each other
+
+
+def _divergence(
+    student: Tensor,
+    teacher: Tensor,
+    inverse_t: float,
+    factor: float,
+    tolerance: float,
+    divergence: int,
+    bias_s: Tensor | None,
+    bias_t: Tensor | None,
+    acc: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses [n], stats [5, n] and derivatives [n, V] of these rows."""
+    s, t = _tempered(student, bias_s, inverse_t, acc), _tempered(teacher, bias_t, inverse_t, acc)
+    if divergence == MSE:
+        gap = s - t
+        losses = hinge(gap.square().sum(-1).mul_(factor), tolerance)
+        return losses, losses.new_zeros(5, len(losses)), gap.mul_(2)
+    (q, lse_s), (p, lse_t) = reference_softmax(s), reference_softmax(t)
+    value, derivative = reference_elements(s, t, lse_s, lse_t, p, q, divergence)
+    losses = hinge(value.sum(-1).mul_(factor), tolerance)
+    if divergence == KL:
+        slope = torch.zeros_like(losses)
+    else:
+        slope = torch.where(q != 0, q * derivative, 0.0).sum(-1)
+    nothing = torch.zeros_like(losses)
+    stats = torch.stack((lse_s[:, 0], lse_t[:, 0], nothing, nothing, slope))
+    return losses, stats, derivative
+
+
+def _tempered(x: Tensor, bias: Tensor | None, inverse_t: float, acc: torch.dtype) -> Tensor:
+    x = x.to(acc)
+    x = x if bias is None else x + bias
+    return x if inverse_t == 1.0 else x * inverse_t
+
+
+def reference_forward(
+    student: Tensor,
+    teacher: Tensor,
+    rows: Tensor | None,
+    inverse_t: float,
+    factor: float,
+    tolerance: float,
+    divergence: int,
+    bias_s: Tensor | None,
+    bias_t: Tensor | None,
+    unit_gradient: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    acc = accumulator(student, teacher)
+    num_rows, width = student.shape
+    options = (inverse_t, factor, tolerance, divergence, bias_s, bias_t, acc)
+    size = max(1, _REFERENCE_ELEMENTS // width)
+    if rows is None and unit_gradient is None and num_rows <= size:
+        return _divergence(student, teacher, *options)[:2]
+    losses = torch.zeros(num_rows, dtype=acc, device=student.device)
+    stats = torch.zeros(5, num_rows, dtype=acc, device=student.device)
+    if rows is not None and rows.dtype == torch.bool:
+        rows = rows.nonzero().squeeze(1)
+    chunks = (
+        [slice(i, min(i + size, num_rows)) for i in range(0, num_rows, size)]
+        if rows is None
+        else rows.split(size)
+    )
+    for chunk in chunks:
+        losses[chunk], stats[:, chunk], derivative = _divergence(
+            student[chunk], teacher[chunk], *options
+        )
+        if unit_gradient is not None:
+            unit_gradient[chunk] = derivative.to(unit_gradient.dtype)
+    return losses, stats
+
+
+def reference_backward(
+    upstream: Tensor,
+    student: Tensor,
+    teacher: Tensor,
+    losses: Tensor,
+    stats: Tensor,
+    inverse_t: float,
+    factor: float,
+    divergence: int,
+) -> Tensor:
+    num_rows, width = student.shape
+    gate, size = above_tolerance(losses), max(1, _REFERENCE_ELEMENTS // width)
+    whole = num_rows <= size and bool(gate.all())
+    if not whole:
+        gradient = torch.zeros(student.shape, dtype=student.dtype, device=student.device)
+    for chunk in [slice(None)] if whole else gate.nonzero().squeeze(1).split(size):
+        s = _tempered(student[chunk], None, inverse_t, losses.dtype)
+        t = _tempered(teacher[chunk], None, inverse_t, losses.dtype)
+        lse_s, lse_t, _, _, slope = stats[:, chunk, None]
+        p, q = (t - lse_t).exp_(), (s - lse_s).exp_()
+        if divergence == KL:
+            derivative = q.sub_(p)
+        else:
+            _, derivative = reference_elements(s, t, lse_s, lse_t, p, q, divergence)
+            derivative = torch.where(q != 0, q * (derivative - slope), 0.0)
+        derivative.mul_((upstream[chunk] * factor)[:, None])
+        if whole:
+            return derivative.to(student.dtype)
+        gradient[chunk] = derivative.to(student.dtype)
+    return gradient
