@@ -546,3 +546,52 @@ def test_linear_logits_in_rows_of_16_bytes(dtype: torch.dtype, device: torch.dev
     assert logits.stride() == ((48, 1) if device.type == "cuda" or INTERPRETED else (37, 1))
     exact = hidden.double() @ weight.double().T
     torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the same outside the interpreter")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("budget", [1 << 30, 600], ids=["at once", "in chunks"])
+def test_products_in_multiples_of_8_are_the_whole_ones(
+    dtype: torch.dtype, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: 37 columns are 32 and 5."""
+    module = MODULES["_projections"]
+    monkeypatch.setattr(module, "_LOGIT_BYTES", {"cpu": budget})
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(6, 8).to(dtype), torch.randn(37, 8).to(dtype)
+    bias, teacher = torch.randn(37).to(dtype), torch.randn(6, 8).to(dtype)
+    labels, rows = torch.randint(0, 37, (6,)), torch.tensor([0, 2, 3, 5])
+
+    def gradients() -> list[torch.Tensor]:
+        student = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
+        losses, slot = ds_kernels.linear_cross_entropy(
+            student[0], student[1], labels, student_bias=student[2]
+        )
+        kl = ds_kernels.linear_kl(
+            student[0], student[1], teacher, weight, rows, student_bias=student[2], slot=slot
+        )
+        return list(torch.autograd.grad(losses.mean() + kl, student))
+
+    whole = gradients()
+    used = []
+
+    def pieces(width: int, tensor: torch.Tensor) -> list[slice]:
+        used.append(width)
+        return [slice(0, 32), slice(32, width)]
+
+    monkeypatch.setattr(module, "pieces", pieces)
+    for ours, wanted in zip(gradients(), whole, strict=True):
+        torch.testing.assert_close(ours, wanted)
+    assert set(used) == {37}
+
+
+def test_pieces_are_all_columns_and_the_first_a_multiple_of_8() -> None:
+    gpu = torch.empty(0, device="meta")
+    found = MODULES["_projections"].pieces
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_cuda", True)
+        for width in (1, 7, 8, 9, 30522, 50265, 128100):
+            columns = [number for part in found(width, gpu) for number in range(width)[part]]
+            assert columns == list(range(width))
+            assert len(found(width, gpu)) == (1 if width % 8 == 0 or width < 8 else 2)
+    assert found(37, torch.empty(0)) == [slice(0, 37)]

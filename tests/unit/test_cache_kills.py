@@ -113,10 +113,14 @@ class Series:
             write_all(tmp_path / name, tmp_path / "whole-ledger")
             self.seconds[number] = time.monotonic() - begin
 
-    def run(self, kills: int, by_time: bool, ranks: Callable[[], int]) -> list[Path]:
-        """Returns the finished caches."""
+    def run(
+        self, kills: int, by_time: bool, ranks: Callable[[], int], among_blocks: int = 0
+    ) -> list[Path]:
+        """Until there were so many kills, and so many of them while blocks were written: where one
+        falls depends on the machine. Returns the finished caches."""
         made: list[Path] = []
-        while self.stages.total() < kills:
+        while self.stages.total() < kills or self.stages["blocks"] < among_blocks:
+            assert self.stages.total() < 10 * kills, f"too few among blocks: {self.stages}"
             path = self.place / f"cache-{len(made)}"
             added = len(made) % 2
             if added:
@@ -160,21 +164,19 @@ class Series:
 
 def test_fifty_kills_at_random_calls_change_nothing(tmp_path):
     series = Series(tmp_path, seed=1)
-    made = series.run(kills=50, by_time=False, ranks=lambda: 2)
+    made = series.run(kills=50, by_time=False, ranks=lambda: 2, among_blocks=20)
     series.check_equal(made)
-    assert series.stages.total() >= 50 and len(made) >= 4
+    assert len(made) >= 4
     print(f"kills: {dict(series.stages)} in {len(made)} builds")
-    assert series.stages["before the plan"] and series.stages["blocks"] >= 20
+    assert series.stages["before the plan"]
     assert series.stages["finishing"] + series.stages["cleaning up"] >= 2
 
 
 def test_kills_at_random_times_change_nothing(tmp_path):
     """All fall between the start of the writing process and its end."""
     series = Series(tmp_path, seed=2)
-    made = series.run(kills=15, by_time=True, ranks=lambda: 2)
+    made = series.run(kills=15, by_time=True, ranks=lambda: 2, among_blocks=5)
     series.check_equal(made)
-    assert series.stages.total() >= 15
-    assert series.stages["blocks"] >= 5
 
 
 def test_kills_between_other_numbers_of_ranks_keep_every_row(tmp_path):
