@@ -41,8 +41,9 @@ class Device:
     """Share of the operations a second that large matrix products reach."""
     achieved_bandwidth: float = 0.8
     """Share of the bandwidth that element-wise kernels reach."""
-    launch: float = 5e-6
-    """Seconds that a kernel takes at least: Python and torch have to start it."""
+    launch: float = 30e-6
+    """Seconds that a kernel takes at least: Python and torch have to start it. Fitted to one step
+    that a virtual machine with an H100 took (docs/planning.md)."""
     per_machine: int = 8
     cards: int = 8
     """Network cards of a machine: an assumption, one for each GPU with NVLink of today, else one

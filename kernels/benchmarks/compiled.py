@@ -96,7 +96,7 @@ def table(result: dict[str, Any], before: dict[str, Any] | None) -> str:
     lines = [
         f"# What Triton {result['triton']} makes of the kernels, {result['date']}",
         "",
-        "Compiled on a CPU, never run on a GPU. Instructions of a thread per pair of logits, per "
+        "Compiled on a CPU. Instructions of a thread per pair of logits, per "
         "score, or per pair of states, in each loop, or in all of a program that has none; for "
         "topk_kl's K entries per entry. Bytes of loads and stores there; spilled bytes of a "
         "thread; shared bytes of a program; occupancy: warps that fit. AMD's scalar unit is not "
