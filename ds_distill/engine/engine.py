@@ -17,7 +17,7 @@ from torch import nn
 from transformers import get_linear_schedule_with_warmup
 
 from ds_distill.engine.config import micro_batches_together, zero_stage
-from ds_distill.engine.placement import Traces, forget, stage3_config
+from ds_distill.engine.placement import Traces, fit_bucket, forget, stage3_config
 from ds_distill.engine.precision import is_half, model_dtype, trust_the_norm
 from ds_distill.engine.training_state import (
     random_state,
@@ -104,7 +104,7 @@ class Engine:
                 model_parameters=self._trained or None,
                 optimizer=adamw,
                 lr_scheduler=(lambda adam: _schedule(adam, optimizer)) if optimizer else None,
-                config=config,
+                config=fit_bucket(config, self._trained),
                 dist_init_required=False,
             )
         if self._stage == 3:

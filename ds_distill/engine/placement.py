@@ -25,6 +25,9 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.load import layers_of
 from ds_distill.models.packed import parts_called
 
+BUCKET = 500_000_000
+"""Elements of DeepSpeed's bucket of gradients where a config says nothing."""
+
 
 @contextmanager
 def sharded_loading(config: dict[str, Any]) -> Iterator[None]:
@@ -95,6 +98,17 @@ def gather_by_layer(config: dict[str, Any], teachers: Iterable[PreTrainedModel])
         "stage3_max_reuse_distance": LAYERS_WHOLE * largest,
     }
     return {**config, "zero_optimization": {**bounds, **config["zero_optimization"]}}
+
+
+def fit_bucket(config: dict[str, Any], trained: Iterable[nn.Parameter]) -> dict[str, Any]:
+    """A config whose bucket of gradients is as long as these weights' are: DeepSpeed allocates it
+    whole at stages 1 to 3, which by default is 0.9 GiB in bf16. A value that the config has stays.
+    """
+    zero = config.get("zero_optimization", {})
+    numel = sum(map(numel_of, trained))
+    if not numel or zero.get("stage", 0) == 0:
+        return config
+    return {**config, "zero_optimization": {"reduce_bucket_size": min(numel, BUCKET), **zero}}
 
 
 def numel_of(parameter: torch.nn.Parameter) -> int:

@@ -116,9 +116,7 @@ def training_states(
             {name: sum(weights) * size for name, weights in teachers.items()},
             gradients=reduced * size,
             optimizer=share * (MASTER + MOMENTS),
-            buffers=min(numel, max(zero.reduce_bucket, numel - reduced)) * size
-            if zero.ranks > 1
-            else 0,
+            buffers=min(numel, max(zero.reduce_bucket, numel - reduced)) * size,
         )
     share = sum(math.ceil(weight / zero.ranks) for group in groups for weight in group)
     whole = zero.student_resident and zero.ranks > 1
@@ -128,7 +126,7 @@ def training_states(
         {name: _sharded(weights, zero) for name, weights in teachers.items()},
         gradients=share * size,
         optimizer=share * (MASTER + MOMENTS),
-        buffers=zero.reduce_bucket * size + _gathered(teachers, zero),
+        buffers=min(numel, zero.reduce_bucket) * size + _gathered(teachers, zero),
     )
 
 
