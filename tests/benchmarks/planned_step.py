@@ -36,7 +36,7 @@ def planned_steps(
     batch = {"batch_size": ranks * micro_batch * micro_steps, "micro_batch_size": micro_batch}
     recipe: dict[str, Any] = {
         "task": {
-            "data": {"path": "data"},  # not there: the hub is not asked either
+            "data": {"path": "/not/there"},  # no name of the hub, which is not asked then
             "labels": [str(label) for label in range(classes)],
             "max_length": length,
         },
