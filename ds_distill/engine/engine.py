@@ -110,7 +110,7 @@ class Engine:
         if self._stage == 3:
             offload = getattr(self._engine.optimizer, "parameter_offload", self._engine.optimizer)
             self._traces = Traces(offload.get_param_coordinator())
-        if optimizer is not None:
+        if optimizer is not None and self._stage < 3:
             trust_the_norm(self._engine.optimizer)
         # At stage 0 DeepSpeed copies all gradients into one tensor and back, for an all-reduce that
         # changes nothing where this rank is alone: 8% of a short step (docs/profiling.md).

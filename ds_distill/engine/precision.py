@@ -75,10 +75,10 @@ def check_device(reference: str, config: dict[str, Any]) -> None:
 
 
 def trust_the_norm(optimizer: Any) -> None:
-    """Stages 0 to 2, bf16 and fp16: the norm of all gradients alone tells whether one of them is
+    """Of stages 0 to 2, in bf16 and fp16: the norm of all gradients tells whether one of them is
     not finite. DeepSpeed skips the step for that too, but looks at each gradient by itself before,
     with eight launches: a quarter of a short step on a GPU at stage 1, two fifths at stage 0."""
-    if getattr(optimizer, "compute_grad_norm", False) and hasattr(optimizer, "averaged_gradients"):
+    if getattr(optimizer, "compute_grad_norm", False):  # of stages 1 and 2
         optimizer.check_overflow = lambda partition_gradients=True: None
     elif hasattr(optimizer, "overflow_checker"):
         optimizer.overflow_checker.check = lambda: False

@@ -36,6 +36,7 @@ from ._shared import (
 from ._tiles import (
     LISTED,
     counted_row,
+    gradient_to_write,
     granule,
     granules,
     load,
@@ -274,12 +275,8 @@ def backward_rows(
             upstream, student, teacher, losses, stats, inverse_t, factor, divergence
         )
     num_rows, width = student.shape
-    # A mask is in the losses: those of rows that do not count are 0.
-    listed = rows if rows is not None and rows.dtype != torch.bool else None
+    gradient, listed = gradient_to_write(student, rows)
     number, kind = programs(listed, num_rows)
-    # One fill of all is faster than a program for each row that does not count.
-    made = torch.empty if listed is None else torch.zeros
-    gradient = made((num_rows, width), dtype=student.dtype, device=student.device)
     columns = granule(student, teacher, gradient)
     block, warps = row_tile(width, columns, warp_lanes(student.device))
     if number:

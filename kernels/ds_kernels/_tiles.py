@@ -126,6 +126,15 @@ def programs(rows: Tensor | None, num_rows: int) -> tuple[int, int]:
     return (num_rows, 1) if rows.dtype == torch.bool else (len(rows), 2)
 
 
+def gradient_to_write(student: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Where a backward kernel writes [N, V], and the list of rows that it is launched over. None:
+    every row; a mask is in the losses, which are 0 of rows that do not count. With a list one fill
+    of zeros is faster than a program for each row outside it."""
+    listed = rows if rows is not None and rows.dtype != torch.bool else None
+    made = torch.empty if listed is None else torch.zeros
+    return made(student.shape, dtype=student.dtype, device=student.device), listed
+
+
 def row_tile(length: int, columns: int, lanes: int, threads: int = 512) -> tuple[int, int]:
     """(columns, warps of `lanes` threads) of a program that walks one row of this length, a granule
     of `columns` a thread. Programs are large so that few rows are read at a time, and what a second

@@ -35,6 +35,7 @@ from ._shared import (
 from ._tiles import (
     LISTED,
     counted_row,
+    gradient_to_write,
     granule,
     granules,
     load,
@@ -313,10 +314,8 @@ def backward_topk(
             upstream, student, log_probs, ids, tail, losses, stats, inverse_t, factor
         )
     num_rows, width = student.shape
-    listed = rows if rows is not None and rows.dtype != torch.bool else None
+    gradient, listed = gradient_to_write(student, rows)
     number, kind = programs(listed, num_rows)
-    made = torch.empty if listed is None else torch.zeros  # as in `backward_rows`
-    gradient = made((num_rows, width), dtype=student.dtype, device=student.device)
     columns = granule(student, gradient)
     block, warps = row_tile(width, columns, warp_lanes(student.device))
     if number:
