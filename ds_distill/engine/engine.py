@@ -97,12 +97,11 @@ class Engine:
         if optimizer is not None:
             self._prepare(config)
         self._trained = [p for p in bundle.parameters() if p.requires_grad]
-        adamw = self._adamw(optimizer) if optimizer is not None else None
         with no_chatter():
             self._engine, *_ = deepspeed.initialize(
                 model=bundle,
                 model_parameters=self._trained or None,
-                optimizer=adamw,
+                optimizer=self._adamw(optimizer) if optimizer else None,
                 lr_scheduler=(lambda adam: _schedule(adam, optimizer)) if optimizer else None,
                 config=fit_bucket(config, self._trained),
                 dist_init_required=False,
