@@ -184,3 +184,28 @@ def toy_recipe_data(task: Path, model: Path) -> dict[str, Any]:
         "logging": {"every": 5},
         "deepspeed": "zero1_fp32",
     }
+
+
+TOY_TAGS = ["O", "B-animal", "I-animal", "B-food", "I-food"]
+
+
+def write_toy_words(folder: Path) -> Path:
+    """Words, of which some are one or two of an entity. The first sentence of test ends beyond the
+    maximum of the model that reads letters."""
+    folder.mkdir()
+    draw = random.Random(0)
+    for split, size in {"train": 240, "validation": 80, "test": 80, "transfer": 240}.items():
+        rows = []
+        for number in range(size):
+            tagged = [(word, "O") for word in draw.choices(TOY_FILLERS.split(), k=3)]
+            for kind in draw.sample(["animal", "food"], k=draw.randint(0, 2)):
+                words = draw.choices(TOY_WORDS[kind].split(), k=draw.randint(1, 2))
+                tagged += zip(words, [f"B-{kind}", f"I-{kind}"][: len(words)], strict=True)
+                tagged.append((draw.choice(TOY_FILLERS.split()), "O"))
+            tagged += [("sparrow", "B-animal")] * (10 if number == 0 else 0)
+            tokens, tags = zip(*tagged, strict=True)
+            rows.append({"tokens": tokens, **({"tags": tags} if split != "transfer" else {})})
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(lines)
+    (folder / "labels.json").write_text(json.dumps(TOY_TAGS))
+    return folder

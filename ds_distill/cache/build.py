@@ -135,12 +135,15 @@ def _finish(cache: Path, plan: Plan, teachers: Teachers, worker: Worker, lock: F
 
 
 def _not_given(folder: Path, shards: list[Shard]) -> int:
-    """Rows of closed shards of which their teacher says nothing."""
+    """Examples of closed shards of which their teacher says nothing."""
     count = 0
     for shard in shards:
         with pa.memory_map(str(folder / shard.file)) as source:
             for batch in pa.ipc.open_stream(source):
-                count += int(np.count_nonzero(batch.column("given").values.to_numpy() == 0))
+                given = batch.column("given")
+                if pa.types.is_list(given.type):  # of all words of an example, or of none
+                    given = given.values.take(given.offsets[:-1])
+                count += int(np.count_nonzero(given.flatten().to_numpy() == 0))
     return count
 
 

@@ -43,8 +43,8 @@ def file_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
     if not has_files(task):
         yield (
             f"teachers.{asked[0]}.predictions: phase {context.step.name!r} is of "
-            f"{task.location}.type={task.type}, and a file is read for texts with labels or a "
-            "number. Give a model."
+            f"{task.location}.type={task.type}, and a file is read for texts or words with "
+            "labels, and for numbers. Give a model."
         )
         return
     if isinstance(phase, Expertise) and phase.states:
@@ -69,7 +69,7 @@ def file_mistakes(phase: PhaseSettings, context: Context) -> Iterator[str]:
 
 def has_files(task: TaskSettings) -> bool:
     """Whether files are read for such tasks."""
-    return task.rows == "text" and task.has_labels
+    return task.rows in ("text", "words") and task.has_labels
 
 
 class Predictions:
@@ -88,8 +88,7 @@ class Predictions:
 
     def mistakes(self) -> Iterator[str]:
         """Files that cannot be read, and splits of which they lack examples that must be there.
-        What is cached for a student may lack some, and an evaluation leaves out a teacher whose
-        file lacks any."""
+        What is cached for a student may lack some, and what is evaluated too."""
         for teacher in self._teachers:
             at = f"teachers.{teacher}.predictions"
             try:
@@ -116,6 +115,8 @@ class Predictions:
             at, file = f"teachers.{teacher}.predictions", self._file(teacher)
             of_file = np.stack([file.high, file.low], axis=1)
             used = np.concatenate([_keys(data) for data in self._read.values()])
+            if file.unknown is not None:
+                yield f"{at}: the ids of {file.unknown} of its rows are of no example here."
             if unknown := int((~among_keys(of_file, used)).sum()):
                 yield (
                     f"{at}: {unknown:,} of its {len(file):,} texts are in no split that is used "
@@ -130,14 +131,15 @@ class Predictions:
             for split in (split for split in self._read if split in asked):
                 if len(missing := self._lacks(split, file)):
                     judged = split in evaluated
-                    then = "it is not judged there" if judged else "nobody follows it on these"
+                    then = "it is judged on the others" if judged else "nobody follows it on these"
+                    if judged and len(missing) == len(self._read[split]):
+                        then = "it is not judged there"
                     yield f"{at}: {self._lack(split, missing)}: {then}."
 
     def _file(self, teacher: str) -> FilePredictions:
         path = self._recipe.from_files[teacher]
-        return open_predictions(
-            predictions_file(teacher, path, self._recipe.data_folder), self._source
-        )
+        file = predictions_file(teacher, path, self._recipe.data_folder)
+        return open_predictions(file, self._source, [*self._read])
 
     def _lacks(self, split: str, file: FilePredictions) -> np.ndarray:
         """Content keys, int64 [M, 2], of the examples of a split that a file lacks."""

@@ -23,6 +23,7 @@ import xxhash
 from ds_distill.data import docstrings, questions, words
 from ds_distill.data.examples import build_once, convert, keep_per_class
 from ds_distill.data.groups import MARKS, with_marks, write_named
+from ds_distill.data.ids import ID, write_ids
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
 from ds_distill.data.named_teachers import TEACHER, write_teachers
 from ds_distill.data.readers import BATCH, Reader, open_file
@@ -141,8 +142,9 @@ class Source(ABC):
             keys = np.stack([as_numpy(data, "key_hi"), as_numpy(data, "key_lo")], axis=1)
             one_class = np.zeros(len(data), dtype=np.int64)
             data = data.select(keep_per_class(one_class, keys, limit))
-        names = ("text", "text_b", "words", "answers", "label", "key_hi", "key_lo", *MARKS, TEACHER)
-        return data.select_columns([name for name in names if name in data.column_names])
+        names = ("text", "text_b", "words", "answers", "label", "key_hi", "key_lo", *MARKS)
+        there = [name for name in (*names, TEACHER, *ID) if name in data.column_names]
+        return data.select_columns(there)
 
     def locations(self, split: str, keys: Set[tuple[int, int]]) -> dict[tuple[int, int], str]:
         """Where examples with these content keys stand, e.g. `train.jsonl:17`, for a message: the
@@ -241,6 +243,7 @@ class ReaderSource(Source):
         for key, column, write in (
             ("group", columns.group, write_named),
             ("teacher", columns.teacher, write_teachers),
+            ("id", columns.id, write_ids),
         ):
             if column is None or not self._has(reader, key, column):
                 continue
@@ -254,8 +257,8 @@ class ReaderSource(Source):
         return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts, axis=1)
 
     def _has(self, reader: Reader, key: str, column: str) -> bool:
-        """Whether the rows of a split name their groups, or teachers: it need not, where another
-        does; groups only without labels. Raises UserError for one that must."""
+        """Whether the rows of a split name their groups, teachers, or ids: it need not, where
+        another does; groups only without labels. Raises UserError for one that must."""
         if column in reader.columns():
             return True
         elsewhere = any(column in self._reader(split).columns() for split in self.splits)
@@ -374,7 +377,7 @@ def text_columns(columns: Columns, present: Collection[str]) -> Columns:
 
 def _named(columns: Columns) -> dict[str, Any]:
     """The columns that converted files depend on."""
-    return columns.model_dump(exclude={"group", "teacher"})
+    return columns.model_dump(exclude={"group", "teacher", "id"})
 
 
 def _missing_column(reader: Reader, key: str, name: str) -> UserError:

@@ -21,7 +21,7 @@ from ds_distill.data.word_tokens import WindowViews
 from ds_distill.data.words import Words, flat_lists, word_keys
 from ds_distill.process.activity import mark
 
-VERSION = "windows of texts 2"
+VERSION = "windows of texts 3"
 """Part of the fingerprint: change it when the same texts give other windows."""
 
 _AT_ONCE = 1000
@@ -54,6 +54,9 @@ class TextWindows(Words):
     def firsts(self) -> np.ndarray:
         return np.unique(self.text, return_index=True)[1]
 
+    def of_whole_texts(self, chosen: np.ndarray) -> np.ndarray:
+        return ~np.isin(self.text, self.text[~chosen])
+
     def whole(self) -> tuple[np.ndarray, Words]:
         rows = np.flatnonzero(self.owned)  # in the order of the texts and of their words
         _, of_window = np.unique(self.text, return_inverse=True)
@@ -71,8 +74,9 @@ def prepare(
     The result has each tokenizer's tokens, see `cutting`; and `counted`, list of bool: of each word
     whether it has a token in the view of every model. Teachers and student meet on these words,
     whatever their tokenizers are. Where a list is too long, it also has `text`: the number of each
-    window's list; and `owned`: of each word whether it belongs to the window. Marks are those of
-    the whole list.
+    window's list; `whole_hi`, `whole_lo`: that list's content key; `first`: the number of the
+    window's first word in it; and `owned`: of each word whether it belongs to the window. Marks are
+    those of the whole list.
     """
     cutter = WindowViews(tokenizers, max_length)
 
@@ -84,6 +88,7 @@ def prepare(
             for first, end, owned, views in cutter.windows(tokens):
                 here = {name: row[name][first:end] for name in ("words", "label")}
                 here |= cutter.columns(views)
+                here |= {"whole_hi": row["key_hi"], "whole_lo": row["key_lo"], "first": first}
                 rows.append({**row, **here, "text": numbers[at], "owned": owned})
         keys = word_keys([row["words"] for row in rows])
         for row, (high, low) in zip(rows, keys, strict=True):
@@ -96,4 +101,7 @@ def prepare(
     return found if len(found) > len(examples) else found.remove_columns(list(_WINDOWS))
 
 
-_WINDOWS = {"text": datasets.Value("int64"), **lists_of({"owned": "bool"})}
+_WINDOWS = {
+    **dict.fromkeys(("text", "whole_hi", "whole_lo", "first"), datasets.Value("int64")),
+    **lists_of({"owned": "bool"}),
+}

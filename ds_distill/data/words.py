@@ -84,6 +84,10 @@ class Words:
         these T texts."""
         return np.arange(len(self.counted)), self
 
+    def of_whole_texts(self, chosen: np.ndarray) -> np.ndarray:
+        """Of chosen examples, bool [N], those of whose text all are: bool [N]."""
+        return chosen
+
     def at(self, indices: np.ndarray) -> Words:
         """Those of some examples."""
         lengths = self.lengths_of(indices)
@@ -125,6 +129,23 @@ class WordColumns:
         if columns.tokens not in present and columns.text in present:
             return WordColumns(columns.text, columns.spans, in_text=True)
         return WordColumns(columns.tokens, columns.tags, in_text=False)
+
+    def words_in(self, row: dict[str, Any], location: str) -> list[str]:
+        """The words of a row. Raises UserError where there is none."""
+        if not self.in_text:
+            return _words(row, self.words, location)
+        words: list[str] = self.words_of_row(_text(row, self.words, location))
+        if not words:
+            raise UserError(f"{location}: {self.words!r} holds no word. Take the row out.")
+        return words
+
+    def tags_in(self, row: dict[str, Any], given: Any, location: str) -> list[str]:
+        """A tag for each word of a row's text, by spans of it. Raises UserError for others.
+
+        given: what stands in the column of spans.
+        """
+        text = _text(row, self.words, location)
+        return tags_of_spans(_spans(given, text, self, location), words_of(text))
 
     def words_of_row(self, value: Any) -> Any:
         """The words of a row's value, where it is as it should be."""
@@ -179,20 +200,12 @@ def _checked(
     first: dict[bool, str] = {}  # has tags or not -> location of the first such row
     names = [columns.words, columns.tags] if ids else [columns.words]
     for location, row in reader.rows(names):
-        spans = []
-        if columns.in_text:
-            text = _text(row, columns.words, location)
-            spans = words_of(text)
-            words = [text[start:end] for start, end in spans]
-            if not words:
-                raise UserError(f"{location}: {columns.words!r} holds no word. Take the row out.")
-        else:
-            words = _words(row, columns.words, location)
+        words = columns.words_in(row, location)
         tags = [-1] * len(words)
         given = row.get(columns.tags) if ids else None
         if ids is not None and given is not None:
             if columns.in_text:
-                given = tags_of_spans(_spans(given, text, columns, location), spans)
+                given = columns.tags_in(row, given, location)
             tags = _tags(given, words, columns, ids, location)
         first.setdefault(given is not None, location)
         if len(first) > 1:

@@ -238,7 +238,7 @@ class Bundle(nn.Module):
             raise ValueError(f"the bundle has no model {name!r}: it has {', '.join(names)}")
         teacher = self.teachers[name]
         if isinstance(teacher, FileTeacher):
-            return cast(Signals, teacher(keys))
+            return cast(Signals, teacher(keys, view.example_indices))
         # Not inference_mode: ZeRO-3 may prefetch a student's weight inside this block, and a
         # tensor made in inference mode cannot be part of the backward pass.
         with (

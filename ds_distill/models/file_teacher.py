@@ -19,11 +19,20 @@ class FileTeacher(nn.Module):
         # At stage 3 DeepSpeed asks a module for its first weight.
         self.no_weight = nn.Parameter(torch.zeros(1), requires_grad=False)
 
-    def forward(self, keys: torch.Tensor) -> Signals:
-        """The logits of n texts, by content keys int64 [n, 2]: float32 [n, C], where the keys are;
-        0 of a text that the file has not."""
+    def forward(self, keys: torch.Tensor, examples: torch.Tensor) -> Signals:
+        """The logits of n rows: float32 [n, C], where the keys are; 0 of an example that the file
+        has not.
+
+        keys: int64 [n, 2], content keys of the rows' examples. examples: int64 [n], their numbers
+            in the batch; an example's rows stand together, in their order.
+        """
         found = self._predictions.find(keys.cpu().numpy())
+        begins = np.flatnonzero(np.diff(examples.cpu().numpy(), prepend=-1))
+        counts = np.diff(begins, append=len(found))
+        within = np.arange(len(found)) - np.repeat(begins, counts)
+        there = found >= 0
+        rows = self._predictions.first[found[there]] + within[there]
         logits = np.zeros((len(found), self._predictions.logits.shape[1]), dtype=np.float32)
-        logits[found >= 0] = self._predictions.logits[found[found >= 0]]
-        given = torch.from_numpy(found >= 0)
+        logits[there] = self._predictions.logits[rows]
+        given = torch.from_numpy(there)
         return Signals(torch.from_numpy(logits), given=given).to(keys.device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from ds_distill.run.any_checkpoint import CHECKPOINT
 from ds_distill.run.inference import predictions_of
 from ds_distill.run.label_warnings import warn_of_few_groups, warn_of_teachers
 from ds_distill.run.run import Run
+from ds_distill.tasks import TaskKind
 
 
 def models_to_evaluate(recipe: Recipe, number: int) -> dict[str, str]:
@@ -77,18 +80,21 @@ def _with_head(run: Run, reference: ModelReference) -> bool:
 
 def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any]:
     """All models on a split, and on the same examples each of them against the baseline and each
-    student against each other model. The main process judges them: its record, on other ranks
-    nothing.
+    student against each other model. A teacher whose file lacks some of the examples is judged on
+    the others, and the students against it there. The main process judges them: its record, on
+    other ranks nothing.
 
     Models compute in fp32, the dtype that finished ones are written in: what is loaded from the
     run's folder by `from_pretrained` predicts what is counted here.
     """
     roles = models_to_evaluate(run.recipe, number)
-    references = [run.reference(model, number) for model in roles]
     examples, kind = run.data.examples(phase.split), run.kind
-    references = [
-        each for each in references if run.knows(each, examples) and _with_head(run, each)
-    ]
+    counted = kind.counted(examples)
+    references = [run.reference(model, number) for model in roles]
+    known = {each.name: run.knows(each, examples) for each in references}
+    partial = {model: there for model, there in known.items() if not there.all()}
+    nothing = {model for model, there in partial.items() if not there[counted].any()}
+    references = [each for each in references if each.name not in nothing and _with_head(run, each)]
     if phase.start:
         references.append(replace(run.reference("student", 0), name=START, new_head=True))
         roles[START] = START
@@ -97,43 +103,132 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     of_baseline, baseline = kind.baseline(run.data, phase.split, examples, references)
     if not run.world.is_main:
         return {}
-    warnings = []
-    for role in ("teacher", CHECKPOINT):
-        given = [each for each in references if roles[each.name] == role]
-        warnings += warn_of_teachers(run, name, phase.split, given, predictions, examples, role)
-    predictions[BASELINE] = of_baseline
-    scored = {model: kind.scored(of_model, examples) for model, of_model in predictions.items()}
+    groups = numbered(examples.group_keys[torch.from_numpy(counted)])
+    every = _Judged(kind, examples, {**predictions, BASELINE: of_baseline}, groups)
     with located(f"phase {name}, split {phase.split}"):
-        reports = {model: kind.report(of_model) for model, of_model in scored.items()}
-    counted = kind.counted(examples)
-    group_keys = examples.group_keys[torch.from_numpy(counted)]
-    groups = numbered(group_keys)
-    warnings += warn_of_few_groups(run, name, phase.split, group_keys.numpy())
-    of_models = {model: scored[model] for model in roles}
-    saved = SavedPredictions(run.labels, groups, of_models)
-    saved.write(run.folder.predictions(number, name))
-    metric = metric_of(run.task)
-    baseline = {**baseline, **reports[BASELINE]}
-    _log(run, name, phase.split, roles, reports, baseline)
+        judged = _each_where_it_knows(run, every, partial, roles)
+    warnings = _warnings(run, name, phase.split, references, roles, judged)
+    whole = judged.pop(BASELINE)
+    models = {
+        model: {
+            "role": roles[model],
+            "parameters": sizes[model],
+            **own.figures(model),
+            **({} if own is whole else {"not_given": len(whole) - len(own)}),
+        }
+        for model, own in judged.items()
+    }
+    of_all = {model: whole.scored[model] for model, own in judged.items() if own is whole}
+    SavedPredictions(run.labels, groups, of_all).write(run.folder.predictions(number, name))
+    metric, baseline = metric_of(run.task), {**baseline, **whole.reports[BASELINE]}
+    _log(run, name, phase.split, models, baseline)
     return {
         "split": phase.split,
         "over": TASKS[run.task.type].over,
         "metric": metric.name,
         "metric_settings": run.task.metric.model_dump(exclude={"name"}, exclude_defaults=True),
         "examples_mark": _mark(run, examples, counted, references),
-        "models": {
-            model: {
-                "role": role,
-                "parameters": sizes[model],
-                **reports[model],
-                "to_baseline": difference(scored[model], scored[BASELINE], kind.judge, groups),
-            }
-            for model, role in roles.items()
-        },
+        "models": models,
         "baseline": baseline,
-        "comparisons": comparisons(scored, roles, reports, kind.judge, metric, groups),
+        "comparisons": [
+            row
+            for own in dict.fromkeys(judged.values())
+            for row in own.comparisons(roles)
+            if judged[row["other"]] is own
+        ],
         "warnings": warnings,
     }
+
+
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    """Models that were asked of the same examples."""
+
+    kind: TaskKind[Any, Any]
+    examples: Examples
+    predictions: dict[str, Any]
+    """By model, as the task's kind makes them; of the constant answer as BASELINE."""
+    groups: np.ndarray
+    """int64 [n], as of `paired_interval`: of the examples that count."""
+
+    def __len__(self) -> int:
+        """How many of the examples count."""
+        return len(self.groups)
+
+    @cached_property
+    def scored(self) -> dict[str, Any]:
+        return {m: self.kind.scored(made, self.examples) for m, made in self.predictions.items()}
+
+    @cached_property
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """Raises UserError where a metric is not defined for these examples."""
+        return {model: self.kind.report(scored) for model, scored in self.scored.items()}
+
+    def figures(self, model: str) -> dict[str, Any]:
+        """Its scores, and the difference to the baseline's."""
+        own, baseline = self.scored[model], self.scored[BASELINE]
+        apart = difference(own, baseline, self.kind.judge, self.groups)
+        return {**self.reports[model], "to_baseline": apart}
+
+    def comparisons(self, roles: Mapping[str, str]) -> list[dict[str, Any]]:
+        """roles: of all models, also of those that are not here."""
+        here = {model: role for model, role in roles.items() if model in self.scored}
+        metric, judge = metric_of(self.kind.settings), self.kind.judge
+        return comparisons(self.scored, here, self.reports, judge, metric, self.groups)
+
+    def at(self, known: np.ndarray, models: Iterable[str]) -> _Judged:
+        """Some of the models on some of the N examples, bool [N]."""
+        chosen, counted = np.flatnonzero(known), self.kind.counted(self.examples)
+        rows = self.examples.rows_of(chosen)
+        predictions = {model: self.predictions[model][rows] for model in models}
+        groups = self.groups[known[counted]]
+        return _Judged(self.kind, self.examples.at(chosen), predictions, groups)
+
+
+def _each_where_it_knows(
+    run: Run, every: _Judged, partial: Mapping[str, np.ndarray], roles: Mapping[str, str]
+) -> dict[str, _Judged]:
+    """By model, in their order, and BASELINE.
+
+    partial: of teachers that do not know all N examples, which they know, bool [N]. One that knows
+        too few for a metric is left out.
+    """
+    known = {m: made for m, made in every.predictions.items() if m not in partial}
+    whole = replace(every, predictions=known)
+    beside = [m for m in known if roles.get(m) in ("student", START, None)]
+    found = {}
+    for model in [*roles, BASELINE]:
+        found[model] = whole
+        if model in partial:
+            found[model] = every.at(partial[model], [model, *beside])
+        try:
+            _ = found[model].reports
+        except UserError as error:
+            if model not in partial:
+                raise
+            run.log.info(f"  {model} is not judged on what it knows: {error}")
+            del found[model]
+    return found
+
+
+def _warnings(
+    run: Run,
+    phase: str,
+    split: str,
+    references: list[ModelReference],
+    roles: Mapping[str, str],
+    judged: Mapping[str, _Judged],
+) -> list[str]:
+    """Log and return what is doubtful of the teachers and of the split."""
+    found = []
+    for role in ("teacher", CHECKPOINT):
+        for one in references:
+            if roles[one.name] == role and (own := judged.get(one.name)) is not None:
+                about = run, phase, split, [one], own.predictions, own.examples, role
+                found += warn_of_teachers(*about)
+    whole = judged[BASELINE]
+    of_groups = whole.examples.group_keys[torch.from_numpy(run.kind.counted(whole.examples))]
+    return [*found, *warn_of_few_groups(run, phase, split, of_groups.numpy())]
 
 
 def _mark(
@@ -153,8 +248,7 @@ def _log(
     run: Run,
     phase: str,
     split: str,
-    roles: dict[str, str],
-    reports: dict[str, dict[str, Any]],
+    models: dict[str, dict[str, Any]],
     baseline: dict[str, Any],
 ) -> None:
     """An event and a line for each model, and a line for the baseline."""
@@ -163,16 +257,18 @@ def _log(
     def score_of(report: dict[str, Any]) -> str:
         return f"{metric.title} {metric.shown_as(report[metric.name])}"
 
-    for model, role in roles.items():
-        numbers = {one: reports[model][one] for one in run.kind.metrics if one in reports[model]}
-        if "own_tokens" in reports[model]:
-            numbers |= {f"own_{one}": value for one, value in reports[model]["own_tokens"].items()}
+    for model, of_model in models.items():
+        numbers = {one: of_model[one] for one in run.kind.metrics if one in of_model}
+        if "own_tokens" in of_model:
+            numbers |= {f"own_{one}": value for one, value in of_model["own_tokens"].items()}
         run.log.event("evaluation", phase=phase, model=model, split=split, **numbers)
-        own = reports[model].get("own_tokens")
+        own = of_model.get("own_tokens")
         added = f"; on all its tokens {score_of(own)}" if own and metric.name in own else ""
-        run.log.info(f"  {model:<16} {role:<8} {score_of(reports[model])}{added}")
+        if "not_given" in of_model:
+            added = f" on {of_model['examples']:,} of {baseline['examples']:,} examples"
+        run.log.info(f"  {model:<16} {of_model['role']:<8} {score_of(of_model)}{added}")
     answer = answer_of({"over": TASKS[run.task.type].over, "baseline": baseline})
-    rule, score = f"{baseline['rule']} of {baseline['split']}", score_of(reports[BASELINE])
+    rule, score = f"{baseline['rule']} of {baseline['split']}", score_of(baseline)
     run.log.info(f"  always {answer} ({rule}): {score}")
 
 

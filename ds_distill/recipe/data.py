@@ -45,6 +45,9 @@ class Columns(Section):
     teacher: str | None = None
     """The teacher that an example follows, for the routing policy `column`: its name in the recipe,
     null where none is meant. May be absent in splits from which no student learns that way."""
+    id: str | None = None
+    """What names an example, for a teacher's file of predictions that has this column: a name or a
+    whole number, null for an example without one. May be absent in some splits."""
 
 
 class Randomise(Section):

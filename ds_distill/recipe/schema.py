@@ -35,9 +35,9 @@ class Teacher(Section):
     package). Weights must be safetensors."""
     predictions: str | None = None
     """In place of `model`: a file of what an LLM, an ensemble, a rule or a person predicted of the
-    task's texts, jsonl, csv, tsv or parquet, with the text's columns and `predicted`,
-    `probabilities` or `logits` (docs/own-data.md). `data:NAME` is the file in `data_folder`. Of
-    texts with labels or a number."""
+    task's texts, jsonl, csv, tsv or parquet, with the columns of the text or of the words, or
+    with `data.columns.id`; and `predicted`, `probabilities` or `logits` (docs/own-data.md).
+    `data:NAME` is the file in `data_folder`. Of texts or words with labels, or of numbers."""
     revision: str | None = None
     """Commit of a hub model."""
     labels: dict[str, str | None] | None = None

@@ -102,7 +102,8 @@ def by_class(models: Mapping[str, Mapping[str, Any]], judged: str) -> ByClass | 
     of_teachers = {
         name: class_scores(model)
         for name, model in models.items()
-        if model["role"] == "teacher" and name != judged
+        # One that was judged on some of the examples is compared on these, over all classes.
+        if model["role"] == "teacher" and name != judged and "not_given" not in model
     }
 
     def rows(labels: Sequence[str]) -> list[ClassRow]:

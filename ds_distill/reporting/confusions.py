@@ -28,7 +28,11 @@ def commonest_confusions(models: Mapping[str, dict[str, Any]], judged: str) -> l
     models: of an evaluation over classes, by name; judged: the one whose confusions they are.
     """
     names = list(models[judged]["per_class"])
-    counts = {name: confusion_counts(model["confusion"]) for name, model in models.items()}
+    counts = {
+        name: confusion_counts(model["confusion"])
+        for name, model in models.items()
+        if name == judged or "not_given" not in model  # that one was asked of fewer examples
+    }
     totals = [0] * len(names)
     for (label, _), count in counts[judged].items():
         totals[label] += count

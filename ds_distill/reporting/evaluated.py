@@ -28,7 +28,7 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
     always = f"always {answer_of(record)}"
     rows: list[list[str | Cell]] = [
         [
-            name,
+            f"{name} (on {model['examples']:,})" if "not_given" in model else name,
             judge.shown_as(model[judge.name]),
             difference_cell(judge, model["to_baseline"], model[judge.name]),
             *(metric.shown_as(model[metric.name]) for metric in others),

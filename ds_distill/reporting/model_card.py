@@ -243,7 +243,7 @@ def _unknown(ready: list[str]) -> str:
 
 def _table(evaluation: dict[str, Any], ready: list[str]) -> list[str]:
     """ready: teachers that came trained."""
-    first = next(iter(evaluation["models"].values()))
+    first = max(evaluation["models"].values(), key=lambda model: model["examples"])
     metrics = metrics_of(evaluation)
     measure = PER_CLASS.get(evaluation["over"])
     labels = first["per_class"] if measure else {}
@@ -281,7 +281,8 @@ def _table(evaluation: dict[str, Any], ready: list[str]) -> list[str]:
             "-" if (value := model["per_class"][label]) is None else f"{value:.1%}"
             for label in labels
         ]
-        lines.append(f"| {' | '.join([_escaped(name), model['role'], *numbers, *classes])} |")
+        of = f" (on {model['examples']:,} examples)" if "not_given" in model else ""
+        lines.append(f"| {' | '.join([_escaped(name) + of, model['role'], *numbers, *classes])} |")
     return lines
 
 

@@ -246,6 +246,8 @@ class _Verdict:
         """The score of another model; where it is not known to be better or worse, with the
         difference to it."""
         row, score = self._rows[other], self._score(self._models[other])
+        if "not_given" in self._models[other]:
+            score += f" on {self._models[other]['examples']:,} of them"
         if self._outcome(row) not in (_LEVEL, _TOO_SMALL) or row["interval"] is None:
             return score
         return f"{score}: {', '.join(self._parts(row))}"

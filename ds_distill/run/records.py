@@ -53,6 +53,8 @@ class ModelFigures(Figures):
     role: str
     parameters: Count
     to_baseline: Difference
+    not_given: Count = 0
+    """Examples of which a teacher's file says nothing: it was judged on the others."""
 
 
 class Baseline(Figures):

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from ds_distill.data.batches import CachedSignals, Collator, Examples
@@ -148,12 +149,13 @@ class Run:
             found = label_map(model, config, self.labels, given.labels, many_labels=many)
         return ModelReference(name, model, given.revision, label_map=found)
 
-    def knows(self, teacher: ModelReference, examples: Examples) -> bool:
-        """Whether a teacher can be asked of all these examples: one from a file says something of
-        those that stand there."""
+    def knows(self, teacher: ModelReference, examples: Examples) -> np.ndarray:
+        """Of which examples a teacher can be asked: bool [N]. One from a file says something of
+        those that stand there; of a text's windows of all, or of none."""
         if teacher.predictions is None:
-            return True
-        return self.data.predictions(teacher.predictions).has_all(examples.keys.numpy())
+            return np.ones(len(examples), dtype=bool)
+        there = self.data.predictions(teacher.predictions).find(examples.keys.numpy()) >= 0
+        return there if examples.words is None else examples.words.of_whole_texts(there)
 
     def _tags_of(self, model: str, head: str) -> LabelMap | None:
         """Which tags of a model that was trained on another task of words are this task's."""

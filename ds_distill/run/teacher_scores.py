@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ds_distill.data.batches import Examples
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
@@ -36,8 +38,9 @@ def score_teachers(number: int, name: str, run: Run) -> None:
     new = [one for one in references if _score_of(run, one) is None]
     if new:
         examples = run.data.examples(CHOOSING_SPLIT)
-        new = [one for one in new if run.knows(one, examples)]
-        if not new or not run.kind.counted(examples).any():
+        counted = run.kind.counted(examples)
+        new = [one for one in new if run.knows(one, examples)[counted].any()]
+        if not new:
             return
         predictions, _ = predictions_of(run, new, CHOOSING_SPLIT, BATCH, finite=False)
         _keep(number, name, run, CHOOSING_SPLIT, new, predictions, examples)
@@ -129,20 +132,23 @@ def _keep(
 ) -> None:
     """Add scores to those of the run."""
     metric, new = metric_of(run.task), []
-    counted = int(run.kind.counted(examples).sum())
     for reference in references:
         of_model, value, doubt = predictions[reference.name], math.nan, None
+        known, judged = run.knows(reference, examples), examples
+        if not known.all():
+            judged = examples.at(np.flatnonzero(known))
+            of_model = of_model[examples.rows_of(np.flatnonzero(known))]
         classes = classes_of(reference) or _focus(number, run, reference)
         if run.kind.finite(of_model).all():  # else the phases say so, or leave examples out
-            value = run.kind.judge.value(run.kind.scored(of_model, examples))
-            doubt = run.kind.doubt(of_model, examples, classes)
+            value = run.kind.judge.value(run.kind.scored(of_model, judged))
+            doubt = run.kind.doubt(of_model, judged, classes)
         entry = {
             "task": run.task_name,
             "teacher": reference.name,
             "model": _files_of(reference),
             "phase": name,
             "split": split,
-            "examples": counted,
+            "examples": int(run.kind.counted(judged).sum()),
             "over": TASKS[run.task.type].over,
             "metric": metric.name,
             "score": value if math.isfinite(value) else None,

@@ -48,9 +48,12 @@ class Evaluation:
 
     @property
     def main(self) -> str:
-        """The model that stands for the run: the student that it ships, else its first."""
+        """The model that stands for the run: the student that it ships, else its first of those
+        that were judged on all examples."""
         models = self.record["models"]
-        return self.student if self.student in models else next(iter(models))  # type: ignore[return-value]
+        if self.student in models:
+            return self.student  # type: ignore[return-value]
+        return next(iter(sorted(models, key=lambda name: "not_given" in models[name])))
 
     @cached_property
     def saved(self) -> SavedPredictions | None:
@@ -146,9 +149,11 @@ def _group(group: list[Evaluation]) -> dict[str, Any]:
 
 def paired(one: Evaluation, model: str, other: Evaluation, others: str) -> dict[str, Any] | None:
     """The difference of two models on the same examples, and its interval; None where one has no
-    predictions. Raises UserError for predictions of other examples than the records say."""
+    predictions, or was judged on some of the examples. Raises UserError for predictions of other
+    examples than the records say."""
     mine, theirs = one.saved, other.saved
-    if mine is None or theirs is None:
+    in_part = any("not_given" in e.record["models"][m] for e, m in ((one, model), (other, others)))
+    if mine is None or theirs is None or in_part:
         return None
     for found, name, one_of in ((mine, model, one), (theirs, others, other)):
         if name not in found.models:

@@ -17,6 +17,7 @@ from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.sources import Source
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer, tokenizer_fingerprint, tokens_fingerprint
+from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.predict import Bar
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
@@ -58,6 +59,10 @@ class TaskData:
         trainings = (phase for phase in recipe.phases_of(task_name) if phase.outputs)
         self.training_split = next((one for phase in trainings for one in phase.learns_from), None)
         """The first that a training of the task learns from; None where none does."""
+        used = (split for phase in recipe.phases_of(task_name) for split, _ in phase.reads)
+        self._used = [
+            split for split in dict.fromkeys([*used, CHOOSING_SPLIT]) if self.has_split(split)
+        ]
         self._predictions: dict[Path, FilePredictions] = {}
         self._tables: dict[tuple[str, str], TokenTable] = {}
         self._tokenizers: dict[tuple[str, str | None], tuple[PreTrainedTokenizerBase, str]] = {}
@@ -142,9 +147,14 @@ class TaskData:
         return tables
 
     def predictions(self, path: Path) -> FilePredictions:
-        """What a teacher's file has of the task's texts. Raises as `open_predictions`."""
+        """What a teacher's file has of the task's examples. Every rank must call this. Raises as
+        `open_predictions`."""
         if path not in self._predictions:
-            self._predictions[path] = open_predictions(path, self.source)
+            found = open_predictions(path, self.source, self._used)
+            if self._task.rows == "words":
+                folders = map(self._examples_folder, self._used)
+                found = found.with_windows(map(datasets.load_from_disk, folders))
+            self._predictions[path] = found
         return self._predictions[path]
 
     # ------------------------------------------------------------------- tokenizers

@@ -4,7 +4,6 @@ process at stage 0 and on two ranks at stage 3, with cached and with live teache
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +25,7 @@ from ds_distill.data.combined import open_source
 from ds_distill.data.text_windows import prepare
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.recipe.tasks import TokenClassification
-from tests.toys import TOY_FILLERS, TOY_WORDS, make_tiny_bert
-
-TAGS = ["O", "B-animal", "I-animal", "B-food", "I-food"]
-
-
-def write_task(folder: Path) -> Path:
-    """Words, of which some are one or two of an entity. The first sentence of test ends beyond the
-    maximum of the model that reads letters."""
-    folder.mkdir()
-    draw = random.Random(0)
-    for split, size in {"train": 240, "validation": 80, "test": 80, "transfer": 240}.items():
-        rows = []
-        for number in range(size):
-            tagged = [(word, "O") for word in draw.choices(TOY_FILLERS.split(), k=3)]
-            for kind in draw.sample(["animal", "food"], k=draw.randint(0, 2)):
-                words = draw.choices(TOY_WORDS[kind].split(), k=draw.randint(1, 2))
-                tagged += zip(words, [f"B-{kind}", f"I-{kind}"][: len(words)], strict=True)
-                tagged.append((draw.choice(TOY_FILLERS.split()), "O"))
-            tagged += [("sparrow", "B-animal")] * (10 if number == 0 else 0)
-            tokens, tags = zip(*tagged, strict=True)
-            rows.append({"tokens": tokens, **({"tags": tags} if split != "transfer" else {})})
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"{split}.jsonl").write_text(lines)
-    (folder / "labels.json").write_text(json.dumps(TAGS))
-    return folder
+from tests.toys import TOY_TAGS, make_tiny_bert, write_toy_words
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +45,7 @@ def settings(
         "name": "words",
         "task": {
             "type": "token-classification",
-            "data": {"path": str(write_task(root / "data"))},
+            "data": {"path": str(write_toy_words(root / "data"))},
             "max_length": 64,
             "subwords": "all",
         },
@@ -158,7 +133,7 @@ def test_the_student_scores_the_same_in_transformers(
     expected = evaluation(run)["models"][found["student"]]
     model = AutoModelForTokenClassification.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert [model.config.id2label[number] for number in range(len(TAGS))] == TAGS
+    assert [model.config.id2label[number] for number in range(len(TOY_TAGS))] == TOY_TAGS
     rows, windows = rows_of_test(settings), windows_of_test(settings, tmp_path)
     assert len(windows) > len(rows)
     predicted: list[list[str]] = [[] for _ in rows]
@@ -168,7 +143,7 @@ def test_the_student_scores_the_same_in_transformers(
             best = model(**encoded).logits[0].argmax(dim=1).tolist()
         of_word = encoded.word_ids(0)
         for at, owned in enumerate(window["owned"]):
-            predicted[window["text"]] += [TAGS[best[of_word.index(at)]]] if owned else []
+            predicted[window["text"]] += [TOY_TAGS[best[of_word.index(at)]]] if owned else []
     truth = [row["tags"] for row in rows]
     assert seqeval.metrics.f1_score(truth, predicted) == pytest.approx(expected["entity_f1"])
 

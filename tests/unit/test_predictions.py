@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import random
+import shutil
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,11 @@ from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
 from ds_distill.cli import app
 from ds_distill.data.combined import open_source
-from ds_distill.data.predictions import LEAST, FilePredictions, open_predictions
+from ds_distill.data.prediction_rows import LEAST
+from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.errors import UserError
+from ds_distill.evaluation.prediction_files import SavedPredictions
+from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.files import read_json
 from ds_distill.keys import content_keys
 from ds_distill.losses import KL, CrossEntropy, TeacherCrossEntropy
@@ -72,7 +76,7 @@ def written(file: Path, rows: list[dict[str, Any]]) -> Path:
 def logits_of(file: FilePredictions, *texts: str) -> list[Any]:
     """In the order of the texts; None of one that is not there."""
     found = file.find(content_keys(list(texts)))
-    return [None if at < 0 else file.logits[at].tolist() for at in found]
+    return [None if at < 0 else file.logits[file.first[at]].tolist() for at in found]
 
 
 # ----------------------------------------------------------------------------------- what is read
@@ -194,6 +198,73 @@ def test_what_is_no_prediction_is_refused_where_it_stands(
         opened(written(tmp_path / "wrong.jsonl", rows))
 
 
+def of_ids(folder: Path, rows: list[dict[str, Any]], *lines: dict[str, Any]) -> FilePredictions:
+    """What a file says of examples that it names by the column `key`."""
+    data = folder / "data"
+    data.mkdir(exist_ok=True)
+    written(data / "train.jsonl", [{"label": "yes", **row} for row in rows])
+    columns = {"id": "key", **({"text_b": "text_b"} if "text_b" in rows[0] else {})}
+    given = {"type": "single-label", "data": {"path": str(data), "columns": columns}}
+    task = TASKS["single-label"].settings.model_validate({**given, "labels": LABELS})
+    source = open_source(task, folder / "converted")
+    return open_predictions(written(folder / "said.jsonl", [*lines]), source, ["train"])
+
+
+def test_examples_are_found_by_their_ids(tmp_path: Path) -> None:
+    """A number or a name, in any order; the ids count where the file has texts, too."""
+    rows: list[dict[str, Any]] = [
+        {"text": "a", "key": 7}, {"text": "b", "key": "8"}, {"text": "c", "key": None},
+        {"text": "d", "key": "x"}, {"text": "d", "key": "x"},
+    ]  # fmt: skip
+    lines: list[dict[str, Any]] = [
+        {"key": "8", "text": "b, as the prompt had it", "logits": [8, 0, 0]},
+        {"key": "none", "logits": [1, 0, 0]}, {"key": "x", "logits": [9, 0, 0]},
+        {"key": "7", "logits": [7, 0, 0]}, {"key": "nor", "logits": [1, 0, 0]},
+    ]  # fmt: skip
+    found = of_ids(tmp_path, rows, *lines)
+    assert logits_of(found, *"abcd") == [[7.0, 0, 0], [8.0, 0, 0], None, [9.0, 0, 0]]
+    assert found.unknown is not None
+    assert found.unknown.startswith("2 (such as ") and found.unknown.endswith("said.jsonl:2)")
+    # Other data give other examples, from the same file.
+    rows[0]["text"] = "e"
+    assert logits_of(of_ids(tmp_path, rows, *lines), "a", "e") == [None, [7.0, 0, 0]]
+    pairs = [{"text": "a", "text_b": "b", "key": 1}, {"text": "a", "text_b": "c", "key": 2}]
+    found = of_ids(tmp_path, pairs, {"key": 2, "logits": [2, 0, 0]})
+    assert found.find(content_keys(["a", "a"], ["b", "c"])).tolist() == [-1, 0]
+    for wrong, message in (
+        ([{"text": "a", "key": 1}, {"text": "b", "key": 1}],
+         r"train.jsonl:1 and .*train.jsonl:2: these are not the same, and have one id"),
+        ([{"text": "a", "key": [1]}, {"text": "b", "key": 1}], "the id .column 'key'. must be"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            of_ids(tmp_path, wrong, {"key": 1, "logits": [1, 0, 0]})
+    twice = [{"key": 1, "logits": [1, 0, 0]}, {"key": "1", "logits": [2, 0, 0]}]
+    with pytest.raises(UserError, match=r"jsonl:1 and 2: the same example, and other predictions"):
+        of_ids(tmp_path, [{"text": "a", "key": 1}, {"text": "b", "key": 2}], *twice)
+
+
+def test_a_check_of_a_file_with_ids(toy_settings: dict[str, Any], tmp_path: Path) -> None:
+    made = of_cached_teachers(toy_settings)
+    data, lines = tmp_path / "data", []
+    shutil.copytree(made["task"]["data"]["path"], data)
+    for split in SPLITS:
+        rows = [json.loads(line) for line in (data / f"{split}.jsonl").open(encoding="utf-8")]
+        written(
+            data / f"{split}.jsonl", [{**row, "id": f"{split} {n}"} for n, row in enumerate(rows)]
+        )
+        lines += [{"id": f"{split} {n}", "predicted": "animal"} for n in range(len(rows) - 2)]
+    made["task"]["data"] = {"path": str(data), "columns": {"id": "id"}}
+    file = written(tmp_path / "said.jsonl", [*lines, {"id": "test 999", "predicted": "food"}])
+    made["teachers"]["first"] = {"predictions": str(file)}
+    del made["phases"][0], made["phases"][2]
+    made["phases"][2]["distil"]["routing"] = "average"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(made, sort_keys=False))
+    notes = [note for note in check_all(load_recipe(recipe)) if "predictions" in note]
+    assert f"ids of 1 (such as {file}:{len(lines) + 1}) of its rows are of no example" in notes[0]
+    assert ["has nothing of 2 of" in note for note in notes] == [False, True, True, True]
+
+
 @pytest.mark.further
 def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
     count, draw = 200_000, random.Random(0)
@@ -306,7 +377,7 @@ def test_a_run_whose_file_lacks_texts(
         "teachers.first.predictions: has nothing of 5 of 60 examples of split 'test'",
     ]
     assert "transfer.jsonl:1, " in notes[0] and notes[0].endswith("nobody follows it on these.")
-    assert notes[1].endswith("it is not judged there.")
+    assert notes[1].endswith("it is judged on the others.")
     run = run_of(settings, tmp_path / "whole")
     record = read_json(run / "phases" / "01-cache.json")
     assert record["not_given"] == {"first": 42}
@@ -330,7 +401,7 @@ def test_a_run_whose_file_lacks_texts(
         lacks = CacheReader(folder).manifest.teachers["first"].not_given
         assert lacks == (37 if len(splits) == 2 else 42)
     recipe.write_text(yaml.safe_dump(settings, sort_keys=False))
-    assert evaluation(run)["models"].keys() == {"second", "average", "expertise"}
+    check_judged_on_what_it_has(run, settings, tmp_path / "answers.jsonl")
     parts = ["run", str(recipe), "--folder", str(tmp_path / "parts")]
     for more in (["--until", "cache"], ["--resume"]):
         done = CliRunner().invoke(app, [*parts, *more])
@@ -344,17 +415,63 @@ def test_a_run_whose_file_lacks_texts(
         run_recipe(load_recipe(recipe), tmp_path / "third")
 
 
+def check_judged_on_what_it_has(run: Path, settings: dict[str, Any], file: Path) -> None:
+    """Counted again by hand, from what the run and the file say of each test text."""
+    data = Path(settings["task"]["data"]["path"]) / "test.jsonl"
+    rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
+    said = {row["text"]: row["predicted"] for row in map(json.loads, file.open(encoding="utf-8"))}
+    record = evaluation(run)
+    saved = SavedPredictions.read(run / "predictions" / "04-evaluate.safetensors", "classes")
+    assert saved.models.keys() == {"second", "average", "expertise"}
+    there = [at for at, row in enumerate(rows) if row["text"] in said]
+    teacher = [said[rows[at]["text"]] == rows[at]["label"] for at in there]
+    own = saved.models["average"]
+    assert isinstance(own, ClassPredictions) and len(own) == len(rows) > len(there)
+    student = [saved.labels[own.predicted[at]] == rows[at]["label"] for at in there]
+    of_teacher = record["models"]["first"]
+    assert (of_teacher["examples"], of_teacher["not_given"]) == (len(there), 5)
+    assert of_teacher["accuracy"] == pytest.approx(np.mean(teacher))
+    [row] = [
+        row for row in record["comparisons"]
+        if (row["student"], row["other"]) == ("average", "first")
+    ]  # fmt: skip
+    assert row["difference"] == pytest.approx(np.mean(student) - np.mean(teacher))
+    assert row["retention"] == pytest.approx(np.mean(student) / np.mean(teacher))
+    others = [row["other"] for row in record["comparisons"] if row["student"] == "average"]
+    assert sorted(others) == ["expertise", "first", "second"]
+    assert "not_given" not in record["models"]["average"]
+    always = [row["label"] == record["baseline"]["answer"] for row in rows]
+    apart = np.mean(teacher) - np.mean([always[at] for at in there])
+    assert of_teacher["to_baseline"]["difference"] == pytest.approx(apart)
+    report = (run / "report.html").read_text(encoding="utf-8")
+    assert "The file of first says nothing of 5 of them" in report
+    card = (run / "student" / "README.md").read_text(encoding="utf-8")
+    assert f"| first (on {len(there)} examples) | teacher |" in card
+    [scores] = [of for of in read_json(run / "teachers.json") if of["teacher"] == "first"]
+    assert scores["examples"] == 60
+
+
 @pytest.mark.further
 def test_on_two_ranks_rows_that_a_file_lacks_count_alike(
     toy_settings: dict[str, Any], ds_distill: Any, tmp_path: Path, in_this_process: None
 ) -> None:
-    """At stage 0 on one rank and at stage 3 on two, with a model and a file, and a lone file."""
+    """At stage 0 on one rank and at stages 1, 2 and 3 on two, with a model and a file; and a lone
+    file."""
     settings = {**with_answers(toy_settings, tmp_path, transfer=37), "logging": {"every": 1}}
     settings["training"] = {**settings["training"], "dropout": 0.0}
-    (tmp_path / "both").mkdir()
-    folders = alone_and_on_two_ranks(settings, ds_distill, tmp_path / "both")
-    for student in ("average", "expertise"):
-        check_same_losses_on_two_ranks(folders, student)
+    root = tmp_path / "both"
+    root.mkdir()
+    folders = alone_and_on_two_ranks(settings, ds_distill, root)
+    of_stages = [folders[2]]
+    for stage in (1, 2):
+        folder = root / f"stage-{stage}"
+        parts = ["recipe.yaml", "--num-gpus", "2", "--folder", folder]
+        done = ds_distill("launch", *parts, f"deepspeed=zero{stage}_fp32", cwd=root)
+        assert done.returncode == 0, done.stdout + done.stderr
+        of_stages.append(folder)
+    for folder in of_stages:
+        for student in ("average", "expertise"):
+            check_same_losses_on_two_ranks({1: folders[1], 2: folder}, student)
     del settings["teachers"]["second"], settings["phases"][0], settings["phases"][1]
     settings["phases"][1]["distil"]["routing"] = "average"
     (tmp_path / "alone").mkdir()
@@ -476,9 +593,9 @@ def test_what_asks_more_of_a_file_than_it_has_is_refused(
     answers(made, tmp_path / "answers.jsonl", {"transfer": 200})
     assert "has nothing of 200 of 200 examples of split 'transfer'" in mistakes()
     assert "and phase 'cache' asks for them" in mistakes()
-    for other in ({"type": "masked-lm"}, {"type": "token-classification"}):
+    for other in ({"type": "masked-lm"}, {"type": "extractive-qa"}):
         made["task"] = {**made["task"], **other}
-        assert "and a file is read for texts with labels or a number" in mistakes()
+        assert "and a file is read for texts or words with labels, and for numbers" in mistakes()
 
 
 @pytest.mark.further
