@@ -139,7 +139,7 @@ def _write(rows: PredictionRows, path: Path) -> None:
     order, first = sorted_keys(all_keys[numbers])
     numbers = numbers[order]
     starts = ends - all_counts
-    said = np.array(
+    digests = np.array(
         [
             xxhash.xxh3_64_intdigest(all_logits[start:end].tobytes())
             for start, end in zip(starts[numbers], ends[numbers], strict=True)
@@ -147,7 +147,7 @@ def _write(rows: PredictionRows, path: Path) -> None:
         dtype=np.uint64,
     )
     same = np.flatnonzero(first)[np.cumsum(first) - 1]
-    if (differ := np.flatnonzero(said != said[same])).size:
+    if (differ := np.flatnonzero(digests != digests[same])).size:
         _refuse_disagreement(rows, int(numbers[same[differ[0]]]), int(numbers[differ[0]]))
     kept = numbers[first]
     lengths = all_counts[kept]
