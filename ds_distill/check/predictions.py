@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import datasets
 import numpy as np
 
-from ds_distill.data.predictions import FilePredictions, open_predictions
+from ds_distill.data.predictions import FilePredictions, first_other, open_predictions
 from ds_distill.data.sources import Source, as_numpy
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
@@ -118,9 +119,10 @@ class Predictions:
             if file.unknown is not None:
                 yield f"{at}: the ids of {file.unknown} of its rows are of no example here."
             if unknown := int((~among_keys(of_file, used)).sum()):
+                where = first_other(self._path(teacher), self._source, [*self._read], used)
                 yield (
                     f"{at}: {unknown:,} of its {len(file):,} texts are in no split that is used "
-                    "here."
+                    f"here (such as {where})."
                 )
             of_teacher = [step.phase for step in self._steps if teacher in step.teachers]
             evaluated = {CHOOSING_SPLIT}
@@ -137,9 +139,11 @@ class Predictions:
                     yield f"{at}: {self._lack(split, missing)}: {then}."
 
     def _file(self, teacher: str) -> FilePredictions:
-        path = self._recipe.from_files[teacher]
-        file = predictions_file(teacher, path, self._recipe.data_folder)
-        return open_predictions(file, self._source, [*self._read])
+        return open_predictions(self._path(teacher), self._source, [*self._read])
+
+    def _path(self, teacher: str) -> Path:
+        file = self._recipe.from_files[teacher]
+        return predictions_file(teacher, file, self._recipe.data_folder)
 
     def _lacks(self, split: str, file: FilePredictions) -> np.ndarray:
         """Content keys, int64 [M, 2], of the examples of a split that a file lacks."""

@@ -46,6 +46,7 @@ class PredictionRows:
         the file has the column of their ids."""
         task, present = source.task, reader.columns()
         self._reader, self._labels, self.by_id = reader, source.labels, by_id
+        self.fingerprint = reader.fingerprint()
         self._many, self.width = task.predicts == "labels", len(source.labels) or 1
         self._words = WordColumns.of(task.data.columns, present) if task.rows == "words" else None
         self.names = self._columns(source, present)

@@ -25,7 +25,7 @@ from ds_distill.data.prediction_rows import PredictionRows
 from ds_distill.data.readers import BATCH, open_file
 from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
-from ds_distill.keys import find_keys, sorted_keys
+from ds_distill.keys import among_keys, find_keys, sorted_keys
 from ds_distill.process.activity import mark
 
 VERSION = 2
@@ -84,16 +84,33 @@ def open_predictions(path: Path, source: Source, splits: Collection[str] = ()) -
     Raises UserError for a file that cannot be read, or says something else than predictions of the
     labels, with the location.
     """
-    reader = open_file(path)
-    column = source.task.data.columns.id
-    by_id = _by_id(source, splits) if column in reader.columns() else None
-    rows = PredictionRows(reader, source, by_id)
-    state = [VERSION, reader.fingerprint(), rows.names, rows.form, source.task.predicts]
-    if by_id is not None:
-        state += [xxhash.xxh3_128_hexdigest(np.ascontiguousarray(by_id.keys).tobytes())]
+    rows = _rows(path, source, splits)
+    state = [VERSION, rows.fingerprint, rows.names, rows.form, source.task.predicts]
+    if rows.by_id is not None:
+        state += [xxhash.xxh3_128_hexdigest(np.ascontiguousarray(rows.by_id.keys).tobytes())]
     digest = xxhash.xxh3_128_hexdigest(json.dumps([*state, source.labels]).encode())
     target = source.cache_folder / f"predictions-{digest}.arrow"
     return _read(build_once(target, partial(_write, rows)))
+
+
+def first_other(
+    path: Path, source: Source, splits: Collection[str], keys: np.ndarray
+) -> str | None:
+    """Where the first row stands that is of none of some examples, by their content keys int64
+    [N, 2]; None without one. path, source, splits: as of `open_predictions`."""
+    found = iter(rows := _rows(path, source, splits))
+    while batch := list(islice(found, BATCH)):
+        mark("reads predictions")
+        others = np.flatnonzero(~among_keys(rows.keys(batch)[0], keys))
+        if others.size:
+            return batch[int(others[0])].location
+    return None
+
+
+def _rows(path: Path, source: Source, splits: Collection[str]) -> PredictionRows:
+    reader = open_file(path)
+    named = source.task.data.columns.id in reader.columns()
+    return PredictionRows(reader, source, _by_id(source, splits) if named else None)
 
 
 def _by_id(source: Source, splits: Collection[str]) -> ExamplesById:

@@ -263,6 +263,17 @@ def test_a_check_of_a_file_with_ids(toy_settings: dict[str, Any], tmp_path: Path
     notes = [note for note in check_all(load_recipe(recipe)) if "predictions" in note]
     assert f"ids of 1 (such as {file}:{len(lines) + 1}) of its rows are of no example" in notes[0]
     assert ["has nothing of 2 of" in note for note in notes] == [False, True, True, True]
+    lines = [
+        {"text": text, "predicted": "animal"} for split in SPLITS for text in texts_of(made, split)
+    ]
+    lines[5:5] = [{"text": f"no text of the data {n}", "predicted": "food"} for n in range(2)]
+    written(file, lines)
+    count = len({line["text"] for line in lines})
+    notes = [note for note in check_all(load_recipe(recipe)) if "predictions" in note]
+    assert notes == [
+        f"teachers.first.predictions: 2 of its {count} texts are in no split that is used here "
+        f"(such as {file}:6)."
+    ]
 
 
 @pytest.mark.further
