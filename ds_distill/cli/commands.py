@@ -17,6 +17,7 @@ from ds_distill.cli.init import init
 from ds_distill.cli.loading import (
     execute_recipe,
     import_without_torch,
+    load,
     phases_until,
     print_reading,
     quiet_libraries,
@@ -24,10 +25,16 @@ from ds_distill.cli.loading import (
     text_output,
     write_json_output,
 )
-from ds_distill.cli.options import FolderOption, Given, HowToRun, ResumeOption, with_options
+from ds_distill.cli.options import (
+    FolderOption,
+    Given,
+    HowToRun,
+    Overrides,
+    ResumeOption,
+    with_options,
+)
 from ds_distill.cli.profile import profile
 from ds_distill.cli.push import push
-from ds_distill.cli.quickstart import quickstart
 from ds_distill.cli.report import report
 from ds_distill.cli.suite import suite
 from ds_distill.cli.sweep import run_settings, sweep
@@ -130,7 +137,20 @@ def _run_seeds(given: Given, path: Path, how: HowToRun, resume: bool) -> None:
 app.command(
     epilog="Example: ds-distill init tickets --teacher models/bert --teacher models/roberta"
 )(with_options(init))
-app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")(quickstart)
+
+
+@app.command(epilog="Example: ds-distill quickstart --folder runs/first-try")
+def quickstart(
+    overrides: Overrides = None, folder: FolderOption = None, resume: ResumeOption = False
+) -> None:
+    """Two teachers, a small student of each routing, and a control; real text, no GPU needed.
+
+    Minutes on two cores. The same as `run quickstart`.
+    """
+    loaded = load("quickstart", overrides, small=False)
+    execute_recipe(loaded, folder or Path("runs") / loaded.name, resume=resume)
+
+
 app.command(epilog="Example: ds-distill sweep my.yaml seed=1,2,3 phases.distil.epochs=3,6")(
     with_options(sweep)
 )

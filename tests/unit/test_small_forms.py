@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 
 from ds_distill.cli import app
 from ds_distill.errors import UserError
-from ds_distill.planning.gpus import GPUS
 from ds_distill.recipe import Recipe, builtin_recipes, dump_recipe, load_recipe, small_form
 from ds_distill.recipe.overrides import lay_over
 from ds_distill.recipe.yaml_tree import Keys, parse
@@ -242,42 +240,3 @@ def test_ranks_read_the_same_small_form(overlay, toy_recipe, monkeypatch, tmp_pa
     runs = [["run"], ["cache", "build"]]
     expected = [[*run, str(toy_recipe), "seed=6", "--small", "--folder"] for run in runs]
     assert [command[: command.index("--folder") + 1] for command in commands] == expected
-
-
-def quickstart_of(monkeypatch, tmp_path, flops: float, *arguments: str) -> tuple[Any, str]:
-    """The recipe that `ds-distill quickstart` runs on a CPU of that speed, and what it says."""
-    taken: list[Recipe] = []
-    device = replace(GPUS["l4"], half_flops=flops, full_flops=flops)
-    monkeypatch.setattr("ds_distill.planning.gpus.measured_cpu", lambda ranks: device)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(
-        "ds_distill.cli.quickstart.execute_recipe",
-        lambda recipe, path, resume: taken.append(recipe),
-    )
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["quickstart", *arguments])
-    assert done.exit_code == 0, done.output
-    return taken[0], done.output
-
-
-def test_the_quickstarts_size_follows_the_machine(monkeypatch, tmp_path):
-    fast, said = quickstart_of(monkeypatch, tmp_path, 0.8e12)
-    assert fast.name == "quickstart" and said == ""
-    slow, said = quickstart_of(monkeypatch, tmp_path, 0.15e12)
-    assert slow.name == "quickstart-small" and "0.15 TFLOP/s" in said and "--whole" in said
-    whole, said = quickstart_of(monkeypatch, tmp_path, 0.15e12, "--whole")
-    assert whole == fast and said == ""
-
-
-@pytest.mark.parametrize("name", ["quickstart", "quickstart-small"])
-@pytest.mark.parametrize("named", [False, True])
-def test_a_quickstart_goes_on_in_the_size_that_it_has(monkeypatch, tmp_path, name, named):
-    """However fast the machine is by now."""
-    folder = tmp_path / "runs" / name
-    folder.mkdir(parents=True)
-    begun = load_recipe("quickstart", [], name.endswith("-small"))
-    (folder / "recipe.yaml").write_text(dump_recipe(begun))
-    where = ["--folder", str(folder)] if named else []
-    for flops in (0.8e12, 0.15e12):
-        taken, said = quickstart_of(monkeypatch, tmp_path, flops, "--resume", *where)
-        assert taken == begun and said == ""
