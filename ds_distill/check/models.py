@@ -100,7 +100,7 @@ class Models:
             yield from ()
 
         def weights() -> Iterator[str]:
-            random = isinstance(model, Student) and model.config is not None
+            random = isinstance(model, Student) and model.is_random
             if Path(reference).is_dir() and not random:
                 check_weights(reference, config)
             yield from ()

@@ -41,6 +41,7 @@ def load_model(
     revision: str | None = None,
     layers: list[int] | None = None,
     config: PreTrainedConfig | None = None,
+    truncated: bool = False,
     seed: int = 0,
     attention: str | None = None,
     problem_type: str | None = None,
@@ -55,7 +56,8 @@ def load_model(
         the vocabulary is tied to the embeddings). Otherwise the checkpoint must have it.
     layers: the encoder layers to keep, counted from 0; None keeps all.
     config: where given, a model of this configuration whose weights are all random, and follow from
-        `seed`; no weights are read.
+        `seed`; no weights are read. truncated: they are the first rows and columns of the
+        checkpoint's.
     attention: transformers' `attn_implementation`; None lets transformers choose.
     problem_type: transformers' name of a classifier's loss, for its configuration.
     output_bias: makes the bias of a new classifier's logits, float32 [labels]; None leaves it at
@@ -72,7 +74,13 @@ def load_model(
         options["problem_type"] = problem_type
     kind = getattr(transformers, f"AutoModel{head}")
     model, missing = _load(
-        kind, reference, revision, config=config, seed=seed, attention=attention, **options
+        kind,
+        reference,
+        revision,
+        config=None if truncated else config,
+        seed=seed,
+        attention=attention,
+        **options,
     )
     if missing and not new_head:
         raise _no_head(head, reference, missing, labels)
@@ -87,7 +95,20 @@ def load_model(
         own.data.copy_(bias)
     if layers is not None:
         keep_layers(model, layers)
+    if truncated:
+        assert config is not None, "sizes of its own"
+        small, _ = _random(kind, config, seed, attention, options)
+        return truncate(model, small)
     return model
+
+
+def truncate(model: PreTrainedModel, small: PreTrainedModel) -> PreTrainedModel:
+    """The smaller model with, of each weight of the other, the first rows and columns."""
+    with torch.no_grad():
+        for name, weight in small.named_parameters():
+            whole = model.get_parameter(name)
+            weight.copy_(whole[tuple(slice(size) for size in weight.shape)])
+    return small
 
 
 def _no_head(head: str, reference: str, missing: list[str], labels: list[str] | None) -> UserError:

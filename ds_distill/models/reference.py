@@ -21,7 +21,9 @@ class ModelReference:
     revision: str | None = None
     layers: list[int] | None = None
     config: PreTrainedConfig | None = None
-    """Of a model that begins with random weights; `model` has its tokenizer."""
+    """Of a model with sizes of its own; `model` has its tokenizer."""
+    truncated: bool = False
+    """Whether one with a `config` begins with parts of `model`'s weights; else at random."""
     head: str | None = None
     """The task whose head its files have, where an earlier phase of this run trained it."""
     label_map: LabelMap | None = None

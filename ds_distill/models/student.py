@@ -19,6 +19,10 @@ RESIZED = (
 )
 """Model types of which a student may have sizes of its own."""
 
+TRUNCATED = tuple(kind for kind in RESIZED if kind not in ("deberta", "modernbert"))
+"""Those that may begin with parts of a larger one's weights: each projection is a weight of its
+own, of which the first rows are the first heads."""
+
 _WITH = {"embedding_size": "hidden_size", "pooler_hidden_size": "hidden_size"}
 """Keys that go with another where they were equal: ELECTRA's, DeBERTa's."""
 
@@ -53,8 +57,27 @@ def student_of(given: PreTrainedConfig, student: Student) -> PreTrainedConfig:
         check_layers(given, student.layers)
         cut_to_layers(config, student.layers)
     if student.config is not None:
-        _resize(config, student.config.model_dump(exclude_none=True))
+        sizes = student.config.model_dump(exclude_none=True)
+        if student.start == "truncated":
+            _check_truncated(given, sizes)
+        _resize(config, sizes)
     return config
+
+
+def _check_truncated(given: PreTrainedConfig, sizes: Mapping[str, int]) -> None:
+    """Raises UserError for a student that cannot begin with parts of a model's weights."""
+    kind = given.model_type
+    if kind not in TRUNCATED:
+        raise UserError(
+            f"student.start=truncated: a model of type {kind} has several projections in one "
+            f"weight. Use one of these types: {', '.join(TRUNCATED)}; or start=random."
+        )
+    for key, size in sizes.items():
+        if size > (most := int(getattr(given, _OTHERWISE.get((kind, key), key)))):
+            raise UserError(
+                f"student.config.{key}={size}: with start=truncated the weights are parts of "
+                f"`model`'s, which has {most}. Set it to that or less, or start=random."
+            )
 
 
 def _resize(config: PreTrainedConfig, sizes: Mapping[str, int]) -> None:

@@ -107,14 +107,29 @@ class Student(Section):
     """Layers of `model` that it keeps, counted from 0, e.g. [0, 2, 4, 7, 9, 11]. Default:
     all."""
     config: Sizes | None = None
-    """Sizes of its own, e.g. {hidden_size: 312, num_hidden_layers: 4, intermediate_size: 1200}: it
-    then begins with random weights, which follow from `seed`. No weights of `model` are read."""
+    """Sizes of its own, e.g. {hidden_size: 312, num_hidden_layers: 4, intermediate_size: 1200}."""
+    start: Literal["random", "truncated"] | None = None
+    """What a student with `config` begins with. `random` (default): weights that follow from
+    `seed`; none of `model` are read. `truncated`: of each of `model`'s weights the first rows and
+    columns, as many as it has, in its first layers or those of `layers`; no size may be larger than
+    the model's."""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it has no weights of `model`."""
+        return self.config is not None and self.start != "truncated"
 
     @model_validator(mode="after")
-    def _layers_have_weights(self) -> Student:
-        if self.config is not None and self.layers is not None:
+    def _weights_are_of_one_kind(self) -> Student:
+        if self.config is None and self.start is not None:
+            what = f"{self.start} is of a student with sizes of its own: give `config`"
+            raise refused([(("start",), what)])
+        if self.is_random and self.layers is not None:
             what = "stands beside `config`, whose weights are random: keep one of them"
             raise refused([(("layers",), what)])
+        if self.config is not None and self.layers and self.config.num_hidden_layers is not None:
+            what = "stands beside `layers`, which say how many there are: take it out"
+            raise refused([(("config", "num_hidden_layers"), what)])
         return self
 
 

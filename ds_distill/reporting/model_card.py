@@ -91,6 +91,11 @@ def _start(student: Student) -> str:
     if student.config is not None:
         sizes = student.config.model_dump(exclude_none=True)
         of_its_own = ", ".join(f"{key} {size}" for key, size in sizes.items()) or "the same sizes"
+        if not student.is_random:
+            of = f"layers {student.layers}" if student.layers else "its first layers"
+            return (
+                f"Starts from parts of the weights of {_model(student.model)}: {of_its_own}, {of}"
+            )
         return f"Starts from random weights, as {_model(student.model)} with {of_its_own}"
     return f"Starts from {_model(student.model)}" + (
         f", layers {student.layers}" if student.layers else ""
@@ -102,7 +107,7 @@ def _start(student: Student) -> str:
 
 def _base_model(student: Student) -> str | None:
     """The hub id of the model whose weights the student starts from."""
-    return student.model if student.config is None and _is_on_hub(student.model) else None
+    return student.model if not student.is_random and _is_on_hub(student.model) else None
 
 
 def _metadata(
@@ -126,7 +131,7 @@ def _metadata(
 def _inherited(recipe: Recipe) -> dict[str, Any]:
     """Licence and language from the card of the student's initial model; empty where it has none or
     cannot be read, or is none of whose weights the student has some."""
-    if recipe.student.config is not None:
+    if recipe.student.is_random:
         return {}
     reference = resolve_model(recipe.student.model, recipe.models_folder)
     try:

@@ -141,7 +141,8 @@ class Run:
         model = resolve_model(given.model, self.recipe.models_folder)
         if not isinstance(given, Teacher):
             config = student_config(self.recipe) if given.config is not None else None
-            return ModelReference(name, model, given.revision, given.layers, config)
+            truncated = given.start == "truncated"
+            return ModelReference(name, model, given.revision, given.layers, config, truncated)
         found = None
         if given.labels is not None and self.task.has_classes:
             config = load_config(model, given.revision)
@@ -199,6 +200,7 @@ class Run:
             "revision": reference.revision,
             "layers": reference.layers,
             "config": reference.config,
+            "truncated": reference.truncated,
             "new_head": (new_head or reference.new_head) and reference.head != self.task_name,
             "seed": self.recipe.seed,
             "attention": attention,

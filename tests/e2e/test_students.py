@@ -3,6 +3,7 @@ resumed, and the same on two ranks whose weights are sharded."""
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 import yaml
 from runs import alone_and_on_two_ranks, check_same_losses_on_two_ranks, evaluation, run_here
+from transformers import AutoModelForMaskedLM
 
 from ds_distill import load_recipe, run_recipe
 from ds_distill.check.recipe import check_all
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
+from ds_distill.models.load import MASKED_LM, load_model
+from ds_distill.models.student import student_config
 from ds_distill.planning.gpus import GPUS
 from ds_distill.planning.planner import Planner
 from ds_distill.sweep.disk import taken
@@ -74,6 +78,35 @@ def test_a_random_student_is_trained_evaluated_and_shipped(
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "16"
+
+
+def test_a_truncated_student_begins_with_parts_of_its_model(
+    narrow: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """And not where it would begin at random; the card says what it was."""
+    made = copy.deepcopy(narrow)
+    made["student"] = {
+        "model": str(tiny_models["toy"]),
+        "config": {"hidden_size": 16, "intermediate_size": 32},
+        "layers": [1],
+        "start": "truncated",
+    }
+    made["phases"] = [
+        made["phases"][0],
+        {"distil": {"losses": {"kl": {}}, "steps": 2}},
+        {"evaluate": {"split": "test", "start": True}},
+    ]
+    folder = run_here(made, tmp_path)
+    start = load_model(
+        MASKED_LM, str(tiny_models["toy"]), new_head=True, layers=[1], truncated=True,
+        config=student_config(load_recipe(tmp_path / "recipe.yaml")),
+    )  # fmt: skip
+    student = AutoModelForMaskedLM.from_pretrained(folder / "student")
+    for name, weight in student.named_parameters():
+        apart = (weight - start.get_parameter(name)).abs().max()
+        assert apart <= 2 * 2 * made["training"]["learning_rate"], name
+    card = (folder / "student" / "README.md").read_text()
+    assert "Starts from parts of the weights of" in card and "layers" in card
 
 
 def test_check_and_disk_know_the_width_of_a_random_student(

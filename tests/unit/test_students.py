@@ -11,11 +11,12 @@ import torch
 import transformers as tr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from ds_distill.check.machine_memory import fewest_parameters
 from ds_distill.errors import UserError
 from ds_distill.models.load import CLASSIFIER, MASKED_LM, keep_layers, load_model
-from ds_distill.models.student import RESIZED, student_of
+from ds_distill.models.student import RESIZED, TRUNCATED, student_of
 from ds_distill.planning.models import planned_model
 from ds_distill.recipe.schema import Sizes, Student
 
@@ -85,6 +86,55 @@ def test_a_random_student_has_the_sizes_that_were_asked_for(family: str, tmp_pat
     )
     assert planned.parameters == sum(weight.numel() for weight in one.parameters())
     assert fewest_parameters(config) < planned.parameters
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(one, marks=[] if one in USUAL else pytest.mark.further) for one in TRUNCATED],
+)
+def test_a_truncated_student_has_the_first_rows_and_columns(family: str, tmp_path: Path) -> None:
+    """Of its layers' weights; as wide as the model it is that model."""
+    given = config_of(family, num_hidden_layers=3)
+    torch.manual_seed(0)
+    whole = tr.AutoModelForMaskedLM.from_config(given).eval()
+    whole.save_pretrained(tmp_path)
+    chosen = None if family == "albert" else [2, 0]  # whose layers share weights
+    for sizes, layers in ((SMALLER, chosen), (SMALLER, None), ({}, None)):
+        asked = Student.model_validate(
+            {"model": "m", "config": sizes, "layers": layers, "start": "truncated"}
+        )
+        config = student_of(given, asked)
+        options = {"config": config, "layers": layers, "truncated": True, "new_head": False}
+        made = load_model(MASKED_LM, str(tmp_path), **options).eval()
+        assert made.config.num_hidden_layers == (3 if layers is None else 2)
+        wanted = dict(
+            load_model(MASKED_LM, str(tmp_path), new_head=False, layers=layers).named_parameters()
+        )
+        for name, weight in made.named_parameters():
+            part = wanted[name][tuple(slice(size) for size in weight.shape)]
+            assert torch.equal(weight, part), name
+            assert sizes == {} or weight.ndim < 2 or weight.shape != wanted[name].shape, name
+    inputs = {"input_ids": torch.randint(5, 60, (2, 9)), "attention_mask": torch.ones(2, 9)}
+    torch.testing.assert_close(made(**inputs).logits, whole(**inputs).logits)
+
+
+SMALLER = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 40}
+
+
+def test_what_cannot_be_truncated_is_refused() -> None:
+    for more, message in (
+        ({"start": "truncated"}, "of a student with sizes of its own: give `config`"),
+        ({"config": {}, "layers": [0]}, "whose weights are random"),
+        ({"config": {"num_hidden_layers": 1}, "layers": [0], "start": "truncated"}, "take it out"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            Student.model_validate({"model": "m", **more})
+    wide = {"model": "m", "config": {"intermediate_size": 65}, "start": "truncated"}
+    with pytest.raises(UserError, match=r"intermediate_size=65: .* which has 64"):
+        student_of(config_of("bert"), Student.model_validate(wide))
+    asked = Student.model_validate({"model": "m", "config": {}, "start": "truncated"})
+    with pytest.raises(UserError, match="modernbert has several projections in one weight"):
+        student_of(config_of("modernbert"), asked)
 
 
 @settings(max_examples=25, deadline=None)
