@@ -64,7 +64,7 @@ def cache(phase: Cache, number: int, name: str, run: Run) -> dict[str, Any]:
         examples = run.data.examples(split)
         splits.append((examples, inference_collator(run, examples, split, references)))
     rows = len(distinct_keys(np.concatenate([some.keys.numpy() for some, _ in splits])))
-    record = {"splits": phase.splits, "folder": _recorded(path, run), "examples": rows}
+    record = {"splits": phase.splits, "folder": run.folder.from_here(path), "examples": rows}
     record |= _not_given(run, references, [examples for examples, _ in splits])
     notes = run.folder.unfinished(number, name)
     noted = read_as(notes, Noted) if notes.is_file() else None
@@ -235,12 +235,6 @@ def _say_fidelity(
             f"{MUCH:.0%} is warned of), and no student can learn that from it. Remove {path} and "
             f"set in the cache phase {CODECS[schema.codec_name].less_loss}."
         )
-
-
-def _recorded(path: Path, run: Run) -> str:
-    """From the run's folder, where it lies in it: that may be moved, and its results published."""
-    own = run.folder.path
-    return str(path.relative_to(own) if path.is_relative_to(own) else path)
 
 
 def _schema(

@@ -218,6 +218,12 @@ class RunFolder:
     def checkpoints(self, number: int, training: str) -> Path:
         return self.path / "checkpoints" / f"{number:02d}-{training}"
 
+    def from_here(self, path: Path) -> str:
+        """A path as results have it: from this folder where it lies in it, which may be moved, and
+        its results published."""
+        inside = path.is_relative_to(self.path)
+        return str(path.relative_to(self.path) if inside else path)
+
     def cache(self, number: int, name: str) -> Path:
         """The folder of cache phase `number`, unless the recipe names another one."""
         return self.path / "cache" / f"{number:02d}-{name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,15 +105,15 @@ def _ready(number: int, run: Run) -> list[ModelReference]:
 def _score_of(run: Run, reference: ModelReference) -> dict[str, Any] | None:
     """What is known of a teacher as it is now."""
     for entry in _entries(run):
-        if entry["teacher"] == reference.name and entry["model"] == _files_of(reference):
+        if entry["teacher"] == reference.name and entry["model"] == _files_of(run, reference):
             return entry
     return None
 
 
-def _files_of(reference: ModelReference) -> list[str | None]:
+def _files_of(run: Run, reference: ModelReference) -> list[str | None]:
     if reference.predictions is not None:
         return [str(reference.predictions), None]
-    return [reference.model, reference.revision]
+    return [run.folder.from_here(Path(reference.model)), reference.revision]
 
 
 def _entries(run: Run) -> list[dict[str, Any]]:
@@ -145,7 +146,7 @@ def _keep(
         entry = {
             "task": run.task_name,
             "teacher": reference.name,
-            "model": _files_of(reference),
+            "model": _files_of(run, reference),
             "phase": name,
             "split": split,
             "examples": int(run.kind.counted(judged).sum()),

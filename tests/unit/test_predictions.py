@@ -460,6 +460,8 @@ def check_judged_on_what_it_has(run: Path, settings: dict[str, Any], file: Path)
     assert f"| first (on {len(there)} examples) | teacher |" in card
     [scores] = [of for of in read_json(run / "teachers.json") if of["teacher"] == "first"]
     assert scores["examples"] == 60
+    [scores] = [of for of in read_json(run / "teachers.json") if of["teacher"] == "second"]
+    assert scores["model"][0] == "models/00-second", "no path of a machine in what is published"
 
 
 @pytest.mark.further
