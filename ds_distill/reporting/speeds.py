@@ -48,7 +48,7 @@ def speeds_of(evaluation: Mapping[str, Any], measured: Mapping[str, Any] | None)
     return Speeds(
         parameters,
         {name: f"{1e3 * value:.3g} ms" for name, value in timed.items()},
-        {name: f"{timed[slowest] / value:.1f} times" for name, value in timed.items()}
+        {name: f"{timed[slowest] / value:.1f}×" for name, value in timed.items()}
         if slowest
         else {},
         f"{part} Time: the median of a few passes over one text of {measured['length']} tokens at "

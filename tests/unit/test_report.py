@@ -534,7 +534,7 @@ def test_the_result_table_says_how_much_smaller_and_faster_a_student_is():
         "task": "task", "length": 64, "device": "CPU", "threads": 2, "seconds": seconds,
     }  # fmt: skip
     text = Page(render_report(results)).text
-    for part in ("30.0 M", "10.0 M (33%)", "7.5 ms", "4.0 times", "not timed", "1.5 times"):
+    for part in ("30.0 M", "10.0 M (33%)", "7.5 ms", "4.0×", "not timed", "1.5×"):
         assert part in text, part
     assert "one text of 64 tokens" in text and "2 CPU threads" in text
     assert "Speed-up against second, the slowest teacher" in text
