@@ -10,6 +10,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from ds_distill.data.readers import BATCH, Reader, names_in
 from ds_distill.data.words import flat_lists
@@ -61,6 +62,11 @@ class ExamplesById:
             raise UnlikeExamples({(int(row[2]), int(row[3])) for row in both})
         kept = ordered[first]
         return ExamplesById(kept[:, :2], kept[:, 2:4], kept[:, 4])
+
+    def fingerprint(self) -> str:
+        """Of which examples have which ids."""
+        table = np.concatenate([self.ids, self.keys, self.rows[:, None]], axis=1)
+        return xxhash.xxh3_128_hexdigest(np.ascontiguousarray(table).tobytes())
 
     def find(self, names: list[str]) -> np.ndarray:
         """Where examples with these ids stand: int64 [B], -1 of one that does not."""

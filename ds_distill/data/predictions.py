@@ -87,7 +87,7 @@ def open_predictions(path: Path, source: Source, splits: Collection[str] = ()) -
     rows = _rows(path, source, splits)
     state = [VERSION, rows.fingerprint, rows.names, rows.form, source.task.predicts]
     if rows.by_id is not None:
-        state += [xxhash.xxh3_128_hexdigest(np.ascontiguousarray(rows.by_id.keys).tobytes())]
+        state += [rows.by_id.fingerprint()]
     digest = xxhash.xxh3_128_hexdigest(json.dumps([*state, source.labels]).encode())
     target = source.cache_folder / f"predictions-{digest}.arrow"
     return _read(build_once(target, partial(_write, rows)))
@@ -101,7 +101,8 @@ def first_other(
     found = iter(rows := _rows(path, source, splits))
     while batch := list(islice(found, BATCH)):
         mark("reads predictions")
-        others = np.flatnonzero(~among_keys(rows.keys(batch)[0], keys))
+        of_batch, there = rows.keys(batch)
+        others = np.flatnonzero(there & ~among_keys(of_batch, keys))
         if others.size:
             return batch[int(others[0])].location
     return None

@@ -228,6 +228,10 @@ def test_examples_are_found_by_their_ids(tmp_path: Path) -> None:
     # Other data give other examples, from the same file.
     rows[0]["text"] = "e"
     assert logits_of(of_ids(tmp_path, rows, *lines), "a", "e") == [None, [7.0, 0, 0]]
+    # So do other names of the same examples.
+    for name in range(8):
+        again = of_ids(tmp_path, [{**rows[0], "key": f"name {name}"}, rows[1]], *lines)
+        assert logits_of(again, "b", "e") == [[8.0, 0, 0], None]
     pairs = [{"text": "a", "text_b": "b", "key": 1}, {"text": "a", "text_b": "c", "key": 2}]
     found = of_ids(tmp_path, pairs, {"key": 2, "logits": [2, 0, 0]})
     assert found.find(content_keys(["a", "a"], ["b", "c"])).tolist() == [-1, 0]
@@ -263,6 +267,12 @@ def test_a_check_of_a_file_with_ids(toy_settings: dict[str, Any], tmp_path: Path
     notes = [note for note in check_all(load_recipe(recipe)) if "predictions" in note]
     assert f"ids of 1 (such as {file}:{len(lines) + 1}) of its rows are of no example" in notes[0]
     assert ["has nothing of 2 of" in note for note in notes] == [False, True, True, True]
+    made["task"]["data"]["limit"] = {"test": 20}  # the file's other texts are of no split then
+    recipe.write_text(yaml.safe_dump(made, sort_keys=False))
+    notes = [note for note in check_all(load_recipe(recipe)) if "predictions" in note]
+    assert f"ids of 39 (such as {file}:" in notes[0], notes
+    del made["task"]["data"]["limit"]
+    recipe.write_text(yaml.safe_dump(made, sort_keys=False))
     lines = [
         {"text": text, "predicted": "animal"} for split in SPLITS for text in texts_of(made, split)
     ]
