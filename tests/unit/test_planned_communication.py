@@ -128,7 +128,7 @@ def test_what_is_whole_at_a_time_is_bounded() -> None:
         teachers["one"][0] = largest
         zero = Zero.of(config, 8, 2, resident=True, teacher_layer=1010)
         found = training_states([[8]], 0, teachers, zero)
-        assert found.buffers == 2 * (500_000_000 + expected)
+        assert found.buffers == 2 * (8 + expected)  # of a bucket, as long as what is trained
     config["zero_optimization"]["stage3_max_live_parameters"] = 5000
     zero = Zero.of(config, 8, 2, resident=True, teacher_layer=1010)
-    assert training_states([[8]], 0, teachers, zero).buffers == 2 * (500_000_000 + 6000)
+    assert training_states([[8]], 0, teachers, zero).buffers == 2 * (8 + 6000)
