@@ -85,14 +85,7 @@ def load_model(
     if missing and not new_head:
         raise _no_head(head, reference, missing, labels)
     if missing and output_bias is not None:
-        bias = output_bias()
-        # Where states are as wide as there are labels, a layer before it has one of that size, too.
-        *_, own = [
-            weight
-            for name, weight in model.named_parameters()
-            if name in missing and name.endswith("bias") and weight.shape == bias.shape
-        ]
-        own.data.copy_(bias)
+        _set_output_bias(model, missing, output_bias())
     if layers is not None:
         keep_layers(model, layers)
     if truncated:
@@ -100,6 +93,16 @@ def load_model(
         small, _ = _random(kind, config, seed, attention, options)
         return truncate(model, small)
     return model
+
+
+def _set_output_bias(model: PreTrainedModel, missing: list[str], bias: torch.Tensor) -> None:
+    # Where states are as wide as there are labels, a layer before it has one of that size, too.
+    *_, own = [
+        weight
+        for name, weight in model.named_parameters()
+        if name in missing and name.endswith("bias") and weight.shape == bias.shape
+    ]
+    own.data.copy_(bias)
 
 
 def truncate(model: PreTrainedModel, small: PreTrainedModel) -> PreTrainedModel:

@@ -61,7 +61,7 @@ def engine_and_batch(kind: str, world: Any) -> tuple[Any, Any]:
         return head._from_config(config, attn_implementation="eager")
 
     names = ["one"] if word else ["one", "two"]
-    asked = {"kl": {}, "cosine": {}, "cross_entropy": {}} if word else {"kl": {}}
+    asked: dict[str, Any] = {"kl": {}, "cosine": {}, "cross_entropy": {}} if word else {"kl": {}}
     terms = build_terms(losses_of(asked), TermInputs(64, dict.fromkeys(names, 64)))
     router = None if word else Router({"policy": "average"}, temperature=1.0)
     bundle = Bundle(model(2), {name: model(4) for name in names}, terms, router)
