@@ -73,14 +73,9 @@ def load_model(
     if problem_type is not None:
         options["problem_type"] = problem_type
     kind = getattr(transformers, f"AutoModel{head}")
+    whole = None if truncated else config
     model, missing = _load(
-        kind,
-        reference,
-        revision,
-        config=None if truncated else config,
-        seed=seed,
-        attention=attention,
-        **options,
+        kind, reference, revision, config=whole, seed=seed, attention=attention, **options
     )
     if missing and not new_head:
         raise _no_head(head, reference, missing, labels)
