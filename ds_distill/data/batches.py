@@ -127,6 +127,11 @@ class Examples:
         ids = None if self.teacher_ids is None else self.teacher_ids[chosen]
         return Examples(self.keys[chosen], labels, marks, self.pairs, words, windows, ids)
 
+    def where(self, chosen: np.ndarray) -> tuple[Examples, np.ndarray]:
+        """Chosen examples, bool [N], and the numbers of their rows: int64 [n]."""
+        indices = np.flatnonzero(chosen)
+        return self.at(indices), self.rows_of(indices)
+
 
 @dataclass(frozen=True)
 class Rows:

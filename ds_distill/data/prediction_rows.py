@@ -125,13 +125,13 @@ class PredictionRows:
 
     def _logits(self, row: dict[str, Any], value: Any, example: list[Any], location: str) -> Any:
         """[C], or of words [W, C]."""
-        of_words = self._words is not None
-        if self._reader.numbers_are_text and (self._many or of_words or self.form != "predicted"):
+        lists = self._many or self._words is not None
+        if self._reader.numbers_are_text and (lists or self.form != "predicted"):
             with suppress(ValueError):  # in CSV, the JSON of it
                 value = json.loads(value)
-        if not of_words:
+        if self._words is None:
             return self._of_one(value, row.get("confidence"), location)
-        values = self._by_word(row, value, location)
+        values = self._by_word(self._words, row, value, location)
         if self.by_id is None and len(values) != len(example[0]):
             raise _other_length(location, self.form, len(values), len(example[0]))
         sure = row.get("confidence")
@@ -144,16 +144,18 @@ class PredictionRows:
         of_word = enumerate(zip(values, shares, strict=True))
         return [self._of_one(*one, f"{location}: word {number}") for number, one in of_word]
 
-    def _by_word(self, row: dict[str, Any], value: Any, location: str) -> list[Any]:
+    def _by_word(
+        self, words: WordColumns, row: dict[str, Any], value: Any, location: str
+    ) -> list[Any]:
         """What is said of each word."""
         if not isinstance(value, list):
             raise UserError(
                 f"{location}: {self.form!r} must be a list of what is predicted of each word, got "
                 f"{kind_of(value)}."
             )
-        in_text = self._words is not None and self._words.in_text and self.form == "predicted"
-        if self._words is not None and in_text and all(isinstance(one, dict) for one in value):
-            return self._words.tags_in(row, value, location)
+        spans = all(isinstance(one, dict) for one in value)
+        if words.in_text and self.form == "predicted" and spans:
+            return words.tags_in(row, value, location)
         return value
 
     def _of_one(self, value: Any, confidence: Any, location: str) -> Any:

@@ -87,27 +87,25 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
     Models compute in fp32, the dtype that finished ones are written in: what is loaded from the
     run's folder by `from_pretrained` predicts what is counted here.
     """
-    roles = models_to_evaluate(run.recipe, number)
     examples, kind = run.data.examples(phase.split), run.kind
     counted = kind.counted(examples)
-    references = [run.reference(model, number) for model in roles]
-    known = {each.name: run.knows(each, examples) for each in references}
+    references, roles = _with_roles(phase, number, run)
+    known = {one.name: run.knows(one, examples) for one in references}
     partial = {model: there for model, there in known.items() if not there.all()}
     nothing = {model for model, there in partial.items() if not there[counted].any()}
-    references = [each for each in references if each.name not in nothing and _with_head(run, each)]
-    if phase.start:
-        references.append(replace(run.reference("student", 0), name=START, new_head=True))
-        roles[START] = START
-    roles = {reference.name: roles[reference.name] for reference in references}
+    references = [one for one in references if one.name not in nothing]
+    roles = {one.name: roles[one.name] for one in references}
     predictions, sizes = predictions_of(run, references, phase.split, phase.batch_size)
     of_baseline, baseline = kind.baseline(run.data, phase.split, examples, references)
     if not run.world.is_main:
         return {}
-    groups = numbered(examples.group_keys[torch.from_numpy(counted)])
+    group_keys = examples.group_keys[torch.from_numpy(counted)]
+    groups = numbered(group_keys)
     every = _Judged(kind, examples, {**predictions, BASELINE: of_baseline}, groups)
     with located(f"phase {name}, split {phase.split}"):
         judged = _each_where_it_knows(run, every, partial, roles)
     warnings = _warnings(run, name, phase.split, references, roles, judged)
+    warnings += warn_of_few_groups(run, name, phase.split, group_keys.numpy())
     whole = judged.pop(BASELINE)
     models = {
         model: {
@@ -138,6 +136,20 @@ def evaluate(phase: Evaluate, number: int, name: str, run: Run) -> dict[str, Any
         ],
         "warnings": warnings,
     }
+
+
+def _with_roles(
+    phase: Evaluate, number: int, run: Run
+) -> tuple[list[ModelReference], dict[str, str]]:
+    """The models that have a head of the task, the student before training last; and what each is,
+    by name."""
+    roles = models_to_evaluate(run.recipe, number)
+    given = [run.reference(model, number) for model in roles]
+    references = [one for one in given if _with_head(run, one)]
+    if phase.start:
+        references.append(replace(run.reference("student", 0), name=START, new_head=True))
+        roles[START] = START
+    return references, roles
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,11 +190,10 @@ class _Judged:
 
     def at(self, known: np.ndarray, models: Iterable[str]) -> _Judged:
         """Some of the models on some of the N examples, bool [N]."""
-        chosen, counted = np.flatnonzero(known), self.kind.counted(self.examples)
-        rows = self.examples.rows_of(chosen)
+        examples, rows = self.examples.where(known)
         predictions = {model: self.predictions[model][rows] for model in models}
-        groups = self.groups[known[counted]]
-        return _Judged(self.kind, self.examples.at(chosen), predictions, groups)
+        groups = self.groups[known[self.kind.counted(self.examples)]]
+        return _Judged(self.kind, examples, predictions, groups)
 
 
 def _each_where_it_knows(
@@ -219,16 +230,14 @@ def _warnings(
     roles: Mapping[str, str],
     judged: Mapping[str, _Judged],
 ) -> list[str]:
-    """Log and return what is doubtful of the teachers and of the split."""
+    """Log and return what is doubtful of the teachers."""
     found = []
     for role in ("teacher", CHECKPOINT):
         for one in references:
             if roles[one.name] == role and (own := judged.get(one.name)) is not None:
                 about = run, phase, split, [one], own.predictions, own.examples, role
                 found += warn_of_teachers(*about)
-    whole = judged[BASELINE]
-    of_groups = whole.examples.group_keys[torch.from_numpy(run.kind.counted(whole.examples))]
-    return [*found, *warn_of_few_groups(run, phase, split, of_groups.numpy())]
+    return found
 
 
 def _mark(

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ds_distill.data.batches import Examples
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
@@ -137,8 +135,8 @@ def _keep(
         of_model, value, doubt = predictions[reference.name], math.nan, None
         known, judged = run.knows(reference, examples), examples
         if not known.all():
-            judged = examples.at(np.flatnonzero(known))
-            of_model = of_model[examples.rows_of(np.flatnonzero(known))]
+            judged, rows = examples.where(known)
+            of_model = of_model[rows]
         classes = classes_of(reference) or _focus(number, run, reference)
         if run.kind.finite(of_model).all():  # else the phases say so, or leave examples out
             value = run.kind.judge.value(run.kind.scored(of_model, judged))

@@ -25,7 +25,7 @@ from ds_distill.data.combined import open_source
 from ds_distill.data.text_windows import prepare
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.recipe.tasks import TokenClassification
-from tests.toys import TOY_TAGS, make_tiny_bert, write_toy_words
+from tests.toys import TOY_TAGS, make_tiny_bert, toy_words_task
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +43,7 @@ def settings(
     }
     return {
         "name": "words",
-        "task": {
-            "type": "token-classification",
-            "data": {"path": str(write_toy_words(root / "data"))},
-            "max_length": 64,
-            "subwords": "all",
-        },
+        "task": toy_words_task(root / "data", subwords="all"),
         "teachers": {
             "reads": {"model": str(tiny_models["toy"])},
             "spells": {"model": str(spells)},

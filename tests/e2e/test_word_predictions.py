@@ -14,7 +14,7 @@ import seqeval.metrics
 import torch
 from runs import digests, evaluation, run_here
 from safetensors.numpy import load_file
-from toys import TOY_FILLERS, TOY_TAGS, write_toy_words
+from toys import TOY_FILLERS, TOY_TAGS, toy_words_task
 
 from ds_distill import load_recipe
 from ds_distill.cache.reader import CacheReader
@@ -48,11 +48,7 @@ def settings(
     splits = ["transfer", "validation", "test"]
     return {
         "name": "words",
-        "task": {
-            "type": "token-classification",
-            "data": {"path": str(write_toy_words(root / "data"))},
-            "max_length": 64,
-        },
+        "task": toy_words_task(root / "data"),
         "teachers": {
             "other": {"model": str(tiny_models["toy"])},
             "said": {"model": str(tiny_models["toy"])},
