@@ -3,7 +3,7 @@
     python tests/studies/routing_rule.py
 
 From tests/results/routing.json, docs/results/quickstart*.json and docs/results/label-experts.json
-it writes the table in docs/routing.md: of each run the shares that a comparison prints (how often
+it writes the table in docs/studies/routing.md: of each run the shares that a comparison prints (how often
 teachers predict the same, how far a teacher that is right, where one is, is above the average), the
 best target's cross-validated lead over the average, which policy that chooses, and the lead of that
 policy's student over the average's on test. Nothing is trained.
@@ -24,7 +24,7 @@ from pages import row, show
 from ds_distill.files import read_json
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "routing.md"
+PAGE = ROOT / "docs" / "studies" / "routing.md"
 MARK = "before a student is trained"
 QUICKSTARTS = {
     "quickstart, seed 0": "quickstart.json",
