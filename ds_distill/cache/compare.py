@@ -13,6 +13,7 @@ from torch import Tensor
 from ds_distill.cache.codecs import VocabularyCodec
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.outside import load_outside
+from ds_distill.tables import Table
 
 
 @dataclass(frozen=True)
@@ -97,19 +98,21 @@ def divergence(truth: Tensor, decoded: Tensor) -> Tensor:
     return terms.masked_fill_(torch.isneginf(truth), 0.0).sum(1, dtype=torch.float64)
 
 
-def markdown_table(scores: Sequence[CodecScore]) -> str:
-    """Scores in the order of their size."""
-    lines = [
-        "| codec | bytes per token | KL mean | KL p99 | encode rows/s | decode rows/s |",
-        "|---|---:|---:|---:|---:|---:|",
+def codec_table(scores: Sequence[CodecScore]) -> Table:
+    """In the order of their size."""
+    heads = ["codec", "bytes per token", "KL mean", "KL p99", "encode rows/s", "decode rows/s"]
+    rows = [
+        [
+            score.name,
+            f"{score.bytes_per_row:.1f}",
+            f"{score.kl_mean:.4g}",
+            f"{score.kl_p99:.4g}",
+            f"{score.encode_rows_per_second:,.0f}",
+            f"{score.decode_rows_per_second:,.0f}",
+        ]
+        for score in sorted(scores, key=lambda score: score.bytes_per_row)
     ]
-    for score in sorted(scores, key=lambda score: score.bytes_per_row):
-        lines.append(
-            f"| {score.name} | {score.bytes_per_row:.1f} | {score.kl_mean:.4g} | "
-            f"{score.kl_p99:.4g} | {score.encode_rows_per_second:,.0f} | "
-            f"{score.decode_rows_per_second:,.0f} |"
-        )
-    return "\n".join(lines) + "\n"
+    return Table("", heads, rows)
 
 
 def _now(device: torch.device) -> float:

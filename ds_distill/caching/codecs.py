@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ds_distill.cache.codecs import VocabularyCodec
-from ds_distill.cache.compare import CodecScore, candidates, compare_codecs, markdown_table
+from ds_distill.cache.compare import CodecScore, candidates, codec_table, compare_codecs
 from ds_distill.data.schedule import PADDED_BATCH
 from ds_distill.files import write_text
 from ds_distill.models.reference import ModelReference
@@ -88,7 +88,7 @@ def compare(run: Run, number: int, examples: int) -> dict[str, list[CodecScore]]
         fitted, held_out = batches[::2], batches[1::2] or batches
         scores[teacher] = compare_codecs(held_out, candidates(fitted))
         folder = run.folder.path / "figures"
-        write_text(folder / f"codecs-{teacher}.md", markdown_table(scores[teacher]))
+        write_text(folder / f"codecs-{teacher}.md", codec_table(scores[teacher]).markdown() + "\n")
         file = folder / f"codecs-{teacher}.svg"
         plot_codecs(scores[teacher], file, f"{run.recipe.name}: {teacher}")
     return scores

@@ -91,12 +91,12 @@ def cache_compare(
     run_folder = RunFolder(folder or Path("runs") / loaded.name)
     runs = execute_recipe(loaded, run_folder.path, resume=run_folder.holds_run(), first=number)
     done = runs[loaded.task_name(loaded.phases[number])]
-    from ds_distill.cache.compare import markdown_table
+    from ds_distill.cache.compare import codec_table
     from ds_distill.caching.codecs import compare
 
     for teacher, scores in compare(done, number, examples).items():
         say(f"\n{teacher}, KL(true || decoded) in nats, {scores[0].rows} tokens\n")
-        say(markdown_table(scores), end="")
+        say(codec_table(scores).text())
         say(f"\nPlot     {run_folder.path / 'figures' / f'codecs-{teacher}.svg'}")
 
 

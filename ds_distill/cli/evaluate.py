@@ -56,13 +56,12 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="ds-distill-") as temporary:
         from ds_distill.files import read_json
         from ds_distill.reporting.evaluated import evaluation_tables
-        from ds_distill.reporting.tables import table_text
         from ds_distill.run.execute import execute  # imports deepspeed: seconds
 
         folder = output or Path(temporary) / "run"
         execute(recipe, folder)
         [record] = read_json(folder / "results.json")["phases"]
     for table in evaluation_tables(record):
-        say(f"\n{table_text(table)}")
+        say(f"\n{table.text()}")
     if output is not None:
         say(f"\nReport   {output / 'report.html'}\nResults  {output / 'results.json'}")

@@ -73,7 +73,6 @@ def export(
     check_installed()
     from ds_distill.export.student import RECORD, export_student
     from ds_distill.reporting.exported import export_table
-    from ds_distill.reporting.tables import table_text
 
     target = output or model / "onnx"
     found = export_student(
@@ -87,7 +86,7 @@ def export(
         max_loss=max_loss,
         progress=lambda sentence: say(sentence, error=True),
     )
-    say("\n" + table_text(export_table(found)))
+    say("\n" + export_table(found).text())
     say(f"\nFiles    {target}\nFigures  {target / RECORD}")
 
 

@@ -28,10 +28,11 @@ def report(
     from ds_distill.errors import UserError
     from ds_distill.files import write_json, write_text
     from ds_distill.recipe import load_recipe
-    from ds_distill.reporting.tables import page, table_text
+    from ds_distill.reporting.page import page
     from ds_distill.run.folder import RunFolder
     from ds_distill.run.publish import report_stopped
     from ds_distill.sweep.side_by_side import side_by_side, side_tables
+    from ds_distill.tables import Table
 
     first = RunFolder(runs[0])
     if len(runs) == 1 and first.holds_run() and not first.results.is_file():
@@ -42,7 +43,7 @@ def report(
         raise UserError(f"--output {output}: name a file that ends in .html.")
     groups = side_by_side(runs)
     tables = list(side_tables(groups))
-    say("\n\n".join(map(table_text, tables)))
+    say("\n\n".join(map(Table.text, tables)))
     write_json(output.with_suffix(".json"), groups)
     sentences = [] if len(tables) == 1 else [
         "The runs were judged on different examples, tasks or metrics: a table for each."

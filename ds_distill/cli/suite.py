@@ -90,8 +90,9 @@ def _check_reference(reference: str, names: list[str]) -> None:
 def _report(suite: Suite, runs: Sequence[SuiteRun], reference: str, done: Sweep) -> str:
     """Write what the runs found; see `run_sweep`."""
     from ds_distill.files import write_json, write_text
-    from ds_distill.reporting.tables import page, table_text
+    from ds_distill.reporting.page import page
     from ds_distill.sweep.suite.results import suite_results, suite_tables
+    from ds_distill.tables import Table
 
     of_groups = suite.weights_of_groups()
     found = suite_results(runs, done.ended(), reference, done.draws(), of_groups)
@@ -103,4 +104,4 @@ def _report(suite: Suite, runs: Sequence[SuiteRun], reference: str, done: Sweep)
         sentences.append(f"Not finished, and not counted: {', '.join(done.missing)}.")
     text = page(f"Suite {suite.name}", [s for s in sentences if s], tables)
     write_text(done.path / "report.html", text)
-    return "\n\n".join(map(table_text, tables))
+    return "\n\n".join(map(Table.text, tables))

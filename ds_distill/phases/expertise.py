@@ -20,6 +20,7 @@ from ds_distill.data.validation_split import fitting_part
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError, located
 from ds_distill.files import write_json
+from ds_distill.process.terminal import say
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.phases import Cache, Expertise
 from ds_distill.reporting.routing_table import routing_table
@@ -30,7 +31,7 @@ from ds_distill.routing.followed import Disagreement
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.multi_label import FittedByLabel, fit_by_label
 from ds_distill.routing.selection import unqualified
-from ds_distill.run.events import RunLog, open_console
+from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.inference import predict_split
 from ds_distill.run.label_warnings import (
@@ -62,7 +63,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     where = f"phase {name}, split {phase.split}"
     if left_out:
         of_all = _compare(where, signals, examples, run)
-        run.log.show(routing_table(of_all, phase.split))
+        run.log.info(routing_table(of_all, phase.split).text())
         for teacher, why in left_out.items():
             run.log.info(f"  Left out of the phases after this: {teacher}, which {why}.")
         signals = {name: of for name, of in signals.items() if name not in left_out}
@@ -79,7 +80,7 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
     comparison = _compare(where, signals, examples, run, phase.show_examples)
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
-    run.log.show(routing_table(comparison, phase.split))
+    run.log.info(routing_table(comparison, phase.split).text())
     warnings += warn_of_few_groups(run, name, phase.split, examples.group_keys.numpy())
     warnings += warn_of_one_expert(run, name, phase.split, fitted.experts)
     run.world.barrier()
@@ -185,16 +186,15 @@ def route(recipe: Recipe, path: Path) -> Comparison:
             f"cache build` with the same recipe, overrides and folder first, then this again."
         )
     examples, signals = _fitting_signals(settings, after[-1], run)
-    console = open_console()
     left_out = _left_out(settings, _of_all_classes(signals, run), examples, run)
     for teacher, why in left_out.items():
-        console.print(f"Left out: {teacher}, which {why}.", soft_wrap=True)
+        say(f"Left out: {teacher}, which {why}.")
     signals = {name: of for name, of in signals.items() if name not in left_out}
     groups = np.unique(examples.group_keys.numpy(), axis=0)
     if (note := few_groups(split, len(groups), len(examples))) is not None:
-        console.print(f"WARNING: {note}", soft_wrap=True)
+        say(f"WARNING: {note}")
     comparison = _compare(f"split {split}", signals, examples, run)
-    console.print(routing_table(comparison, split), soft_wrap=False)
+    say(routing_table(comparison, split).text())
     return comparison
 
 

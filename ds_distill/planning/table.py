@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ds_distill.planning.advice import advice
 from ds_distill.planning.gpus import GIB
 from ds_distill.planning.plan import BreakEven, JobPlan, Placement, Plan
 from ds_distill.planning.units import amount, duration
+from ds_distill.tables import Table
 
 _COLUMNS = (
     "run as",
@@ -86,7 +87,7 @@ def _job(job: JobPlan, every: bool) -> Iterator[str]:
     )
     shown = [one for one in job.others if every or one.choice == job.chosen.choice]
     rows = [_row(one, every and one.choice == job.chosen.choice) for one in shown]
-    yield from table(_COLUMNS, rows)
+    yield Table("", _COLUMNS, rows).text()
     chosen = job.chosen.step
     if job.steps is not None:
         total = chosen.total * job.steps * len(job.models)
@@ -143,14 +144,3 @@ def _break_even(pays: BreakEven) -> str:
 
 def _warning(fits: bool) -> str:
     return "" if fits else "  DOES NOT FIT"
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines with columns as wide as they need; the first is to the left."""
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    for row in [columns, *rows]:
-        first, *others = (
-            cell.ljust(width) if number == 0 else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  " + "  ".join([first, *others])

@@ -1,26 +1,26 @@
-"""Profiles as text for the terminal."""
+"""Profiles as tables for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from ds_distill.planning.gpus import GIB, Device
-from ds_distill.planning.table import table
 from ds_distill.planning.units import duration
 from ds_distill.profiling.models import ProfiledModel
 from ds_distill.profiling.trainings import Profiled, parts_in_order
+from ds_distill.tables import Table
 
 
 def trainings_text(trainings: Sequence[Profiled], device: Device | None, ranks: int) -> str:
     """Time, speed and memory of a step of each training, of rank 0."""
-    return "\n".join(_trainings(trainings, device, ranks)) + "\n"
+    return "\n\n".join(table.text() for table in _trainings(trainings, device, ranks)) + "\n"
 
 
-def _trainings(trainings: Sequence[Profiled], device: Device | None, ranks: int) -> Iterator[str]:
+def _trainings(trainings: Sequence[Profiled], device: Device | None, ranks: int) -> Iterator[Table]:
     parts = parts_in_order(one.seconds for one in trainings)
     of = f"of rank 0 of {ranks}, " if ranks > 1 else ""
-    yield f"Milliseconds of a step, {of}means of {trainings[0].steps} steps:"
-    yield from table(
+    yield Table(
+        f"Milliseconds of a step, {of}means of {trainings[0].steps} steps",
         ["phase: model", *parts, "step", "quartiles", "planned"],
         [
             [
@@ -33,19 +33,17 @@ def _trainings(trainings: Sequence[Profiled], device: Device | None, ranks: int)
             for one in trainings
         ],
     )
-    yield ""
-    yield "Speed, and operations of real tokens and of the head's rows:"
-    yield from table(
+    known = f"Utilisation: of {_peaks(trainings)}, {device.source}." if device is not None else ""
+    yield Table(
+        "Speed, and operations of real tokens and of the head's rows",
         ["phase: model", "tokens/s", "GFLOP a step", "TFLOP/s", "utilisation", *_BESIDE, "GiB"],
         [_speed(one) for one in trainings],
+        [known] if known else [],
     )
-    if device is not None:
-        yield f"  utilisation: of {_peaks(trainings)}, {device.source}"
     if any(one.peaks for one in trainings):
         parts = parts_in_order(one.peaks for one in trainings)
-        yield ""
-        yield "GiB allocated at most, by part:"
-        yield from table(
+        yield Table(
+            "GiB allocated at most, by part",
             ["phase: model", *parts, "planned"],
             [
                 [
@@ -90,15 +88,14 @@ def _gib(size: int | None) -> str:
 def models_text(models: Sequence[ProfiledModel]) -> str:
     """Size, latency and throughput of finished models, and how many times the largest teacher's
     they are."""
-    return "\n".join(_models(models)) + "\n"
+    return "\n\n".join(table.text() for table in _models(models)) + "\n"
 
 
-def _models(models: Sequence[ProfiledModel]) -> Iterator[str]:
+def _models(models: Sequence[ProfiledModel]) -> Iterator[Table]:
     largest = max(models, key=lambda model: model.parameters)
-    metric = models[0].metric
-    yield f"Size, against the largest, {largest.name}:"
-    yield from table(
-        ["model", "parameters", "file", "times smaller", metric or "score"],
+    yield Table(
+        f"Size, against the largest, {largest.name}",
+        ["model", "parameters", "file", "times smaller", models[0].metric or "score"],
         [
             [
                 model.name,
@@ -111,11 +108,10 @@ def _models(models: Sequence[ProfiledModel]) -> Iterator[str]:
         ],
     )
     for number, case in enumerate(models[0].cases):
-        yield ""
-        yield f"Batch of {case.batch}, {case.length} tokens each; milliseconds of a batch:"
         on_gpu = ["GiB"] if case.peak is not None else []
         slowest = largest.cases[number].median
-        yield from table(
+        yield Table(
+            f"Batch of {case.batch}, {case.length} tokens each; milliseconds of a batch",
             ["model", "p50", "p90", "p99", "batches", "texts/s", "times faster", *on_gpu],
             [
                 [

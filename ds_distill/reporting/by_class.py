@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ds_distill.reporting.confusions import confusion_counts
-from ds_distill.reporting.tables import worst_and_best
+from ds_distill.reporting.page import worst_and_best
 
 SHOWN = 20
 """Of a class's name in a figure, characters."""

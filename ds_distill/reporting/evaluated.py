@@ -7,7 +7,7 @@ from typing import Any
 
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.intervals import interval_as, no_width
-from ds_distill.reporting.tables import Cell, Outcome, Table, worst_and_best
+from ds_distill.reporting.page import worst_and_best
 from ds_distill.reporting.verdict import (
     NOUNS,
     PER_CLASS,
@@ -16,6 +16,7 @@ from ds_distill.reporting.verdict import (
     settings_note,
     undefined_note,
 )
+from ds_distill.tables import Cell, Outcome, Table
 
 
 def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.reporting.evaluated import difference_cell, wide_note
-from ds_distill.reporting.tables import Cell, Table, cell_text
+from ds_distill.tables import Cell, Table
 
 PYTORCH = "PyTorch"
 """Beside the files' names."""
@@ -51,9 +51,8 @@ def card_section(found: dict[str, Any]) -> str:
     """Of a model card, in Markdown: how the files compare, and how to run them."""
     table = export_table(found)
     smallest = list(found["files"])[-1]
-    lines = [TITLE, f"| {' | '.join(table.heads)} |", "|" + "---|" * len(table.heads)]
-    lines += [f"| {' | '.join(map(cell_text, row))} |" for row in table.rows]
-    return "\n".join([*lines, "", *table.notes, "", _USAGE.format(file=smallest)])
+    usage = _USAGE.format(file=smallest)
+    return "\n".join([TITLE, table.markdown(), "", *table.notes, "", usage])
 
 
 _USAGE = """Run in the folder of these files; PyTorch is not needed:

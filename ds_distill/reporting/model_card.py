@@ -24,6 +24,7 @@ from ds_distill.reporting.verdict import (
     metrics_of,
     settings_note,
 )
+from ds_distill.tables import Table
 
 _INHERITED = ("license", "license_name", "license_link", "language")
 """Metadata that a student inherits from the model that it starts from."""
@@ -279,7 +280,7 @@ def _table(evaluation: dict[str, Any], ready: list[str]) -> list[str]:
             about += f" {_escaped(note)}"
     columns = ["model", "role", *(metric.title for metric in metrics.values())]
     columns += [_escaped(label) for label in labels]
-    lines = [about, "", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    rows = []
     for name, model in evaluation["models"].items():
         numbers = [metric.shown_as(model[key]) for key, metric in metrics.items()]
         classes = [
@@ -287,8 +288,8 @@ def _table(evaluation: dict[str, Any], ready: list[str]) -> list[str]:
             for label in labels
         ]
         of = f" (on {model['examples']:,} examples)" if "not_given" in model else ""
-        lines.append(f"| {' | '.join([_escaped(name) + of, model['role'], *numbers, *classes])} |")
-    return lines
+        rows.append([_escaped(name) + of, model["role"], *numbers, *classes])
+    return [about, "", Table("", columns, rows).markdown()]
 
 
 def _model(reference: str) -> str:

@@ -14,9 +14,9 @@ from ds_distill.reporting.by_class import by_class
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.curves import HEIGHT, WIDTH, Training
 from ds_distill.reporting.exported import export_table
+from ds_distill.reporting.page import environment
 from ds_distill.reporting.routed import heat_maps
 from ds_distill.reporting.speeds import speeds_of
-from ds_distill.reporting.tables import environment
 from ds_distill.reporting.verdict import (
     NOUNS,
     PER_CLASS,

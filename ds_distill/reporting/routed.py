@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ds_distill.reporting.by_class import shortened
-from ds_distill.reporting.tables import worst_and_best
+from ds_distill.reporting.page import worst_and_best
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, FiniteFloat
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -95,10 +95,6 @@ class RunLog:
     def info(self, text: str) -> None:
         """Print a line on the console."""
         self._console.print(text, markup=False)
-
-    def show(self, table: RenderableType) -> None:
-        """Print a table on the console."""
-        self._console.print(table, soft_wrap=False)
 
     def start_phase(self, number: int) -> None:
         """Events that follow belong to phase `number`. Its events from before a resume are dropped,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ds_distill.files import write_json, write_text
 from ds_distill.reporting.figures import plot_settings
-from ds_distill.reporting.tables import page, table_text
+from ds_distill.reporting.page import page
 from ds_distill.sweep.sweep import Sweep
 from ds_distill.sweep.table import metric_class, summary, sweep_table
 
@@ -24,4 +24,4 @@ def write_report(sweep: Sweep) -> str:
     if sweep.missing:
         sentences.append(f"Not finished, and not counted: {', '.join(sweep.missing)}.")
     write_text(sweep.path / "report.html", page(f"{name}: settings", sentences, [table], figure))
-    return table_text(table)
+    return table.text()

@@ -21,10 +21,10 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import Metric
 from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.evaluated import difference_cell, outcome_of, wide_note
-from ds_distill.reporting.tables import Cell, Table
 from ds_distill.reporting.verdict import answer_of, judge_of, settings_note, undefined_note
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import read_results
+from ds_distill.tables import Cell, Table
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.evaluated import outcome_of, wide_note
 from ds_distill.reporting.intervals import interval_as
-from ds_distill.reporting.tables import Cell, Table
 from ds_distill.reporting.verdict import judge_of, undefined_note
 from ds_distill.sweep.examples import Drawn, Draws, examples_of
 from ds_distill.sweep.grid import Variant
+from ds_distill.tables import Cell, Table
 
 
 def run_result(results: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from codec_rivals import rivals
 from torch import Tensor
 
 from ds_distill.cache.codecs import Encoded, TopKCodec
-from ds_distill.cache.compare import candidates, compare_codecs, markdown_table
+from ds_distill.cache.compare import candidates, codec_table, compare_codecs
 from ds_distill.data.combined import open_source
 from ds_distill.data.schedule import plan_epoch
 from ds_distill.engine.world import World
@@ -141,7 +141,7 @@ def compare(folder: Path, rows: int) -> dict[str, Any]:
             "rows_of_parts": sum(map(len, few)),
             "parts": ablation(few, fitted_to),
         }
-        print(f"T = {temperature:g}\n\n{markdown_table(scores)}", flush=True)
+        print(f"T = {temperature:g}\n\n{codec_table(scores).markdown()}", flush=True)
     return {
         "teacher": {
             "recipe": recipe.name,

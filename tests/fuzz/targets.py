@@ -37,13 +37,13 @@ from ds_distill.process import lock
 from ds_distill.process.terminal import escaped
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.reporting.report import render_report
-from ds_distill.reporting.tables import table_text
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import read_results
 from ds_distill.run.timings import read_timings
 from ds_distill.sweep.side_by_side import side_by_side, side_tables
+from ds_distill.tables import Table
 from ds_distill.training.checkpoints import Checkpoints
 from ds_distill.training.progress import Progress
 
@@ -202,7 +202,7 @@ def finished_target(folder: Path, run: Path) -> Target:
 
     def use(place: Path) -> None:
         tables = side_tables(side_by_side([other, place]))
-        shown = escaped("\n".join(map(table_text, tables)))
+        shown = escaped("\n".join(map(Table.text, tables)))
         assert escaped(shown) == shown
         made = RunFolder(place)
         made.check_new_or_same(recipe, resume=True)

@@ -3,10 +3,10 @@
     python tests/studies/routing_rule.py
 
 From tests/results/routing.json, docs/results/quickstart*.json and docs/results/label-experts.json
-it writes the table in docs/studies/routing.md: of each run the shares that a comparison prints (how often
-teachers predict the same, how far a teacher that is right, where one is, is above the average), the
-best target's cross-validated lead over the average, which policy that chooses, and the lead of that
-policy's student over the average's on test. Nothing is trained.
+it writes the table in docs/studies/routing.md: of each run the shares that a comparison prints (how
+often teachers predict the same, how far a teacher that is right, where one is, is above the
+average), the best target's cross-validated lead over the average, which policy that chooses, and
+the lead of that policy's student over the average's on test. Nothing is trained.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from ds_distill.cache.codecs import TopKCodec
 from ds_distill.cache.compare import (
     CodecScore,
     candidates,
+    codec_table,
     compare_codecs,
     divergence,
-    markdown_table,
 )
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.reporting.figures import plot_codecs
@@ -61,7 +61,7 @@ def test_candidates_get_better_as_they_grow(tmp_path):
         assert sizes == sorted(sizes) and len(set(sizes)) == len(sizes) >= 4
         means = [score.kl_mean for score in of_family]
         assert means == sorted(means, reverse=True)
-    lines = markdown_table(scores).splitlines()
+    lines = codec_table(scores).markdown().splitlines()
     assert len(lines) == 2 + len(codecs)
     printed = [float(line.split("|")[2]) for line in lines[2:]]
     assert printed == sorted(printed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import seqeval.metrics
 import torch
-from rich.console import Console
 
 from ds_distill.check.labels import class_mistakes
 from ds_distill.data.batches import Examples
@@ -291,10 +289,9 @@ def test_policies_are_compared_by_the_tasks_metric(judge):
     gate = found.policies["gate"]
     assert gate.difference == pytest.approx(gate.score - found.policies["average"].score)
     assert gate.interval[0] <= gate.difference <= gate.interval[1]
-    console = Console(width=140, file=io.StringIO())
-    console.print(routing_table(found, "validation"))
+    text = routing_table(found, "validation").text()
     title = METRICS["classes"][judge.name].title
-    assert f"{title[0].upper()}{title[1:]} of each policy's target" in console.file.getvalue()
+    assert f"{title[0].upper()}{title[1:]} of each policy's target" in text
 
 
 def test_labels_and_order_of_rows_change_nothing_but_the_names():
@@ -314,11 +311,9 @@ def test_labels_and_order_of_rows_change_nothing_but_the_names():
 def test_the_table_shows_every_row_and_the_choice():
     signals, truth, keys = told_by_states(200)
     found = compare(signals, truth, keys, LABELS)
-    console = Console(width=140, file=io.StringIO())
-    console.print(routing_table(found, "validation"))
-    text = console.file.getvalue()
+    text = routing_table(found, "validation").text()
     for name, policy in found.policies.items():
-        [line] = [line for line in text.splitlines() if line.startswith(f"  {name}  ")]
+        [line] = [line for line in text.splitlines() if line.startswith(f"{name}  ")]
         assert f"{policy.score:.1%}" in line
     assert "Choice: gate" in text and "first, second" in text
     assert set(candidates()) == set(found.policies)
@@ -337,10 +332,9 @@ def test_with_thousands_of_classes_there_is_no_gate(monkeypatch, tmp_path):
     steps: list[None] = []
     found = compare(signals, truth, keys_of(300), labels, advance=lambda: steps.append(None))
     assert set(found.policies) == {*candidates()} - {"gate"} and len(steps) == FOLDS
-    console = Console(width=140, file=io.StringIO())
-    console.print(routing_table(found, "validation"))
+    text = routing_table(found, "validation").text()
     why = "it is fitted on 150 classes at most, and there are 2,000"
-    assert f"Not compared: gate, as {why}." in console.file.getvalue()
+    assert f"Not compared: gate, as {why}." in text
     fitted = fit(signals, truth, keys_of(300), labels)
     fitted.save(tmp_path / "routing.safetensors")
     batch = SimpleNamespace(labels=torch.from_numpy(truth), keys=keys_of(300), epoch=0, row_sets={})

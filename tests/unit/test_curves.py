@@ -9,7 +9,7 @@ import pytest
 
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.reporting.curves import HEIGHT, MOST_POINTS, WIDTH, trainings_of
-from ds_distill.reporting.tables import environment
+from ds_distill.reporting.page import environment
 
 ACCURACY, LOSS = METRICS["classes"]["accuracy"], METRICS["masked tokens"]["loss"]
 

@@ -21,10 +21,9 @@ from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.reporting.by_class import by_class
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.evaluated import evaluation_tables
+from ds_distill.reporting.page import page as tables_page
 from ds_distill.reporting.page_figures import page_figures
 from ds_distill.reporting.report import render_report
-from ds_distill.reporting.tables import page as tables_page
-from ds_distill.reporting.tables import table_text
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.publish import report_stopped
@@ -311,11 +310,11 @@ def test_a_test_that_is_too_small_to_tell_is_not_called_level():
         "test is too small to tell where an interval reaches more than 5 points either way."
     )
     [table, *_] = evaluation_tables(results["phases"][-1])
-    assert "?" not in table_text(table)
+    assert "?" not in table.text()
     record = copy.deepcopy(results["phases"][-1])
     record["models"]["t"]["to_baseline"]["interval"] = [-0.11, 0.09]
     [table, *_] = evaluation_tables(record)
-    assert "to +9.0)?" in table_text(table) and "too small to tell" in table_text(table)
+    assert "to +9.0)?" in table.text() and "too small to tell" in table.text()
     row |= {"difference": 0.0, "interval": [0.0, 0.0]}
     assert verdict(results).endswith(
         "level with the teacher (t 70.0%: +0.0 points, interval not known: every resample gives "
@@ -770,5 +769,5 @@ def test_of_thousands_of_classes_a_page_shows_the_worst_and_the_best():
     assert shown.count("class ") < 25 and labels[500] in folded
     *_, by_class = evaluation_tables(record)
     assert len(by_class.rows) == 20 and len(by_class.folded) == 1_980
-    assert table_text(by_class).endswith("\nand 1,980 more")
+    assert by_class.text().endswith("\nand 1,980 more")
     assert len(Page(tables_page("title", [], [by_class])).tags) > 4 * 2_000

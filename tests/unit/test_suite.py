@@ -16,7 +16,6 @@ from ds_distill.errors import UserError
 from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.tasks import metric_of
-from ds_distill.reporting.tables import table_text
 from ds_distill.sweep.suite.load import builtin_suites, load_suite
 from ds_distill.sweep.suite.results import suite_results, suite_tables
 from ds_distill.sweep.suite.runs import (
@@ -27,6 +26,7 @@ from ds_distill.sweep.suite.runs import (
     suite_runs,
 )
 from ds_distill.sweep.suite.schema import Suite
+from ds_distill.tables import Table
 
 TWO = [Checkpoint("first", "a/first"), Checkpoint("second", "b/second")]
 
@@ -201,13 +201,13 @@ def test_the_macro_mean_is_over_groups_of_tasks(toy_task: Path) -> None:
     assert first["macro"]["mean"]["values"] == pytest.approx([(0.4 + 0.9) / 2, (0.45 + 0.7) / 2])
     assert second["macro"]["retention"] == pytest.approx(0.5)
     assert second["macro"]["to_reference"]["values"] == pytest.approx([-0.325, -0.2875])
-    scored, apart, _ = map(table_text, suite_tables(found))
+    scored, apart, _ = map(Table.text, suite_tables(found))
     assert "macro mean" in scored and "55.0%" in scored
     assert "61.2%" in scored or "61.3%" in scored
     assert "macro mean" in apart and "-30.6" in apart
     plain = suite_results(runs, ended(runs, score, score), "first")
     assert "macro" not in plain["checkpoints"]["first"]
-    assert "macro mean" not in table_text(next(iter(suite_tables(plain))))
+    assert "macro mean" not in next(iter(suite_tables(plain))).text()
 
 
 @given(data=st.data())
@@ -276,7 +276,7 @@ def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
     assert one["second"]["score"]["values"] == [0.9, 0.9]
     assert list(two) == ["first"]
     assert found["checkpoints"]["second"]["mean"] is None
-    scores, apart, chosen = map(table_text, suite_tables(found))
+    scores, apart, chosen = map(Table.text, suite_tables(found))
     [second] = [line for line in scores.splitlines() if line.startswith("second")]
     assert "90.0% (not known: every resample gives the same)" in second
     assert second.split()[-3:] == ["-", "-", "-"]
@@ -285,7 +285,7 @@ def test_what_failed_is_left_out_and_no_mean_hides_it(suite: Suite) -> None:
     assert "learning_rate=1e-06, batch_size=16" in chosen
     nothing = suite_results(runs, {}, "first")
     assert nothing["checkpoints"]["first"]["mean"] is None
-    assert "first" in table_text(next(iter(suite_tables(nothing))))
+    assert "first" in next(iter(suite_tables(nothing))).text()
 
 
 # ------------------------------------------------------------------------------------- files

@@ -22,7 +22,7 @@ from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.launch.agent import AgentOrder
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
 from ds_distill.reporting.figures import plot_settings
-from ds_distill.reporting.tables import page, table_text
+from ds_distill.reporting.page import page
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.disk import Taken, check_disk, most_at_a_time, taken
 from ds_distill.sweep.examples import drawn
@@ -34,7 +34,7 @@ from ds_distill.sweep.table import metric_class, run_result, summary, sweep_tabl
 
 
 def table(found: dict[str, Any]) -> str:
-    return table_text(sweep_table(found))
+    return sweep_table(found).text()
 
 
 VALUE = st.text(alphabet="abc019.-+ ", min_size=1, max_size=5)

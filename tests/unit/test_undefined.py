@@ -18,13 +18,13 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.reporting.evaluated import evaluation_tables
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.report import render_report
-from ds_distill.reporting.tables import table_text
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.side_by_side import side_by_side, side_tables
 from ds_distill.sweep.suite.results import suite_results, suite_tables
 from ds_distill.sweep.table import metric_class, run_result, summary, sweep_table
+from ds_distill.tables import Table
 
 METRICS_OF_NUMBERS = build_metrics("numbers")
 
@@ -97,7 +97,7 @@ def test_an_undefined_score_is_shown_as_one(
     }
     found = results_of(models)
     record = found["phases"][-1]
-    text = "\n".join(map(table_text, evaluation_tables(record)))
+    text = "\n".join(map(Table.text, evaluation_tables(record)))
     assert "undefined" in text and "the same number" in text and "always 0.5 " in text
     page = render_report(found)
     assert "What always predicts one number has no Pearson" in page and "always 0.5<" in page
@@ -122,7 +122,7 @@ def test_an_undefined_score_is_shown_as_one(
         file = RunFolder(folder).predictions(1, "evaluate")
         SavedPredictions([], np.arange(60), saved).write(file)
     [group] = side_by_side([tmp_path / "a", tmp_path / "b"])
-    shown = "\n".join(map(table_text, side_tables([group])))
+    shown = "\n".join(map(Table.text, side_tables([group])))
     sentence = "The difference of b (one) and a (one) is undefined."
     assert (sentence in shown) == (one is CONSTANT)
     assert ("differ within chance" in shown) == (one is not CONSTANT)
@@ -137,7 +137,7 @@ def test_a_setting_that_diverged_is_ranked_last_and_named(tmp_path: Path) -> Non
     found = summary(ended)
     assert found["chosen"] == 0
     assert found["settings"][1]["score"]["mean"] is None
-    text = table_text(sweep_table(found))
+    text = sweep_table(found).text()
     assert "Undefined, and ranked last: rate=1." in text and "rate=1e-5" in text
     [line] = [line for line in text.splitlines() if line.startswith("rate=1 ")]
     assert line.count("undefined") == 4, "score, one of the seeds, choosing, to the first"
@@ -148,8 +148,9 @@ def test_a_setting_that_diverged_is_ranked_last_and_named(tmp_path: Path) -> Non
     nothing = {v: run_result(results_of({"one": ("student", CONSTANT)})) for v in ended}
     found = summary(nothing)
     assert found["chosen"] is None
-    assert "No setting is chosen: none has a Pearson on the examples that choose." in table_text(
-        sweep_table(found)
+    assert (
+        "No setting is chosen: none has a Pearson on the examples that choose."
+        in sweep_table(found).text()
     )
     plot_settings(found, metric_class(found), tmp_path / "scores.svg")
     assert (tmp_path / "scores.svg").read_text().count("undefined") == 2
@@ -170,7 +171,7 @@ def test_a_suite_goes_on_where_a_checkpoint_has_no_score() -> None:
             ended[variant] = run_result(results_of({"one": ("student", one)}))
     for reference in ("good", "bad"):
         found = suite_results(runs, ended, reference)
-        tables = {table.title: table_text(table) for table in suite_tables(found)}
+        tables = {table.title: table.text() for table in suite_tables(found)}
         [line] = [line for line in tables["Scores"].splitlines() if line.startswith("bad ")]
         assert line.split() == ["bad", "undefined", "-", "-"]
         assert "\nthe baseline  undefined" in tables["Scores"]

@@ -9,7 +9,6 @@ from typing import Any
 
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.evaluated import wide_note
-from ds_distill.reporting.tables import Cell, Table
 from ds_distill.sweep.examples import Drawn, Draws, examples_of
 from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.suite.runs import SuiteRun
@@ -25,6 +24,7 @@ from ds_distill.sweep.table import (
     to_first,
     undefined_settings,
 )
+from ds_distill.tables import Cell, Table
 
 
 def suite_results(

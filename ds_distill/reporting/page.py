@@ -1,36 +1,13 @@
-"""Tables of several runs: for the terminal, and as a page that opens offline."""
+"""Tables as a page of HTML that opens offline, and what all pages share."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 import jinja2
 
-Outcome = Literal["", "better", "worse"]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table that shows more than its text."""
-
-    text: str
-    outcome: Outcome = ""
-    """Of a difference that is beyond chance."""
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    heads: list[str]
-    rows: list[list[str | Cell]]
-    notes: list[str] = field(default_factory=list)
-    """Sentences below it."""
-    folded: list[list[str | Cell]] = field(default_factory=list)
-    """More rows, which a page shows when asked to, and a terminal not at all."""
-
+from ds_distill.tables import Cell, Table
 
 ALL_SHOWN = 40
 """Classes that a table shows at most; of more it shows the worst and the best, and folds the
@@ -54,29 +31,12 @@ def worst_and_best(values: Mapping[str, float | None]) -> tuple[list[str], list[
     return shown, [name for name in values if name not in set(shown)]
 
 
-def table_text(table: Table) -> str:
-    """For a terminal: the columns as wide as they need; `*` stands behind differences beyond
-    chance."""
-    lines = [table.heads, *([cell_text(cell) for cell in row] for row in table.rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    text += [f"and {len(table.folded):,} more"] if table.folded else []
-    head = [f"{table.title}:"] if table.title else []
-    parts = [[*head, *text] if table.rows else [], table.notes]
-    return "\n\n".join("\n".join(part) for part in parts if part)
-
-
-def cell_text(cell: str | Cell) -> str:
-    """As plain text: `*` stands behind a difference beyond chance."""
-    return cell if isinstance(cell, str) else cell.text + ("*" if cell.outcome else "")
-
-
 def page(title: str, sentences: Sequence[str], tables: Sequence[Table], figure: str = "") -> str:
     """An HTML page, with all that it needs in it.
 
     sentences: above the tables. figure: an SVG.
     """
-    template = environment().get_template("tables.html.jinja")
+    template = environment().get_template("page.html.jinja")
     shown = [
         vars(table) | {part: [_cells(row) for row in getattr(table, part)] for part in _ROWS}
         for table in tables

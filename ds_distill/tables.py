@@ -1,0 +1,62 @@
+"""A table as text for a terminal or a log, and as Markdown; `ds_distill.reporting.page` has it in
+HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Outcome = Literal["", "better", "worse"]
+
+_NUMBER = re.compile(r"[+-]?\d|$")
+"""What a cell of a column of numbers begins with, or is empty."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table that shows more than its text."""
+
+    text: str
+    outcome: Outcome = ""
+    """Of a difference that is beyond chance."""
+
+    def __str__(self) -> str:
+        """`*` stands behind a difference beyond chance."""
+        return self.text + ("*" if self.outcome else "")
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
+    notes: Sequence[str] = ()
+    """Sentences below it."""
+    folded: Sequence[Sequence[str | Cell]] = field(default=())
+    """More rows, which a page shows when asked to, and text not at all."""
+
+    def text(self) -> str:
+        """The title, the rows and the notes, an empty line between them. Columns are as wide as
+        they need, and numbers are to the right."""
+        lines = list(self._lines()) if self.rows else []
+        lines = [f"{self.title}:", *lines] if self.title and lines else lines
+        parts = ["\n".join(part) for part in (lines, self.notes) if part]
+        return "\n\n".join(parts)
+
+    def _lines(self) -> Iterator[str]:
+        columns = [[str(cell) for cell in column] for column in zip(*self.rows, strict=True)]
+        aligned = []
+        for head, cells in zip(self.heads, columns, strict=True):
+            right = all(map(_NUMBER.match, cells)) and any(cells)
+            align, width = (str.rjust if right else str.ljust), max(map(len, [head, *cells]))
+            aligned.append([align(text, width) for text in [head, *cells]])
+        yield from ("  ".join(line).rstrip() for line in zip(*aligned, strict=True))
+        if self.folded:
+            yield f"and {len(self.folded):,} more"
+
+    def markdown(self) -> str:
+        """The rows. Cells are Markdown, in which a `|` is escaped."""
+        head, *rows = (f"| {' | '.join(map(str, row))} |" for row in [self.heads, *self.rows])
+        return "\n".join([head, "|" + "---|" * len(self.heads), *rows])
