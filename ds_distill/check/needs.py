@@ -31,8 +31,14 @@ def phase_mistakes(recipe: Recipe, leave_out: Collection[int] = ()) -> Iterator[
 
 def with_location(recipe: Recipe, mistake: str) -> str:
     """A mistake with file and line, where they are known."""
-    location = recipe.location_of(re.split("[:=,]? |[:=,]", mistake, maxsplit=1)[0])
+    location = recipe.location_of(key_of(mistake))
     return mistake if location is None else f"{location}  {mistake}"
+
+
+def key_of(mistake: str) -> str:
+    """The key that a mistake begins with, as overrides have it: `phases.distil.start: ...` or
+    `deepspeed=zero9: ...`."""
+    return re.split("[:=,]? |[:=,]", mistake, maxsplit=1)[0]
 
 
 def _mistakes_of(phase: PhaseSettings, here: Context) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ds_distill.check.data import Data
 from ds_distill.check.labels import label_mistakes
 from ds_distill.check.machine_memory import memory_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
-from ds_distill.check.needs import phase_mistakes, with_location
+from ds_distill.check.needs import key_of, phase_mistakes, with_location
 from ds_distill.data.combined import open_source
 from ds_distill.data.docstrings import Progress
 from ds_distill.data.sources import Source
@@ -26,6 +26,7 @@ from ds_distill.errors import UserError, refuse
 from ds_distill.models.student import config_of
 from ds_distill.process.machine import machine_memory
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.correction import Corrected
 from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.phases import PHASES, Training
 
@@ -113,6 +114,34 @@ def check_all(
         *(note for data in of_tasks for note in data.notes(teachers)),
         *(note for data in of_tasks for note in data.cut_texts(models.student_tokenizer())),
     ]
+
+
+def check_corrected(meant: Corrected, progress: Progress | None = None) -> Iterator[str]:
+    """What is wrong with the models and data of a recipe with other mistakes, which are corrected
+    for it, where nothing that was corrected decides it.
+
+    progress: as of `open_source`.
+    """
+    recipe = meant.recipe
+    assert recipe is not None
+    models = Models(recipe, on_gpu=False)
+    for mistake in models.mistakes():
+        if not meant.is_doubtful(tuple(key_of(mistake).split("."))):
+            yield with_location(recipe, mistake)
+    if any(at[0] in ("task", "tasks") or at[-1] in ("split", "splits") for at in meant.touched):
+        return
+    try:
+        of_tasks = _data(recipe, open_sources(recipe, progress))
+    except UserError as error:
+        yield from error.mistakes
+        return
+    teachers = {name: of for name, of in models.teachers().items() if not _touched(meant, name)}
+    for data in of_tasks:
+        yield from (with_location(recipe, mistake) for mistake in data.mistakes(teachers))
+
+
+def _touched(meant: Corrected, teacher: str) -> bool:
+    return any(at[:2] in (("teachers",), ("teachers", teacher)) for at in meant.touched)
 
 
 def notes(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:

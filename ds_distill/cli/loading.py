@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from ds_distill.errors import UserError, refuse
+from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full, kind_of_node, new_file
 from ds_distill.process.collection import without_collection
 from ds_distill.process.signals import Stopped, exit_on_signal, is_rank, print_error
@@ -28,21 +28,29 @@ def load(  # type: ignore[no-untyped-def]
     """
     from ds_distill.recipe import load_recipe
     from ds_distill.recipe.load import Mistaken
-    from ds_distill.recipe.offline import models_and_data
 
     try:
         loaded = load_recipe(recipe, overrides or [], small)
     except Mistaken as error:
+        meant = error.corrected
+        if meant.recipe is None:
+            raise
+        go_offline_for(meant.recipe)
         from ds_distill.check.needs import phase_mistakes, with_location
 
-        meant = error.corrected
-        if meant.recipe is not None:
-            more = phase_mistakes(meant.recipe, leave_out=meant.doubtful)
-            refuse([*error.mistakes, *(with_location(meant.recipe, mistake) for mistake in more)])
-        raise
-    named, data = models_and_data(loaded)
-    go_offline([*named, *models], data, loaded.models_folder)
+        more = phase_mistakes(meant.recipe, leave_out=meant.doubtful_phases())
+        located = (with_location(meant.recipe, mistake) for mistake in more)
+        raise Mistaken(*dict.fromkeys([*error.mistakes, *located]), corrected=meant) from error
+    go_offline_for(loaded, models)
     return loaded
+
+
+def go_offline_for(recipe, models: Sequence[str] = ()) -> None:  # type: ignore[no-untyped-def]
+    """See `go_offline`; models: others than the recipe's."""
+    from ds_distill.recipe.offline import models_and_data
+
+    named, data = models_and_data(recipe)
+    go_offline([*named, *models], data, recipe.models_folder)
 
 
 def go_offline(models: Sequence[str], data: Sequence[str], models_folder: str | None) -> None:

@@ -4,7 +4,6 @@ rules that look at several keys or phases, is told in the same answer."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,23 +25,41 @@ class Corrected:
     """pydantic's errors: the first ones, and those that were behind them."""
     recipe: Recipe | None = None
     """None where it is not to be guessed."""
-    doubtful: frozenset[int] = frozenset()
-    """Numbers of its phases that a correction may make wrong."""
+    touched: list[KeyPath] = field(default_factory=list)
+    """Where it was corrected."""
+
+    def is_doubtful(self, at: KeyPath) -> bool:
+        """Whether what is wrong there may be of a correction's making: one is inside the other."""
+        return any(at[: len(other)] == other[: len(at)] for other in self.touched)
+
+    def doubtful_phases(self) -> frozenset[int]:
+        """Numbers of the recipe's phases that a correction may make wrong."""
+        assert self.recipe is not None
+        names = [self.recipe.task_name(phase) for phase in self.recipe.phases]
+        doubtful: set[int] = set()
+        for at in self.touched:
+            match at:
+                case ("phases", int(number), *_):
+                    doubtful.add(number)
+                case ("task",) | ("teachers",) | ("teachers", _):
+                    doubtful.update(range(len(names)))
+                case ("tasks", task):
+                    doubtful.update(number for number, name in enumerate(names) if name == task)
+        return frozenset(doubtful)
 
 
 def corrected(data: Keys, failure: ValidationError) -> Corrected:
     """data: as it was read. failure: what is wrong with it."""
     data = copy.deepcopy(data)
-    found, touched = Corrected(), list[KeyPath]()
+    found = Corrected()
     for _ in range(ROUNDS):
         errors = failure.errors(include_url=False)
-        before = list(touched)
-        found.errors += [error for error in errors if not _follows(path_of(error), before)]
+        found.errors += [error for error in errors if not found.is_doubtful(path_of(error))]
         try:
             for error in errors:
                 # A part of another name would have other keys.
                 whole = error["type"] == "unknown_part"
-                touched.append(path_of(error)[: -1 if whole else None])
+                found.touched.append(path_of(error)[: -1 if whole else None])
                 _correct(data, path_of(error), error)
         except LookupError:
             break
@@ -52,14 +69,8 @@ def corrected(data: Keys, failure: ValidationError) -> Corrected:
             failure = another
         else:
             found.recipe.was_read_as(data)
-            found.doubtful = _doubtful(found.recipe, touched)
             break
     return found
-
-
-def _follows(at: KeyPath, touched: Iterable[KeyPath]) -> bool:
-    """Whether a mistake may be of a correction's making: one is inside the other."""
-    return any(at[: len(other)] == other[: len(at)] for other in touched)
 
 
 def _correct(data: Keys, at: KeyPath, error: Any) -> None:
@@ -85,17 +96,3 @@ def _correct(data: Keys, at: KeyPath, error: Any) -> None:
             meant = nearest_key(str(key), error["ctx"]["section"])
             if meant is not None and meant not in section:
                 section[meant] = value
-
-
-def _doubtful(recipe: Recipe, touched: Iterable[KeyPath]) -> frozenset[int]:
-    doubtful: set[int] = set()
-    for at in touched:
-        match at:
-            case ("phases", int(number), *_):
-                doubtful.add(number)
-            case ("task",) | ("teachers",) | ("teachers", _):
-                doubtful.update(range(len(recipe.phases)))
-            case ("tasks", name):
-                of_task = (n for n, p in enumerate(recipe.phases) if recipe.task_name(p) == name)
-                doubtful.update(of_task)
-    return frozenset(doubtful)

@@ -116,7 +116,9 @@ S = TypeVar("S", bound=Section)
 class Mistaken(UserError):
     """A file that is no recipe."""
 
-    corrected = Corrected()
+    def __init__(self, *mistakes: str, corrected: Corrected) -> None:
+        super().__init__(*mistakes)
+        self.corrected = corrected
 
 
 def validate(kind: type[S], data: Mapping[Any, Any]) -> S:
@@ -127,9 +129,7 @@ def validate(kind: type[S], data: Mapping[Any, Any]) -> S:
         meant = Corrected(failure.errors(include_url=False))
         if kind is Recipe and isinstance(data, Keys):
             meant = corrected(data, failure)
-        error = Mistaken(*lines_of(data, meant.errors))
-        error.corrected = meant
-        raise error from failure
+        raise Mistaken(*lines_of(data, meant.errors), corrected=meant) from failure
     if isinstance(made, Recipe) and isinstance(data, Keys):
         made.was_read_as(data)
     return made
