@@ -10,8 +10,8 @@ from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.world import World
 from ds_distill.losses import Term, TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.phases import Training
 from ds_distill.recipe.terms import losses_of
+from ds_distill.recipe.training import Training
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ds_distill.cache.codecs import VocabularyCodec
 from ds_distill.recipe.codecs import CODECS
-from ds_distill.recipe.outside import load_outside
+from ds_distill.recipe.entry_points import load_entry_points
 from ds_distill.tables import Table
 
 
@@ -38,7 +38,7 @@ def candidates(sample: Sequence[Tensor]) -> dict[str, VocabularyCodec]:
     sample: some batches of its logits, float [n, V], that codecs are fitted to; others than
     those that they are then compared on.
     """
-    load_outside()
+    load_entry_points()
     codecs: dict[str, VocabularyCodec] = {}
     for entry in CODECS.values():
         for name, settings in entry.compared.items():

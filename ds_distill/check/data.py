@@ -13,8 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ds_distill.check.classes import class_counts, class_notes, count_lines
 from ds_distill.check.labels import class_mistakes, label_notes, partial_mistakes
-from ds_distill.check.named_teachers import named_teacher_mistakes
 from ds_distill.check.predictions import Predictions
+from ds_distill.check.teacher_column import named_teacher_mistakes
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.lengths import share_cut
 from ds_distill.data.sources import Source, as_numpy, located
@@ -31,10 +31,11 @@ from ds_distill.models.labels import LabelMap, label_map, tag_map
 from ds_distill.process.activity import mark
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import steps
-from ds_distill.recipe.phases import PHASES, PhaseSettings, Training
+from ds_distill.recipe.phases import PHASES, PhaseSettings
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import TASKS, metric_of
+from ds_distill.recipe.training import Training
 
 WORTH_A_NOTE = 0.05
 """Share of tokens that are cut."""

@@ -17,8 +17,8 @@ from ds_distill.check.labels import label_mistakes
 from ds_distill.check.machine_memory import memory_mistakes
 from ds_distill.check.models import Models, lacks_flashdeberta
 from ds_distill.check.needs import key_of, phase_mistakes, with_location
-from ds_distill.data.combined import open_source
 from ds_distill.data.docstrings import Progress
+from ds_distill.data.open_source import open_source
 from ds_distill.data.sources import Source
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.engine.config import deepspeed_config
@@ -28,7 +28,8 @@ from ds_distill.process.machine import machine_memory
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.correction import Corrected
 from ds_distill.recipe.lineage import trained_on
-from ds_distill.recipe.phases import PHASES, Training
+from ds_distill.recipe.phases import PHASES
+from ds_distill.recipe.training import Training
 
 
 def check_recipe(

@@ -55,7 +55,7 @@ def evaluate(
     recipe = evaluation_recipe(loaded, name, model, split)
     with tempfile.TemporaryDirectory(prefix="ds-distill-") as temporary:
         from ds_distill.files import read_json
-        from ds_distill.reporting.evaluated import evaluation_tables
+        from ds_distill.reporting.result_tables import evaluation_tables
         from ds_distill.run.execute import execute  # imports deepspeed: seconds
 
         folder = output or Path(temporary) / "run"

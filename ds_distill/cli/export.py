@@ -72,7 +72,7 @@ def export(
 
     check_installed()
     from ds_distill.export.student import RECORD, export_student
-    from ds_distill.reporting.exported import export_table
+    from ds_distill.reporting.export_table import export_table
 
     target = output or model / "onnx"
     found = export_student(

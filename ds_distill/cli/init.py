@@ -107,7 +107,7 @@ def _recipe(
     made = recipe_text(found, str(data), teachers, student)
     if machine.gpu is None:
         return made
-    from ds_distill.init.planned import planned
+    from ds_distill.init.plan import planned
 
     say(f"Plans it for {machine.gpus} {machine.gpu}: half a minute or so ...")
     return recipe_text(

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from ds_distill.errors import UserError
 from ds_distill.files import is_disk_full, kind_of_node, new_file
-from ds_distill.process.collection import without_collection
+from ds_distill.process.garbage_collection import without_garbage_collection
 from ds_distill.process.signals import Stopped, exit_on_signal, is_rank, print_error
 from ds_distill.process.terminal import say
 
@@ -78,7 +78,7 @@ def execute_recipe(recipe, path: Path, *, resume: bool, first: int | None = None
 
     try:
         with exit_on_signal(message):
-            with without_collection():
+            with without_garbage_collection():
                 from ds_distill.run.execute import execute  # imports deepspeed: seconds
 
             runs = execute(recipe, path, resume=resume, first=first)

@@ -12,8 +12,8 @@ import torch
 
 from ds_distill.data.groups import Groups, strata_of
 from ds_distill.data.labels import is_labelled
-from ds_distill.data.named_teachers import teacher_ids
 from ds_distill.data.question_windows import Windows
+from ds_distill.data.teacher_column import teacher_ids
 from ds_distill.data.text_windows import TextWindows
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.data.word_windows import ContextWords

@@ -11,7 +11,7 @@ import pyarrow as pa
 import xxhash
 
 from ds_distill.data.groups import MARKS
-from ds_distill.data.named_teachers import TEACHER
+from ds_distill.data.teacher_column import TEACHER
 from ds_distill.files import new_file
 
 _MARK = ":"

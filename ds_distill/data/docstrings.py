@@ -24,7 +24,7 @@ import xxhash
 from ds_distill.data.examples import EXAMPLES, build_once
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.keys import content_keys
-from ds_distill.process.collection import without_collection
+from ds_distill.process.garbage_collection import without_garbage_collection
 from ds_distill.recipe.sources import DOCSTRINGS as PREFIX
 
 SHARES = {"train": 0.25, "transfer": 0.25, "validation": 0.2, "test": 0.3}
@@ -241,6 +241,6 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 @contextmanager
 def _parsing() -> Iterator[None]:
-    with without_collection(), warnings.catch_warnings():
+    with without_garbage_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's docstrings
         yield

@@ -25,9 +25,9 @@ from ds_distill.data.examples import build_once, convert, keep_per_class
 from ds_distill.data.groups import MARKS, with_marks, write_named
 from ds_distill.data.ids import ID, write_ids
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
-from ds_distill.data.named_teachers import TEACHER, write_teachers
 from ds_distill.data.readers import BATCH, Reader, open_file
 from ds_distill.data.splits import folder_splits, hub_splits
+from ds_distill.data.teacher_column import TEACHER, write_teachers
 from ds_distill.data.words import WordColumns
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.keys import content_keys

@@ -10,7 +10,7 @@ from typing import Any
 from ds_distill.engine.precision import dtype_name, resolved_name
 from ds_distill.errors import UserError
 from ds_distill.files import is_file
-from ds_distill.recipe.phases import Training
+from ds_distill.recipe.training import Training
 
 OURS = {
     "train_batch_size": "batch_size",

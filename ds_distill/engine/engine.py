@@ -26,8 +26,8 @@ from ds_distill.engine.training_state import (
     write_training_state,
 )
 from ds_distill.engine.world import World, no_chatter
+from ds_distill.models.active_weights import Rest, WeightGroup, weight_groups
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.learning import Rest, WeightGroup, weight_groups
 from ds_distill.models.load import checkpoint_activations
 from ds_distill.process.timers import timed
 from ds_distill.types import Batch, Signals

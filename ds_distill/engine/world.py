@@ -20,8 +20,8 @@ import torch
 from deepspeed.accelerator import get_accelerator
 
 from ds_distill.process.activity import mark_waiting
-from ds_distill.process.meeting import Meeting
 from ds_distill.process.ports import free_port
+from ds_distill.process.rendezvous import Rendezvous
 
 T = TypeVar("T")
 
@@ -34,19 +34,19 @@ class World:
     size: int
     local_rank: int
     device: torch.device
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     """Where the ranks meet beside their collectives; None for a lone one."""
 
     @staticmethod
-    def start(meeting: Meeting | None = None, limit: float = 600.0) -> World:
+    def start(rendezvous: Rendezvous | None = None, limit: float = 600.0) -> World:
         """Join the ranks that the launcher started, or be the only rank.
 
         Ranks on one machine share its cores, unless OMP_NUM_THREADS is set.
 
-        meeting: of ranks that have met already.
+        rendezvous: of ranks that have met already.
         limit: seconds after which a rank that waits for another one in a collective gives up.
         """
-        global _meeting
+        global _rendezvous
         if "RANK" not in os.environ:
             os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1")
             os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
@@ -70,10 +70,10 @@ class World:
                 timeout = timedelta(seconds=limit + 60)
                 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
                 if size > 1:
-                    _meeting = meeting or Meeting.join(limit)
+                    _rendezvous = rendezvous or Rendezvous.join(limit)
                     torch.distributed.init_process_group(
                         backend,
-                        store=_meeting.for_process_group(),
+                        store=_rendezvous.for_process_group(),
                         rank=rank,
                         world_size=size,
                         timeout=timeout,
@@ -82,7 +82,7 @@ class World:
                     dist_backend=backend, auto_mpi_discovery=False, verbose=False, timeout=timeout
                 )
         device = torch.device("cpu" if on_cpu else accelerator.device_name(local_rank))
-        return World(dist.get_rank(), dist.get_world_size(), local_rank, device, _meeting)
+        return World(dist.get_rank(), dist.get_world_size(), local_rank, device, _rendezvous)
 
     @property
     def is_main(self) -> bool:
@@ -91,19 +91,19 @@ class World:
     def barrier(self) -> None:
         """Wait until all ranks are here. Work of one rank alone may take long: unlike a collective
         it has no time limit but the watchdog's, which asks whether that rank goes on."""
-        if self.meeting is not None:
+        if self.rendezvous is not None:
             mark_waiting(True)
-            self.meeting.barrier(_announce if self.is_main else None)
+            self.rendezvous.barrier(_announce if self.is_main else None)
             mark_waiting(False)
 
     def from_main(self, work: Callable[[], T]) -> T:
         """What `work` returns, JSON values, on every rank. The main process alone does it, and the
         others wait for as long as it goes on, as at a barrier."""
-        if self.meeting is None:
+        if self.rendezvous is None:
             return work()
         text = json.dumps(work()) if self.is_main else None
         mark_waiting(True)
-        text = self.meeting.from_main(text, _announce if self.is_main else None)
+        text = self.rendezvous.from_main(text, _announce if self.is_main else None)
         mark_waiting(False)
         found: T = json.loads(text)
         return found
@@ -124,19 +124,19 @@ class World:
         return self.sum(together).cpu().unique(dim=0)
 
     @staticmethod
-    def meeting_of_group() -> Meeting | None:
+    def rendezvous_of_group() -> Rendezvous | None:
         """Where the ranks of this process's group meet, if it has begun one."""
-        return _meeting
+        return _rendezvous
 
     @staticmethod
     def stop() -> None:
-        global _meeting
+        global _rendezvous
         if dist.is_initialized():
             dist.destroy_process_group()
-        _meeting = None
+        _rendezvous = None
 
 
-_meeting: Meeting | None = None
+_rendezvous: Rendezvous | None = None
 """Of this process's group, as long as there is one."""
 
 

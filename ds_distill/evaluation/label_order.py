@@ -15,7 +15,7 @@ CHANCE = 0.025
 
 
 @dataclass(frozen=True)
-class Doubt:
+class LabelDoubt:
     """A classifier that is no better than always answering the commonest label, or that would make
     at most half of its errors if its labels were in another order."""
 
@@ -51,7 +51,7 @@ class Doubt:
         return bool(test.pvalue < CHANCE)
 
 
-def doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> Doubt | None:
+def label_doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> LabelDoubt | None:
     """None where there is none, or nothing is labelled.
 
     The likeliest order is the one under which most examples would be right: an assignment on the
@@ -70,7 +70,7 @@ def doubt(logits: np.ndarray, labels: np.ndarray, names: list[str]) -> Doubt | N
     right, best = int(confusion.trace()), int(confusion.T[outputs, order].sum())
     majority = int(totals.argmax())
     better = best > max(right, totals[majority])
-    found = Doubt(
+    found = LabelDoubt(
         examples=len(truth),
         accuracy=right / len(truth),
         majority=names[majority],

@@ -37,12 +37,12 @@ def build_metric(over: Over, settings: MetricSettings, labels: Sequence[str] = (
 
 
 def build_metrics(
-    over: Over, labels: Sequence[str] = (), judge: MetricSettings | None = None
+    over: Over, labels: Sequence[str] = (), task_metric: MetricSettings | None = None
 ) -> dict[str, Metric[Any]]:
-    """What an evaluation reports, by name; the task's metric, `judge`, first."""
+    """What an evaluation reports, by name; the task's metric first."""
     return {
         name: build_metric(over, settings, labels)
-        for name, settings in reported_metrics(over, judge, labels).items()
+        for name, settings in reported_metrics(over, task_metric, labels).items()
     }
 
 
@@ -178,20 +178,19 @@ def comparisons(
     predictions: Mapping[str, Any],
     roles: Mapping[str, str],
     reports: Mapping[str, Mapping[str, Any]],
-    judge: Metric[Any],
-    metric: MetricClass,
+    metric: Metric[Any],
     groups: np.ndarray | None = None,
 ) -> list[dict[str, Any]]:
     """Each student against each other model: the `difference`; against a teacher `to_teacher`, and
     `gap_closed` where the student before training, `start`, is among the models.
 
     predictions, roles (`teacher`, `student`, `control`, `start`) and reports: by model.
-    judge, metric: the task's metric.
+    metric: the task's.
     """
     rows = []
     start = next((model for model, role in roles.items() if role == "start"), None)
     gaps = {
-        teacher: difference(predictions[teacher], predictions[start], judge, groups)
+        teacher: difference(predictions[teacher], predictions[start], metric, groups)
         for teacher, role in roles.items()
         if role == "teacher" and start is not None
     }
@@ -202,15 +201,15 @@ def comparisons(
             row = {
                 "student": student,
                 "other": other,
-                **difference(predictions[student], predictions[other], judge, groups),
+                **difference(predictions[student], predictions[other], metric, groups),
             }
             if roles[other] == "teacher":
-                row |= to_teacher(reports[student], reports[other], metric)
+                row |= to_teacher(reports[student], reports[other], type(metric))
             if other in gaps and start is not None:
                 own, first = (reports[model][metric.name] for model in (student, start))
                 defined = own is not None and first is not None
                 row["gap_closed"] = (
-                    gap_closed(own - first, gaps[other], metric) if defined else None
+                    gap_closed(own - first, gaps[other], type(metric)) if defined else None
                 )
             rows.append(row)
     return rows

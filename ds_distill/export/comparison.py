@@ -13,7 +13,7 @@ from ds_distill.data.schedule import plan_once
 from ds_distill.engine.world import World
 from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics.metric import MetricClass
-from ds_distill.reporting.exported import NEAR_TIE
+from ds_distill.reporting.export_table import NEAR_TIE
 from ds_distill.reporting.intervals import interval_as
 from ds_distill.types import LACKING, Batch, Signals
 from ds_distill.views import PaddedView

@@ -30,8 +30,8 @@ from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import MASKED_LM
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.metrics.metric import MetricClass
-from ds_distill.recipe.tasks import TASKS, metric_of
-from ds_distill.reporting.exported import PYTORCH, TITLE, card_section
+from ds_distill.recipe.tasks import TASKS
+from ds_distill.reporting.export_table import PYTORCH, TITLE, card_section
 from ds_distill.routing.comparison import numbered
 from ds_distill.run.any_checkpoint import CHECKPOINT, evaluation_recipe
 from ds_distill.run.environment import describe_environment
@@ -153,7 +153,7 @@ def _compared(
         scored[name] = run.kind.scored(found[CHECKPOINT], examples)
     progress("Timing ...")
     seconds = _seconds({PYTORCH: model, **files}, run.task.max_length)
-    metric, over, judge = metric_of(run.task), TASKS[run.task.type].over, run.kind.judge
+    metric, over = run.kind.metric, TASKS[run.task.type].over
     scores = {name: run.kind.report(one)[metric.name] for name, one in scored.items()}
     groups = numbered(examples.group_keys[torch.from_numpy(run.kind.counted(examples))])
     compared = {}
@@ -163,10 +163,10 @@ def _compared(
             "score": scores[name],
             "milliseconds": 1e3 * seconds[name],
             "bytes": sum(file.stat().st_size for file in folder.glob(f"{name}*")),
-            **difference(scored[name], scored[PYTORCH], judge, groups),
+            **difference(scored[name], scored[PYTORCH], metric, groups),
             "logits": asdict(logits),
         }
-        _refuse(name, logits, compared[name], scores[PYTORCH], metric, split, max_loss)
+        _refuse(name, logits, compared[name], scores[PYTORCH], type(metric), split, max_loss)
     return {
         "split": split,
         "examples": len(scored[PYTORCH]),

@@ -18,10 +18,10 @@ from ds_distill.check.recipe import check_data, check_memory, check_recipe, open
 from ds_distill.errors import UserError
 from ds_distill.launch import slurm
 from ds_distill.launch.agent import TERMINATED, AgentOrder
-from ds_distill.launch.agents import Agents, Ended, Start
+from ds_distill.launch.agent_processes import Agents, Ended, Start
 from ds_distill.launch.hosts import Hosts, choose, count_ranks, read_hostfile
+from ds_distill.launch.lock_owner import free_of_ended
 from ds_distill.launch.options import LaunchOptions
-from ds_distill.launch.owner import free_of_ended
 from ds_distill.launch.preflight import Probe, examine, paths_in, shared_file
 from ds_distill.launch.probe import Answer, Question
 from ds_distill.launch.ssh import FAILED, SIGN_OF_LIFE_SECONDS, SILENCE_SECONDS, ssh_command

@@ -9,7 +9,7 @@ import torch
 import xxhash
 from torch import nn
 
-from ds_distill.losses.named import NamedModules
+from ds_distill.losses.named_modules import NamedModules
 from ds_distill.losses.term import DEFAULTS, Term, TermInputs
 from ds_distill.reads import Reads
 from ds_distill.recipe.terms import ActivationBoundaryLoss, CosineLoss, HiddenMSELoss

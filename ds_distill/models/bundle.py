@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ds_distill.losses import Term
 from ds_distill.losses.binary import rows_of_labels
-from ds_distill.losses.named import NamedModules
+from ds_distill.losses.named_modules import NamedModules
 from ds_distill.models.encoder import read_signals, read_weights
 from ds_distill.models.file_teacher import FileTeacher
 from ds_distill.models.labels import LabelMap

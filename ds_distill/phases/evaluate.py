@@ -179,14 +179,13 @@ class _Judged:
     def figures(self, model: str) -> dict[str, Any]:
         """Its scores, and the difference to the baseline's."""
         own, baseline = self.scored[model], self.scored[BASELINE]
-        apart = difference(own, baseline, self.kind.judge, self.groups)
+        apart = difference(own, baseline, self.kind.metric, self.groups)
         return {**self.reports[model], "to_baseline": apart}
 
     def comparisons(self, roles: Mapping[str, str]) -> list[dict[str, Any]]:
         """roles: of all models, also of those that are not here."""
         here = {model: role for model, role in roles.items() if model in self.scored}
-        metric, judge = metric_of(self.kind.settings), self.kind.judge
-        return comparisons(self.scored, here, self.reports, judge, metric, self.groups)
+        return comparisons(self.scored, here, self.reports, self.kind.metric, self.groups)
 
     def at(self, known: np.ndarray, models: Iterable[str]) -> _Judged:
         """Some of the models on some of the N examples, bool [N]."""
@@ -243,12 +242,12 @@ def _warnings(
 def _mark(
     run: Run, examples: Examples, counted: np.ndarray, references: list[ModelReference]
 ) -> str:
-    """See `examples_mark`. Where models predict tokens, their vocabulary says what is asked."""
+    """See `examples_mark`. Where models predict tokens, their vocabulary says which."""
     about: list[Any] = [run.task.type, run.labels, run.kind.fingerprint(None)]
     if TASKS[run.task.type].needs.same_tokens:
         about += [run.data.tokenizer_fingerprint(references[0]), run.task.max_length]
-    if (asked := run.kind.asked(examples)) is not None:
-        about += [asked]
+    if (words := run.kind.scored_words(examples)) is not None:
+        about += [words]
     judged = examples.at(np.flatnonzero(counted))
     return examples_mark(judged.keys.numpy(), judged.labels, about)
 

@@ -13,9 +13,9 @@ import torch
 from ds_distill.cache.format import MANIFEST
 from ds_distill.caching.cached_signals import cache_folder, open_cache
 from ds_distill.data.batches import Examples
-from ds_distill.data.combined import open_source
 from ds_distill.data.groups import few_groups
 from ds_distill.data.labels import is_labelled
+from ds_distill.data.open_source import open_source
 from ds_distill.data.validation_split import fitting_part
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError, located
@@ -27,7 +27,7 @@ from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
 from ds_distill.routing.comparison import Comparison, at, compare
 from ds_distill.routing.fitting import STATES, Fitted
-from ds_distill.routing.followed import Disagreement
+from ds_distill.routing.followed_teachers import Disagreement
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.multi_label import FittedByLabel, fit_by_label
 from ds_distill.routing.selection import unqualified
@@ -142,7 +142,7 @@ def _compare(
             examples.labels,
             examples.keys,
             run.labels,
-            judge=run.task.metric,
+            task_metric=run.task.metric,
             seed=run.recipe.seed,
             group_keys=examples.group_keys,
             words=examples.words,

@@ -9,11 +9,11 @@ from transformers import PreTrainedConfig
 
 from ds_distill.planning.activations import Shape, teacher_work
 from ds_distill.planning.communication import communication_seconds, sent_by_teachers
-from ds_distill.planning.examples import SplitFacts
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero, inference_states
 from ds_distill.planning.models import PlannedModel
 from ds_distill.planning.roofline import pass_seconds
+from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.recipe.codecs import TopK
 from ds_distill.recipe.phases import Cache
 from ds_distill.recipe.tasks import TaskSettings

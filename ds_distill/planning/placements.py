@@ -13,13 +13,12 @@ import torch
 from ds_distill.engine.config import micro_batches_together
 from ds_distill.engine.precision import model_dtype
 from ds_distill.losses import Term, TermInputs, build_terms
+from ds_distill.models.active_weights import weight_groups
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.learning import weight_groups
 from ds_distill.models.load import freeze_embeddings
 from ds_distill.models.shared_head import SharedHeadBundle, share_head
 from ds_distill.planning.activations import Growth, Head, Shape, Work, student_work, teacher_work
 from ds_distill.planning.communication import communication_seconds, sent_in_training
-from ds_distill.planning.examples import SplitFacts
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero, training_states
 from ds_distill.planning.models import PlannedModel
@@ -32,6 +31,7 @@ from ds_distill.planning.roofline import (
     pass_seconds,
     seconds,
 )
+from ds_distill.planning.split_sizes import SplitFacts
 from ds_distill.planning.trace import Trace
 from ds_distill.reads import TOKENS, Reads
 from ds_distill.recipe import Recipe

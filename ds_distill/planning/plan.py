@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ds_distill.planning.caches import CachePlan
-from ds_distill.planning.examples import SplitFacts
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import States
 from ds_distill.planning.models import PlannedModel
 from ds_distill.planning.roofline import StepTime
+from ds_distill.planning.split_sizes import SplitFacts
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.errors import UserError, first_line
 from ds_distill.planning.activations import Shape
 from ds_distill.planning.caches import CachePlan, cache_plan
-from ds_distill.planning.examples import SplitFacts, label_names, split_facts
 from ds_distill.planning.gpus import Device
 from ds_distill.planning.memory import Zero
 from ds_distill.planning.models import PlannedModel, planned_model
 from ds_distill.planning.placements import Job, Placements
 from ds_distill.planning.plan import BreakEven, Choice, JobPlan, Plan
+from ds_distill.planning.split_sizes import SplitFacts, label_names, split_facts
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import model_at, steps
 from ds_distill.recipe.phases import Cache, Distil

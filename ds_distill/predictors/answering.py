@@ -18,7 +18,7 @@ from ds_distill.keys import content_keys
 from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.encoder import read_signals
 from ds_distill.models.load import ANSWERER, finite, load_model
-from ds_distill.models.reading import count_of
+from ds_distill.models.task_params import count_of
 from ds_distill.recipe.tasks import ExtractiveQA
 from ds_distill.views import PaddedView
 

@@ -22,7 +22,7 @@ from ds_distill.errors import UserError, did_you_mean
 from ds_distill.models.configuration import load_config, usable_length
 from ds_distill.models.labels import class_names
 from ds_distill.models.load import CLASSIFIER, finite, load_model
-from ds_distill.models.reading import columns_of
+from ds_distill.models.task_params import columns_of
 from ds_distill.predictors.answering import Answerer
 from ds_distill.predictors.tagging import Tagger
 from ds_distill.process.terminal import escaped

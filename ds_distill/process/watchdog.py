@@ -22,7 +22,7 @@ from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
 from ds_distill.process.activity import Activity, activity
 from ds_distill.process.failures import Failure
-from ds_distill.process.meeting import FAILURE, Meeting, minutes
+from ds_distill.process.rendezvous import FAILURE, Rendezvous, minutes
 
 GRACE_SECONDS = 5.0
 """Time of a rank's own main thread to end after another rank has failed."""
@@ -38,15 +38,15 @@ class Watchdog:
     """Watches a rank, and on rank 0 all of them."""
 
     def __init__(
-        self, meeting: Meeting, limit: float, end: Callable[[Failure, str | None], None]
+        self, rendezvous: Rendezvous, limit: float, end: Callable[[Failure, str | None], None]
     ) -> None:
         """
         limit: seconds without a sign of progress, of any rank, after which the run is ended.
         end: ends this process for a failure, in the watchdog's thread. Its second argument is what
             to print besides, None where another rank prints.
         """
-        self._meeting, self._limit, self._end = meeting, limit, end
-        self.store = meeting.connect()
+        self._rendezvous, self._limit, self._end = rendezvous, limit, end
+        self.store = rendezvous.connect()
         self._tick = min(1.0, limit / 10)
         self._stopped = threading.Event()
         self._contact = time.monotonic()
@@ -54,7 +54,7 @@ class Watchdog:
         self._ends = False
         self.known: Failure | None = None
         """The first failure of any rank, once there is one."""
-        self._watch = _Watch(meeting, limit) if meeting.rank == 0 else None
+        self._watch = _Watch(rendezvous, limit) if rendezvous.rank == 0 else None
         self._threads = [
             threading.Thread(target=work, daemon=True, name="watchdog")
             for work in (self._exchange, self._guard)
@@ -67,7 +67,7 @@ class Watchdog:
     def finish(self) -> None:
         """The rank's work is done: wait for the others, whose ends are then no failures."""
         self._ends = True
-        self._meeting.barrier()
+        self._rendezvous.barrier()
         self.stop()
 
     def stop(self) -> None:
@@ -75,8 +75,8 @@ class Watchdog:
 
     def ended_beside(self) -> Failure | None:
         """A rank of this host whose process has ended, if there is one."""
-        for rank, process in enumerate(self._meeting.processes):
-            if rank != self._meeting.rank and process.is_alive() is False:
+        for rank, process in enumerate(self._rendezvous.processes):
+            if rank != self._rendezvous.rank and process.is_alive() is False:
                 return self._failure(rank, f"its process ended without an error of its own{KILLED}")
         return None
 
@@ -99,14 +99,14 @@ class Watchdog:
         with suppress(DistNetworkError, DistStoreError):
             if not self._lost and self.store.check([f"beat/{rank}"]):
                 last = f". Last seen: {_read(self.store, rank)[1]}"
-        host = self._meeting.processes[rank].host
+        host = self._rendezvous.processes[rank].host
         return Failure(rank, host, time.time(), "fault", message + last)
 
     # ------------------------------------------------------------------------- threads
 
     def _exchange(self) -> None:
         """Write this rank's signs, read the others' failures."""
-        store, rank = self.store, self._meeting.rank
+        store, rank = self.store, self._rendezvous.rank
         beats = 0
         try:
             while not self._stopped.is_set():
@@ -160,11 +160,11 @@ class Watchdog:
 
     def _beyond(self, rank: int) -> int | None:
         """A rank on another host."""
-        hosts = [process.host for process in self._meeting.processes]
+        hosts = [process.host for process in self._rendezvous.processes]
         return next((other for other, host in enumerate(hosts) if host != hosts[rank]), None)
 
     def _about_network(self, rank: int, other: int, text: str) -> str:
-        here, there = (self._meeting.processes[one].host for one in (rank, other))
+        here, there = (self._rendezvous.processes[one].host for one in (rank, other))
         return (
             f"{text}. It and rank {other} on {there} are alive, and wait for each other in a "
             f"collective: what one sends there does not arrive. See the network between {here} and "
@@ -179,11 +179,11 @@ class Watchdog:
 
     def _end_hanging(self, rank: int, message: str, where: str) -> None:
         if not self._stopped.is_set():
-            host = self._meeting.processes[rank].host
+            host = self._rendezvous.processes[rank].host
             self._end(Failure(rank, host, time.time(), "fault", message), where)
 
     def _stack_of(self, rank: int) -> str:
-        if rank == self._meeting.rank:
+        if rank == self._rendezvous.rank:
             return stacks()
         self.store.set("stack-of", str(rank))
         deadline = time.monotonic() + max(GRACE_SECONDS, 4 * self._tick)
@@ -211,12 +211,12 @@ class Watchdog:
 class _Watch:
     """What rank 0 knows of each rank, by its own clock."""
 
-    def __init__(self, meeting: Meeting, limit: float) -> None:
+    def __init__(self, rendezvous: Rendezvous, limit: float) -> None:
         now = time.monotonic()
-        self._limit, self._size = limit, meeting.size
+        self._limit, self._size = limit, rendezvous.size
         self._known: dict[int, tuple[int, Activity]] = {}
-        self._seen = [now] * meeting.size
-        self._moved = [now] * meeting.size
+        self._seen = [now] * rendezvous.size
+        self._moved = [now] * rendezvous.size
 
     def read(self, store: TCPStore) -> None:
         for rank in range(self._size):

@@ -8,7 +8,7 @@ An entry names its implementation as `module:name`, which is imported when it ru
 Of each kind there is one plain dict, name -> entry: `TASKS`, `PHASES`, `TERMS`, `POLICIES`,
 `CODECS`, `METRICS` (by what they are over) and `SOURCES`, each in the module of its kind, beside
 the recipe sections of its parts. No other list of names exists. Parts of other packages are added
-to the same dicts by `ds_distill.recipe.outside`.
+to the same dicts by `ds_distill.recipe.entry_points`.
 """
 
 from __future__ import annotations

@@ -13,10 +13,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr, field_validator, model_serializer, model_validator
 
 from ds_distill.errors import UserError
-from ds_distill.recipe.phases import PHASES, Phase, Training
+from ds_distill.recipe.phases import PHASES, Phase
 from ds_distill.recipe.phases.base import PhaseSettings
 from ds_distill.recipe.section import Count, Mistake, Name, Section, refused
 from ds_distill.recipe.tasks import TASKS, Task, TaskSettings
+from ds_distill.recipe.training import Training
 from ds_distill.recipe.yaml_tree import Keys, location_of
 
 LONE_TASK = "task"

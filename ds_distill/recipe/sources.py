@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ds_distill.recipe.entry import SourceEntry
-from ds_distill.recipe.outside import load_outside
+from ds_distill.recipe.entry_points import load_entry_points
 
 DOCSTRINGS = "docstrings:"
 """What a path of docstrings begins with."""
@@ -35,7 +35,7 @@ def _is_local(path: Path) -> bool:
 
 def source_of(path: str) -> SourceEntry:
     """The source that a recipe's `task.data.path` is of."""
-    load_outside()
+    load_entry_points()
     return next(
         (entry for entry in SOURCES.values() if entry.recognises and entry.recognises(path)),
         SOURCES["hub"],

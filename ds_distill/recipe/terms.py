@@ -11,9 +11,9 @@ from pydantic_core import core_schema
 
 from ds_distill.recipe.context import Context
 from ds_distill.recipe.entry import Needs, TermEntry
-from ds_distill.recipe.one_of import keyed, those_set
-from ds_distill.recipe.outside import load_outside
+from ds_distill.recipe.entry_points import load_entry_points
 from ds_distill.recipe.section import BY_FORM, PLAIN, SECTION, Section, Share
+from ds_distill.recipe.unions import keyed, those_set
 
 
 class TermSettings(Section):
@@ -353,7 +353,7 @@ class _Losses:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        load_outside()
+        load_entry_points()
         meaning = "Weighted terms; the phase's loss is their sum."
         terms = {name: entry.settings for name, entry in TERMS.items()}
         return core_schema.no_info_after_validator_function(

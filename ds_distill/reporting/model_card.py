@@ -19,10 +19,10 @@ from ds_distill.recipe.tasks import TASKS, TaskSettings
 from ds_distill.reporting.verdict import (
     NOUNS,
     PER_CLASS,
-    judge_of,
     left_out,
     metrics_of,
     settings_note,
+    task_metric_of,
 )
 from ds_distill.tables import Table
 
@@ -73,7 +73,7 @@ def model_card(recipe: Recipe, results: dict[str, Any]) -> str:
         lines += ["", f"Trained on the way, and teachers then: {', '.join(map(_code, followed))}."]
     for judged in [evaluation] if evaluation else elsewhere:
         of_task = "" if judged["task"] == results["task"] else f", task {_escaped(judged['task'])}"
-        title = f"## {judge_of(judged).heading()} on {judged['split']}{of_task}"
+        title = f"## {task_metric_of(judged).heading()} on {judged['split']}{of_task}"
         lines += ["", title, "", *_table(judged, _ready_teachers(results, judged))]
     environment = results["environment"]
     versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items() if v)

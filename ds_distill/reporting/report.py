@@ -13,9 +13,9 @@ from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.by_class import by_class
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.curves import HEIGHT, WIDTH, Training
-from ds_distill.reporting.exported import export_table
+from ds_distill.reporting.export_table import export_table
 from ds_distill.reporting.page import environment
-from ds_distill.reporting.routed import heat_maps
+from ds_distill.reporting.routing_shares import heat_maps
 from ds_distill.reporting.speeds import speeds_of
 from ds_distill.reporting.verdict import (
     NOUNS,
@@ -74,7 +74,7 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
 
     several: whether it is one of several, so that its task is to be named.
     """
-    judge, *others = metrics_of(evaluation).values()
+    task_metric, *others = metrics_of(evaluation).values()
     pairs = _pairs(evaluation, results["student"])
     judged = _judged(evaluation, results["student"])
     confused = "confusion" in evaluation["models"][judged]
@@ -86,7 +86,7 @@ def _evaluation(evaluation: dict[str, Any], results: dict[str, Any], several: bo
             results=results,
             evaluation=evaluation,
             several=several,
-            judge=judge,
+            task_metric=task_metric,
             note=settings_note(evaluation),
             metrics=others,
             speeds=speeds_of(evaluation, results.get("speed")),

@@ -62,15 +62,14 @@ def left_out(results: dict[str, Any]) -> dict[str, str]:
 
 def metrics_of(evaluation: dict[str, Any]) -> dict[str, MetricClass]:
     """The metrics that an evaluation's record holds, by name: the task's first."""
-    judge, metrics = judge_of(evaluation), METRICS[evaluation["over"]]
-    over = evaluation["over"]
+    over, metrics = evaluation["over"], METRICS[evaluation["over"]]
     reported = (name for name, metric in metrics.items() if over in metric.reported)
-    names = dict.fromkeys([judge.name, *reported])
+    names = dict.fromkeys([evaluation["metric"], *reported])
     held = next(iter(evaluation["models"].values()))
     return {name: metrics[name] for name in names if name in held}
 
 
-def judge_of(evaluation: Mapping[str, Any]) -> MetricClass:
+def task_metric_of(evaluation: Mapping[str, Any]) -> MetricClass:
     """The metric that models were compared by: of an evaluation's record, or of what
     else has its `over` and `metric`."""
     return METRICS[evaluation["over"]][evaluation["metric"]]
@@ -101,14 +100,14 @@ def settings_note(evaluation: dict[str, Any]) -> str:
         f"{key.replace('_', ' ')} {', '.join(value) if isinstance(value, list) else value}"
         for key, value in settings.items()
     )
-    return f"{judge_of(evaluation).heading()}: {'; '.join(shown)}."
+    return f"{task_metric_of(evaluation).heading()}: {'; '.join(shown)}."
 
 
 class _Verdict:
     """On one student in one evaluation."""
 
     def __init__(self, evaluation: dict[str, Any], student: str) -> None:
-        self._entry = judge_of(evaluation)
+        self._entry = task_metric_of(evaluation)
         self._evaluation = evaluation
         self._models = evaluation["models"]
         self._student = student

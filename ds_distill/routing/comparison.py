@@ -42,7 +42,7 @@ from ds_distill.recipe.policies import (
 from ds_distill.routing.agreement import Predictions, agreement, any_of
 from ds_distill.routing.calibration import log_probabilities
 from ds_distill.routing.fitting import Fitted, fit, folds_of, states_of
-from ds_distill.routing.followed import Disagreement, disagreements, followed_by_class
+from ds_distill.routing.followed_teachers import Disagreement, disagreements, followed_by_class
 from ds_distill.routing.gate import FOLDS
 from ds_distill.routing.multi_label import TWO, fit_label, joined, of_label
 from ds_distill.routing.partial_teachers import classes_of, knowing_average
@@ -117,7 +117,7 @@ def compare(
     keys: torch.Tensor,
     labels: Sequence[str],
     *,
-    judge: MetricSettings | None = None,
+    task_metric: MetricSettings | None = None,
     seed: int = 0,
     group_keys: torch.Tensor | None = None,
     words: Words | None = None,
@@ -129,8 +129,8 @@ def compare(
         reads them, the last layer's states [N, H]. Where a teacher is partial, the policies that
         allow it are compared. truth: int [N] class ids, or int [N, C] of 0 and 1 where an example
         has any number of labels; -1 unlabelled (left out). keys: int64 [N, 2].
-    judge: the task's metric; where None accuracy, micro F1 where there are many labels, entity F1
-        of words, or character F1 of words of contexts.
+    task_metric: where None accuracy, micro F1 where there are many labels, entity F1 of words, or
+        character F1 of words of contexts.
     group_keys: int64 [N, 2], by which examples are assigned to folds; the keys, where None.
     words: where the examples are lists of words: signals and truth are then of all R words, the
         teachers are compared on them, and intervals are over the examples; of windows over the
@@ -141,8 +141,8 @@ def compare(
     Raises UserError where the metric has no value on the examples.
     """
     over = _over(words, many=truth.ndim > 1)
-    judge = judge or _JUDGES[over]
-    metric = build_metric(over, judge, labels)
+    task_metric = task_metric or _DEFAULT_METRICS[over]
+    metric = build_metric(over, task_metric, labels)
     group_keys = keys if group_keys is None else group_keys
     rows = _Rows.known(truth, keys, group_keys, words, labels)
     signals = at(signals, torch.from_numpy(rows.which))
@@ -150,13 +150,13 @@ def compare(
     routed = {name: rows.predictions(of.logits) for name, of in targets.items()}
     teachers = {name: rows.predictions(of.over_all(len(labels))) for name, of in signals.items()}
     baseline = baseline_of(partial=bool(classes_of(signals)))
-    average = metric_values(routed[baseline], {judge.name: metric})[judge.name]
+    average = metric_values(routed[baseline], {task_metric.name: metric})[task_metric.name]
     assert average is not None, "no metric over classes or labels excludes a prediction"
     score = _Judge(rows, list(signals), metric, routed[baseline], average, seed)
     policies = {name: score(these, targets[name]) for name, these in routed.items()}
-    choice = choose(policies, METRICS[over][judge.name], baseline)
+    choice = choose(policies, METRICS[over][task_metric.name], baseline)
     return Comparison(
-        metric=judge.name,
+        metric=task_metric.name,
         over=over,
         examples=len(rows.groups),
         policies=policies,
@@ -276,7 +276,7 @@ class _Judge:
         )
 
 
-_JUDGES: dict[Over, MetricSettings] = {
+_DEFAULT_METRICS: dict[Over, MetricSettings] = {
     "classes": Accuracy.Settings(),
     "labels": MicroF1.Settings(),
     "words": EntityF1.Settings(),

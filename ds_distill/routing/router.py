@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ds_distill.errors import did_you_mean
-from ds_distill.recipe.outside import load_outside
+from ds_distill.recipe.entry_points import load_entry_points
 from ds_distill.recipe.policies import POLICIES, Routing, that_take_partial
 from ds_distill.routing.fitting import STATES, Fitted, states_of
 from ds_distill.routing.missing_rows import among_given, given_rows
@@ -161,7 +161,7 @@ def _settings(given: Routing | str | Mapping[str, Any]) -> Routing:
     if isinstance(given, str):
         given = {"policy": given}
     if isinstance(given, Mapping):
-        load_outside()
+        load_entry_points()
         name = given.get("policy")
         if name not in POLICIES:
             hint = did_you_mean(str(name), POLICIES) or f" Known: {', '.join(POLICIES)}."

@@ -28,7 +28,7 @@ from ds_distill.run.environment import describe_environment
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.out_of_memory import memory_refusal
-from ds_distill.run.planned import plan_run, planned_device
+from ds_distill.run.plan import plan_run, planned_device
 from ds_distill.run.profiler import Profiler
 from ds_distill.run.publish import publish, report_stopped
 from ds_distill.run.rank import as_rank

@@ -10,7 +10,7 @@ import numpy as np
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.groups import few_groups
-from ds_distill.evaluation.label_order import Doubt
+from ds_distill.evaluation.label_order import LabelDoubt
 from ds_distill.models.configuration import load_config
 from ds_distill.models.labels import LabelMap, as_yaml, class_names
 from ds_distill.models.reference import ModelReference
@@ -26,8 +26,8 @@ def warn_of_teachers(
     examples: Examples,
     role: str = "teacher",
 ) -> list[str]:
-    """Log and return a line for each doubtful teacher; see `TaskKind.doubt`. The label order of a
-    teacher that this run trained is not in doubt.
+    """Log and return a line for each doubtful teacher; see `TaskKind.label_doubt`. The label order
+    of a teacher that this run trained is not in doubt.
 
     predictions: of the split's examples, by teacher, as the task's kind makes them. role: what they
         are called: a checkpoint that is only evaluated teaches nobody.
@@ -35,7 +35,7 @@ def warn_of_teachers(
     warnings = []
     for reference in references:
         classes = classes_of(reference)
-        found = run.kind.doubt(predictions[reference.name], examples, classes)
+        found = run.kind.label_doubt(predictions[reference.name], examples, classes)
         if found is not None and (found.is_worthless or not reference.trained):
             text = doubt_text(run, reference, split, found, classes)
             name = reference.name if reference.name == role else f"{role} {reference.name}"
@@ -84,7 +84,7 @@ def doubt_text(
     run: Run,
     reference: ModelReference,
     split: str,
-    found: Doubt,
+    found: LabelDoubt,
     classes: Sequence[int] | None,
 ) -> str:
     """What is doubtful of a teacher, and what may be done.

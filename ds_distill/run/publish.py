@@ -9,7 +9,7 @@ from typing import Any
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.files import new_folder, read_json, write_json, write_text
-from ds_distill.models.reading import KEY
+from ds_distill.models.task_params import KEY
 from ds_distill.recipe import Recipe, dump_recipe
 from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.phases import PHASES, Distil
@@ -18,11 +18,11 @@ from ds_distill.reporting.curves import Training, trainings_of
 from ds_distill.reporting.model_card import how_to_load, model_card
 from ds_distill.reporting.page_figures import page_figures
 from ds_distill.reporting.report import render_report
-from ds_distill.reporting.uses import uses
+from ds_distill.reporting.split_uses import uses
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.events import RunLog, read_events
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.planned import plan_and_truth
+from ds_distill.run.plan import plan_and_truth
 from ds_distill.run.records import read_environment, read_record, read_teacher_scores
 from ds_distill.run.speed import quick_speed
 

@@ -22,7 +22,7 @@ from ds_distill.files import is_disk_full
 from ds_distill.process.failures import Failure, Kind, first_failure, record_failure
 from ds_distill.process.identity import LAUNCHED
 from ds_distill.process.lock import Locked, release_all
-from ds_distill.process.meeting import FAILURE, Meeting, RanksMissing, StoreLost
+from ds_distill.process.rendezvous import FAILURE, RanksMissing, Rendezvous, StoreLost
 from ds_distill.process.signals import Stopped, is_rank, print_error
 from ds_distill.process.watchdog import GRACE_SECONDS, Watchdog
 
@@ -59,10 +59,10 @@ def as_rank(folder: Path, limit: float) -> Iterator[World]:
         if int(os.environ["WORLD_SIZE"]) == 1:
             yield World.start()
             return
-        meeting = World.meeting_of_group() or Meeting.join(limit)
-        rank.watchdog = Watchdog(meeting, limit, rank.end)
+        rendezvous = World.rendezvous_of_group() or Rendezvous.join(limit)
+        rank.watchdog = Watchdog(rendezvous, limit, rank.end)
         rank.watchdog.start()
-        yield World.start(meeting, limit)
+        yield World.start(rendezvous, limit)
         rank.watchdog.finish()
     except Exception as error:
         failure, what = rank.judge(error)

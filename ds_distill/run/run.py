@@ -25,10 +25,10 @@ from ds_distill.models.student import student_config
 from ds_distill.process.peak_memory import PeakMemory
 from ds_distill.recipe import LONE_TASK, Recipe
 from ds_distill.recipe.lineage import model_at
-from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import predictions_file, resolve_model
 from ds_distill.recipe.schema import Teacher
 from ds_distill.recipe.tasks import TASKS
+from ds_distill.recipe.training import Training
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.profiler import Profiler

@@ -10,7 +10,7 @@ from typing import Any
 from ds_distill.data.batches import Examples
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.errors import UserError
-from ds_distill.evaluation.label_order import Doubt
+from ds_distill.evaluation.label_order import LabelDoubt
 from ds_distill.files import write_json
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe.lineage import model_at
@@ -139,8 +139,8 @@ def _keep(
             of_model = of_model[rows]
         classes = classes_of(reference) or _focus(number, run, reference)
         if run.kind.finite(of_model).all():  # else the phases say so, or leave examples out
-            value = run.kind.judge.value(run.kind.scored(of_model, judged))
-            doubt = run.kind.doubt(of_model, judged, classes)
+            value = run.kind.metric.value(run.kind.scored(of_model, judged))
+            doubt = run.kind.label_doubt(of_model, judged, classes)
         entry = {
             "task": run.task_name,
             "teacher": reference.name,
@@ -175,7 +175,7 @@ def _focus(number: int, run: Run, reference: ModelReference) -> list[int] | None
     return [run.labels.index(label) for label in phase.focus.classes]
 
 
-def _teaches_nothing(run: Run, reference: ModelReference, found: Doubt) -> bool:
+def _teaches_nothing(run: Run, reference: ModelReference, found: LabelDoubt) -> bool:
     """Whether it is below its commonest label, or no better and better in another order; both
     beyond chance. Among words, nearly all of which may be O, one that finds entities can be below
     that label, too."""

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds_distill.check.machine_memory import fewest_parameters
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.models.student import config_of
 from ds_distill.planning.caches import example_bytes
-from ds_distill.planning.examples import SplitFacts, split_facts
+from ds_distill.planning.split_sizes import SplitFacts, split_facts
 from ds_distill.planning.units import amount
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import Step, steps
-from ds_distill.recipe.phases import Cache, Training
+from ds_distill.recipe.phases import Cache
+from ds_distill.recipe.training import Training
 
 _WEIGHT = 4
 """Bytes of a parameter in a finished model."""

@@ -20,8 +20,8 @@ from ds_distill.planning.units import duration
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import Metric
 from ds_distill.recipe.phases import PHASES
-from ds_distill.reporting.evaluated import difference_cell, outcome_of, wide_note
-from ds_distill.reporting.verdict import answer_of, judge_of, settings_note, undefined_note
+from ds_distill.reporting.result_tables import difference_cell, outcome_of, wide_note
+from ds_distill.reporting.verdict import answer_of, settings_note, task_metric_of, undefined_note
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import read_results
 from ds_distill.tables import Cell, Table
@@ -63,7 +63,7 @@ class Evaluation:
         return SavedPredictions.read(self.predictions, self.record["over"])
 
     @property
-    def judge(self) -> Metric[Any]:
+    def metric(self) -> Metric[Any]:
         """The task's metric. Its predictions must be there."""
         assert self.saved is not None
         metric = METRICS[self.record["over"]][self.record["metric"]]
@@ -164,7 +164,7 @@ def paired(one: Evaluation, model: str, other: Evaluation, others: str) -> dict[
             "runs' results say so. Copy the runs again."
         )
     groups = components(np.stack([mine.groups, theirs.groups], axis=1))
-    return difference(mine.models[model], theirs.models[others], one.judge, groups)
+    return difference(mine.models[model], theirs.models[others], one.metric, groups)
 
 
 # ---------------------------------------------------------------------------------- as tables
@@ -173,7 +173,7 @@ def paired(one: Evaluation, model: str, other: Evaluation, others: str) -> dict[
 def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
     """Of what `side_by_side` found: one each."""
     for group in groups:
-        metric = judge_of(group)
+        metric = task_metric_of(group)
         run, model = group["first"]
         rows: list[list[str | Cell]] = []
         for row in group["rows"]:
@@ -200,7 +200,7 @@ def side_tables(groups: Sequence[dict[str, Any]]) -> Iterator[Table]:
 
 
 def _notes(group: dict[str, Any]) -> Iterator[str]:
-    metric = judge_of(group)
+    metric = task_metric_of(group)
     baseline = group["baseline"]
     if note := settings_note(group):
         yield note

@@ -22,12 +22,12 @@ from ds_distill.errors import UserError
 from ds_distill.files import refuse_links_out, write_json, write_text
 from ds_distill.planning.units import duration
 from ds_distill.recipe import Recipe, dump_recipe, load_recipe
-from ds_distill.recipe.phases import Training
+from ds_distill.recipe.training import Training
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import Asked, read_as, read_results
 from ds_distill.sweep.disk import Known, most_at_a_time, taken
-from ds_distill.sweep.examples import Draws, drawn
 from ds_distill.sweep.grid import SEED, Variant
+from ds_distill.sweep.resampling import Draws, drawn
 from ds_distill.sweep.run_processes import Child, Pool, last_phase
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
 from ds_distill.sweep.table import metric_class, run_result

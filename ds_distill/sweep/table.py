@@ -8,11 +8,11 @@ from typing import Any
 
 from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.recipe.metrics.metric import MetricClass
-from ds_distill.reporting.evaluated import outcome_of, wide_note
 from ds_distill.reporting.intervals import interval_as
-from ds_distill.reporting.verdict import judge_of, undefined_note
-from ds_distill.sweep.examples import Drawn, Draws, examples_of
+from ds_distill.reporting.result_tables import outcome_of, wide_note
+from ds_distill.reporting.verdict import task_metric_of, undefined_note
 from ds_distill.sweep.grid import Variant
+from ds_distill.sweep.resampling import Drawn, Draws, examples_of
 from ds_distill.tables import Cell, Table
 
 
@@ -49,7 +49,7 @@ def run_result(results: dict[str, Any]) -> dict[str, Any]:
 
 def _learnt(record: dict[str, Any], student: str) -> bool | None:
     """Whether a student is better than the baseline beyond chance; None where that has no score."""
-    metric = judge_of(record)
+    metric = task_metric_of(record)
     if record["baseline"][metric.name] is None:
         return None
     return metric.better(record["models"][student]["to_baseline"]["interval"])
@@ -93,7 +93,7 @@ def summary(runs: Mapping[Variant, dict[str, Any]], draws: Draws = no_draws) -> 
 
 def metric_class(of: Mapping[str, Any]) -> MetricClass:
     """Of a run's result, or a summary."""
-    return judge_of({"over": of["metric"]["over"], "metric": of["metric"]["name"]})
+    return task_metric_of({"over": of["metric"]["over"], "metric": of["metric"]["name"]})
 
 
 def _row(

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ds_distill.data.batches import Examples
 from ds_distill.data.word_windows import ContextWords, prepare
-from ds_distill.evaluation.label_order import Doubt
+from ds_distill.evaluation.label_order import LabelDoubt
 from ds_distill.evaluation.scores import metric_values, reliability
 from ds_distill.evaluation.spans import SpanPredictions, span_report
 from ds_distill.models.reference import ModelReference
@@ -31,7 +31,7 @@ class CharacterSpansKind(TokenClassificationKind):
     ) -> datasets.Dataset:
         return prepare(examples, tokenizers(), self.settings.max_length)
 
-    def asked(self, examples: Examples) -> str | None:
+    def scored_words(self, examples: Examples) -> str | None:
         """A hash of the answers in all windows, and of where the words stand."""
         words = context_words(examples)
         arrays = (words.answers, words.spans, words.first, words.counted)
@@ -61,9 +61,9 @@ class CharacterSpansKind(TokenClassificationKind):
         inside[:, self.labels.index(IN_SPAN)] = 1.0
         return inside, {"answer": IN_SPAN, "rule": "the whole context", "split": split}
 
-    def doubt(
+    def label_doubt(
         self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
-    ) -> Doubt | None:
+    ) -> LabelDoubt | None:
         """None: nearly all words are outside, so a model that finds many answers may be right on
         fewer words than one that finds none."""
         return None

@@ -17,7 +17,7 @@ from ds_distill.data.batches import Collator, Examples, RowsOf
 from ds_distill.data.hidden_words import HiddenWordsCollator
 from ds_distill.data.tokenise import TokenTable
 from ds_distill.engine.predict import Bar, ModelRunner
-from ds_distill.evaluation.label_order import Doubt
+from ds_distill.evaluation.label_order import LabelDoubt
 from ds_distill.evaluation.scores import build_metrics
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import load_model
@@ -44,7 +44,7 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         """What evaluations report, by name: the task's own metric first."""
 
     @property
-    def judge(self) -> Metric[Any]:
+    def metric(self) -> Metric[Any]:
         """The task's metric, by which its models are compared and chosen."""
         return self.metrics[self.settings.metric.name]
 
@@ -165,9 +165,9 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
     def counted(self, examples: Examples) -> np.ndarray:
         """Which examples metrics count, such as the labelled ones: bool [N]."""
 
-    def asked(self, examples: Examples) -> Any:
-        """What of a split is asked of a model, where the keys and labels of the examples that count
-        do not say all: JSON values."""
+    def scored_words(self, examples: Examples) -> Any:
+        """Which words of a split are scored, where the keys and labels of the examples that count do
+        not say all: JSON values."""
         return None
 
     @abstractmethod
@@ -189,12 +189,12 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         references: the models that are evaluated.
         """
 
-    def doubt(
+    def label_doubt(
         self, predictions: Predictions, examples: Examples, classes: Sequence[int] | None = None
-    ) -> Doubt | None:
+    ) -> LabelDoubt | None:
         """Whether a model's labels may be in another order than the task's.
 
         classes: class ids that a partial teacher knows, on whose examples alone it is judged. What
-            is returned is of them: `Doubt.order` numbers them from 0.
+            is returned is of them: `LabelDoubt.order` numbers them from 0.
         """
         return None

@@ -98,7 +98,7 @@ class MaskedLMKind(TaskKind[MaskedLM, TokenScores]):
         packed: Collection[str] = (),
     ) -> dict[str, HiddenWordsCollator]:
         tokenizers = {*map(data.tokenizer_fingerprint, references)}
-        if not isinstance(self.judge, WordLoss) and len(tokenizers) == 1:
+        if not isinstance(self.metric, WordLoss) and len(tokenizers) == 1:
             return {}
         settings = self.settings.masking
         masks, found = {}, []

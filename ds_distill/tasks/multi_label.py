@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ds_distill.data.batches import Examples
-from ds_distill.evaluation.label_order import Doubt
+from ds_distill.evaluation.label_order import LabelDoubt
 from ds_distill.evaluation.predictions import LabelPredictions
 from ds_distill.evaluation.scores import label_report
 from ds_distill.models.reference import ModelReference
@@ -71,7 +71,7 @@ class MultiLabelKind(Classification):
             "split": source,
         }
 
-    def doubt(
+    def label_doubt(
         self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
-    ) -> Doubt | None:
+    ) -> LabelDoubt | None:
         return None

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.data.batches import Examples
 from ds_distill.evaluation.baseline import class_log_shares
-from ds_distill.evaluation.label_order import Doubt, doubt
+from ds_distill.evaluation.label_order import LabelDoubt, label_doubt
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.scores import classification_report
 from ds_distill.models.labels import LabelMap
@@ -60,16 +60,16 @@ class OneLabelKind(Classification):
         described = {"answer": answer, "rule": self.baseline_rule, "split": source}
         return np.tile(shares, (len(examples.labels), 1)), described
 
-    def doubt(
+    def label_doubt(
         self, predictions: np.ndarray, examples: Examples, classes: Sequence[int] | None = None
-    ) -> Doubt | None:
+    ) -> LabelDoubt | None:
         if classes is None:
-            return doubt(predictions, examples.counted_labels, self.labels)
+            return label_doubt(predictions, examples.counted_labels, self.labels)
         known = list(classes)
         column_of = np.full(len(self.labels) + 1, -1)  # the last is of unlabelled examples
         column_of[known] = np.arange(len(known))
         names = [self.labels[number] for number in known]
-        return doubt(predictions[:, known], column_of[examples.counted_labels], names)
+        return label_doubt(predictions[:, known], column_of[examples.counted_labels], names)
 
 
 class SingleLabelKind(OneLabelKind):

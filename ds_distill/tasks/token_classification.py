@@ -61,7 +61,7 @@ class TokenClassificationKind(OneLabelKind):
         first[examples.words.firsts] = True
         return first & examples.labelled
 
-    def asked(self, examples: Examples) -> str | None:
+    def scored_words(self, examples: Examples) -> str | None:
         """A hash of which words are scored as a model predicts them, where some count as O: other
         models of a recipe, or another length, leave out others."""
         assert examples.words is not None

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ds_distill.cache.codecs import Encoded, TopKCodec
 from ds_distill.cache.compare import candidates, codec_table, compare_codecs
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import plan_epoch
 from ds_distill.engine.world import World
 from ds_distill.files import write_json

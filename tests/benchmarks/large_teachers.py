@@ -42,9 +42,9 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.packed import packed_attention, packed_backend
 from ds_distill.planning.gpus import measured_cpu, own_gpu
 from ds_distill.process.timers import Timers, timing
-from ds_distill.recipe.phases import Training
 from ds_distill.recipe.policies import routing_of
 from ds_distill.recipe.terms import losses_of
+from ds_distill.recipe.training import Training
 from ds_distill.routing import Router
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Batch

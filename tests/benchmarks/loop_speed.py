@@ -27,13 +27,13 @@ from ds_distill.engine.config import deepspeed_config
 from ds_distill.engine.engine import OptimizerSettings, _adamw, _schedule
 from ds_distill.engine.precision import model_dtype, resolved_name
 from ds_distill.files import write_json
+from ds_distill.models.active_weights import weight_groups
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.learning import weight_groups
 from ds_distill.models.load import CLASSIFIER, load_model
 from ds_distill.process.timers import Timers
 from ds_distill.recipe import load_recipe
-from ds_distill.recipe.phases import Training
 from ds_distill.recipe.references import resolve_model
+from ds_distill.recipe.training import Training
 from ds_distill.run.environment import describe_environment
 from ds_distill.run.execute import execute
 from ds_distill.run.profiler import Profiler

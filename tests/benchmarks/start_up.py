@@ -23,8 +23,8 @@ import transformers.models.bert.modeling_bert  # noqa: F401
 import ds_distill.phases.distil
 import ds_distill.run.execute  # noqa: F401
 from ds_distill.files import write_json
-from ds_distill.process.meeting import Meeting
 from ds_distill.process.ports import free_port
+from ds_distill.process.rendezvous import Rendezvous
 from ds_distill.run.environment import describe_environment
 
 RANKS = (8, 64)
@@ -52,15 +52,15 @@ def one_rank(rank: int, size: int, port: int, writer: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     started = time.monotonic()
-    meeting = Meeting.join(LIMIT)
-    meeting.barrier()
+    rendezvous = Rendezvous.join(LIMIT)
+    rendezvous.barrier()
     met = time.monotonic()
     for _ in range(BARRIERS):
-        meeting.barrier()
+        rendezvous.barrier()
     each = (time.monotonic() - met) / BARRIERS
     if rank == size - 1:
         os.write(writer, f"{met - started} {each}".encode())
-    meeting.barrier()
+    rendezvous.barrier()
     if rank == 0:
         time.sleep(1)  # the store ends with this process
 

@@ -39,7 +39,7 @@ from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 from two_engines_rival import adamw
 
 from ds_distill.engine.world import World
-from ds_distill.recipe.phases import Training
+from ds_distill.recipe.training import Training
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView
 

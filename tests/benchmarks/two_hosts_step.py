@@ -47,9 +47,9 @@ def measure(output: Path) -> None:
     from ds_distill.losses import TermInputs, build_terms
     from ds_distill.models.bundle import Bundle
     from ds_distill.planning.models import shipped_configs
-    from ds_distill.recipe.phases import Training
     from ds_distill.recipe.policies import routing_of
     from ds_distill.recipe.terms import losses_of
+    from ds_distill.recipe.training import Training
     from ds_distill.routing import Router
     from ds_distill.types import Batch, Signals
     from ds_distill.views import PaddedView, View

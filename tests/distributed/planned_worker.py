@@ -20,8 +20,8 @@ from ds_distill.engine.precision import model_dtype
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.phases import Training
 from ds_distill.recipe.terms import losses_of
+from ds_distill.recipe.training import Training
 from ds_distill.types import Batch, Signals
 from ds_distill.views import PaddedView
 

@@ -14,8 +14,8 @@ from transformers import BertConfig
 
 from ds_distill.engine.config import micro_batches_together
 from ds_distill.losses import TermInputs, build_terms
+from ds_distill.models.active_weights import weight_groups
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.learning import weight_groups
 from ds_distill.planning.communication import Sent, sent_in_training
 from ds_distill.planning.memory import Zero
 from ds_distill.planning.models import planned_model

@@ -12,8 +12,8 @@ from ranks import run_ranks
 from transformers import BertConfig, DebertaV2Config, RobertaConfig
 
 from ds_distill.losses import TermInputs, build_terms
+from ds_distill.models.active_weights import weight_groups
 from ds_distill.models.bundle import Bundle
-from ds_distill.models.learning import weight_groups
 from ds_distill.planning.memory import States, Zero, training_states
 from ds_distill.planning.models import planned_model
 from ds_distill.recipe.terms import losses_of

@@ -23,7 +23,7 @@ from sklearn.metrics import f1_score
 from transformers import AutoModelForTokenClassification
 
 from ds_distill import predict
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.word_windows import prepare
 from ds_distill.recipe.tasks import CharacterSpans

@@ -42,7 +42,7 @@ from ds_distill.check.recipe import check_all
 from ds_distill.errors import UserError
 from ds_distill.files import read_json
 from ds_distill.recipe import LONE_TASK
-from ds_distill.reporting.evaluated import evaluation_tables
+from ds_distill.reporting.result_tables import evaluation_tables
 from ds_distill.run.execute import execute
 from ds_distill.run.run import Run
 

@@ -20,7 +20,7 @@ from runs import (
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 from ds_distill.data.batches import Examples
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.data.question_windows import prepare
 from ds_distill.predictors.prediction import load_predictor, predict
 from ds_distill.recipe.metrics.answers import word_f1

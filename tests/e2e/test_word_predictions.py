@@ -19,7 +19,7 @@ from toys import TOY_FILLERS, TOY_TAGS, toy_words_task
 from ds_distill import load_recipe
 from ds_distill.cache.reader import CacheReader
 from ds_distill.check.recipe import check_all
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.data.predictions import FilePredictions, open_predictions
 from ds_distill.data.text_windows import TextWindows, prepare
 from ds_distill.data.tokenizer import load_tokenizer

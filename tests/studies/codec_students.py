@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from ds_distill.cache.codecs import codec_from_json
 from ds_distill.cache.compare import CodecScore, compare_codecs, divergence
 from ds_distill.cache.format import Manifest
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import plan_once
 from ds_distill.engine.world import World
 from ds_distill.files import read_json, write_json, write_text

@@ -20,7 +20,7 @@ import datasets
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.files import write_text
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tasks import SingleLabel

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from ds_distill import load_recipe, predict, run_recipe
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.files import write_text
 from ds_distill.recipe.tasks import SingleLabel
 

@@ -18,8 +18,8 @@ from slow_windows import windows_of_context
 from transformers import AutoModelForTokenClassification, BertConfig
 
 from ds_distill.data.batches import Collator, Examples
-from ds_distill.data.combined import open_source
 from ds_distill.data.groups import MARKS
+from ds_distill.data.open_source import open_source
 from ds_distill.data.rows import word_rows
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import load_tokenizer

@@ -9,7 +9,7 @@ import pytest
 from ds_distill.check.recipe import trained_on_what_chooses
 from ds_distill.recipe.lineage import trained_on
 from ds_distill.recipe.schema import Recipe
-from ds_distill.reporting.uses import uses
+from ds_distill.reporting.split_uses import uses
 from ds_distill.run.publish import choose_student
 
 LOSSES = {"losses": {"kl": {}}}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds_distill.data.combined import fold_numbers, open_source
+from ds_distill.data.open_source import fold_numbers, open_source
 from ds_distill.data.sources import Source
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys

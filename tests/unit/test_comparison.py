@@ -266,7 +266,7 @@ def test_of_a_metric_that_is_to_be_low_the_lowest_wins():
 
 
 @pytest.mark.parametrize(
-    "judge",
+    "task_metric",
     [
         MicroF1.Settings(leave_out=["a"]),
         F1.Settings(positive="b"),
@@ -274,11 +274,11 @@ def test_of_a_metric_that_is_to_be_low_the_lowest_wins():
         ECE.Settings(),
     ],
 )
-def test_policies_are_compared_by_the_tasks_metric(judge):
+def test_policies_are_compared_by_the_tasks_metric(task_metric):
     signals, truth, keys = told_by_states(200)
-    found = compare(signals, truth, keys, LABELS, judge=judge)
-    assert found.metric == judge.name
-    metric = build_metric("classes", judge, LABELS)
+    found = compare(signals, truth, keys, LABELS, task_metric=task_metric)
+    assert found.metric == task_metric.name
+    metric = build_metric("classes", task_metric, LABELS)
     for name, outputs in signals.items():
         wanted = metric.value(ClassPredictions(outputs.logits.numpy(), truth))
         assert found.teachers[name].score == pytest.approx(wanted)
@@ -290,7 +290,7 @@ def test_policies_are_compared_by_the_tasks_metric(judge):
     assert gate.difference == pytest.approx(gate.score - found.policies["average"].score)
     assert gate.interval[0] <= gate.difference <= gate.interval[1]
     text = routing_table(found, "validation").text()
-    title = METRICS["classes"][judge.name].title
+    title = METRICS["classes"][task_metric.name].title
     assert f"{title[0].upper()}{title[1:]} of each policy's target" in text
 
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds_distill.data import docstrings
-from ds_distill.data.combined import open_source
 from ds_distill.data.docstrings import (
     SHARES,
     docstring_corpus,
@@ -19,6 +18,7 @@ from ds_distill.data.docstrings import (
     paragraphs,
     split_of_file,
 )
+from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.recipe.tasks import Columns, Data, SingleLabel, Task
 

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from transformers import BertConfig, BertForSequenceClassification
 
 from ds_distill.check.needs import phase_mistakes
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.predictions import ClassPredictions
 from ds_distill.evaluation.scores import build_metric, build_metrics, classification_report
@@ -37,7 +37,7 @@ from ds_distill.parts import (
     TermSettings,
 )
 from ds_distill.phases.distil import router_of
-from ds_distill.recipe import Recipe, dump_recipe, load_recipe, outside
+from ds_distill.recipe import Recipe, dump_recipe, entry_points, load_recipe
 from ds_distill.recipe.codecs import CODECS
 from ds_distill.recipe.entry import Entry
 from ds_distill.recipe.metrics import METRICS, one_metric
@@ -357,9 +357,9 @@ BAD: dict[str, tuple[Any, list[str]]] = {
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    point = EntryPoint("parts", value, outside.GROUP)
+    point = EntryPoint("parts", value, entry_points.GROUP)
     vars(point)["dist"] = SimpleNamespace(name="somebodys-package")
-    monkeypatch.setattr(outside, "entry_points", lambda group: [point])
+    monkeypatch.setattr(entry_points, "entry_points", lambda group: [point])
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -368,7 +368,7 @@ def test_a_bad_entry_is_refused_with_its_package(case, module, monkeypatch):
     installed(monkeypatch, "somebodys_parts:ENTRIES")
     before = [dict(kind.table) for kind in KINDS]
     with pytest.raises(UserError) as refusal:
-        outside.load_outside.__wrapped__()
+        entry_points.load_entry_points.__wrapped__()
     text = str(refusal.value)
     for part in ("package 'somebodys-package', entry point 'parts'", "pip uninstall", *says):
         assert part in text, text
@@ -378,7 +378,7 @@ def test_a_bad_entry_is_refused_with_its_package(case, module, monkeypatch):
 def test_a_package_that_cannot_be_imported_is_named(monkeypatch):
     installed(monkeypatch, "no_such_module:ENTRIES")
     with pytest.raises(UserError, match=r"s-package'.* cannot be imported: ModuleNotFound"):
-        outside.load_outside.__wrapped__()
+        entry_points.load_entry_points.__wrapped__()
 
 
 def test_a_module_that_has_moved_is_named_as_it_is_now(tmp_path, monkeypatch):
@@ -386,7 +386,7 @@ def test_a_module_that_has_moved_is_named_as_it_is_now(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     installed(monkeypatch, "old_parts:ENTRIES")
     with pytest.raises(UserError, match=r"It is ds_distill\.recipe\.terms now"):
-        outside.load_outside.__wrapped__()
+        entry_points.load_entry_points.__wrapped__()
 
 
 def test_an_entry_of_a_metric_is_told_that_it_is_a_class_now(tmp_path, monkeypatch):
@@ -394,14 +394,14 @@ def test_an_entry_of_a_metric_is_told_that_it_is_a_class_now(tmp_path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     installed(monkeypatch, "old_metric:ENTRIES")
     with pytest.raises(UserError, match=r"A metric is one class now.*`A metric` in docs/ext"):
-        outside.load_outside.__wrapped__()
+        entry_points.load_entry_points.__wrapped__()
 
 
 def test_a_metric_over_several_things_is_added_to_each(module, monkeypatch):
     module.ENTRIES = [half(name="third", over=("classes", "labels"))]  # type: ignore[attr-defined]
     installed(monkeypatch, "somebodys_parts:ENTRIES")
     try:
-        outside.load_outside.__wrapped__()
+        entry_points.load_entry_points.__wrapped__()
         assert [over for over in METRICS if "third" in METRICS[over]] == ["classes", "labels"]
     finally:
         for over in METRICS:
@@ -413,7 +413,7 @@ def test_a_good_entry_is_added(module, monkeypatch):
     installed(monkeypatch, "somebodys_parts:ENTRIES")
     phases = KINDS[0].table
     try:
-        outside.load_outside.__wrapped__()
+        entry_points.load_entry_points.__wrapped__()
         assert phases["named"] is GOOD
     finally:
         phases.pop("named", None)

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenize
 from ds_distill.cache.schema import SignalSchema
 from ds_distill.check.models import Models
 from ds_distill.data.batches import Collator, Examples
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.data.question_windows import NO_ANSWER, prepare
 from ds_distill.data.rows import cut_to, span_rows
 from ds_distill.data.tokenise import TokenTable, tokenise

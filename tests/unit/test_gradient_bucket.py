@@ -15,8 +15,8 @@ from ds_distill.engine.placement import fit_bucket
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.phases import Training
 from ds_distill.recipe.terms import losses_of
+from ds_distill.recipe.training import Training
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from ds_distill.engine.engine import Engine, OptimizerSettings
 from ds_distill.engine.world import World
 from ds_distill.losses import TermInputs, build_terms
 from ds_distill.models.bundle import Bundle
-from ds_distill.recipe.phases import Training
 from ds_distill.recipe.terms import losses_of
+from ds_distill.recipe.training import Training
 
 HALVES = ["zero0_bf16", *(f"zero{stage}_{half}" for stage in (1, 2) for half in ("bf16", "fp16"))]
 

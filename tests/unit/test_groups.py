@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.data.batches import Examples
-from ds_distill.data.combined import open_source
 from ds_distill.data.groups import Groups, assigned, components, copy_marks, few_groups, strata_of
+from ds_distill.data.open_source import open_source
 from ds_distill.data.validation_split import choosing_part, fitting_part
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys

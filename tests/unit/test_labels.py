@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ds_distill.errors import UserError
-from ds_distill.evaluation.label_order import doubt
+from ds_distill.evaluation.label_order import label_doubt
 from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap, as_yaml, label_map, tag_map
 from ds_distill.recipe.schema import Teacher
@@ -190,7 +190,7 @@ def test_the_order_of_a_teacher_that_knows_its_work_is_found(classes: int, seed:
     logits = np.eye(classes)[output_of[told]] + 0.1 * draw.random((len(labels), classes))
     labels[draw.random(len(labels)) < 0.1] = -1
     names = [f"label {number}" for number in range(classes)]
-    found = doubt(logits, labels, names)
+    found = label_doubt(logits, labels, names)
     known = labels >= 0
     if output_of.tolist() == list(range(classes)):
         assert found is None
@@ -216,13 +216,15 @@ def test_an_expert_of_half_the_classes_is_not_in_doubt(classes: int, seed: int) 
     )
     others = np.where(draw.random(len(labels)) < 0.8, own, any_class)
     told = np.where(mine & (draw.random(len(labels)) < 0.9), labels, others)
-    assert doubt(np.eye(classes)[told], labels, [str(name) for name in range(classes)]) is None
+    assert (
+        label_doubt(np.eye(classes)[told], labels, [str(name) for name in range(classes)]) is None
+    )
 
 
 def test_a_teacher_that_knows_nothing_has_no_better_order() -> None:
     labels = np.array([0] * 60 + [1] * 20 + [2] * 20)
-    found = doubt(np.eye(3)[np.tile([1, 2], 50)], labels, LABELS)
+    found = label_doubt(np.eye(3)[np.tile([1, 2], 50)], labels, LABELS)
     assert found is not None and found.order is None and found.majority == "a"
-    same = doubt(np.eye(3)[np.zeros(100, int)], labels, LABELS)
+    same = label_doubt(np.eye(3)[np.zeros(100, int)], labels, LABELS)
     assert same is not None and same.is_worthless and same.order is None, "it is that answer"
-    assert doubt(np.eye(3), np.full(3, -1), LABELS) is None, "nothing is labelled"
+    assert label_doubt(np.eye(3), np.full(3, -1), LABELS) is None, "nothing is labelled"

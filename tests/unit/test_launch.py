@@ -19,11 +19,11 @@ from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.launch import slurm
 from ds_distill.launch.agent import AgentOrder
-from ds_distill.launch.agents import Ended
+from ds_distill.launch.agent_processes import Ended
 from ds_distill.launch.hosts import choose, count_ranks, read_hostfile
 from ds_distill.launch.launch import Work, _conclude, _reason
+from ds_distill.launch.lock_owner import free_of_ended
 from ds_distill.launch.options import LaunchOptions
-from ds_distill.launch.owner import free_of_ended
 from ds_distill.launch.preflight import _doubles
 from ds_distill.launch.probe import Answer, Question
 from ds_distill.launch.process_group import shell_code
@@ -337,7 +337,7 @@ def test_the_owners_host_is_asked(host, answer, expected, locked, tmp_path, monk
 )
 def test_an_owner_is_known_on_its_own_host(changes, expected):
     process = asdict(ProcessId.of_this()) | changes
-    command = [sys.executable, "-m", "ds_distill.launch.owner"]
+    command = [sys.executable, "-m", "ds_distill.launch.lock_owner"]
     done = subprocess.run(command, input=json.dumps(process), capture_output=True, text=True)
     assert done.stdout == f"ds-distill owner: {expected}\n", done.stderr
 

@@ -19,7 +19,7 @@ from toys import TOY_LABELS, make_tiny_bert, make_toy_classifier, toy_vocabulary
 from transformers import AutoModelForSequenceClassification
 
 from ds_distill.check.recipe import check_all
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]

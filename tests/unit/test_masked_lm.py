@@ -16,8 +16,8 @@ import yaml
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from ds_distill.data.batches import CachedSignals, Collator, Examples
-from ds_distill.data.combined import open_source
 from ds_distill.data.masking import Masking, masked_rows
+from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenise import TokenTable, tokenise
 from ds_distill.data.tokenizer import same_tokens
 from ds_distill.engine.config import deepspeed_config

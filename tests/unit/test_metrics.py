@@ -483,7 +483,7 @@ def test_the_gap_closed_is_of_a_teacher_that_is_better_than_the_start() -> None:
     roles = {"good": "teacher", "poor": "teacher", "one": "student", "start": "start"}
     judge = build_metric("classes", Accuracy.Settings())
     reports = {name: {"accuracy": judge.value(of)} for name, of in models.items()}
-    rows = comparisons(models, roles, reports, judge, METRICS["classes"]["accuracy"])
+    rows = comparisons(models, roles, reports, judge)
     gaps = {row["other"]: row.get("gap_closed") for row in rows}
     at = {name: report["accuracy"] for name, report in reports.items()}
     assert gaps["good"] == pytest.approx((at["one"] - at["start"]) / (at["good"] - at["start"]))
@@ -493,6 +493,5 @@ def test_the_gap_closed_is_of_a_teacher_that_is_better_than_the_start() -> None:
         {n: role for n, role in roles.items() if n != "start"},
         reports,
         judge,
-        METRICS["classes"]["accuracy"],
     )
     assert not any("gap_closed" in row for row in without)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from ds_distill.data.batches import Examples
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.data.schedule import keep_share_of_others
 from ds_distill.errors import UserError
 from ds_distill.losses import TermInputs, build_terms

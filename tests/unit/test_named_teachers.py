@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from ds_distill import Batch, PaddedView, Router
 from ds_distill.cli import app
 from ds_distill.data.batches import Examples
-from ds_distill.data.combined import open_source
-from ds_distill.data.named_teachers import teacher_ids
+from ds_distill.data.open_source import open_source
 from ds_distill.data.question_windows import prepare as question_windows
+from ds_distill.data.teacher_column import teacher_ids
 from ds_distill.data.text_windows import prepare as text_windows
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.data.windows import split_long

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from toys import break_word, make_tiny_bert, make_toy_classifier, toy_vocabulary, write_toy_task
 
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.engine.world import World
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys

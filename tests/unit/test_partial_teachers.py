@@ -328,9 +328,9 @@ def test_a_partial_teacher_is_in_doubt_of_its_own_classes_alone() -> None:
     kind = SingleLabelKind(SingleLabel(type="single-label", data={"path": "x"}), ["a", "b", "c"])  # type: ignore[arg-type]
     keys = torch.from_numpy(content_keys([str(number) for number in range(250)]))
     examples = Examples(keys, labels)
-    assert kind.doubt(logits, examples) is not None
-    assert kind.doubt(logits, examples, (0, 1)) is None
-    swapped = kind.doubt(logits[:, [1, 0, 2]], examples, (0, 1))
+    assert kind.label_doubt(logits, examples) is not None
+    assert kind.label_doubt(logits, examples, (0, 1)) is None
+    swapped = kind.label_doubt(logits[:, [1, 0, 2]], examples, (0, 1))
     assert swapped is not None and swapped.order == [1, 0]
 
 

@@ -17,7 +17,7 @@ from ds_distill.planning.planner import Planner
 from ds_distill.recipe import Recipe, load_recipe
 from ds_distill.run import execute as execute_module
 from ds_distill.run.folder import RunFolder
-from ds_distill.run.planned import plan_and_truth, plan_run, planned_device
+from ds_distill.run.plan import plan_and_truth, plan_run, planned_device
 from ds_distill.run.run_recipe import run_recipe
 
 

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from ds_distill.cli import app
 from ds_distill.errors import UserError
 from ds_distill.planning import planner as planning
-from ds_distill.planning.examples import SplitFacts, split_facts
 from ds_distill.planning.gpus import GIB, GPUS, find_device, gpu_named
 from ds_distill.planning.memory import Zero, training_states
 from ds_distill.planning.models import planned_model, shipped_configs
 from ds_distill.planning.plan import Choice, Placement, Plan
 from ds_distill.planning.planner import Planner
+from ds_distill.planning.split_sizes import SplitFacts, split_facts
 from ds_distill.recipe import load_recipe
 
 BERT = "google/bert_uncased_L-4_H-256_A-4"

@@ -17,8 +17,9 @@ from ds_distill.check.recipe import name_mistakes
 from ds_distill.cli.loading import load as load_and_check
 from ds_distill.errors import UserError
 from ds_distill.recipe import builtin_recipes, dump_recipe, load_recipe
-from ds_distill.recipe.phases import Distil, FineTune, Training
+from ds_distill.recipe.phases import Distil, FineTune
 from ds_distill.recipe.schema import Recipe
+from ds_distill.recipe.training import Training
 from ds_distill.recipe.yaml_tree import Dumper, location_of, parse
 
 

@@ -22,7 +22,7 @@ from transformers import BertConfig, BertModel
 
 from ds_distill.check.needs import phase_mistakes
 from ds_distill.data.batches import Examples
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import NumberPredictions

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ds_distill.process.activity import Activity
-from ds_distill.process.meeting import minutes, named
+from ds_distill.process.rendezvous import minutes, named
 
 HOST = socket.gethostname()
 
@@ -22,8 +22,8 @@ import json, os, sys, time
 import numpy as np
 import torch
 from ds_distill.process import activity as progress
-from ds_distill.process import meeting as rendezvous
-from ds_distill.process.meeting import Meeting, RanksMissing, StoreLost
+from ds_distill.process import rendezvous as rendezvous
+from ds_distill.process.rendezvous import Rendezvous, RanksMissing, StoreLost
 
 ranks, size, limit, what = json.loads(sys.argv[1])
 progress.TELL_SECONDS = rendezvous.TELL_SECONDS = 0.5
@@ -32,17 +32,17 @@ os.environ.update(WORLD_SIZE=str(size), LOCAL_SIZE="2")
 def work(rank):
     os.environ["RANK"] = str(rank)
     try:
-        meeting = Meeting.join(limit)
+        ranks_met = Rendezvous.join(limit)
         if what == "late" and rank == 2:
             time.sleep(2)
         if what == "failure" and rank == 2:
-            meeting.store.set(rendezvous.FAILURE, "it")
+            ranks_met.store.set(rendezvous.FAILURE, "it")
             time.sleep(2)
             return
         if what == "judge":
-            judge(meeting)
+            judge(ranks_met)
         for _ in range(20):
-            meeting.barrier(lambda missing: print("waiting for", missing, flush=True))
+            ranks_met.barrier(lambda missing: print("waiting for", missing, flush=True))
         if rank == 0:
             time.sleep(1)  # the store ends with this process
     except (RanksMissing, StoreLost) as error:
@@ -50,7 +50,7 @@ def work(rank):
         if rank == 0:
             time.sleep(2)
 
-def judge(meeting):
+def judge(ranks_met):
     # Rank 0 takes an interval, which lasts longer than a rank may go without a sign of progress;
     # each of its parts is far shorter.
     from ds_distill.evaluation import bootstrap
@@ -69,15 +69,15 @@ def judge(meeting):
         print(failure, flush=True)
         os._exit(1)
 
-    watchdog = Watchdog(meeting, 1.5, ended)
+    watchdog = Watchdog(ranks_met, 1.5, ended)
     watchdog.start()
     text = None
-    if meeting.rank == 0:
+    if ranks_met.rank == 0:
         bootstrap._AT_ONCE = 1
         one, other = np.array([1.0, 1.0]), np.zeros(2)
         found = bootstrap.paired_interval(one, other, Slow(None, ()), resamples=20)
         text = json.dumps(found)
-    print(meeting.rank, meeting.from_main(text), flush=True)
+    print(ranks_met.rank, ranks_met.from_main(text), flush=True)
     watchdog.stop()
 
 children = []

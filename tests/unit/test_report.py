@@ -20,10 +20,10 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.reporting.by_class import by_class
 from ds_distill.reporting.confusions import commonest_confusions
-from ds_distill.reporting.evaluated import evaluation_tables
 from ds_distill.reporting.page import page as tables_page
 from ds_distill.reporting.page_figures import page_figures
 from ds_distill.reporting.report import render_report
+from ds_distill.reporting.result_tables import evaluation_tables
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.publish import report_stopped

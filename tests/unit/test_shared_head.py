@@ -24,8 +24,9 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.configuration import CLASSIFIER_HEADS
 from ds_distill.models.shared_head import SharedHeadBundle, share_head
 from ds_distill.recipe import load_recipe
-from ds_distill.recipe.phases import Distil, Training
+from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.terms import losses_of
+from ds_distill.recipe.training import Training
 from ds_distill.routing import Router
 from ds_distill.types import Batch
 from ds_distill.views import PaddedView

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ds_distill.data import examples, labels
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.data.readers import open_file, tables
 from ds_distill.errors import UserError
 from ds_distill.keys import content_keys

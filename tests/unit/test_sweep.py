@@ -25,8 +25,8 @@ from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.page import page
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.disk import Taken, check_disk, most_at_a_time, taken
-from ds_distill.sweep.examples import drawn
 from ds_distill.sweep.grid import Variant, split, variants
+from ds_distill.sweep.resampling import drawn
 from ds_distill.sweep.run_processes import Child, Pool, launches_at_once
 from ds_distill.sweep.shared import around_phases, begin_from, shared_phases
 from ds_distill.sweep.sweep import runs_of

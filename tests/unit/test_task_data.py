@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.engine.world import World
 from ds_distill.models.reference import ModelReference
 from ds_distill.recipe import LONE_TASK, Recipe

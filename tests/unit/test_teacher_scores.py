@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ds_distill.evaluation.label_order import doubt
+from ds_distill.evaluation.label_order import label_doubt
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.load import validate
 from ds_distill.run.label_warnings import warn_of_teachers
@@ -82,7 +82,7 @@ def test_what_is_below_the_commonest_label_beyond_chance_stops(
     predicted: list[int], trained: bool, of_words: bool, stops: bool
 ) -> None:
     labels = np.array([0] * 60 + [1] * 20 + [2] * 20)
-    found = doubt(np.eye(3)[predicted], labels, NAMES)
+    found = label_doubt(np.eye(3)[predicted], labels, NAMES)
     run: Any = SimpleNamespace(task=SimpleNamespace(of_words=of_words))
     reference: Any = SimpleNamespace(trained=trained)
     assert (found is not None and _teaches_nothing(run, reference, found)) is stops
@@ -94,9 +94,9 @@ def test_a_checkpoint_that_is_only_evaluated_is_no_teacher_in_a_warning() -> Non
     log = SimpleNamespace(
         info=lines.append, event=lambda kind, **about: events.append(about["text"])
     )
-    found = doubt(np.eye(3)[[1, 1, 1, 1]], np.array([0, 0, 0, 1]), NAMES)
+    found = label_doubt(np.eye(3)[[1, 1, 1, 1]], np.array([0, 0, 0, 1]), NAMES)
     assert found is not None and found.is_worthless
-    run: Any = SimpleNamespace(log=log, kind=SimpleNamespace(doubt=lambda *given: found))
+    run: Any = SimpleNamespace(log=log, kind=SimpleNamespace(label_doubt=lambda *given: found))
     for name, role, called in (
         ("ann", "teacher", "teacher ann"),
         ("ann", "checkpoint", "checkpoint ann"),

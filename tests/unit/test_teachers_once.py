@@ -38,9 +38,9 @@ from ds_distill.models.bundle import Bundle
 from ds_distill.models.labels import LabelMap
 from ds_distill.models.load import layers_of
 from ds_distill.models.packed import ATTENTION
-from ds_distill.recipe.phases import Training
 from ds_distill.recipe.policies import routing_of
 from ds_distill.recipe.terms import losses_of
+from ds_distill.recipe.training import Training
 from ds_distill.routing import ExpertiseTable, Fitted, Router
 from ds_distill.routing.gate import Gate
 from ds_distill.types import Batch, Signals

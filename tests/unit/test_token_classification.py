@@ -21,8 +21,8 @@ from slow_windows import encode_words, first_tokens, windows_of_text, with_count
 from transformers import AutoConfig, AutoModelForTokenClassification
 
 from ds_distill.data.batches import Collator, Examples, stored_rows
-from ds_distill.data.combined import open_source
 from ds_distill.data.cutting import without_tokens, write_tokens
+from ds_distill.data.open_source import open_source
 from ds_distill.data.rows import word_rows, word_token_rows
 from ds_distill.data.text_windows import TextWindows
 from ds_distill.data.text_windows import prepare as windows_of_texts

@@ -15,9 +15,9 @@ from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.scores import build_metrics, comparisons, difference, regression_report
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.reporting.evaluated import evaluation_tables
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.report import render_report
+from ds_distill.reporting.result_tables import evaluation_tables
 from ds_distill.reporting.verdict import verdict
 from ds_distill.run.folder import RunFolder
 from ds_distill.sweep.grid import Variant

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ds_distill.check.recipe import check_data
 from ds_distill.data import validation_split
 from ds_distill.data.batches import Examples
-from ds_distill.data.combined import open_source
+from ds_distill.data.open_source import open_source
 from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions

@@ -44,7 +44,7 @@ KNOWN = {
     ("data/groups.py", "write_named"): "a file aside, given by build_once",
     ("process/peak_memory.py", "PeakMemory._reset"): "the kernel's, which keeps nothing",
     ("data/ids.py", "write_ids"): "a file aside, given by build_once",
-    ("data/named_teachers.py", "write_teachers"): "a file aside, given by build_once",
+    ("data/teacher_column.py", "write_teachers"): "a file aside, given by build_once",
     ("data/predictions.py", "_write"): "a file aside, given by build_once",
     ("data/questions.py", "convert"): "a file aside, given by build_once",
     ("data/words.py", "convert"): "a file aside, given by build_once",

@@ -9,7 +9,7 @@ from ds_distill.cache.codecs.compact import CompactCodec
 from ds_distill.cache.codecs.tail import TailShape
 from ds_distill.cache.codecs.topk import TopKCodec
 from ds_distill.recipe.codecs import CODECS
-from ds_distill.recipe.outside import load_outside
+from ds_distill.recipe.entry_points import load_entry_points
 
 __all__ = [
     "CompactCodec",
@@ -26,7 +26,7 @@ def codec_from_json(values: dict[str, Any]) -> VocabularyCodec:
     """The codec that a manifest describes. Raises ValueError when there is no such codec."""
     given = dict(values)
     name = given.pop("codec", None)
-    load_outside()
+    load_entry_points()
     known = [entry.name for entry in CODECS.values() if entry.implementation is not None]
     if name not in known:
         raise ValueError(f"there is no codec {name!r}, only {', '.join(known)}")

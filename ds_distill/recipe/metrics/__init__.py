@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics import answers, characters, classes, numbers, tokens, words
 from ds_distill.recipe.metrics.metric import METRICS, MetricSettings
-from ds_distill.recipe.one_of import OneOf
+from ds_distill.recipe.unions import OneOf
 
 # Words before classes: of their metrics accuracy is the last.
 for _family in (words, classes, characters, answers, tokens, numbers):
@@ -28,16 +28,16 @@ def one_metric(over: Over) -> OneOf:
 
 
 def reported_metrics(
-    over: Over, judge: MetricSettings | None = None, labels: Sequence[str] | None = None
+    over: Over, task_metric: MetricSettings | None = None, labels: Sequence[str] | None = None
 ) -> dict[str, MetricSettings]:
     """Settings of the metrics that an evaluation reports, by name: the task's first, then those
     that every evaluation reports.
 
-    judge: the task's metric, by which its models are compared and chosen.
+    task_metric: the task's metric, by which its models are compared and chosen.
     labels: the task's. Metrics that cannot be of them are left out, as those of entities where tags
         are none of entities. None: any.
     """
-    found = {} if judge is None else {judge.name: judge}
+    found = {} if task_metric is None else {task_metric.name: task_metric}
     for name, metric in METRICS[over].items():
         if over in metric.reported and name not in found:
             settings = metric.Settings()

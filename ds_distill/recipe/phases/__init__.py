@@ -8,8 +8,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
 from ds_distill.recipe.entry import PhaseEntry
-from ds_distill.recipe.one_of import alone, keyed, those_set
-from ds_distill.recipe.outside import load_outside
+from ds_distill.recipe.entry_points import load_entry_points
 from ds_distill.recipe.phases import (
     cache,
     distil,
@@ -18,7 +17,7 @@ from ds_distill.recipe.phases import (
     expertise,
     fine_tune,
 )
-from ds_distill.recipe.phases.base import PhaseSettings, Training
+from ds_distill.recipe.phases.base import PhaseSettings
 from ds_distill.recipe.phases.cache import Cache
 from ds_distill.recipe.phases.distil import Distil
 from ds_distill.recipe.phases.evaluate import Evaluate
@@ -26,6 +25,8 @@ from ds_distill.recipe.phases.expand_vocabulary import ExpandVocabulary
 from ds_distill.recipe.phases.expertise import Expertise
 from ds_distill.recipe.phases.fine_tune import FineTune, Focus
 from ds_distill.recipe.section import Section
+from ds_distill.recipe.training import Training
+from ds_distill.recipe.unions import alone, keyed, those_set
 
 __all__ = [
     "PHASES",
@@ -38,7 +39,6 @@ __all__ = [
     "Focus",
     "Phase",
     "PhaseSettings",
-    "Training",
 ]
 
 PHASES: dict[str, PhaseEntry] = {
@@ -75,7 +75,7 @@ class _OnePhase:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        load_outside()
+        load_entry_points()
         return core_schema.with_info_wrap_validator_function(
             _read,
             handler.generate_schema(keyed("Phase", "One key, the phase's kind.", _sections())),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
-
-from pydantic import Field
+from collections.abc import Iterable, Iterator
+from typing import Self
 
 from ds_distill.recipe.context import Context
 from ds_distill.recipe.entry import ConfiguredEntry, TaskEntry
-from ds_distill.recipe.section import Count, Name, Section, Several, Share
+from ds_distill.recipe.section import Name, Section, Several
 from ds_distill.recipe.terms import TERMS, Losses
+from ds_distill.recipe.training import Training
 
 
 class PhaseSettings(Section):
@@ -109,56 +108,6 @@ class FollowingPhase(PhaseSettings):
 
     def lists(self) -> dict[str, list[str]]:
         return {**super().lists(), **({} if self.follow is None else {"follow": self.follow})}
-
-
-class Training(Section):
-    """How a phase trains. The recipe's `training` section sets it for all phases; a phase
-    may differ."""
-
-    epochs: Count = 3
-    """Passes over the split."""
-    steps: Count | None = None
-    """Optimizer steps to train for, in place of `epochs`; the last epoch ends where they do. Of
-    `training` and a phase, the phase's own word holds, be it steps or epochs."""
-    patience: Count | None = None
-    """Epochs without a better validation score than the best so far, after which training ends; the
-    learning rate follows the whole plan all the same. Needs keep=best: the last weights would be
-    those that the patience was lost with."""
-    batch_size: Count = 32
-    """Examples per optimizer step, all ranks and micro-steps together."""
-    micro_batch_size: Count | None = None
-    """Examples per rank and forward pass. Default: batch_size divided by the ranks."""
-    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
-    """The highest one, of AdamW."""
-    warmup: Share = 0.1
-    """Share of all steps in which the learning rate rises linearly; then it falls linearly
-    to 0. Steps that fp16 skips count."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Of AdamW, on matrices alone."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradients whose norm is larger are scaled down to it."""
-    freeze_embeddings: bool = False
-    """Do not train the embeddings of words, positions and types, and their layer norm."""
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    """Dropout of the trained model, everywhere in it. Default: the model's own."""
-    activation_checkpointing: bool = False
-    """Compute each layer's activations again in the backward pass instead of storing them: less
-    memory, about a third more time. `ds-distill plan` shows both."""
-    not_finite: Literal["stop", "skip"] = "stop"
-    """Where a loss is NaN or infinite: end the run, naming the term, the step and its examples, or
-    leave that micro-batch out and go on, up to ten in a row. `skip` looks at every loss and so
-    waits for the device in each micro-step; where an optimizer step has several, their losses are
-    computed once more, before the first backward pass, so that each is divided by the rows that
-    are kept."""
-    keep: Literal["best", "last"] = "best"
-    """Which weights are kept: the epoch with the best validation accuracy, or the last."""
-    save_every: Count | None = None
-    """Optimizer steps between checkpoints. Default: one at the end of each epoch."""
-
-    def inherited(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """What a phase with keys of its own takes of this section."""
-        replaced = {"steps"} if "epochs" in own and "steps" not in own else set()
-        return {key: getattr(self, key) for key in self.model_fields_set - replaced}
 
 
 class TrainingPhase(Training, PhaseSettings):

@@ -10,9 +10,9 @@ from pydantic import Field
 from ds_distill.recipe.codecs import CODECS, CodecSettings, Compact
 from ds_distill.recipe.context import Context
 from ds_distill.recipe.entry import ConfiguredEntry, Needs, PhaseEntry
-from ds_distill.recipe.one_of import OneOf
 from ds_distill.recipe.phases.base import FollowingPhase, PhaseSettings, follow_mistakes
 from ds_distill.recipe.section import Count, Name, Section, Several
+from ds_distill.recipe.unions import OneOf
 
 Codec = Annotated[
     CodecSettings,

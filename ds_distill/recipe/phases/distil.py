@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 
 from ds_distill.recipe.context import Context
 from ds_distill.recipe.entry import ConfiguredEntry, Needs, PhaseEntry
-from ds_distill.recipe.one_of import OneOf
 from ds_distill.recipe.phases.base import (
     FollowingPhase,
     TrainingPhase,
@@ -19,6 +18,7 @@ from ds_distill.recipe.phases.base import (
 from ds_distill.recipe.policies import POLICIES, Average, Routing
 from ds_distill.recipe.section import Name, Section, Several
 from ds_distill.recipe.terms import SoftenedTerm
+from ds_distill.recipe.unions import OneOf
 
 Policy = Annotated[
     Routing,

@@ -8,7 +8,6 @@ from ds_distill.recipe.data import Columns, Data
 from ds_distill.recipe.entry import TaskEntry
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import MetricClass
-from ds_distill.recipe.one_of import OneOf
 from ds_distill.recipe.tasks import (
     character_spans,
     extractive_qa,
@@ -26,6 +25,7 @@ from ds_distill.recipe.tasks.multi_label import MultiLabel
 from ds_distill.recipe.tasks.regression import Regression
 from ds_distill.recipe.tasks.single_label import SingleLabel
 from ds_distill.recipe.tasks.token_classification import TokenClassification, Untagged
+from ds_distill.recipe.unions import OneOf
 
 __all__ = [
     "TASKS",

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ds_distill.recipe.metrics.metric import MetricClass
-from ds_distill.reporting.evaluated import wide_note
-from ds_distill.sweep.examples import Drawn, Draws, examples_of
+from ds_distill.reporting.result_tables import wide_note
 from ds_distill.sweep.grid import Variant
+from ds_distill.sweep.resampling import Drawn, Draws, examples_of
 from ds_distill.sweep.suite.runs import SuiteRun
 from ds_distill.sweep.table import (
     difference,

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from ds_distill.recipe.phases import Training
 from ds_distill.recipe.schema import Seed
 from ds_distill.recipe.section import Count, Mistake, Name, Section, refused
 from ds_distill.recipe.tasks import Task
+from ds_distill.recipe.training import Training
 
 Values = Annotated[list[Any], Field(min_length=1)]
 

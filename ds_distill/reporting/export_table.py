@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.reporting.evaluated import difference_cell, wide_note
+from ds_distill.reporting.result_tables import difference_cell, wide_note
 from ds_distill.tables import Cell, Table
 
 PYTORCH = "PyTorch"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import datasets
 
-from ds_distill.data.named_teachers import teacher_names
 from ds_distill.data.sources import Source
+from ds_distill.data.teacher_column import teacher_names
 from ds_distill.errors import did_you_mean
 from ds_distill.recipe import Recipe
 from ds_distill.recipe.lineage import steps

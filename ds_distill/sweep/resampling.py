@@ -40,7 +40,7 @@ def drawn(folder: Path) -> Drawn | None:
     if not found or (saved := found[-1].saved) is None:
         return None
     one = found[-1]
-    scores = resampled(saved.models[one.main], one.judge, groups=saved.groups)
+    scores = resampled(saved.models[one.main], one.metric, groups=saved.groups)
     groups = np.unique(saved.groups, return_inverse=True)[1]
     return Drawn(f"{one.examples} {xxhash.xxh3_64_hexdigest(groups.tobytes())}", scores)
 

@@ -9,7 +9,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_m
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ds_distill.errors import did_you_mean
-from ds_distill.recipe.outside import load_outside
+from ds_distill.recipe.entry_points import load_entry_points
 from ds_distill.recipe.section import Section, refused
 
 Sections = Callable[[], Mapping[str, type[Section]]]
@@ -27,7 +27,7 @@ class OneOf:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        load_outside()
+        load_entry_points()
         any_of = handler.generate_schema(Union[tuple(self._sections().values())])  # noqa: UP007
         # The union is for the JSON schema: of it pydantic would tell the mistakes of every form.
         return core_schema.no_info_wrap_validator_function(lambda v, _: self._read(v), any_of)

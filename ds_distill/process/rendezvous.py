@@ -37,7 +37,7 @@ class StoreLost(Exception):
     host, is gone."""
 
 
-class Meeting:
+class Rendezvous:
     """The ranks of a run, as one of them sees the store."""
 
     def __init__(self, store: TCPStore, rank: int, processes: list[ProcessId]) -> None:
@@ -47,7 +47,7 @@ class Meeting:
         self._barriers = 0
 
     @staticmethod
-    def join(limit: float) -> Meeting:
+    def join(limit: float) -> Rendezvous:
         """Meet the other ranks that the launcher's environment variables describe.
 
         limit: seconds that ranks may come after one another.
@@ -64,7 +64,7 @@ class Meeting:
         else:
             _wait_for_main(store, deadline)
         known = json.loads(store.get("processes"))
-        return Meeting(store, rank, [ProcessId(**process) for process in known])
+        return Rendezvous(store, rank, [ProcessId(**process) for process in known])
 
     def connect(self) -> TCPStore:
         """Another connection to the store, for another thread: an operation that waits blocks the

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Within, Python looks for no cycles: where much is made that stays, it would go over all of it
     again and again. A fifth of the time of our imports, half of that of parsing docstrings."""
     enabled = gc.isenabled()

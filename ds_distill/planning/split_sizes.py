@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ds_distill.data.combined import open_source
 from ds_distill.data.lengths import example_lengths
+from ds_distill.data.open_source import open_source
 from ds_distill.data.tokenizer import load_tokenizer
 from ds_distill.errors import UserError, first_line
 from ds_distill.recipe import Recipe

@@ -44,7 +44,7 @@ GONE = {
 
 
 @functools.cache
-def load_outside() -> None:
+def load_entry_points() -> None:
     """Add the parts of all installed packages to the dicts of their kinds, once per process.
 
     Raises UserError that names package and entry for what is no entry, for a name that is taken,

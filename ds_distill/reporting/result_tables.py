@@ -24,25 +24,25 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
 
     record: of an evaluate phase.
     """
-    judge, *others = metrics_of(record).values()
+    task_metric, *others = metrics_of(record).values()
     baseline, models = record["baseline"], record["models"]
     always = f"always {answer_of(record)}"
     rows: list[list[str | Cell]] = [
         [
             f"{name} (on {model['examples']:,})" if "not_given" in model else name,
-            judge.shown_as(model[judge.name]),
-            difference_cell(judge, model["to_baseline"], model[judge.name]),
+            task_metric.shown_as(model[task_metric.name]),
+            difference_cell(task_metric, model["to_baseline"], model[task_metric.name]),
             *(metric.shown_as(model[metric.name]) for metric in others),
         ]
         for name, model in models.items()
     ]
     rest = [metric.shown_as(baseline[metric.name]) for metric in others]
-    rows.append([always, judge.shown_as(baseline[judge.name]), "", *rest])
+    rows.append([always, task_metric.shown_as(baseline[task_metric.name]), "", *rest])
     count = f"{baseline['examples']:,} examples of {record['split']}"
-    heads = ["model", judge.title, "to the baseline", *(metric.title for metric in others)]
+    heads = ["model", task_metric.title, "to the baseline", *(metric.title for metric in others)]
     note = settings_note(record)
     yield Table(
-        f"{judge.heading()} on {count}",
+        f"{task_metric.heading()} on {count}",
         heads,
         rows,
         [
@@ -52,9 +52,9 @@ def evaluation_tables(record: dict[str, Any]) -> Iterator[Table]:
             *undefined_note(
                 scores[metric.name]
                 for scores in (baseline, *models.values())
-                for metric in (judge, *others)
+                for metric in (task_metric, *others)
             ),
-            *wide_note(judge, rows),
+            *wide_note(task_metric, rows),
         ],
     )
     if any("own_tokens" in model for model in models.values()):

@@ -1,7 +1,7 @@
 """The process that has a run's folder, where only its own host can tell whether it still runs.
 
-`python -m ds_distill.launch.owner` on that host reads the process from its standard input, a line
-of JSON, and prints the answer as another.
+`python -m ds_distill.launch.lock_owner` on that host reads the process from its standard input, a
+line of JSON, and prints the answer as another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ds_distill.process.identity import ProcessId
 from ds_distill.process.lock import FolderLock
 from ds_distill.process.terminal import say
 
-MODULE = "ds_distill.launch.owner"
+MODULE = "ds_distill.launch.lock_owner"
 MARK = "ds-distill owner: "
 """Begins the answer's line: a shell's start-up files can print others."""
 ANSWER_SECONDS = 60.0
