@@ -376,7 +376,7 @@ def test_a_student_against_its_teachers():
     metrics = build_metrics("classes", NAMES)
     reports = {name: classification_report(of, NAMES, metrics) for name, of in models.items()}
     entry = METRICS["classes"]["accuracy"]
-    [to_teacher_, to_control] = comparisons(models, roles, reports, metrics["accuracy"], entry)
+    [to_teacher_, to_control] = comparisons(models, roles, reports, metrics["accuracy"])
     assert to_teacher_["student"] == to_control["student"] == "student"
     assert to_teacher_["retention"] == pytest.approx((6 / 8) / (6 / 8))
     # -1/4 of a, 0 of b, +1/2 of c; d has no example

@@ -63,7 +63,7 @@ def results_of(predicted: dict[str, tuple[str, np.ndarray]]) -> dict[str, Any]:
             "split": "train",
             **regression_report(baseline, METRICS_OF_NUMBERS),
         },
-        "comparisons": comparisons(scored, roles, reports, metric, entry),
+        "comparisons": comparisons(scored, roles, reports, metric),
     }
     choosing = {"split": "validation", "examples": 30, "score": reports["one"]["pearson"]}
     trained = [
