@@ -375,7 +375,6 @@ def test_a_student_against_its_teachers():
     models = {name: ClassPredictions(one_hot(of), labels) for name, of in predicted.items()}
     metrics = build_metrics("classes", NAMES)
     reports = {name: classification_report(of, NAMES, metrics) for name, of in models.items()}
-    entry = METRICS["classes"]["accuracy"]
     [to_teacher_, to_control] = comparisons(models, roles, reports, metrics["accuracy"])
     assert to_teacher_["student"] == to_control["student"] == "student"
     assert to_teacher_["retention"] == pytest.approx((6 / 8) / (6 / 8))

@@ -14,7 +14,6 @@ import pytest
 from ds_distill.evaluation.prediction_files import SavedPredictions
 from ds_distill.evaluation.predictions import NumberPredictions
 from ds_distill.evaluation.scores import build_metrics, comparisons, difference, regression_report
-from ds_distill.recipe.metrics import METRICS
 from ds_distill.reporting.figures import plot_settings
 from ds_distill.reporting.report import render_report
 from ds_distill.reporting.result_tables import evaluation_tables
@@ -33,7 +32,7 @@ def results_of(predicted: dict[str, tuple[str, np.ndarray]]) -> dict[str, Any]:
     """What results.json has of a run that evaluated models, by name their role and predictions.
     `one` is the student to ship."""
     truth = np.random.default_rng(0).normal(size=60)
-    metric, entry = METRICS_OF_NUMBERS["pearson"], METRICS["numbers"]["pearson"]
+    metric = METRICS_OF_NUMBERS["pearson"]
     scored = {name: NumberPredictions(each, truth) for name, (_, each) in predicted.items()}
     baseline = NumberPredictions(np.full(60, 0.5), truth)
     reports = {name: regression_report(one, METRICS_OF_NUMBERS) for name, one in scored.items()}
