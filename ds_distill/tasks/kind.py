@@ -166,8 +166,8 @@ class TaskKind(ABC, Generic[Settings, Predictions]):
         """Which examples metrics count, such as the labelled ones: bool [N]."""
 
     def scored_words(self, examples: Examples) -> Any:
-        """Which words of a split are scored, where keys and labels of the examples that count do not
-        say all: JSON values."""
+        """Which words of a split are scored, where keys and labels of the examples that count say
+        not all: JSON values."""
         return None
 
     @abstractmethod
