@@ -13,6 +13,7 @@ from ds_distill.data.predictions import fingerprint as predictions_fingerprint
 from ds_distill.engine.precision import dtype_name
 from ds_distill.models.configuration import load_config, pools_all_tokens
 from ds_distill.models.reference import ModelReference
+from ds_distill.recipe.lineage import caches, steps
 from ds_distill.recipe.phases import Cache
 from ds_distill.run.run import Run
 from ds_distill.types import Signals
@@ -53,16 +54,11 @@ def open_cache(run: Run, split: str, number: int) -> CacheReader | None:
     Raises UserError when the teachers have changed since.
     """
     teachers = run.teachers(number)
-    for earlier in reversed(range(number)):
-        phase = run.recipe.phases[earlier]
-        here = run.recipe.task_name(phase) == run.task_name
-        holds = isinstance(phase, Cache) and split in phase.splits
-        if here and holds and {*teachers} <= {*run.recipe.teachers_of(phase)}:
-            assert isinstance(phase, Cache)
-            reader = CacheReader(cache_folder(run, phase, earlier))
-            for teacher in teachers:
-                reader.check(teacher, fingerprint(run, run.reference(teacher, number)))
-            return reader
+    for step, phase in caches(steps(run.recipe)[:number], run.task_name, split, teachers):
+        reader = CacheReader(cache_folder(run, phase, step.number))
+        for teacher in teachers:
+            reader.check(teacher, fingerprint(run, run.reference(teacher, number)))
+        return reader
     return None
 
 

@@ -22,7 +22,8 @@ from ds_distill.errors import UserError, located
 from ds_distill.files import write_json
 from ds_distill.process.terminal import say
 from ds_distill.recipe import Recipe
-from ds_distill.recipe.phases import Cache, Expertise
+from ds_distill.recipe.lineage import caches, steps
+from ds_distill.recipe.phases import Expertise
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
 from ds_distill.routing.comparison import Comparison, at, compare
@@ -159,12 +160,8 @@ def route(recipe: Recipe, path: Path) -> Comparison:
     """
     settings = next((phase for phase in recipe.phases if isinstance(phase, Expertise)), Expertise())
     split, task = settings.split, recipe.task_name(settings)
-    after = [
-        number + 1
-        for number, phase in enumerate(recipe.phases)
-        if isinstance(phase, Cache) and split in phase.splits and recipe.task_name(phase) == task
-    ]
-    if not after:
+    cached = next(caches(steps(recipe), task, split), None)
+    if cached is None:
         raise UserError(
             f"phases: no cache phase holds split {split!r}, on which policies are compared. Add - "
             f"cache: {{splits: [{split}, transfer], hidden: [-1]}} after the last fine-tuning of a "
@@ -178,14 +175,13 @@ def route(recipe: Recipe, path: Path) -> Comparison:
         open_source(recipe.tasks_by_name[task], data_folder=recipe.data_folder),
         task,
     )
-    phase = recipe.phases[after[-1] - 1]
-    assert isinstance(phase, Cache)
-    if not (cache_folder(run, phase, after[-1] - 1) / MANIFEST).is_file():
+    step, phase = cached
+    if not (cache_folder(run, phase, step.number) / MANIFEST).is_file():
         raise UserError(
             f"--folder {path}: the cache of split {split!r} is not built there. Run `ds-distill "
             f"cache build` with the same recipe, overrides and folder first, then this again."
         )
-    examples, signals = _fitting_signals(settings, after[-1], run)
+    examples, signals = _fitting_signals(settings, step.number + 1, run)
     left_out = _left_out(settings, _of_all_classes(signals, run), examples, run)
     for teacher, why in left_out.items():
         say(f"Left out: {teacher}, which {why}.")

@@ -80,11 +80,7 @@ class Step:
 
     def caches(self, split: str) -> Iterator[tuple[Step, Cache]]:
         """The cache phases before it that hold a split, of all its teachers; the last one first."""
-        for step in reversed(self._earlier_of_task()):
-            holds = isinstance(step.phase, Cache) and split in step.phase.splits
-            if holds and {*self.teachers} <= {*step.teachers}:
-                assert isinstance(step.phase, Cache)
-                yield step, step.phase
+        return caches(self.earlier, self.task_name, split, self.teachers)
 
     def held(self, split: str) -> Cache | None:
         """The last of them, if its teachers are as they were."""
@@ -127,6 +123,17 @@ def steps(recipe: Recipe) -> list[Step]:
     for number, name in enumerate(recipe.phase_names()):
         found.append(Step(recipe, number, name, tuple(found), found[-1].left() if found else {}))
     return found
+
+
+def caches(
+    steps: Sequence[Step], task: str, split: str, teachers: Collection[str] = ()
+) -> Iterator[tuple[Step, Cache]]:
+    """The cache phases among some steps that hold a task's split, of all these teachers; the last
+    one first."""
+    for step in reversed(steps):
+        phase, of_all = step.phase, {*teachers} <= {*step.teachers}
+        if step.task_name == task and isinstance(phase, Cache) and split in phase.splits and of_all:
+            yield step, phase
 
 
 def model_at(recipe: Recipe, name: str, number: int) -> Model:
