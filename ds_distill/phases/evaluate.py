@@ -23,7 +23,7 @@ from ds_distill.recipe.phases.evaluate import START
 from ds_distill.recipe.schema import Recipe
 from ds_distill.recipe.tags import OUTSIDE
 from ds_distill.recipe.tasks import TASKS, metric_of
-from ds_distill.reporting.verdict import answer_of
+from ds_distill.reporting.results import answer_of
 from ds_distill.routing.comparison import numbered
 from ds_distill.run.any_checkpoint import CHECKPOINT
 from ds_distill.run.inference import predictions_of

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from ds_distill.errors import UserError
 from ds_distill.recipe import load_recipe
 from ds_distill.recipe.phases.evaluate import START
+from ds_distill.reporting.results import records_of
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import read_results
 from ds_distill.run.speed import Case, load_trained, measure
@@ -62,9 +63,7 @@ def profile_models(folder: Path, progress: Callable[[str], None]) -> list[Profil
     if not run.results.is_file():
         raise UserError(f"{folder}: this run has not finished. {run.how_to_continue('--resume')}")
     recipe = load_recipe(folder / "recipe.yaml")
-    evaluated = [
-        phase for phase in read_results(run.results)["phases"] if phase["kind"] == "evaluate"
-    ]
+    evaluated = records_of(read_results(run.results), "evaluation")
     if not evaluated:
         raise UserError(f"{folder}: this run has no evaluate phase, which names the models.")
     record = evaluated[-1]

@@ -138,12 +138,15 @@ class TaskEntry(ConfiguredEntry):
     its folder."""
 
 
+Makes = Literal["student", "control", "start", "cache", "expertise", "evaluation"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PhaseEntry(ConfiguredEntry):
     """A phase. `settings` is a `PhaseSettings`; the implementation is a function (settings, number,
     name, run) -> record: JSON values."""
 
-    makes: Literal["student", "control", "start", "cache", "expertise", "evaluation"] | None = None
+    makes: Makes | None = None
     """What it leaves for later phases and for the report: a `student` learns from teachers, a
     `control` (or a teacher) from labels, and a `start` from nothing so far; all are
     `settings.outputs`."""

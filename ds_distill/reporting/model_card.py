@@ -11,18 +11,19 @@ from huggingface_hub import EvalResult, ModelCardData, hf_hub_download, metadata
 
 from ds_distill.data.validation_split import CHOOSING_SPLIT
 from ds_distill.process.terminal import escaped as visible
-from ds_distill.recipe.phases import PHASES
 from ds_distill.recipe.references import DATA_FOLDER, resolve_model
 from ds_distill.recipe.schema import Recipe, Student
 from ds_distill.recipe.sources import source_of
 from ds_distill.recipe.tasks import TASKS, TaskSettings
-from ds_distill.reporting.verdict import (
+from ds_distill.reporting.results import (
     NOUNS,
     PER_CLASS,
     left_out,
     metrics_of,
+    records_of,
     settings_note,
     task_metric_of,
+    trained_models,
 )
 from ds_distill.tables import Table
 
@@ -189,9 +190,8 @@ def _evaluation(recipe: Recipe, results: dict[str, Any], task: str) -> dict[str,
         used.add(CHOOSING_SPLIT)  # it chooses epochs and students
     found = [
         record
-        for record in results["phases"]
-        if PHASES[record["kind"]].makes == "evaluation"
-        and record["task"] == task
+        for record in records_of(results, "evaluation")
+        if record["task"] == task
         and record["split"] not in used
         and results["student"] in record["models"]
     ]
@@ -207,7 +207,7 @@ def _elsewhere(recipe: Recipe, results: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _ready_teachers(results: dict[str, Any], evaluation: dict[str, Any]) -> list[str]:
     """Teachers in an evaluation that no phase has trained."""
-    trained = {one["output"] for record in results["phases"] for one in record.get("trained", [])}
+    trained = {model["output"] for model in trained_models(results)}
     models = evaluation["models"].items()
     return [name for name, one in models if one["role"] == "teacher" and name not in trained]
 
@@ -216,8 +216,7 @@ def _no_evaluation(results: dict[str, Any], elsewhere: list[dict[str, Any]]) -> 
     if elsewhere:
         tasks = ", ".join(_escaped(evaluation["task"]) for evaluation in elsewhere)
         return f"It was evaluated on other tasks than its own: {tasks}. Their figures are below."
-    evaluations = [r for r in results["phases"] if PHASES[r["kind"]].makes == "evaluation"]
-    splits = [record["split"] for record in evaluations]
+    splits = [record["split"] for record in records_of(results, "evaluation")]
     why = "No evaluate phase came after it"
     if splits:
         why = f"It was evaluated only on data that was used to make it ({', '.join(splits)})"
@@ -236,8 +235,7 @@ def _trained_on_pairs(results: dict[str, Any]) -> bool:
     """Whether the shipped student was trained on pairs of texts."""
     return any(
         model["output"] == results["student"] and model.get("pairs", False)
-        for record in results["phases"]
-        for model in record.get("trained", [])
+        for model in trained_models(results)
     )
 
 

@@ -9,21 +9,21 @@ from markupsafe import Markup
 
 from ds_distill.evaluation.scores import RELIABILITY_BINS
 from ds_distill.recipe.metrics import METRICS
-from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.by_class import by_class
 from ds_distill.reporting.confusions import commonest_confusions
 from ds_distill.reporting.curves import HEIGHT, WIDTH, Training
 from ds_distill.reporting.export_table import export_table
 from ds_distill.reporting.page import environment
-from ds_distill.reporting.routing_shares import heat_maps
-from ds_distill.reporting.speeds import speeds_of
-from ds_distill.reporting.verdict import (
+from ds_distill.reporting.results import (
     NOUNS,
     PER_CLASS,
     last_evaluations,
     metrics_of,
+    records_of,
     settings_note,
 )
+from ds_distill.reporting.routing_shares import heat_maps
+from ds_distill.reporting.speeds import speeds_of
 
 
 def render_report(
@@ -51,7 +51,7 @@ def render_report(
             else [],
             disagreements=comparison["disagreements"] if comparison else [],
             nouns=NOUNS,
-            expansions=[r for r in results["phases"] if PHASES[r["kind"]].makes == "start"],
+            expansions=records_of(results, "start"),
             trainings=trainings,
             exported=export_table(results["exported"]) if "exported" in results else None,
             loading=loading,
@@ -121,7 +121,7 @@ def _pairs(evaluation: dict[str, Any], student: str) -> list[dict[str, Any]]:
 
 def _last_comparison(results: dict[str, Any]) -> dict[str, Any] | None:
     """The policy comparison of the last expertise phase, with its split, if there is one."""
-    found = [r for r in results["phases"] if PHASES[r["kind"]].makes == "expertise"]
+    found = records_of(results, "expertise")
     if not found:
         return None
     record = found[-1]

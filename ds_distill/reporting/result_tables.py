@@ -8,7 +8,7 @@ from typing import Any
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.intervals import interval_as, no_width
 from ds_distill.reporting.page import worst_and_best
-from ds_distill.reporting.verdict import (
+from ds_distill.reporting.results import (
     NOUNS,
     PER_CLASS,
     answer_of,

@@ -16,7 +16,7 @@ from ds_distill.files import read_json
 from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.phases import PHASES
-from ds_distill.reporting.verdict import metrics_of
+from ds_distill.reporting.results import metrics_of
 
 Number = Annotated[float, AllowInfNan(False)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]

@@ -23,7 +23,7 @@ from ds_distill.recipe.lineage import model_at
 from ds_distill.recipe.phases.evaluate import START
 from ds_distill.recipe.references import resolve_model
 from ds_distill.recipe.tasks import TASKS
-from ds_distill.reporting.verdict import last_evaluations
+from ds_distill.reporting.results import last_evaluations
 from ds_distill.run.events import RunLog
 from ds_distill.run.folder import RunFolder
 

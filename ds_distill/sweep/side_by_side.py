@@ -21,7 +21,7 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.metric import Metric
 from ds_distill.recipe.phases import PHASES
 from ds_distill.reporting.result_tables import difference_cell, outcome_of, wide_note
-from ds_distill.reporting.verdict import answer_of, settings_note, task_metric_of, undefined_note
+from ds_distill.reporting.results import answer_of, settings_note, task_metric_of, undefined_note
 from ds_distill.run.folder import RunFolder
 from ds_distill.run.records import read_results
 from ds_distill.tables import Cell, Table

@@ -10,7 +10,7 @@ from ds_distill.evaluation.seeds import mean_interval
 from ds_distill.recipe.metrics.metric import MetricClass
 from ds_distill.reporting.intervals import interval_as
 from ds_distill.reporting.result_tables import outcome_of, wide_note
-from ds_distill.reporting.verdict import task_metric_of, undefined_note
+from ds_distill.reporting.results import records_of, task_metric_of, trained_models, undefined_note
 from ds_distill.sweep.grid import Variant
 from ds_distill.sweep.resampling import Drawn, Draws, examples_of
 from ds_distill.tables import Cell, Table
@@ -21,14 +21,14 @@ def run_result(results: dict[str, Any]) -> dict[str, Any]:
     the last evaluate phase that has it. `student` is None where none was evaluated."""
     evaluated = [
         record
-        for record in results["phases"]
-        if record["kind"] == "evaluate" and results["student"] in record["models"]
+        for record in records_of(results, "evaluation")
+        if results["student"] in record["models"]
     ]
     if not evaluated:
         return {"student": None, "seconds": results["seconds"]}
     record = evaluated[-1]
     name, baseline = record["metric"], record["baseline"]
-    trained = [one for phase in results["phases"] for one in phase.get("trained", [])]
+    trained = trained_models(results)
     choosing = [one["choosing"] for one in trained if one["output"] == results["student"]][-1]
     return {
         "student": results["student"],

@@ -42,7 +42,7 @@ from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.metrics.words import EntityF1, EntityPrecision, EntityRecall, WordF1
 from ds_distill.recipe.tags import are_entities, entity_types
 from ds_distill.recipe.tasks import TokenClassification
-from ds_distill.reporting.verdict import metrics_of
+from ds_distill.reporting.results import metrics_of
 from ds_distill.routing.comparison import numbered
 from ds_distill.tasks.token_classification import TokenClassificationKind
 from ds_distill.views import PaddedView

@@ -1,0 +1,86 @@
+"""What is asked of a run's results.json, and of an evaluation's record in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ds_distill.recipe.entry import Makes, Over
+from ds_distill.recipe.metrics import METRICS
+from ds_distill.recipe.metrics.metric import MetricClass
+from ds_distill.recipe.phases import PHASES
+
+PER_CLASS: dict[Over, str] = {"classes": "accuracy", "labels": "F1", "words": "F1"}
+"""What `per_class` of an evaluation is, by what its metrics are over; masked tokens, answers,
+characters of spans and numbers have none."""
+
+NOUNS: dict[Over, str] = {"classes": "class", "labels": "label", "words": "type"}
+"""What `per_class` has a value for; of words the type of their entities, or else their tag."""
+
+
+def records_of(results: Mapping[str, Any], makes: Makes) -> list[dict[str, Any]]:
+    """The records of the phases that leave such a thing, in order; see `PhaseEntry.makes`."""
+    return [record for record in results["phases"] if PHASES[record["kind"]].makes == makes]
+
+
+def trained_models(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of each training, in order, what its record says of each model."""
+    return [model for record in results["phases"] for model in record.get("trained", [])]
+
+
+def last_evaluations(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The record of the last evaluate phase of the shipped student's task; where there is none, of
+    each other task, on which it may stand beside models of theirs."""
+    last = {record["task"]: record for record in records_of(results, "evaluation")}
+    own = last.get(results["task"])
+    return list(last.values()) if own is None else [own]
+
+
+def left_out(results: dict[str, Any]) -> dict[str, str]:
+    """The teachers that expertise phases of the shipped student's task have left out, and why."""
+    records = records_of(results, "expertise")
+    of_task = [record for record in records if record["task"] == results["task"]]
+    return {teacher: why for record in of_task for teacher, why in record["left_out"].items()}
+
+
+def metrics_of(evaluation: dict[str, Any]) -> dict[str, MetricClass]:
+    """The metrics that an evaluation's record holds, by name: the task's first."""
+    over, metrics = evaluation["over"], METRICS[evaluation["over"]]
+    reported = (name for name, metric in metrics.items() if over in metric.reported)
+    names = dict.fromkeys([evaluation["metric"], *reported])
+    held = next(iter(evaluation["models"].values()))
+    return {name: metrics[name] for name in names if name in held}
+
+
+def task_metric_of(evaluation: Mapping[str, Any]) -> MetricClass:
+    """The metric that models were compared by: of an evaluation's record, or of what
+    else has its `over` and `metric`."""
+    return METRICS[evaluation["over"]][evaluation["metric"]]
+
+
+def answer_of(evaluation: Mapping[str, Any]) -> str:
+    """What the baseline of an evaluation's record predicts: a class in quotes, a number without."""
+    answer: str = evaluation["baseline"]["answer"]
+    return answer if evaluation["over"] == "numbers" else repr(answer)
+
+
+def undefined_note(scores: Iterable[float | None]) -> list[str]:
+    """One sentence where a score is undefined."""
+    if None not in scores:
+        return []
+    return [
+        "Undefined: not defined for what the model predicts, as a correlation where that is always "
+        "the same number."
+    ]
+
+
+def settings_note(evaluation: dict[str, Any]) -> str:
+    """`Micro F1: leave out DDI-false.`; empty where the task's metric is as it is by default."""
+    settings = evaluation["metric_settings"]
+    if not settings:
+        return ""
+    shown = (
+        f"{key.replace('_', ' ')} {', '.join(value) if isinstance(value, list) else value}"
+        for key, value in settings.items()
+    )
+    return f"{task_metric_of(evaluation).heading()}: {'; '.join(shown)}."
