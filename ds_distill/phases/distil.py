@@ -15,7 +15,7 @@ from ds_distill.models.reference import label_maps_of
 from ds_distill.recipe.phases import Distil
 from ds_distill.recipe.policies import POLICIES, Routing
 from ds_distill.routing import Router
-from ds_distill.routing.comparison import routing_of_candidate
+from ds_distill.routing.held_out import routing_of_candidate
 from ds_distill.routing.multi_label import check_states
 from ds_distill.run.records import Chosen, read_as
 from ds_distill.run.run import Run

@@ -22,14 +22,16 @@ from ds_distill.errors import UserError, located
 from ds_distill.files import write_json
 from ds_distill.process.terminal import say
 from ds_distill.recipe import Recipe
+from ds_distill.recipe.entry import PolicyEntry
 from ds_distill.recipe.lineage import caches, steps
 from ds_distill.recipe.phases import Expertise
 from ds_distill.reporting.routing_table import routing_table
 from ds_distill.routing import fit
-from ds_distill.routing.comparison import Comparison, at, compare
+from ds_distill.routing.comparison import Comparison, compare
 from ds_distill.routing.fitting import STATES, Fitted
 from ds_distill.routing.followed_teachers import Disagreement
 from ds_distill.routing.gate import FOLDS
+from ds_distill.routing.held_out import at
 from ds_distill.routing.multi_label import FittedByLabel, fit_by_label
 from ds_distill.routing.selection import unqualified
 from ds_distill.run.events import RunLog
@@ -78,7 +80,8 @@ def expertise(phase: Expertise, number: int, name: str, run: Run) -> dict[str, A
             fitted = fit_by_label(*given, run.labels, **how, advance=bar.advance)
     else:
         fitted = fit(*given, run.labels, **how)
-    comparison = _compare(where, signals, examples, run, phase.show_examples)
+    followed = _followed(number, run)
+    comparison = _compare(where, signals, examples, run, phase.show_examples, followed)
     fitted.save(run.fitted)
     write_json(run.comparison, comparison.to_json())
     run.log.info(routing_table(comparison, phase.split).text())
@@ -132,10 +135,24 @@ def _left_out(
     return unqualified(logits, examples.counted_labels, run.labels)
 
 
+def _followed(number: int, run: Run) -> list[str]:
+    """The policies that students of the task follow in the phases after `number`."""
+    later = run.recipe.phases[number + 1 :]
+    of_task = [phase for phase in later if run.recipe.task_name(phase) == run.task_name]
+    parts = (entry for phase in of_task for _, entry, _ in phase.parts())
+    return [entry.name for entry in parts if isinstance(entry, PolicyEntry)]
+
+
 def _compare(
-    where: str, signals: dict[str, Signals], examples: Examples, run: Run, kept: int = 0
+    where: str,
+    signals: dict[str, Signals],
+    examples: Examples,
+    run: Run,
+    kept: int = 0,
+    followed: Sequence[str] = (),
 ) -> Comparison:
-    """where: phase and split, for messages. kept: how many disagreements to keep."""
+    """where: phase and split, for messages. kept: how many disagreements to keep. followed: see
+    `compare`."""
     fits = FOLDS * (len(run.labels) if run.task.predicts == "labels" else 1)
     with located(where), run.log.bar("compares the policies", fits) as bar:
         return compare(
@@ -148,6 +165,7 @@ def _compare(
             group_keys=examples.group_keys,
             words=examples.words,
             examples=kept,
+            followed=followed,
             advance=bar.advance,
         )
 

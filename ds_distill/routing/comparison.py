@@ -8,7 +8,7 @@ not have on new text.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,12 @@ import torch
 from ds_distill.data.labels import is_labelled
 from ds_distill.data.word_windows import ContextWords
 from ds_distill.data.words import Words
-from ds_distill.errors import UserError
 from ds_distill.evaluation.bootstrap import paired_interval
 from ds_distill.evaluation.predictions import ClassPredictions, LabelPredictions
 from ds_distill.evaluation.scores import build_metric, metric_values
 from ds_distill.evaluation.spans import SpanPredictions
 from ds_distill.evaluation.words import TagPredictions
 from ds_distill.keys import numbered_keys
-from ds_distill.process.activity import mark
 from ds_distill.recipe.entry import Over
 from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.characters import CharacterF1
@@ -33,24 +31,16 @@ from ds_distill.recipe.metrics.metric import Metric, MetricClass, MetricSettings
 from ds_distill.recipe.metrics.words import EntityF1
 from ds_distill.recipe.policies import (
     BASELINE,
-    POLICIES,
     Routing,
     baseline_of,
-    candidates,
     not_fitted,
 )
 from ds_distill.routing.agreement import Predictions, agreement, any_of
-from ds_distill.routing.calibration import log_probabilities
-from ds_distill.routing.fitting import Fitted, fit, folds_of, states_of
 from ds_distill.routing.followed_teachers import Disagreement, disagreements, followed_by_class
-from ds_distill.routing.gate import FOLDS
-from ds_distill.routing.multi_label import TWO, fit_label, joined, of_label
-from ds_distill.routing.partial_teachers import classes_of, knowing_average
-from ds_distill.routing.policies import Policy, PolicyInputs, Target
+from ds_distill.routing.held_out import at, held_out_targets, routing_of_candidate
+from ds_distill.routing.partial_teachers import classes_of
+from ds_distill.routing.policies import Target
 from ds_distill.types import Signals
-
-HELD_OUT = 1
-"""Stream of the folds that policies are judged on; `fit` makes its own within the others."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +86,10 @@ class Comparison:
     not_compared: dict[str, str] = field(default_factory=dict)
     """Policies that are not fitted on so many classes, and why."""
     disagreements: list[Disagreement] = field(default_factory=list)
-    """What the choice made of examples on which teachers disagree; as many as were asked for."""
+    """What a policy made of examples on which teachers disagree; as many as were asked for."""
+    disagreements_of: str = ""
+    """Which policy: the choice, or where that is the baseline the first other one that a student is
+    to follow."""
 
     @property
     def routing(self) -> Routing:
@@ -122,6 +115,7 @@ def compare(
     group_keys: torch.Tensor | None = None,
     words: Words | None = None,
     examples: int = 0,
+    followed: Sequence[str] = (),
     advance: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """
@@ -136,6 +130,7 @@ def compare(
         teachers are compared on them, and intervals are over the examples; of windows over the
         texts, or the questions.
     examples: how many disagreements of teachers to keep, where each example has one class.
+    followed: policies that students are to follow.
     advance: called after each of FOLDS fits; where an example has any number of labels, of each.
 
     Raises UserError where the metric has no value on the examples.
@@ -155,6 +150,8 @@ def compare(
     score = _Judge(rows, list(signals), metric, routed[baseline], average, seed)
     policies = {name: score(these, targets[name]) for name, these in routed.items()}
     choice = choose(policies, METRICS[over][task_metric.name], baseline)
+    others = (name for name in followed if name in policies and name != baseline)
+    shown = choice if choice != baseline else next(others, choice)
     return Comparison(
         metric=task_metric.name,
         over=over,
@@ -166,7 +163,8 @@ def compare(
         choice=choice,
         baseline=baseline,
         not_compared={} if truth.ndim > 1 else not_fitted(len(labels)),
-        disagreements=rows.disagreements(teachers, targets[choice], examples),
+        disagreements=rows.disagreements(teachers, targets[shown], examples),
+        disagreements_of=shown,
     )
 
 
@@ -297,104 +295,6 @@ def choose(policies: Mapping[str, Score], metric: MetricClass, baseline: str = B
     return best if metric.better(policies[best].interval) else baseline
 
 
-def held_out_targets(
-    signals: Mapping[str, Signals],
-    truth: np.ndarray,
-    keys: torch.Tensor,
-    labels: Sequence[str],
-    *,
-    seed: int = 0,
-    group_keys: torch.Tensor | None = None,
-    fit_on: Callable[..., Fitted] | None = None,
-    advance: Callable[[], None] = lambda: None,
-) -> dict[str, Target]:
-    """Each policy's target on every example, fitted on examples of other folds, by policy: logits
-    float32 [N, C], also where losses are mixed; weights [T, N], or [T, N, C] of many labels.
-
-    truth: as of `compare`, all labelled. fit_on: as `fit`, which is the default. advance: see
-        `compare`.
-    """
-    group_keys = keys if group_keys is None else group_keys
-    if truth.ndim > 1:
-        how: dict[str, Any] = {"seed": seed, "group_keys": group_keys}
-        how.update(fit_on=fit_label, advance=advance)
-        of_labels = [
-            held_out_targets(of_label(signals, number), truth[:, number], keys, TWO, **how)
-            for number in range(len(labels))
-        ]
-        return {name: joined([of[name] for of in of_labels]) for name in candidates()}
-    folds = folds_of(group_keys, seed, HELD_OUT)
-    compared = candidates(partial=bool(classes_of(signals)), classes=len(labels))
-    targets = {
-        name: Target(torch.zeros(len(truth), len(labels)), torch.zeros(len(signals), len(truth)))
-        for name in compared
-    }
-    for fold in range(FOLDS):
-        mark("compares the policies")
-        advance()
-        out = folds == fold
-        if not out.any():
-            continue
-        rest = at(signals, ~out)
-        fitted = (fit_on or fit)(
-            rest, truth[~out.numpy()], keys[~out], labels, seed=seed, group_keys=group_keys[~out]
-        )
-        held_out = at(signals, out)
-        inputs = PolicyInputs(
-            logits={name: signals.logits for name, signals in held_out.items()},
-            labels=torch.full((int(out.sum()),), -100),
-            keys=keys[out],
-            states=states_of(held_out),
-            fitted=fitted,
-            seed=seed,
-            classes=classes_of(held_out),
-        )
-        for name in compared:
-            found = routed(inputs, routing_of_candidate(name))
-            together = _together(inputs, len(labels)) if found.logits is None else found.logits
-            logits, weights = targets[name].logits, targets[name].weights
-            assert logits is not None
-            logits[out], weights[:, out] = together, found.weights
-    return targets
-
-
-def _together(inputs: PolicyInputs, count: int) -> torch.Tensor:
-    """What stands for a target where teachers' losses are mixed, each over its classes: [n, C]."""
-    log_probs = {name: log_probabilities(z.float(), 1.0) for name, z in inputs.logits.items()}
-    return knowing_average(log_probs, inputs.classes, count)
-
-
-def routing_of_candidate(name: str) -> Routing:
-    """The settings of a policy under one of the names by which policies are compared."""
-    known = {**candidates(), **candidates(partial=True)}
-    if name not in known:
-        raise UserError(
-            f"routing.json: no policy is called {name!r}. Known: {', '.join(known)}. Copy the run "
-            "again."
-        )
-    settings = known[name].settings
-    assert isinstance(settings, Routing)
-    return settings
-
-
-def routed(inputs: PolicyInputs, routing: Routing) -> Target:
-    """A policy's target."""
-    policy: Policy = POLICIES[routing.policy].load()
-    return policy(inputs, routing)
-
-
 def numbered(group_keys: torch.Tensor) -> np.ndarray:
     """int64 [N, 2] -> int64 [N]: the same number where the rows are the same."""
     return numbered_keys(group_keys.numpy())
-
-
-def at(signals: Mapping[str, Signals], rows: torch.Tensor) -> dict[str, Signals]:
-    """Signals at some rows: bool [N], or int64, their positions."""
-    return {
-        name: replace(
-            outputs,
-            output=outputs.logits[rows].float(),
-            hidden={layer: state[rows] for layer, state in outputs.hidden.items()},
-        )
-        for name, outputs in signals.items()
-    }

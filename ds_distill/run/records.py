@@ -180,6 +180,7 @@ class Policies(_Part):
     teachers: Annotated[dict[str, Score], Field(min_length=1)]
     choice: str
     disagreements: list[Disagreement] = []
+    disagreements_of: str = ""
 
     @model_validator(mode="after")
     def _of_the_same_classes(self) -> Policies:

@@ -45,7 +45,18 @@ class Group:
 
 
 UNIT = "tests/unit/test_"
-ROUTING = ("calibration", "comparison", "expertise", "fitted", "gate", "policies", "router")
+ROUTING = (
+    *(
+        "calibration",
+        "comparison",
+        "expertise",
+        "fitting",
+        "gate",
+        "held_out",
+        "policies",
+        "router",
+    ),
+)
 GROUPS = {
     "routing": Group(
         tuple(f"ds_distill/routing/{name}.py" for name in ROUTING),
@@ -77,7 +88,7 @@ GROUPS = {
     "metrics": Group(
         (
             *(f"ds_distill/recipe/metrics/{name}.py" for name in ("metric", "classes", "numbers")),
-            *(f"ds_distill/evaluation/{n}.py" for n in ("predictions", "bootstrap", "report")),
+            *(f"ds_distill/evaluation/{n}.py" for n in ("predictions", "bootstrap", "scores")),
         ),
         14,
         (f"{UNIT}metrics.py", f"{UNIT}bootstrap.py", f"{UNIT}regression.py"),
@@ -98,7 +109,7 @@ _MASKING, _PLAN = "ds_distill/data/masking.py", "ds_distill/data/schedule.py"
 _STREAMS = "CHOSEN, SHOWN, RANDOM_TOKEN = "
 _GATE = "ds_distill/routing/gate.py"
 _POLICIES = "ds_distill/routing/policies.py"
-_COMPARISON = "ds_distill/routing/comparison.py"
+_HELD_OUT = "ds_distill/routing/held_out.py"
 _WORDS = "ds_distill/cache/schema.py"
 _DIVERGENCES = "kernels/ds_kernels/_divergences.py"
 _TOPK = "kernels/ds_kernels/_topk.py"
@@ -122,7 +133,7 @@ NAMED: list[tuple[str, str, str]] = [
     (_GATE, "BIAS_PENALTY = 1e-3", "BIAS_PENALTY = 0.0"),
     (_GATE, "BIAS_PENALTY = 1e-3", "BIAS_PENALTY = 1.0"),
     (_GATE, ".clamp(-100.0, 100.0)", ""),
-    (_COMPARISON, "folds_of(group_keys, seed, HELD_OUT)", "folds_of(group_keys, seed)"),
+    (_HELD_OUT, "folds_of(group_keys, seed, HELD_OUT)", "folds_of(group_keys, seed)"),
     (_POLICIES, "in sorted(inputs.logits)", "in list(inputs.logits)"),
     (_WORDS, "logits.float() / self.temperature", "logits.float()"),
     (_WORDS, "self._codec, self.temperature)", "self._codec, 1.0)"),

@@ -38,8 +38,9 @@ from ds_distill.recipe import load_recipe
 from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.policies import candidates
 from ds_distill.routing import PolicyInputs, fit
-from ds_distill.routing.comparison import compare, numbered, routed, routing_of_candidate
+from ds_distill.routing.comparison import compare, numbered
 from ds_distill.routing.fitting import states_of
+from ds_distill.routing.held_out import routed, routing_of_candidate
 from ds_distill.run.environment import describe_environment
 from ds_distill.types import Signals
 

@@ -23,10 +23,11 @@ from ds_distill.recipe.metrics import METRICS
 from ds_distill.recipe.metrics.classes import ECE, F1, MacroF1, MicroF1
 from ds_distill.recipe.policies import candidates
 from ds_distill.reporting.routing_table import routing_table
-from ds_distill.routing import comparison as comparing
-from ds_distill.routing.comparison import Score, choose, compare, held_out_targets
+from ds_distill.routing import held_out
+from ds_distill.routing.comparison import Score, choose, compare
 from ds_distill.routing.fitting import fit, folds_of
 from ds_distill.routing.gate import FOLDS
+from ds_distill.routing.held_out import held_out_targets
 from ds_distill.routing.router import Router
 from ds_distill.types import Signals
 
@@ -136,7 +137,7 @@ def test_folds_that_judge_are_not_those_of_a_fit(monkeypatch):
         learnt_from.append(keys)
         return fit(signals, truth, keys, *rest, **options)
 
-    monkeypatch.setattr(comparing, "fit", noted)
+    monkeypatch.setattr(held_out, "fit", noted)
     held_out_targets(signals, truth, keys, LABELS, seed=3)
     assert len(learnt_from) == FOLDS
     for rest in learnt_from:
@@ -399,4 +400,24 @@ def test_a_comparison_says_whom_policies_follow_on_each_class():
             assert answer.label == LABELS[int(signals[name].logits[one.row].argmax())]
         assert len({answer.label for answer in one.teachers.values()}) > 1
         assert sum(one.followed.values()) == pytest.approx(1, abs=1e-3)
+    assert found.choice == found.disagreements_of == "gate"
     assert not compare(signals, truth, keys, LABELS).disagreements, "only where asked for"
+
+
+def test_examples_are_of_a_policy_that_a_student_follows_where_the_average_is_chosen():
+    """The quickstart trains a student of the average and one of the gate, which is within chance
+    and may ship."""
+    draw = np.random.default_rng(0)
+    truth = draw.integers(4, size=150)
+    alike = np.eye(4)[np.where(draw.random(150) < 0.7, truth, draw.integers(4, size=150))]
+    signals = {
+        name: Signals(torch.from_numpy(4 * alike + draw.normal(size=(150, 4))).float())
+        for name in ("first", "second")
+    }
+    given = signals, truth, keys_of(150), LABELS
+    found = compare(*given, examples=4, followed=["average", "calibrated"])
+    assert (found.choice, found.disagreements_of) == ("average", "calibrated")
+    assert [one.row for one in found.disagreements] == [
+        one.row for one in compare(*given, examples=4).disagreements
+    ]
+    assert compare(*given, examples=4, followed=["ca-mkd"]).disagreements_of == "average"

@@ -682,6 +682,8 @@ def test_a_page_shows_who_knows_what_and_where_teachers_disagree():
     ):  # fmt: skip
         assert part in text, part
     assert "Whom average" not in text, "it treats all alike"
+    results["phases"][0]["comparison"]["disagreements_of"] = "posterior"
+    assert "red: posterior is wrong" in Page(render_report(results)).text
     del results["phases"][0]["texts"]
     assert "Where the teachers disagree" not in Page(render_report(results)).text
 

@@ -21,7 +21,7 @@ from ds_distill.recipe.metrics.classes import Accuracy
 from ds_distill.recipe.policies import routing_of
 from ds_distill.recipe.schema import LONE_TASK, Recipe
 from ds_distill.routing import PolicyInputs, fit
-from ds_distill.routing.comparison import at, routed
+from ds_distill.routing.held_out import at, routed
 from ds_distill.types import Signals
 
 CHOOSING = "validation"

@@ -28,7 +28,8 @@ class Expertise(PhaseSettings):
 
     show_examples: Annotated[int, Field(ge=0, le=100)] = 0
     """How many texts the report shows on which teachers disagree, with what the chosen policy made
-    of them, where each example has one class. Default: none, because texts may be private."""
+    of them, or where that is the average the first other one that a student is to follow; where
+    each example has one class. Default: none, because texts may be private."""
 
     @property
     def learns_from(self) -> list[str]:
