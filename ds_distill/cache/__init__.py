@@ -1,11 +1,10 @@
-"""Teacher signals on disk.
+"""Teacher signals on disk. Begin with `schema`, what a record is, and `reader`; how a build writes
+them is in `build`, `build_plan`, `shards` (files of Arrow and their journals) and `workers`.
 
 schema   which signals of a teacher are stored, and their columns in Arrow
 format   the folder: manifest, checksums, fingerprints
 index    content keys -> record indices
-plan     which records a build will write
-build    writing blocks and journals, finishing a cache
-blocks   reading blocks: memory-mapped, checked, gathered by address
+blocks   reading blocks: memory-mapped, checked, gathered
 reader   content keys -> signals
 codecs   compressed distributions over a vocabulary
 compare  size and KL divergence of each codec

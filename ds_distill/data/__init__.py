@@ -1,5 +1,5 @@
 """From files to batches: begin with `sources`, what a folder holds, and `batches`, what models get.
 
 `readers`, `words`, `questions` read rows; `*_windows` cut long ones; `tokenise` writes each
-tokenizer's ids once; `masking` hides tokens; `plan` orders examples into batches.
+tokenizer's ids once; `masking` hides tokens; `schedule` orders examples into batches.
 """

@@ -1,4 +1,5 @@
-"""Loss terms, one file per family. `build_terms` makes a phase's terms from its recipe."""
+"""Loss terms, one file per family. Begin with `term`, what a term is; `build_terms` makes a phase's
+terms from its recipe."""
 
 from __future__ import annotations
 

@@ -65,10 +65,8 @@ def measured_seconds(model: PlannedModel, of: Pass, flops: float) -> float | Non
 def _seconds(model: PlannedModel, depths: tuple[int, ...], of: Pass) -> list[float]:
     """Of a pass of so many layers each; they take turns."""
     kind = "a training step's pass" if of.trains else "a pass"
-    _log.info(
-        "Measuring %s of %s on this CPU (%d x %d tokens) ...",
-        kind, model.name, of.examples, of.length,
-    )  # fmt: skip
+    shape = f"{of.examples} x {of.length} tokens"
+    _log.info("Measuring %s of %s on this CPU (%s) ...", kind, model.name, shape)
     view, other = view_of(of, "cpu"), torch.zeros(_OTHER)
     built = [prepared(model, layers, of, "cpu") for layers in depths]
     for one in built:

@@ -1,4 +1,9 @@
-"""Recipes: the only place where a run is described."""
+"""Recipes: the only place where a run is described. Imports no torch.
+
+Begin with `schema`, the keys of a recipe; `load` reads one, `phases`, `tasks`, `terms`, `policies`,
+`metrics`, `codecs` and `sources` have the sections and entries of parts, `lineage` what each phase
+finds.
+"""
 
 from ds_distill.recipe.load import (
     builtin_recipes,

@@ -31,11 +31,10 @@ def heat_maps(comparison: Mapping[str, Any], measure: str) -> list[HeatMap]:
     comparison: as an expertise phase's record has it. measure: what its `per_class` is.
     """
     teachers = comparison["teachers"]
-    best = {
-        label: max((v for of in teachers.values() if (v := of["per_class"][label]) is not None),
-                   default=None)
-        for label in next(iter(teachers.values()))["per_class"]
-    }  # fmt: skip
+    best: dict[str, float | None] = {}
+    for label in next(iter(teachers.values()))["per_class"]:
+        values = [of["per_class"][label] for of in teachers.values()]
+        best[label] = max((value for value in values if value is not None), default=None)
     shown, folded = worst_and_best(best)
     of_teachers = {
         label: {t: of["per_class"][label] for t, of in teachers.items()} for label in shown

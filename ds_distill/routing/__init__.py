@@ -1,4 +1,6 @@
-"""Which teacher each row follows."""
+"""Which teacher each row follows. Begin with `router`, which a training asks, and `policies`;
+`comparison` tells before it which policy is best, and `fitting` what they learn from a split.
+"""
 
 from ds_distill.routing.expertise import ExpertiseTable
 from ds_distill.routing.fitting import Fitted, fit

@@ -254,12 +254,12 @@ def learnt_notes(rows: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
 
     rows: settings, each by the name that it has in the sentence.
     """
-    named = [
-        name if {*row["learnt"]} == {False}
-        else f"{name} ({row['learnt'].count(False)} of {len(row['learnt'])} seeds)"
-        for name, row in rows
-        if False in row["learnt"]
-    ]  # fmt: skip
+    named = []
+    for name, row in rows:
+        if (nothing := row["learnt"].count(False)) == len(row["learnt"]):
+            named.append(name)
+        elif nothing:
+            named.append(f"{name} ({nothing} of {len(row['learnt'])} seeds)")
     if not named:
         return []
     return [

@@ -22,7 +22,15 @@ Reading = dict[str, Any]
 """Where a number stands (`metrics.jsonl/...`, `results.json/...`, `models/00-first/...`) -> the
 number; of a tensor or a column its type, shape and SHA-256."""
 
-CLOCK = ("time", "timing", "seconds", "examples_per_second", "tokens_per_second", "peak_bytes")
+CLOCK = (
+    "time",
+    "timing",
+    "seconds",
+    "examples_per_second",
+    "tokens_per_second",
+    "peak_bytes",
+    "saved",
+)
 """Keys that no two runs have alike."""
 
 BOOKKEEPING = ("environment.json", "data/*/examples/*.json")
