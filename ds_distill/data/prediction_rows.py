@@ -13,7 +13,8 @@ import numpy as np
 from ds_distill.data.ids import ExamplesById
 from ds_distill.data.labels import LabelIds, LabelSets, Numbers
 from ds_distill.data.readers import Reader, check_text, kind_of
-from ds_distill.data.sources import Source, text_columns
+from ds_distill.data.row_forms import text_columns
+from ds_distill.data.sources import Source
 from ds_distill.data.words import WordColumns, word_keys
 from ds_distill.errors import UserError, did_you_mean
 from ds_distill.keys import content_keys

@@ -9,29 +9,26 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
 import xxhash
 
-from ds_distill.data import docstrings, questions, words
-from ds_distill.data.examples import build_once, convert, keep_per_class
+from ds_distill.data import docstrings
+from ds_distill.data.examples import build_once, keep_per_class
 from ds_distill.data.groups import MARKS, with_marks, write_named
 from ds_distill.data.ids import ID, write_ids
 from ds_distill.data.labels import distinct_labels, is_labelled, read_labels
 from ds_distill.data.readers import BATCH, Reader, open_file
+from ds_distill.data.row_forms import ROW_FORMS, RowForm
 from ds_distill.data.splits import folder_splits, hub_splits
 from ds_distill.data.teacher_column import TEACHER, write_teachers
-from ds_distill.data.words import WordColumns
 from ds_distill.errors import UserError, did_you_mean
-from ds_distill.keys import content_keys
-from ds_distill.recipe.data import Columns
 from ds_distill.recipe.tasks import Task
 
 VERSION = 1
@@ -214,11 +211,12 @@ class ReaderSource(Source):
     def _labels_in_train(self) -> list[str]:
         self._check_split("train", "Without it the label names must be given: task.labels=[A, B]")
         reader = self._reader("train")
-        column, key = self._label_column(reader), self._label_key(reader)
+        form = self._form(reader)
+        column, key = form.label_column, form.label_key
         if column not in reader.columns():
             raise self._no_labels("train")
-        if key == "spans":
-            return words.entity_tags(reader, self._word_columns(reader))
+        if (tags := form.tags()) is not None:
+            return tags
         names = distinct_labels(reader, column)
         if len(names) < 2:
             raise UserError(
@@ -234,8 +232,8 @@ class ReaderSource(Source):
             self._readers[split] = open_file(location) if isinstance(location, Path) else location
         return self._readers[split]
 
-    def _columns(self, reader: Reader) -> Columns:
-        return text_columns(self.task.data.columns, reader.columns())
+    def _form(self, reader: Reader) -> RowForm:
+        return ROW_FORMS[self.task.rows](self.task, reader)
 
     def _examples(self, split: str) -> datasets.Dataset:
         reader, parts = self._reader(split), [self._converted(split)]
@@ -262,69 +260,22 @@ class ReaderSource(Source):
         if column in reader.columns():
             return True
         elsewhere = any(column in self._reader(split).columns() for split in self.splits)
-        must = key == "group" and self._label_column(reader) in reader.columns()
+        must = key == "group" and self._form(reader).label_column in reader.columns()
         if must or not elsewhere:
             raise _missing_column(reader, key, column)
         return False
 
     def _converted(self, split: str) -> datasets.Dataset:
         reader = self._reader(split)
-        columns = self._columns(reader)
-        present = reader.columns()
-        if self.task.rows == "question":
-            return self._questions(reader)
-        of_words = self._word_columns(reader) if self.task.rows == "words" else None
-        for key in ("tokens",) if of_words else ("text", "text_b"):
-            name = of_words.words if of_words else getattr(columns, key)
-            if name is not None and name not in present:
+        form, present = self._form(reader), reader.columns()
+        for key, name in form.key_columns.items():
+            if name not in present:
                 raise _missing_column(reader, key, name)
-        label_column = self._label_column(reader)
-        labels = self.labels if label_column in present else []
-        class_names = reader.label_names(label_column)
-        many, numbers = self.task.predicts == "labels", self.task.predicts == "number"
-        state = [VERSION, reader.fingerprint(), _named(columns), labels, class_names]
-        state += ["words"] if of_words else ["many labels"] if many else []
-        state += ["numbers"] if numbers else []
+        labels = self.labels if form.label_column in present else []
+        state = [VERSION, reader.fingerprint(), *form.state(labels)]
         digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
-
-        def write(path: Path) -> None:
-            if of_words:
-                words.convert(reader, of_words, labels, path)
-            else:
-                convert(reader, columns, labels, path, many_labels=many, numbers=numbers)
-
-        path = build_once(self.cache_folder / f"examples-{digest}.arrow", write)
-        return datasets.Dataset.from_file(str(path))
-
-    def _questions(self, reader: Reader) -> datasets.Dataset:
-        columns = self.task.data.columns
-        for key in ("question", "context"):
-            name = getattr(columns, key)
-            if name not in reader.columns():
-                raise _missing_column(reader, key, name)
-        any_number = self.task.predicts == "spans"
-        state = [VERSION, reader.fingerprint(), _named(columns), "contexts"]
-        state += ["any number"] if any_number else []
-        digest = xxhash.xxh3_128_hexdigest(json.dumps(state).encode())
-        path = build_once(
-            self.cache_folder / f"examples-{digest}.arrow",
-            lambda path: questions.convert(reader, columns, path, any_number=any_number),
-        )
-        return datasets.Dataset.from_file(str(path))
-
-    def _word_columns(self, reader: Reader) -> WordColumns:
-        return WordColumns.of(self.task.data.columns, reader.columns())
-
-    def _label_key(self, reader: Reader) -> str:
-        """The key of `columns` that names the labels' column."""
-        if self.task.rows == "question":
-            return "answers"
-        if self.task.rows == "text":
-            return "label"
-        return "spans" if self._word_columns(reader).in_text else "tags"
-
-    def _label_column(self, reader: Reader) -> str:
-        return str(getattr(self.task.data.columns, self._label_key(reader)))
+        file = self.cache_folder / f"examples-{digest}.arrow"
+        return datasets.Dataset.from_file(str(build_once(file, partial(form.convert, labels))))
 
     def all_locations(
         self, split: str, copies: Mapping[tuple[int, int], int]
@@ -333,19 +284,10 @@ class ReaderSource(Source):
         left = sum(copies.values())
         with suppress(UserError, OSError, KeyError):  # the files are others by now
             reader = self._reader(split)
-            columns = self._columns(reader)
-            names = [columns.text] + ([columns.text_b] if columns.text_b is not None else [])
-            of_words = self._word_columns(reader) if self.task.rows == "words" else None
-            if self.task.rows == "question":
-                names = [columns.question, columns.context]
-            rows = reader.rows([of_words.words] if of_words else names)
+            form = self._form(reader)
+            rows = reader.rows([*form.key_columns.values()])
             while left and (batch := list(islice(rows, BATCH))):
-                if of_words:
-                    lists = [of_words.words_of_row(row[of_words.words]) for _, row in batch]
-                    here = map(tuple, words.word_keys(lists).tolist())
-                else:
-                    fields = ([row[name] for _, row in batch] for name in names)
-                    here = map(tuple, content_keys(*fields).tolist())
+                here = map(tuple, form.keys([row for _, row in batch]).tolist())
                 for (location, _), key in zip(batch, here, strict=True):
                     if len(places := found.get(key, [])) < copies.get(key, 0):
                         found[key] = [*places, location]
@@ -354,30 +296,14 @@ class ReaderSource(Source):
 
     def _no_labels(self, split: str) -> UserError:
         reader = self._reader(split)
-        column = self._label_column(reader)
+        form = self._form(reader)
+        column = form.label_column
         if column not in reader.columns():
-            return _missing_column(reader, self._label_key(reader), column)
+            return _missing_column(reader, form.label_key, column)
         return UserError(
             f"{reader.name}: split {split!r} has no labels (column {column!r} is empty), and "
             "they are needed here. Choose a split with labels, or fill the column."
         )
-
-
-def text_columns(columns: Columns, present: Collection[str]) -> Columns:
-    """The columns of one file: those of the recipe, or text_a and text_b where it names none and
-    the file has no column `text`.
-
-    present: those of the file.
-    """
-    by_default = (columns.text, columns.text_b) == ("text", None)
-    if by_default and "text" not in present and {"text_a", "text_b"} <= set(present):
-        return columns.model_copy(update={"text": "text_a", "text_b": "text_b"})
-    return columns
-
-
-def _named(columns: Columns) -> dict[str, Any]:
-    """The columns that converted files depend on."""
-    return columns.model_dump(exclude={"group", "teacher", "id"})
 
 
 def _missing_column(reader: Reader, key: str, name: str) -> UserError:

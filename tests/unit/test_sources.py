@@ -502,7 +502,7 @@ def test_of_several_writers_one_writes(tmp_path):
 def test_a_second_reading_converts_nothing(tmp_path, read, monkeypatch):
     path = write(tmp_path / "a.jsonl")
     first = read(task(path))
-    monkeypatch.setattr("ds_distill.data.sources.convert", None)
+    monkeypatch.setattr("ds_distill.data.row_forms.convert", None)
     again = read(task(path))
     assert again._fingerprint == first._fingerprint  # so `map` finds its own cache too
     assert first.cache_files[0]["filename"].startswith(str(tmp_path / "cache"))

@@ -734,7 +734,7 @@ def test_the_baseline_counts_a_word_of_two_windows_once(tagger: Tagger, tmp_path
 def marks_of(tagger: Tagger, split: datasets.Dataset, max_length: int) -> str | None:
     examples = Examples.of(windows_of_texts(split, [tagger.tokenizer], max_length))
     task = TokenClassification(data={"path": "x"}, max_length=max_length)
-    return TokenClassificationKind(task, TAGS).asked(examples)
+    return TokenClassificationKind(task, TAGS).scored_words(examples)
 
 
 def test_the_mark_is_of_the_words_that_were_scored(tagger: Tagger, tmp_path: Path) -> None:
@@ -749,7 +749,7 @@ def test_the_mark_is_of_the_words_that_were_scored(tagger: Tagger, tmp_path: Pat
     words = Words(np.array([0, 20, 21]), np.arange(21) % 5 > 0)
     other = Examples(torch.zeros(2, 2).long(), np.zeros(21, dtype=np.int64), words=words)
     kind = TokenClassificationKind(TokenClassification(data={"path": "x"}), TAGS)
-    assert kind.asked(other) not in (None, marks_of(tagger, split, 8))
+    assert kind.scored_words(other) not in (None, marks_of(tagger, split, 8))
 
 
 def test_a_word_is_read_where_it_has_most_around_it(tagger: Tagger) -> None:
