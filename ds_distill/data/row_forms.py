@@ -58,6 +58,8 @@ class RowForm(ABC):
 
 
 class TextRows(RowForm):
+    """A text, or a pair of them, with a label, any number of labels, or a number."""
+
     label_key = "label"
 
     def __init__(self, task: Task, reader: Reader) -> None:
@@ -81,6 +83,8 @@ class TextRows(RowForm):
 
 
 class WordRows(RowForm):
+    """A list of words with their tags, or a text with spans."""
+
     def __init__(self, task: Task, reader: Reader) -> None:
         super().__init__(task, reader)
         self.words = WordColumns.of(self.columns, reader.columns())
@@ -94,7 +98,7 @@ class WordRows(RowForm):
         return words.entity_tags(self.reader, self.words) if self.words.in_text else None
 
     def state(self, labels: list[str]) -> list[Any]:
-        columns = text_columns(self.columns, self.reader.columns())
+        columns = text_columns(self.columns, self.reader.columns())  # of a text with spans
         return [_named(columns), labels, self.reader.label_names(self.label_column), "words"]
 
     def convert(self, labels: list[str], path: Path) -> None:
@@ -106,6 +110,8 @@ class WordRows(RowForm):
 
 
 class QuestionRows(RowForm):
+    """A question and its context, with answers."""
+
     label_key = "answers"
 
     @property
