@@ -140,7 +140,7 @@ def test_a_profile_says_time_speed_and_memory() -> None:
     [header] = [line for line in text.splitlines() if "teacher a" in line]
     parts = ["data", "teacher", "a", "student", "backward", "other"]
     assert header.split() == ["phase:", "model", *parts, "step", "quartiles", "planned"]
-    rows = [line.split() for line in text.splitlines() if line.startswith("  distil: student")]
+    rows = [line.split() for line in text.splitlines() if line.startswith("distil: student")]
     assert rows[0][2:] == ["1.0", "50.0", "20.0", "40.0", "2.0", "113.0", "110.0-120.0"]
     assert rows[1][2:] == ["8,850", "150.0", "1.33", "44%", "500.0", "ms", "2.00"]
     assert rows[2][2:] == ["1.00", "2.00"]

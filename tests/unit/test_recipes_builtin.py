@@ -121,9 +121,10 @@ def test_a_recipe_of_the_thesis_is_as_published(name: str) -> None:
 
 
 def test_the_clinical_notes_are_as_in_the_thesis() -> None:
-    """Sections 4.11 and 5.6: the sweep of docs/papers.md is the grid of losses and students."""
-    page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
-    text = page.partition("ds-distill sweep clinical-notes ")[2].partition("```")[0]
+    """Sections 4.11 and 5.6: the sweep of the study is the grid of losses and students."""
+    page = Path(__file__).parents[2] / "docs" / "studies" / "domain-expertise.md"
+    _, _, text = page.read_text(encoding="utf-8").partition("ds-distill sweep clinical-notes ")
+    text, _, _ = text.partition("```")
     name, arguments = "clinical-notes", shlex.split(text.replace("\\\n", " "))
     fixed, runs = variants(arguments)
     assert len(runs) == 8
