@@ -120,18 +120,17 @@ def compare(
 ) -> Comparison:
     """
     signals: by teacher, logits [N, C], or [N, K] of one that knows K classes, and, for a gate that
-        reads them, the last layer's states [N, H]. Where a teacher is partial, the policies that
-        allow it are compared. truth: int [N] class ids, or int [N, C] of 0 and 1 where an example
-        has any number of labels; -1 unlabelled (left out). keys: int64 [N, 2].
-    task_metric: where None accuracy, micro F1 where there are many labels, entity F1 of words, or
-        character F1 of words of contexts.
-    group_keys: int64 [N, 2], by which examples are assigned to folds; the keys, where None.
-    words: where the examples are lists of words: signals and truth are then of all R words, the
-        teachers are compared on them, and intervals are over the examples; of windows over the
-        texts, or the questions.
+        reads them, the last layer's states [N, H]. Of a partial teacher the policies that allow it
+        are compared. truth: int [N] class ids, or int [N, C] of 0 and 1 where an example has any
+        number of labels; -1 unlabelled (left out). keys: int64 [N, 2].
+    task_metric: where None accuracy; micro F1 of many labels, entity F1 of words, or of words of
+        contexts character F1.
+    group_keys: int64 [N, 2], by which folds are made; the keys, where None.
+    words: where the examples are lists of words: signals and truth are of all R words, and
+        intervals are over the examples; of windows over the texts, or the questions.
     examples: how many disagreements of teachers to keep, where each example has one class.
     followed: policies that students are to follow.
-    advance: called after each of FOLDS fits; where an example has any number of labels, of each.
+    advance: called after each of FOLDS fits; of many labels for each.
 
     Raises UserError where the metric has no value on the examples.
     """
@@ -150,8 +149,7 @@ def compare(
     score = _Judge(rows, list(signals), metric, routed[baseline], average, seed)
     policies = {name: score(these, targets[name]) for name, these in routed.items()}
     choice = choose(policies, METRICS[over][task_metric.name], baseline)
-    others = (name for name in followed if name in policies and name != baseline)
-    shown = choice if choice != baseline else next(others, choice)
+    shown = _shown(choice, baseline, [name for name in followed if name in policies])
     return Comparison(
         metric=task_metric.name,
         over=over,
@@ -166,6 +164,12 @@ def compare(
         disagreements=rows.disagreements(teachers, targets[shown], examples),
         disagreements_of=shown,
     )
+
+
+def _shown(choice: str, baseline: str, followed: Sequence[str]) -> str:
+    """See `Comparison.disagreements_of`."""
+    others = (name for name in followed if name != baseline)
+    return choice if choice != baseline else next(others, choice)
 
 
 @dataclass(frozen=True)
