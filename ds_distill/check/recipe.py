@@ -136,13 +136,13 @@ def check_corrected(meant: Corrected, progress: Progress | None = None) -> Itera
     except UserError as error:
         yield from error.mistakes
         return
-    teachers = {name: of for name, of in models.teachers().items() if not _touched(meant, name)}
+    teachers = {
+        name: config
+        for name, config in models.teachers().items()
+        if not meant.is_doubtful(("teachers", name))
+    }
     for data in of_tasks:
         yield from (with_location(recipe, mistake) for mistake in data.mistakes(teachers))
-
-
-def _touched(meant: Corrected, teacher: str) -> bool:
-    return any(at[:2] in (("teachers",), ("teachers", teacher)) for at in meant.touched)
 
 
 def notes(recipe: Recipe, sources: Mapping[str, Source]) -> list[str]:

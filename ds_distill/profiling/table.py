@@ -33,12 +33,12 @@ def _trainings(trainings: Sequence[Profiled], device: Device | None, ranks: int)
             for one in trainings
         ],
     )
-    known = f"Utilisation: of {_peaks(trainings)}, {device.source}." if device is not None else ""
+    notes = [] if device is None else [f"Utilisation: of {_peaks(trainings)}, {device.source}."]
     yield Table(
         "Speed, and operations of real tokens and of the head's rows",
         ["phase: model", "tokens/s", "GFLOP a step", "TFLOP/s", "utilisation", *_BESIDE, "GiB"],
         [_speed(one) for one in trainings],
-        [known] if known else [],
+        notes,
     )
     if any(one.peaks for one in trainings):
         parts = parts_in_order(one.peaks for one in trainings)

@@ -127,11 +127,6 @@ def _last_comparison(results: dict[str, Any]) -> dict[str, Any] | None:
     record = found[-1]
     comparison, about = record["comparison"], {k: record[k] for k in ("split", "left_out")}
     pairs = zip(comparison.get("disagreements", []), record.get("texts", []), strict=False)
-    shown = comparison.get("disagreements_of") or comparison["choice"]
-    disagreements = [{**one, "text": text} for one, text in pairs]
-    return {
-        **comparison,
-        **about,
-        "disagreements": disagreements,
-        "disagreements_of": shown,
-    }
+    about["disagreements"] = [{**one, "text": text} for one, text in pairs]
+    about["disagreements_of"] = comparison.get("disagreements_of") or comparison["choice"]
+    return {**comparison, **about}
